@@ -23,11 +23,19 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.cli.help import WIDTH
-from ippo_cli.compose.aliases import Answer, AnswerKind, read_projects
-from ippo_cli.compose.diagnose import groups
-from ippo_cli.compose.load import KEYS_PER_AGENT, KINDS, PER_AGENT, PLAIN, compose_node, config_dir, leaves
+from ippo_cli.compose.aliases import Suggestion, SuggestionKind, read_projects
+from ippo_cli.compose.diagnose import config_groups
+from ippo_cli.compose.load import (
+    KEYS_PER_AGENT,
+    KINDS,
+    PER_AGENT,
+    SINGLE_SCHEMAS,
+    compose_node,
+    config_dir,
+    iter_leaves,
+)
 from ippo_cli.config import schema
-from ippo_cli.config.constraints import OneOf, constraint_of
+from ippo_cli.config.constraints import OneOf, constraint_from_hint
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.reporting.metrics import METRICS
 
@@ -130,7 +138,7 @@ def hints(cls: type[Any]) -> dict[str, Any]:
 def spelled(hint: Any) -> str:
     """A type with its constraint in words."""
     if get_origin(hint) is Annotated:
-        said = str(constraint_of(hint) or "")
+        said = str(constraint_from_hint(hint) or "")
         return spelled(get_args(hint)[0]) + (f" ({said})" if said else "")
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(spelled(part) for part in get_args(hint))
@@ -143,7 +151,7 @@ def spelled(hint: Any) -> str:
 
 def ordered_groups() -> dict[str, list[str]]:
     """The groups with a schema, in the order of `Config`."""
-    found = groups()
+    found = config_groups()
     return {field.name: found[field.name] for field in fields(schema.Composition) if field.name in found}
 
 
@@ -201,7 +209,7 @@ def help_keys() -> str:
             for key, entry in _help_entries(cls, nodes, f"{group}."):
                 known = keys.setdefault(key, entry)
                 known["defaults"] += [default for default in entry["defaults"] if known is not entry]
-    agent = _help_entries(schema.SpeakerConfig, {}, "task.agents.NAME.")
+    agent = _help_entries(schema.AgentPromptConfig, {}, "task.agents.NAME.")
     keys |= dict(agent)
     for entry in keys.values():
         if len({value for value, _ in entry["defaults"]}) == 1:
@@ -236,7 +244,7 @@ def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tu
 
 def _values_of(hint: Any) -> list[str]:
     """The values of an enumeration, or the texts that are known."""
-    if isinstance(constraint := constraint_of(hint), OneOf):
+    if isinstance(constraint := constraint_from_hint(hint), OneOf):
         return list(constraint.choices)
     if hint is bool:
         return ["true", "false"]
@@ -250,7 +258,7 @@ def _peer_names(key: str) -> list[str]:
         f"{theirs} ({name})"
         for name, project in read_projects().items()
         for theirs, answer in project.keys.items()
-        if answer.kind is AnswerKind.use and re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", answer.text)
+        if answer.kind is SuggestionKind.use and re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", answer.text)
     ]
 
 
@@ -262,7 +270,7 @@ def _first_comment(file: Path) -> str:
 
 def _comment(node: DictConfig, group: str, leaf: str) -> str:
     cls = {"": schema.RunConfig, "algorithm.kl.reward": schema.KlRewardConfig}.get(group)
-    cls = cls or PLAIN.get(group) or KINDS[group][str(node[group].kind.value)]
+    cls = cls or SINGLE_SCHEMAS.get(group) or KINDS[group][str(node[group].kind.value)]
     return comments(cls)[leaf]
 
 
@@ -309,7 +317,7 @@ def by_actor() -> list[str]:
     rows: dict[str, str] = {}
     for critic in ("separate", "value_head"):
         tiny, full = (
-            dict(leaves(OmegaConf.to_container(composed(f"critic={critic}", f"actor={actor}"), resolve=True)))
+            dict(iter_leaves(OmegaConf.to_container(composed(f"critic={critic}", f"actor={actor}"), resolve=True)))
             for actor in ("tiny", "full")
         )
         for key in sorted(tiny.keys() & full.keys()):
@@ -376,8 +384,8 @@ def migrating_page() -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _answer(answer: Answer) -> str:
-    return f"not here, because {answer.text}" if answer.kind is AnswerKind.absent else answer.text
+def _answer(answer: Suggestion) -> str:
+    return f"not here, because {answer.text}" if answer.kind is SuggestionKind.absent else answer.text
 
 
 def _folded(command: str) -> list[str]:

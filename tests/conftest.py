@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
-from ippo_cli.runs.garbage_collection import collect_as_usual, collect_seldom
+from ippo_cli.runs.garbage_collection import relax_gc, restore_gc
 
-collect_seldom()  # until all tests are imported
+relax_gc()  # until all tests are imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    collect_as_usual()
+    restore_gc()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets, joined, take, trimmed
+from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets, concatenate_rows, take_rows, trim_columns
 
 B, R = 4, 5
 MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
@@ -54,14 +54,14 @@ def targets() -> Targets:
 def test_a_rollout_without_detached_turns_has_none_in_every_row() -> None:
     assert rollout().detached == [[], [], [], []]
     turn = DetachedTurn(column=2, prompt=[5, 6])
-    assert Rollout(**take(replace(rollout(), detached=[[], [turn], [], []]), [1, 0])).detached == [[turn], []]
+    assert Rollout(**take_rows(replace(rollout(), detached=[[], [turn], [], []]), [1, 0])).detached == [[turn], []]
 
 
 @pytest.mark.parametrize("rows", [[2, 0, 0], torch.tensor([2, 0, 0]), range(0, 4, 2), []])
 def test_a_row_moves_whole(rows: object) -> None:
     wanted = rows.tolist() if isinstance(rows, Tensor) else list(rows)  # type: ignore[call-overload]
     whole = rollout()
-    moved = Rollout(**take(whole, rows))  # type: ignore[arg-type]
+    moved = Rollout(**take_rows(whole, rows))  # type: ignore[arg-type]
     for field in fields(Rollout):
         old, new = getattr(whole, field.name), getattr(moved, field.name)
         assert len(new) == len(wanted)
@@ -71,12 +71,12 @@ def test_a_row_moves_whole(rows: object) -> None:
 
 @pytest.mark.parametrize("prompt_width", [3, R, B])
 def test_trimming_cuts_response_columns_and_nothing_else(prompt_width: int) -> None:
-    cut = trimmed(rollout(prompt_width), R, 4)
+    cut = trim_columns(rollout(prompt_width), R, 4)
     assert cut.response_ids.shape == cut.logprobs.shape == cut.turn.shape == cut.response_mask.shape == (B, 4)
     assert cut.prompt_ids.shape == cut.prompt_mask.shape == (B, prompt_width)
     assert cut.finished.shape == (B,)
     assert torch.equal(cut.logprobs, rollout().logprobs[:, :4])
-    short = trimmed(targets(), R, 2)
+    short = trim_columns(targets(), R, 2)
     assert short.advantages.shape == short.loss_mask.shape == (B, 2)
     assert torch.equal(short.final_values, targets().final_values)
 
@@ -110,7 +110,7 @@ def test_rows_that_are_all_empty_keep_one_column() -> None:
 
 def test_ignored_rows_are_the_same_rows_with_nothing_to_learn() -> None:
     whole = minibatch()
-    ignored = whole.ignored()
+    ignored = whole.mask_all()
     assert not ignored.targets.loss_mask.any()
     assert not ignored.targets.value_mask.any()
     assert ignored.targets.loss_mask.shape == MASK.shape
@@ -120,16 +120,16 @@ def test_ignored_rows_are_the_same_rows_with_nothing_to_learn() -> None:
 
 def test_rows_of_a_single_carrier_are_that_carrier() -> None:
     alone = rollout()
-    assert joined([alone]) is alone
+    assert concatenate_rows([alone]) is alone
 
 
 def test_joined_rows_stand_one_carrier_after_another_with_padding_where_each_has_its_own() -> None:
     turn = DetachedTurn(column=2, prompt=[5, 6])
-    narrow = replace(trimmed(rollout(2), R, 4), detached=[[], [turn], [], []])
+    narrow = replace(trim_columns(rollout(2), R, 4), detached=[[], [turn], [], []])
     narrow = replace(narrow, behavior_logprobs=narrow.logprobs)
     wide = replace(rollout(3), behavior_logprobs=rollout().logprobs, texts=["a", "b", "c", "d"])
     wide = replace(wide, behavior_logprobs=wide.logprobs)
-    both = joined([narrow, wide])
+    both = concatenate_rows([narrow, wide])
     assert both.prompt_ids.shape == (2 * B, 3)
     assert not both.prompt_mask[:B, 0].any(), "prompts are padded on the left"
     assert torch.equal(both.prompt_ids[:B, 1:], narrow.prompt_ids)
@@ -143,7 +143,7 @@ def test_joined_rows_stand_one_carrier_after_another_with_padding_where_each_has
         column = getattr(both, field.name)
         if isinstance(column, Tensor):
             assert torch.equal(column[B:], getattr(wide, field.name)), field.name
-    own = joined([trimmed(targets(), R, 4), targets()])
+    own = concatenate_rows([trim_columns(targets(), R, 4), targets()])
     assert torch.equal(own.advantages[B:], targets().advantages)
     assert torch.equal(own.final_values, torch.cat([targets().final_values] * 2))
     assert not own.value_mask[:B, 4].any()

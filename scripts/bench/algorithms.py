@@ -26,7 +26,7 @@ from pathlib import Path
 from learning import Outcome, outcome, sampled_score, tables, write_between
 
 from ippo_cli.compose.load import config_dir, from_yaml, load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 
@@ -149,7 +149,7 @@ def _works(variant: str) -> bool:
     """Whether the checks let this algorithm have this critic."""
     algorithm, critic = variant.split("/")
     try:
-        check(load_config([f"algorithm={algorithm}", f"critic={critic}"]), 1)
+        check_config(load_config([f"algorithm={algorithm}", f"critic={critic}"]), 1)
     except ConfigError:
         return False
     return True
@@ -165,7 +165,7 @@ def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
     name = f"name={task}-{variant.replace('/', '-')}-{seed}"
     overrides += [*(QUICK if given.quick else ()), name, f"output_dir={given.output / 'runs'}"]
     config = load_config(overrides)
-    check(config, 1)
+    check_config(config, 1)
     return Job(task=task, variant=variant, seed=seed, overrides=tuple(overrides), config=config)
 
 

@@ -23,7 +23,7 @@ from algorithms import EVERY_RUN, QUICK, Job, run, with_common_arguments
 from learning import Outcome, cell, write_between
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 
 PARALLEL = ("task.protocol=parallel", "task.agents.second.template='{own}<'")
 MARKERS = ("<!-- results -->", "<!-- /results -->")
@@ -321,7 +321,7 @@ def _job(name: str, way: str, seed: int, given: argparse.Namespace) -> Job:
     overrides = [*proof.common, *proof.ways[way], *EVERY_RUN, *short, f"seed={seed}", f"name={folder}"]
     overrides.append(f"output_dir={given.output / 'runs'}")
     config = load_config(overrides)
-    check(config, 1)
+    check_config(config, 1)
     return Job(task=name, variant=way, seed=seed, overrides=tuple(overrides), config=config)
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from ideal import Ideal, TurnTokens
 
-from ippo_cli.cli.train import _with_hydra
-from ippo_cli.compose.exits import guarded
+from ippo_cli.cli.train import _dispatch_command
+from ippo_cli.compose.exits import run_guarded
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Episode, Experience
 
@@ -89,7 +89,7 @@ def main() -> None:
     watch = Watch(ideal)
     Trainer.step = lambda trainer: watch.step(trainer)
     sys.argv = ["ippo-train", *overrides]
-    code = guarded(lambda: _with_hydra(overrides), overrides)
+    code = run_guarded(lambda: _dispatch_command(overrides), overrides)
     report = {
         "iterations": watch.iterations,
         "ideals": watch.ideals,

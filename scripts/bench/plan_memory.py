@@ -87,16 +87,16 @@ def measured(ranks: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
     """Bytes on one rank by phase, as the plan has them; targets of a first iteration, before there are moments."""
-    from ippo_cli.compose.load import compose_node, resolve, typed
-    from ippo_cli.config.batch_sizes import arithmetic
-    from ippo_cli.planning.preflight import memory_of, read_material
+    from ippo_cli.compose.load import build_config, compose_node, resolve_config
+    from ippo_cli.config.batch_sizes import compute_batch_sizes
+    from ippo_cli.planning.preflight import estimate_run_memory, read_model_specs
     from ippo_cli.tasks.task import load_task
 
-    config = typed(resolve(compose_node(list(overrides))))
+    config = build_config(resolve_config(compose_node(list(overrides))))
     task = load_task(config.task, config.seed)
-    plan, material = arithmetic(config, ranks, len(task.train)), read_material(config, task)
-    memory = memory_of(config, plan, task, material, ranks, "cpu")
-    phases = {phase: size + memory.host for phase, size in memory.phases.items()}
+    plan, material = compute_batch_sizes(config, ranks, len(task.train)), read_model_specs(config, task)
+    memory = estimate_run_memory(config, plan, task, material, ranks, "cpu")
+    phases = {phase: size + memory.host for phase, size in memory.bytes_by_phase.items()}
     phases["targets"] -= sum(model.memory.moments for model in memory.trained)
     return phases
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import close_reward
@@ -176,7 +176,7 @@ def measure(chosen: argparse.Namespace, url: str) -> None:
     print("| reward | seconds per 1000 samples | after a start of |\n|---|---|---|")
     for name in chosen.names or known:
         overrides, samples = known[name]
-        config = load_config(arguments(overrides))
+        config = load_config(normalize_arguments(overrides))
         reward = build_reward(config.reward, config.task.agents)
         episodes = [episode(index, *sample) for index, sample in enumerate(samples)]
         begun = time.perf_counter()

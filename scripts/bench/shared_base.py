@@ -123,12 +123,12 @@ def _decoding(trainer: Any) -> dict[str, float]:
     from ippo_cli.reporting.stopwatch import Stopwatch
 
     modules = [agent.policy.engine.module for agent in trainer.state.team.values()]
-    base = modules[0].rows_apart
+    base = modules[0].shared_base
     seconds: dict[str, list[float]] = {"joint": [], "one_after_another": []}
     for number in range(4):
         for name, times in seconds.items():
             for module in modules:
-                module.rows_apart = base if name == "joint" else None
+                module.shared_base = base if name == "joint" else None
             began = time.perf_counter()
             watch = Stopwatch()
             trainer.source.get(number, trainer.state.moments, watch)
@@ -161,23 +161,23 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, float]:
 @contextmanager
 def _trainer(folder: Path, shape: Shape, agents: int, keys: list[str]) -> Any:
     """A built trainer of so many agents."""
-    from ippo_cli.compose.load import compose_node, resolve, typed
-    from ippo_cli.config.checks import check
+    from ippo_cli.compose.load import build_config, compose_node, resolve_config
+    from ippo_cli.config.checks import check_config
     from ippo_cli.config.schema import Console as Style
     from ippo_cli.engine import distributed
     from ippo_cli.reporting.console import Console
-    from ippo_cli.reporting.run_log import Run, RunState
+    from ippo_cli.reporting.run_log import RunLog, RunState
     from ippo_cli.runs.folder import reserve_folder
     from ippo_cli.runs.signals import PreemptionHandler
     from ippo_cli.training.process import build_trainer, prepare_process
 
-    plain = resolve(compose_node([*make(folder, shape, agents), *RUN, *keys]))
-    config = typed(plain)
-    check(config, 1)
+    plain = resolve_config(compose_node([*make(folder, shape, agents), *RUN, *keys]))
+    config = build_config(plain)
+    check_config(config, 1)
     device = prepare_process(config)
     console = Console(Style.plain, list(config.task.agents))
     run_folder = reserve_folder(Path(config.output_dir) / config.name)
-    run = Run(run_folder, config.tracker, RunState())
+    run = RunLog(run_folder, config.tracker, RunState())
     trainer = build_trainer(config, run_folder, run, console, PreemptionHandler(), device, resumed=False)
     try:
         yield trainer

@@ -15,7 +15,7 @@ from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, IllegalMove, ObservationForm, Opponent, PettingzooConfig, TaskKind
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.tasks.environments.build import make_environment_factory
 
 AGENTS = ("first", "second")
 LETTERS = "abc"  # that are copied
@@ -222,7 +222,7 @@ class Consultation:
     """
 
     def __init__(self, env_id: str) -> None:
-        self.world = make_environment(_one_side(env_id))()
+        self.world = make_environment_factory(_one_side(env_id))()
 
     def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
         self.luck = random.Random(seed)

@@ -30,9 +30,9 @@ from learning import Outcome, Point, write_between
 from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
 from team_report import Run, tables
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 
 MARKERS = ("<!-- benchmark -->", "<!-- /benchmark -->")
@@ -114,7 +114,7 @@ def _train(given: argparse.Namespace, record: Record) -> list[str]:
                     why = str(error).splitlines()[0]
                     left_out.setdefault(f"{algorithm}: {why}", f"{algorithm} (of {task}): {why}")
                     break
-                if given.again or not record.has(found):
+                if given.can_retry or not record.has(found):
                     jobs.append(found)
     print(f"{len(jobs)} runs to do", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:
@@ -127,14 +127,14 @@ def job(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> Job:
     folder = f"{task}-{algorithm}-{seed}"
     overrides = [
         *settings(TASKS[task], ALGORITHMS[algorithm], given.scale, quick=given.quick),
-        *given.more,
+        *given.remaining_turns,
         *EVERY_RUN,
         f"seed={seed}",
         f"name={folder}",
         f"output_dir={given.output / 'runs'}",
     ]
-    config = load_config(arguments(overrides))
-    check(config, 1)
+    config = load_config(normalize_arguments(overrides))
+    check_config(config, 1)
     score = TASKS[task].score
     return Job(task=task, variant=algorithm, seed=seed, overrides=tuple(overrides), config=config, score=score)
 
@@ -168,7 +168,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="run what is recorded as well")
     parser.add_argument("--report", action="store_true", help="run nothing")
     given = with_common_arguments(parser, folder="teams", page="teams.md")
-    if given.docs == ROOT / "docs" and (given.scale != "small" or given.more or given.quick):
+    if given.docs == ROOT / "docs" and (given.scale != "small" or given.remaining_turns or given.quick):
         given.docs = given.output  # what these documents say is of the small scale
     return given
 

@@ -22,12 +22,12 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from ippo_cli.cli.train import _with_hydra
-from ippo_cli.compose.exits import guarded
-from ippo_cli.planning.memory import Memory
+from ippo_cli.cli.train import _dispatch_command
+from ippo_cli.compose.exits import run_guarded
+from ippo_cli.planning.memory import MemoryEstimate
 from ippo_cli.reporting import stopwatch
 from ippo_cli.training import process
-from ippo_cli.training.checkpoint import Checkpoints
+from ippo_cli.training.checkpoint import CheckpointManager
 from ippo_cli.training.trainer import Trainer
 
 EVERY_S = 0.003
@@ -42,7 +42,7 @@ class Watch:
         self.phase = OTHERWISE
         self.own: dict[str, int] = {}
         self.mapped: dict[str, int] = {}
-        self.planned: Memory | None = None
+        self.planned: MemoryEstimate | None = None
         self.before = self.now()
         self.imported = self.before
         self._thread = threading.Thread(target=self._look, daemon=True)
@@ -93,14 +93,14 @@ class Watch:
 
 def watch_training(watch: Watch) -> None:
     """Let the phases of a training be told, and keep what it plans."""
-    clock, plan = stopwatch.Stopwatch.__call__, process.memory_of
+    clock, plan = stopwatch.Stopwatch.__call__, process.estimate_run_memory
 
     @contextmanager
     def watched_clock(self: stopwatch.Stopwatch, phase: str) -> Iterator[None]:
         with watch.during(phase), clock(self, phase):
             yield
 
-    def planned(*args: Any) -> Memory:
+    def planned(*args: Any) -> MemoryEstimate:
         watch.planned = plan(*args)
         return watch.planned
 
@@ -113,10 +113,10 @@ def watch_training(watch: Watch) -> None:
         return begun
 
     stopwatch.Stopwatch.__call__ = watched_clock
-    process.memory_of = planned
+    process.estimate_run_memory = planned
     process.build_team = beginning(watch.wrapped(process.build_team, "load"))
     Trainer._evaluate = watch.wrapped(Trainer._evaluate, "rollout")
-    Checkpoints.save = watch.wrapped(Checkpoints.save, "save")
+    CheckpointManager.save = watch.wrapped(CheckpointManager.save, "save")
 
 
 def warm_up() -> None:
@@ -138,13 +138,13 @@ def main() -> None:
     watch = Watch()
     watch_training(watch)
     sys.argv = ["ippo-train", *overrides]
-    code = guarded(lambda: _with_hydra(overrides), overrides)
+    code = run_guarded(lambda: _dispatch_command(overrides), overrides)
     assert watch.planned is not None, "nothing was trained"
     report = {
         "phases": {phase: {"own": watch.own[phase], "mapped": watch.mapped[phase]} for phase in watch.own},
         "before": watch.before,
-        "planned": dict(watch.planned.phases),
-        "certain": watch.planned.certain,
+        "planned": dict(watch.planned.bytes_by_phase),
+        "certain": watch.planned.certain_bytes,
         "host": watch.planned.host,
         "torch": torch.__version__,
     }

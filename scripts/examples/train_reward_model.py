@@ -23,15 +23,15 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from ippo_cli.models.load import switch_off_dropout
-from ippo_cli.models.reward_model import ConversationWriter
+from ippo_cli.models.load import disable_dropout
+from ippo_cli.models.reward_model import ConversationTokenizer
 
 Pair = tuple[list[int], list[int]]  # token ids of chosen and rejected
 
 
 def pairs_of(rows: Sequence[dict[str, str]], tokenizer: Any, max_tokens: int) -> list[Pair]:
     """Conversations as `reward=model` writes them; pairs with one that is too long are left out."""
-    writer = ConversationWriter(tokenizer)
+    writer = ConversationTokenizer(tokenizer)
 
     def ids(answer: str) -> list[list[int]]:
         said = [({"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r[answer]}) for r in rows]
@@ -75,7 +75,7 @@ def initial_model(source: str, tokenizer: Any, layers: int | None) -> Any:
     model = AutoModelForSequenceClassification.from_pretrained(
         source, config=config, dtype=torch.float32, use_safetensors=True, trust_remote_code=False
     )
-    switch_off_dropout(model)
+    disable_dropout(model)
     return model
 
 

@@ -36,7 +36,7 @@ Lesson = Sequence[tuple[str, str]]
 """One agent's turns of one warm-start episode: (prompt, answer) pairs."""
 
 
-def take(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
+def take_rows(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
     """Every field of a carrier at the given rows, as keyword arguments: a row always moves whole."""
     rows = rows.tolist() if isinstance(rows, Tensor) else rows
     picked: dict[str, Any] = {}
@@ -49,7 +49,7 @@ def take(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
     return picked
 
 
-def joined(carriers: Sequence[C]) -> C:
+def concatenate_rows(carriers: Sequence[C]) -> C:
     """The rows of several carriers of one type as one carrier, in their order; a single one is returned as it is.
 
     Prompt columns are padded on the left, all others on the right: with 0 and False, and `turn` with -1.
@@ -63,14 +63,14 @@ def joined(carriers: Sequence[C]) -> C:
         if isinstance(parts[0], Tensor):
             key = tuple(id(part) for part in parts)
             if key not in tensors:
-                tensors[key] = _stacked(entry.name, parts)
+                tensors[key] = _stack_column(entry.name, parts)
             columns[entry.name] = tensors[key]
         else:
             columns[entry.name] = [row for part in parts for row in part]
     return replace(carriers[0], **columns)
 
 
-def _stacked(name: str, parts: Sequence[Tensor]) -> Tensor:
+def _stack_column(name: str, parts: Sequence[Tensor]) -> Tensor:
     if parts[0].dim() == 1:
         return torch.cat(list(parts))
     width = max(part.shape[1] for part in parts)
@@ -83,7 +83,7 @@ def _stacked(name: str, parts: Sequence[Tensor]) -> Tensor:
     return result
 
 
-def trimmed(carrier: C, width: int, keep: int) -> C:
+def trim_columns(carrier: C, width: int, keep: int) -> C:
     """The carrier with its response columns (those of `width`) cut to the first `keep`."""
     columns = {
         entry.name: value[:, :keep]
@@ -211,7 +211,7 @@ class CriticView:
         """Values of the view's columns, `[B, R']`, at the action tokens of the agent's own rows, `[B, R]`."""
         return values.gather(1, self.column).masked_fill(~own.response_mask, 0.0)
 
-    def scattered(self, targets: Targets) -> Targets:
+    def scatter_targets(self, targets: Targets) -> Targets:
         """The targets of the agent's own rows at the view's columns."""
         mask, width = self.rollout.response_mask, self.column.shape[1]
         columns = {
@@ -275,16 +275,16 @@ class Minibatch:
 
     def rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Some of the rows, trimmed to the columns they use, with the same global counts: a micro-batch."""
-        rollout = Rollout(**take(self.rollout, rows))
+        rollout = Rollout(**take_rows(self.rollout, rows))
         width = max(int(rollout.length.max()), 1)
         return replace(
             self,
-            rollout=trimmed(rollout, self.rollout.response_ids.shape[1], width),
-            targets=trimmed(Targets(**take(self.targets, rows)), self.rollout.response_ids.shape[1], width),
+            rollout=trim_columns(rollout, self.rollout.response_ids.shape[1], width),
+            targets=trim_columns(Targets(**take_rows(self.targets, rows)), self.rollout.response_ids.shape[1], width),
             agent=self.agent[torch.as_tensor(rows, dtype=torch.long, device=self.agent.device)],
         )
 
-    def ignored(self) -> Self:
+    def mask_all(self) -> Self:
         """The same rows with nothing to learn: keeps ranks in step where one has fewer micro-batches."""
         nothing = torch.zeros_like(self.targets.loss_mask)
         return replace(self, targets=replace(self.targets, loss_mask=nothing, value_mask=nothing))

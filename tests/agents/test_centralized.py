@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import LlamaConfig, PretrainedConfig
 
-from ippo_cli.agents.centralized import critic_context, critic_layouts
-from ippo_cli.agents.critic_view import Layout
+from ippo_cli.agents.centralized import build_critic_layouts, critic_context
+from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import CentralizedCriticConfig, Config
@@ -19,20 +19,20 @@ from ippo_cli.models.tiny import character_tokenizer
 BY_TURN = ["algorithm.credit=turn", "algorithm.turn_value=first", "algorithm.value_unit=turn"]
 
 
-def layouts(low: Any, high: Any, *overrides: str) -> dict[str, Layout]:
+def layouts(low: Any, high: Any, *overrides: str) -> dict[str, CriticLayout]:
     config = load_config(["critic=centralized", *overrides])
     tokenizers, contexts = {"low": low, "high": high}, {"low": 64, "high": 64}
-    return critic_layouts(config, tokenizers, contexts, {"low": 64, "high": 64, "team": 64})
+    return build_critic_layouts(config, tokenizers, contexts, {"low": 64, "high": 64, "team": 64})
 
 
 def test_other_critics_have_no_layout() -> None:
-    assert critic_layouts(load_config(["critic=separate"]), {}, {}, {}) == {}
+    assert build_critic_layouts(load_config(["critic=separate"]), {}, {}, {}) == {}
 
 
 def test_equal_vocabularies_are_read_token_by_token() -> None:
     low, high = character_tokenizer("abc"), character_tokenizer("abc")
     found = layouts(low, high)
-    assert {name: (made.by_text, made.tokenizer) for name, made in found.items()} == {
+    assert {name: (made.reads_text, made.tokenizer) for name, made in found.items()} == {
         "low": (False, low),
         "high": (False, high),
     }
@@ -46,7 +46,7 @@ def test_characters_of_one_number_that_differ_are_read_as_text() -> None:
     ):
         layouts(low, high)
     found = layouts(low, high, *BY_TURN)
-    assert {name: (made.by_text, made.tokenizer) for name, made in found.items()} == {
+    assert {name: (made.reads_text, made.tokenizer) for name, made in found.items()} == {
         "low": (True, low),
         "high": (True, high),
     }
@@ -56,7 +56,7 @@ def test_characters_of_one_number_that_differ_are_read_as_text() -> None:
 def test_special_tokens_that_a_relative_has_besides_are_read_where_the_critic_has_embeddings_for_them() -> None:
     plain, more = character_tokenizer("abc"), character_tokenizer("abc")
     more.add_special_tokens({"additional_special_tokens": ["<turn>"]})
-    assert not layouts(more, plain, "critic.shared=true")["team"].by_text
+    assert not layouts(more, plain, "critic.shared=true")["team"].reads_text
     with pytest.raises(ConfigError, match="reads text"):
         layouts(plain, more, "critic.shared=true")
 
@@ -67,7 +67,7 @@ def test_a_critic_of_another_family_reads_text_in_its_own_tokenizer(tmp_path: Pa
     with pytest.raises(ConfigError, match=r"as that of critic.model and the agents' do"):
         layouts(agent, agent, f"critic.model={tmp_path}")
     found = layouts(agent, agent, f"critic.model={tmp_path}", *BY_TURN)
-    assert {made.by_text for made in found.values()} == {True}
+    assert {made.reads_text for made in found.values()} == {True}
     assert "x" in found["low"].tokenizer.get_vocab()
 
 

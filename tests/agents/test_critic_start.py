@@ -15,7 +15,7 @@ from transformers import (
     LlamaForSequenceClassification,
 )
 
-from ippo_cli.agents.critic_start import load_critic, start_config
+from ippo_cli.agents.critic_start import load_critic, warm_start_config
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import SeparateCriticConfig
@@ -69,17 +69,17 @@ def test_a_hidden_layer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"value_head_hidden_dim=8 does not fit .*use critic.value_head_hidden_dim=null"
     ):
-        start_config(config)
+        warm_start_config(config)
 
 
 def test_several_labels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="3 labels, and a value is one number"):
-        start_config(critic_config(reward_model(tmp_path / "rm", labels=3)))
+        warm_start_config(critic_config(reward_model(tmp_path / "rm", labels=3)))
 
 
 def test_a_language_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"LlamaForCausalLM, which has no value head; .*critic.model="):
-        start_config(critic_config(model_folder(tmp_path / "lm")))
+        warm_start_config(critic_config(model_folder(tmp_path / "lm")))
 
 
 def test_an_encoder_is_refused(tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import torch
 from players import TOKENIZER, Players
 from spoken import episode as an_episode
 
-from ippo_cli.agents.critic_view import Layout, central_view
+from ippo_cli.agents.critic_view import CriticLayout, build_central_view
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.tiny import byte_tokenizer
-from ippo_cli.rollout.rows import to_rows
+from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.types import Completion, CriticView, Episode, Example, Rollout, Targets, Turn
 
@@ -96,7 +96,7 @@ def played() -> dict[tuple[Any, str], list[Episode]]:
     return found
 
 
-def layout(history: str = "prefix", **changes: Any) -> Layout:
+def layout(history: str = "prefix", **changes: Any) -> CriticLayout:
     plain: dict[str, Any] = {
         "agents": AGENTS,
         "tokenizer": TOKENIZER,
@@ -106,15 +106,15 @@ def layout(history: str = "prefix", **changes: Any) -> Layout:
         "max_new_tokens": dict.fromkeys(AGENTS, 4),
         "contexts": dict.fromkeys(AGENTS, 512),
     }
-    return Layout(**(plain | changes))
+    return CriticLayout(**(plain | changes))
 
 
 def rows(episodes: Sequence[Episode], agent: str) -> Rollout:
-    return to_rows(episodes, agent, device=torch.device("cpu"), filtered=False)
+    return build_rollout(episodes, agent, device=torch.device("cpu"), filtered=False)
 
 
-def view(episodes: Sequence[Episode], agent: str, how: Layout) -> CriticView:
-    return central_view(episodes, agent, rows(episodes, agent), how)
+def view(episodes: Sequence[Episode], agent: str, how: CriticLayout) -> CriticView:
+    return build_central_view(episodes, agent, rows(episodes, agent), how)
 
 
 def written(ids: Sequence[int]) -> str:
@@ -260,7 +260,7 @@ def test_no_value_depends_on_what_others_say_at_the_same_step_or_on_anything_lat
     assert compared > 20
 
 
-def values_read(episode: Episode, agent: str, how: Layout) -> list[str]:
+def values_read(episode: Episode, agent: str, how: CriticLayout) -> list[str]:
     """What stands before each action column."""
     return [text for column, text in sorted(read(view([episode], agent, how).rollout)[0].items()) if column >= 0]
 
@@ -401,7 +401,7 @@ def test_targets_are_learnt_where_values_are_read(make: Any, history: str, playe
         own = rows(episodes, agent)
         targets = some_targets(own)
         found = view(episodes, agent, layout(history))
-        there = found.scattered(targets)
+        there = found.scatter_targets(targets)
         for entry in fields(Targets):
             wanted, value = getattr(targets, entry.name), getattr(there, entry.name)
             if wanted.dim() == 2:
@@ -412,7 +412,7 @@ def test_targets_are_learnt_where_values_are_read(make: Any, history: str, playe
             else:
                 assert value is wanted
         by_text = view(episodes, agent, layout(history, by_text=True))
-        there = by_text.scattered(targets)
+        there = by_text.scatter_targets(targets)
         values = torch.rand(by_text.rollout.response_ids.shape).masked_fill(~by_text.rollout.response_mask, 0.0)
         back = by_text.gathered(values, own)
         for row, episode in enumerate(episodes):

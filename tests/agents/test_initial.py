@@ -12,7 +12,7 @@ import pytest
 import transformers.utils.hub
 from folders import model_folder
 
-from ippo_cli.agents.initial import pinned, record_file, refuse_other_vocabularies, warm_start_lessons
+from ippo_cli.agents.initial import check_vocabularies, pin_revisions, record_path, warm_start_lessons
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.schema import Config
@@ -45,14 +45,14 @@ def test_what_a_run_began_with_must_be_there_when_it_goes_on(change: str, tmp_pa
     model, run = model_folder(tmp_path / "model"), tmp_path / "run"
     run.mkdir()
     config, weights = full(tmp_path, model), {"solo": str(model)}
-    assert pinned(config, weights, run) == config
-    assert set(json.loads(record_file(run, "solo").read_text())["sha256"]) >= {"model.safetensors", "tokenizer.json"}
+    assert pin_revisions(config, weights, run) == config
+    assert set(json.loads(record_path(run, "solo").read_text())["sha256"]) >= {"model.safetensors", "tokenizer.json"}
     (model / "README.md").write_text("what nothing is loaded from may change")
-    assert pinned(config, weights, run) == config
+    assert pin_revisions(config, weights, run) == config
     name, make = CHANGES[change]
     make(model)
     with pytest.raises(ResumeError, match=f"{name} is not what this run began with.*start a new run") as raised:
-        pinned(config, weights, run)
+        pin_revisions(config, weights, run)
     assert raised.value.exit_code == 14
 
 
@@ -67,10 +67,10 @@ def test_a_frozen_agents_adapter_must_be_what_it_was_when_the_run_goes_on(tmp_pa
         load_config([*lora, f"task.agents.low.actor.adapter={adapter}"]),
         dict.fromkeys(("low", "high"), model),
     )
-    assert pinned(config, weights, run) == config == pinned(config, weights, run)
+    assert pin_revisions(config, weights, run) == config == pin_revisions(config, weights, run)
     (adapter / "adapter_model.safetensors").write_text("as it became")
     with pytest.raises(ResumeError, match=r"adapter_model\.safetensors is not what this run began with"):
-        pinned(config, weights, run)
+        pin_revisions(config, weights, run)
 
 
 def test_a_hub_models_commit_is_kept_whatever_its_main_branch_holds_later(
@@ -86,11 +86,11 @@ def test_a_hub_models_commit_is_kept_whatever_its_main_branch_holds_later(
     run.mkdir()
     for commit in ("a" * 40, "b" * 40):  # the second time its branch has moved
         (repository / "refs" / "main").write_text(commit)
-        assert pinned(config, weights, run).task.agents["solo"].actor.revision == "a" * 40
+        assert pin_revisions(config, weights, run).task.agents["solo"].actor.revision == "a" * 40
 
 
 def critic(root: Path, actor: Path, other: Path, key: str = "model") -> None:
-    refuse_other_vocabularies(full(root, actor, f"critic.{key}={other}"), {"solo": str(actor)})
+    check_vocabularies(full(root, actor, f"critic.{key}={other}"), {"solo": str(actor)})
 
 
 def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from ippo_cli.compose.exits import leave
+from ippo_cli.compose.exits import exit_process
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import Run, RunState
+from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.runs.folder import reserve_folder
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.training.process import build_trainer, prepare_process
@@ -31,7 +31,7 @@ def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, A
     trainer = build_trainer(
         config,
         folder,
-        Run(folder, config.tracker, RunState()),
+        RunLog(folder, config.tracker, RunState()),
         Console(Style.plain, ["solo"]),
         PreemptionHandler(),
         device,
@@ -66,4 +66,4 @@ def main(out: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    leave(0)
+    exit_process(0)

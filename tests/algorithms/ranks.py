@@ -12,9 +12,9 @@ from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Advantage
 from ippo_cli.engine import distributed
-from ippo_cli.training.targets import sample_counts
-from ippo_cli.training.update import minibatches
-from ippo_cli.types import Rollout, StepContext, Targets, joined
+from ippo_cli.training.targets import draw_sample_counts
+from ippo_cli.training.update import iterate_minibatches
+from ippo_cli.types import Rollout, StepContext, Targets, concatenate_rows
 
 SCORES = torch.tensor([0.0, 1.0, 5.0, 2.0, 2.0, 7.0, 3.0, -4.0])
 COUNTS = torch.tensor([1, 2, 0, 1, 1, 3, 0, 0])
@@ -30,7 +30,7 @@ def group_advantages(rows: slice) -> list[float]:
         values=torch.zeros_like(scores),
         mask=MASK[rows],
         turn=torch.zeros_like(scores).long(),
-        by_turn=False,
+        is_by_turn=False,
         group=torch.arange(8)[rows] // 4,
         baseline=torch.zeros(len(scores)),
         valid=torch.ones(len(scores)).bool(),
@@ -42,7 +42,7 @@ def group_advantages(rows: slice) -> list[float]:
 def counts(rows: slice) -> list[int]:
     settings = load_config(["algorithm=pf_ppo"]).algorithm.reweight
     valid = torch.ones(8).bool()[rows]
-    return sample_counts(SCORES[rows], valid, torch.arange(8)[rows], settings, stream="some").tolist()
+    return draw_sample_counts(SCORES[rows], valid, torch.arange(8)[rows], settings, stream="some").tolist()
 
 
 def buffer(rows: slice) -> tuple[Rollout, Targets]:
@@ -83,14 +83,17 @@ def steps(rows: slice, agents: int = 1) -> list[Any]:
     rollout, targets = buffer(rows)
     if agents > 1:
         named = [replace(rollout, texts=[f"{text} of {agent}" for text in rollout.texts]) for agent in range(agents)]
-        rollout, targets = joined(named), joined([replace(targets, sample_counts=COUNTS.flip(0)[rows])] * agents)
+        rollout, targets = (
+            concatenate_rows(named),
+            concatenate_rows([replace(targets, sample_counts=COUNTS.flip(0)[rows])] * agents),
+        )
     context = StepContext(seed=3, iteration=1, num_iterations=2)
     return [
         [
             [text for text, mask in zip(batch.rollout.texts, batch.targets.loss_mask, strict=True) if mask.any()],
             [batch.num_tokens, batch.num_sequences, batch.num_values],
         ]
-        for batch in minibatches(rollout, targets, context, mini_batch_size=3, epoch=0, agents=agents)
+        for batch in iterate_minibatches(rollout, targets, context, mini_batch_size=3, epoch=0, agents=agents)
     ]
 
 

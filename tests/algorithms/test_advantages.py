@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, AdvantageOutputs, at_turn_value, turn_values
+from ippo_cli.algorithms.advantages import (
+    ADVANTAGES,
+    AdvantageInputs,
+    AdvantageOutputs,
+    substitute_final_values,
+    turn_values,
+)
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
@@ -145,11 +151,11 @@ def test_a_value_after_the_response_takes_the_place_of_its_last_tokens() -> None
     config = algorithm(turn_value=TurnValue.after)
     final = torch.tensor([5.0, 6.0, 7.0, 8.0])
     one_turn = rollout(torch.where(MASK, 0, -1))
-    seen = at_turn_value(VALUES, final, one_turn, config)
+    seen = substitute_final_values(VALUES, final, one_turn, config)
     assert seen[0].tolist() == pytest.approx([0.0, 0.1, 0.0, 5.0])
     torch.testing.assert_close(turn_values(VALUES, final, one_turn, config), rows(final.tolist()))
     with pytest.raises(ConfigError, match="turn_value=after knows responses of one turn only"):
-        at_turn_value(VALUES, final, rollout(TURN), config)
+        substitute_final_values(VALUES, final, rollout(TURN), config)
 
 
 def test_comlrls_advantages_are_scores_less_one_value_per_response() -> None:

@@ -14,7 +14,7 @@ from rank_scripts import finish, said, start_ranks
 from small import SMALL
 
 from ippo_cli.compose.load import config_dir, load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.schema import Config, CriticKind
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ def cases(root: Path) -> dict[str, Config]:
                 agent.algorithm.mini_batch_size = 6
         if config.rollout.num_generations > 1:
             config.rollout.num_generations = 4  # the second of three groups lies on both of two ranks
-        check(config, 2)
+        check_config(config, 2)
     return found
 
 

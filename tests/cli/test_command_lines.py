@@ -13,7 +13,7 @@ import yaml
 from ippo_cli.cli import evaluate, export, train
 from ippo_cli.compose import exits
 from ippo_cli.compose.exits import MAX_LINES, WIDTH
-from ippo_cli.compose.load import compose_node, resolve, to_yaml
+from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
 Call = Callable[..., tuple[int, str, str]]
 PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export": export.main}
@@ -23,7 +23,7 @@ PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export":
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
     """A command in this process and a folder of its own: its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(exits, "leave", sys.exit)
+    monkeypatch.setattr(exits, "exit_process", sys.exit)
 
     def call(program: str, *arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", [program, *arguments])
@@ -39,7 +39,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 def write_run(folder: Path, overrides: list[str]) -> Path:
     """What a run's folder has before its first checkpoint."""
     folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text(to_yaml(resolve(compose_node(overrides))))
+    (folder / "config.yaml").write_text(to_yaml(resolve_config(compose_node(overrides))))
     (folder / "overrides.json").write_text(json.dumps(overrides))
     return folder
 

@@ -11,7 +11,7 @@ import pytest
 
 from ippo_cli.cli import evaluate
 from ippo_cli.compose import exits
-from ippo_cli.compose.load import compose_node, load_config, resolve, to_yaml
+from ippo_cli.compose.load import compose_node, load_config, resolve_config, to_yaml
 
 LOADING = "ippo-eval: loading libraries and weights\n"  # where what is wrong is known from checkpoints alone
 Call = Callable[..., tuple[int, str]]
@@ -23,7 +23,7 @@ def ippo_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
     def call(*arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["ippo-eval", *arguments])
-        monkeypatch.setattr(exits, "leave", sys.exit)
+        monkeypatch.setattr(exits, "exit_process", sys.exit)
         with pytest.raises(SystemExit) as leaving:
             evaluate.main()
         said = capsys.readouterr()
@@ -36,7 +36,7 @@ def ippo_eval(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    (tmp_path / "config.yaml").write_text(to_yaml(resolve(compose_node(["critic=value_head"]))))
+    (tmp_path / "config.yaml").write_text(to_yaml(resolve_config(compose_node(["critic=value_head"]))))
     (tmp_path / "overrides.json").write_text(json.dumps(["critic=value_head"]))
     return tmp_path
 
@@ -128,7 +128,7 @@ def test_a_model_or_a_run_is_evaluated(ippo_eval: Call, run: Path) -> None:
 
 
 def test_a_run_is_not_evaluated_on_what_it_was_trained_on(ippo_eval: Call, run: Path) -> None:
-    (run / "config.yaml").write_text(to_yaml(resolve(compose_node(["critic=value_head"]))))
+    (run / "config.yaml").write_text(to_yaml(resolve_config(compose_node(["critic=value_head"]))))
     size = load_config([]).task.eval_size
     code, said = ippo_eval(f"run={run}", f"task.eval_size={size + 1}")
     assert code == 2
@@ -140,7 +140,7 @@ def test_a_run_is_not_evaluated_on_what_it_was_trained_on(ippo_eval: Call, run: 
 
 def test_a_run_whose_own_overrides_give_something_else_today_is_refused(ippo_eval: Call, run: Path) -> None:
     (run / "overrides.json").write_text("[]")
-    (run / "config.yaml").write_text(to_yaml(resolve(compose_node(["rollout.temperature=0.5"]))))
+    (run / "config.yaml").write_text(to_yaml(resolve_config(compose_node(["rollout.temperature=0.5"]))))
     code, said = ippo_eval(f"run={run}")
     assert code == 14
     assert "rollout.temperature: 0.5 -> 1.0" in said
@@ -151,7 +151,7 @@ def test_a_run_whose_own_overrides_give_something_else_today_is_refused(ippo_eva
 
 def a_run(folder: Path, *overrides: str) -> Path:
     folder.mkdir()
-    (folder / "config.yaml").write_text(to_yaml(resolve(compose_node(list(overrides)))))
+    (folder / "config.yaml").write_text(to_yaml(resolve_config(compose_node(list(overrides)))))
     (folder / "overrides.json").write_text(json.dumps(list(overrides)))
     return folder
 

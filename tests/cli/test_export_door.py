@@ -13,7 +13,7 @@ import pytest
 
 from ippo_cli.cli import chat, export
 from ippo_cli.compose import exits
-from ippo_cli.compose.load import compose_node, resolve, to_yaml
+from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
 LOADING = re.compile(r"ippo-\w+: loading libraries and weights\n")  # before what checkpoints alone can tell
 Call = Callable[..., tuple[int, str]]
@@ -25,7 +25,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
     def called(command: ModuleType, *arguments: str) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["ippo", *arguments])
-        monkeypatch.setattr(exits, "leave", sys.exit)
+        monkeypatch.setattr(exits, "exit_process", sys.exit)
         with pytest.raises(SystemExit) as leaving:
             command.main()
         said = capsys.readouterr()
@@ -39,7 +39,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 def run(tmp_path: Path) -> Path:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text(to_yaml(resolve(compose_node([]))))
+    (folder / "config.yaml").write_text(to_yaml(resolve_config(compose_node([]))))
     (folder / "overrides.json").write_text(json.dumps([]))
     return folder
 

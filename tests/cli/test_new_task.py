@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.cli.new_task import new_task
-from ippo_cli.compose.arguments import arguments
-from ippo_cli.compose.load import compose_node, resolve, typed
-from ippo_cli.compose.user_files import check_own_files
-from ippo_cli.config.checks import check
+from ippo_cli.cli.new_task import write_task_file
+from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
+from ippo_cli.compose.user_files import check_user_files
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.task import load_task
 
@@ -22,14 +22,14 @@ def test_what_it_writes_is_a_task_that_the_command_it_prints_trains_on(
     import shlex
 
     monkeypatch.chdir(tmp_path)
-    said = new_task(flag)
+    said = write_task_file(flag)
     assert said is not None
     program, *command = shlex.split(said.splitlines()[-1])
     assert program == "ippo-train"
-    overrides = arguments(command)
-    check_own_files(overrides)
-    config = typed(resolve(compose_node(overrides)))
-    check(config, 1)
+    overrides = normalize_arguments(command)
+    check_user_files(overrides)
+    config = build_config(resolve_config(compose_node(overrides)))
+    check_config(config, 1)
     task = load_task(config.task, 0)
     assert list(config.task.agents) == ["solver", "checker"]
     held_out = {row["question"] for row in task.held_out}
@@ -42,7 +42,7 @@ def test_what_it_writes_is_a_task_that_the_command_it_prints_trains_on(
 def test_nothing_is_written_over(there: str, tmp_path: Path) -> None:
     (tmp_path / there).write_text("mine")
     with pytest.raises(ConfigError, match=f"would overwrite .*{there}"):
-        new_task(["--new-task", str(tmp_path / "mine.yaml")])
+        write_task_file(["--new-task", str(tmp_path / "mine.yaml")])
     assert [path.name for path in tmp_path.iterdir()] == [there]
     assert (tmp_path / there).read_text() == "mine"
 
@@ -50,8 +50,8 @@ def test_nothing_is_written_over(there: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("typed", [["--new-task"], ["--new-task="], ["--new-task", "-m"], ["--new-task", "mine.txt"]])
 def test_a_file_must_be_named(typed: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"names no file to write; .*mine\.yaml"):
-        new_task(typed)
+        write_task_file(typed)
 
 
 def test_without_the_flag_nothing_happens() -> None:
-    assert new_task(["seed=1", "task=sorting"]) is None
+    assert write_task_file(["seed=1", "task=sorting"]) is None

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 import ippo_cli
-from ippo_cli.compose.diagnose import groups, offered
+from ippo_cli.compose.diagnose import config_groups, filter_completions
 
 SOURCE = Path(ippo_cli.__file__).parents[1]
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "rich")
@@ -181,20 +181,20 @@ def test_completion_lists_groups_and_keys_but_nothing_internal(shell: str, tmp_p
     began = time.monotonic()
     found = completions("", tmp_path, shell)
     assert time.monotonic() - began < 5.0
-    assert {f"{group}=" for group in groups()} <= set(found)
+    assert {f"{group}=" for group in config_groups()} <= set(found)
     assert {"seed=", "name=", "task."} <= set(found)
     assert [word for word in found if word.startswith(("base", "schema", "+"))] == []
 
 
 def test_completion_knows_options_and_agents(tmp_path: Path) -> None:
-    assert completions("algorithm=", tmp_path) == [f"algorithm={option}" for option in groups()["algorithm"]]
+    assert completions("algorithm=", tmp_path) == [f"algorithm={option}" for option in config_groups()["algorithm"]]
     assert completions("task.agents.", tmp_path) == ["task.agents.high.", "task.agents.low."]
 
 
 def test_internal_groups_alone_leave_no_completion() -> None:
-    assert offered("actor= base= baseline= schema/ +schema=x task.base\n") == "actor= baseline= task.base\n"
-    assert offered("base=\nactor=\n") == "actor=\n"
-    assert offered("base=\n") == ""
+    assert filter_completions("actor= base= baseline= schema/ +schema=x task.base\n") == "actor= baseline= task.base\n"
+    assert filter_completions("base=\nactor=\n") == "actor=\n"
+    assert filter_completions("base=\n") == ""
 
 
 def test_the_configurations_of_a_sweeps_jobs_are_shown(tmp_path: Path) -> None:

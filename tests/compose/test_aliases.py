@@ -10,11 +10,11 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from ippo_cli.compose.aliases import FILE, AnswerKind, find_answer, read_earlier_names, read_projects
-from ippo_cli.compose.diagnose import groups
+from ippo_cli.compose.aliases import PEERS_FILE, SuggestionKind, find_suggestion, read_earlier_names, read_projects
+from ippo_cli.compose.diagnose import config_groups
 from ippo_cli.compose.explain import explain_key
-from ippo_cli.compose.load import compose_node, config_dir, leaves, load_config
-from ippo_cli.config.checks import check
+from ippo_cli.compose.load import compose_node, config_dir, iter_leaves, load_config
+from ippo_cli.config.checks import check_config
 
 Make = Callable[..., Any]
 CASES = [
@@ -40,7 +40,7 @@ def keys(plain: Make) -> set[str]:
         ("reward=mix",),
         ("reward=code",),
     ]
-    return {name for choice in choices for name, _ in leaves(plain(choice))}
+    return {name for choice in choices for name, _ in iter_leaves(plain(choice))}
 
 
 def test_answers_name_keys_that_exist(keys: set[str]) -> None:
@@ -56,9 +56,9 @@ def test_answers_name_keys_that_exist(keys: set[str]) -> None:
             if solo not in keys and word != "task.agents" and not any(key.startswith(f"{solo}.") for key in keys):
                 wrong.append((theirs, word))
         for group, option in re.findall(r"(?<![\w.])([a-z_]+)=([a-z_0-9]+)", words):
-            if group in groups() and not (config_dir() / group / f"{option}.yaml").is_file():
+            if group in config_groups() and not (config_dir() / group / f"{option}.yaml").is_file():
                 wrong.append((theirs, f"{group}={option}"))
-        if answer.kind is AnswerKind.use and re.fullmatch(r"[a-z_]+", answer.text) and answer.text not in keys:
+        if answer.kind is SuggestionKind.use and re.fullmatch(r"[a-z_]+", answer.text) and answer.text not in keys:
             wrong.append((theirs, answer.text))
     assert wrong == []
 
@@ -66,8 +66,8 @@ def test_answers_name_keys_that_exist(keys: set[str]) -> None:
 @pytest.fixture(scope="module")
 def answer_of() -> Callable[[str], str]:
     """What typing a key is answered with; nothing for a key or group of ours."""
-    node, options = compose_node([]), groups()
-    known = [key for key, _ in leaves(OmegaConf.to_container(node, resolve=False)) if not key.startswith("hydra.")]
+    node, options = compose_node([]), config_groups()
+    known = [key for key, _ in iter_leaves(OmegaConf.to_container(node, resolve=False)) if not key.startswith("hydra.")]
 
     def answer(key: str) -> str:
         ours = key in known or key in options or OmegaConf.select(node, key, throw_on_missing=False) is not None
@@ -127,7 +127,7 @@ SEEDS = {
 @pytest.mark.parametrize("project", SEEDS)
 def test_every_documented_key_of_a_project_has_an_answer(project: str, keys: set[str]) -> None:
     typed = SEEDS[project].split()
-    assert [key for key in typed if key not in keys and find_answer(key) is None] == []
+    assert [key for key in typed if key not in keys and find_suggestion(key) is None] == []
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_commands_for_users_of_a_project_pass_the_checks(name: str) -> None:
     for _, command in read_projects()[name].runs:
         program, *overrides = command.split()
         assert program == "ippo-train"
-        check(load_config(overrides), 1)
+        check_config(load_config(overrides), 1)
 
 
 def test_the_longer_name_decides() -> None:
@@ -171,20 +171,20 @@ def test_the_longer_name_decides() -> None:
         "model_name_or_path": "actor=full actor.model",
         "ACTOR_ROLLOUT_REF.ACTOR.PPO_MINI_BATCH_SIZE": "algorithm.mini_batch_size",
     }.items():
-        found = find_answer(key)
+        found = find_suggestion(key)
         assert found is not None
         assert found.text.startswith(target)
 
 
 def test_a_name_that_no_project_has_is_not_found() -> None:
-    assert find_answer("no.such.key") is None
-    assert find_answer("n") is None
+    assert find_suggestion("no.such.key") is None
+    assert find_suggestion("n") is None
 
 
 def test_the_table_has_each_key_once_and_in_lower_case() -> None:
     by_project: dict[str, list[str]] = {}
     project = ""
-    for line in FILE.read_text().splitlines():
+    for line in PEERS_FILE.read_text().splitlines():
         if heading := re.fullmatch(r"  (\w+):", line):
             project = heading[1]
         elif entry := re.match(r"      ([\w.]+): ", line):
@@ -192,4 +192,4 @@ def test_the_table_has_each_key_once_and_in_lower_case() -> None:
     for names in by_project.values():
         assert len(names) == len(set(names))
         assert all(name == name.lower() and name.count(".") <= 2 for name in names)
-    assert yaml.safe_load(FILE.read_text())["projects"].keys() == read_projects().keys()
+    assert yaml.safe_load(PEERS_FILE.read_text())["projects"].keys() == read_projects().keys()

@@ -9,12 +9,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.compose.arguments import arguments, quoted, with_one_search_path
-from ippo_cli.compose.diagnose import diagnose
+from ippo_cli.compose.arguments import merge_search_paths, normalize_arguments, quote_override
+from ippo_cli.compose.diagnose import diagnose_error
 from ippo_cli.compose.flags import check_flags
-from ippo_cli.compose.load import compose_node, resolve
-from ippo_cli.compose.load import typed as typed_config
-from ippo_cli.compose.searchpath import entries
+from ippo_cli.compose.load import build_config as typed_config
+from ippo_cli.compose.load import compose_node, resolve_config
+from ippo_cli.compose.searchpath import search_path_entries
 from ippo_cli.config.errors import ConfigError
 
 MINE = """\
@@ -48,7 +48,7 @@ agents:
     ],
 )
 def test_a_template_can_be_typed_as_it_is(value: str) -> None:
-    node = compose_node(arguments([f"task.agents.low.template={value}"]))
+    node = compose_node(normalize_arguments([f"task.agents.low.template={value}"]))
     assert node.task.agents.low.template == value
 
 
@@ -58,7 +58,7 @@ def test_agents_may_be_typed_to_a_task_file_that_names_none(tmp_path: Path, monk
         "# @package _global_\ndefaults: [/base/environment, _self_]\ntask: {environment: duel.py:make}\n"
     )
     for typed in (["+task.agents.seer.template={observation}"], ["task.agents={seer:{template:'{observation}'}}"]):
-        made = typed_config(resolve(compose_node(arguments(["task=duel.yaml", *typed])))).task.agents
+        made = typed_config(resolve_config(compose_node(normalize_arguments(["task=duel.yaml", *typed])))).task.agents
         assert {name: agent.template for name, agent in made.items()} == {"seer": "{observation}"}
 
 
@@ -77,11 +77,11 @@ def test_agents_may_be_typed_to_a_task_file_that_names_none(tmp_path: Path, monk
     ],
 )
 def test_what_hydra_reads_is_left_alone(text: str) -> None:
-    assert quoted(text) == text
+    assert quote_override(text) == text
 
 
 def test_flags_may_stand_between_overrides_and_what_launchers_add_is_dropped() -> None:
-    assert arguments(["seed=1", "--cfg", "job", "--local_rank=3", "num_iterations=2", "-m"]) == [
+    assert normalize_arguments(["seed=1", "--cfg", "job", "--local_rank=3", "num_iterations=2", "-m"]) == [
         "--cfg",
         "job",
         "-m",
@@ -95,7 +95,7 @@ def test_task_files_of_ones_own_are_found_and_offered(flag: str, tmp_path: Path,
     (tmp_path / "own" / "task").mkdir(parents=True)
     (tmp_path / "own" / "task" / "mine.yaml").write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    given = arguments([*flag.format("own").split(), "task=mine"])
+    given = normalize_arguments([*flag.format("own").split(), "task=mine"])
     assert list(compose_node(given).task.agents) == ["only"]
     monkeypatch.chdir("/")  # a run is resumed from wherever one stands
     assert list(compose_node(given).task.agents) == ["only"]
@@ -103,13 +103,13 @@ def test_task_files_of_ones_own_are_found_and_offered(flag: str, tmp_path: Path,
         bad = [wrong, given[1]]
         with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
             compose_node(bad)
-        assert said in str(diagnose(bad, raised.value))
+        assert said in str(diagnose_error(bad, raised.value))
 
 
 @pytest.mark.parametrize("given", [["--config-dir=/nope"], ["--config-dir"], ["-cd", "/nope"]])
 def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
     with pytest.raises(ConfigError, match="is no folder"):
-        arguments(given)
+        normalize_arguments(given)
 
 
 @pytest.mark.parametrize(
@@ -130,14 +130,14 @@ def test_what_names_a_file_or_folder_is_written_in_full(
     typed: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert arguments([typed]) == [typed], "there is no such file: a name on the hub, or a module"
+    assert normalize_arguments([typed]) == [typed], "there is no such file: a name on the hub, or a module"
     (tmp_path / "model").mkdir()
     for name in ("data.jsonl", "my, data.jsonl", "score.py"):
         (tmp_path / name).touch()
-    (made,) = arguments([typed])
+    (made,) = normalize_arguments([typed])
     parsed = OverridesParser.create().parse_override(made)
     assert parsed.value() == str(tmp_path / place)
-    assert arguments([made]) == [made]
+    assert normalize_arguments([made]) == [made]
 
 
 def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,12 +146,14 @@ def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pyte
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).touch()
     both = f"['{tmp_path}/a.jsonl','{tmp_path}/b.jsonl']"
-    assert arguments(["task.train=[a.jsonl,b.jsonl]"]) == [f"task.train={both}"]
-    assert arguments(["task.train=*.jsonl"]) == [f"task.train='{tmp_path}/*.jsonl'"]
-    assert arguments(["task.train=~/a.jsonl"]) == [f"task.train={tmp_path}/a.jsonl"]
-    assert arguments(["task.train=*.csv"]) == ["task.train=*.csv"], "nothing has such a name, which is told later"
+    assert normalize_arguments(["task.train=[a.jsonl,b.jsonl]"]) == [f"task.train={both}"]
+    assert normalize_arguments(["task.train=*.jsonl"]) == [f"task.train='{tmp_path}/*.jsonl'"]
+    assert normalize_arguments(["task.train=~/a.jsonl"]) == [f"task.train={tmp_path}/a.jsonl"]
+    assert normalize_arguments(["task.train=*.csv"]) == ["task.train=*.csv"], (
+        "nothing has such a name, which is told later"
+    )
     (tmp_path / "rows.py").touch()
-    assert arguments(["task.train=[a.jsonl,rows.py:train]"]) == [
+    assert normalize_arguments(["task.train=[a.jsonl,rows.py:train]"]) == [
         f"task.train=['{tmp_path}/a.jsonl','{tmp_path}/rows.py:train']"
     ]
 
@@ -160,7 +162,7 @@ def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pyte
 def test_a_module_is_no_folder_of_its_name(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
-    assert arguments([f"{key}=mine:rows"]) == [f"{key}=mine:rows"]
+    assert normalize_arguments([f"{key}=mine:rows"]) == [f"{key}=mine:rows"]
 
 
 @pytest.mark.parametrize("place", ["mine.yaml", "task/mine.yaml", "my files/mine.yml"])
@@ -168,26 +170,26 @@ def test_an_option_may_be_chosen_by_its_file(place: str, tmp_path: Path, monkeyp
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text(MINE)
     monkeypatch.chdir(tmp_path)
-    given = arguments([f"task={place}"])
+    given = normalize_arguments([f"task={place}"])
     monkeypatch.chdir("/")  # a run is resumed from wherever one stands
     assert list(compose_node(given).task.agents) == ["only"]
     with pytest.raises(ConfigError, match=r"^task=nope\.yaml is no file"):
-        arguments(["task=nope.yaml"])
+        normalize_arguments(["task=nope.yaml"])
 
 
 def test_folders_and_files_of_a_run_and_those_typed_later_are_all_looked_into(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "task").mkdir(parents=True)
         (tmp_path / name / "task" / f"{name}.yaml").write_text(MINE)
-    saved = arguments([f"--config-dir={tmp_path}/first", "task=first"])
-    now = arguments([f"--config-dir={tmp_path}/second"])
-    combined = with_one_search_path([*saved, *now])
+    saved = normalize_arguments([f"--config-dir={tmp_path}/first", "task=first"])
+    now = normalize_arguments([f"--config-dir={tmp_path}/second"])
+    combined = merge_search_paths([*saved, *now])
     for name in ("first", "second"):
         assert list(compose_node([*combined, f"task={name}"]).task.agents) == ["only"]
 
 
 def agents(*typed: str) -> dict[str, tuple[str, str | None]]:
-    made = typed_config(resolve(compose_node(arguments(typed)))).task.agents
+    made = typed_config(resolve_config(compose_node(normalize_arguments(typed)))).task.agents
     return {name: (agent.template, agent.answer) for name, agent in made.items()}
 
 
@@ -196,7 +198,7 @@ def test_agents_may_be_typed_all_at_once_added_and_taken_away() -> None:
         """task.agents={solver:{template:"{a}",answer:"it's {b}"},checker:{template:"{b}",actor:{max_grad_norm:2}}}"""
     )
     assert agents("task=jsonl", both) == {"solver": ("{a}", "it's {b}"), "checker": ("{b}", None)}
-    made = compose_node(arguments(["task=jsonl", both])).task.agents
+    made = compose_node(normalize_arguments(["task=jsonl", both])).task.agents
     assert made.checker.actor.max_grad_norm == 2
     assert agents("task=gsm8k", 'task.agents={solver:{template:"x"}}') == {"solver": ("x", None)}, "replaced as a whole"
     assert agents("+task.agents.third.template={letters}", "~task.agents.low") == {
@@ -217,7 +219,7 @@ def test_agents_may_be_typed_all_at_once_added_and_taken_away() -> None:
 )
 def test_agents_typed_wrongly_are_answered_with_how_they_are_typed(text: str) -> None:
     with pytest.raises(ConfigError, match=r"write|put quotes around templates") as raised:
-        arguments([text])
+        normalize_arguments([text])
     assert str(raised.value).startswith(text)
     assert 'task.agents={solver:{template:"{question}"}}' in str(raised.value)
 
@@ -233,7 +235,7 @@ def test_agents_typed_wrongly_are_answered_with_how_they_are_typed(text: str) ->
 )
 def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
-        arguments([text])
+        normalize_arguments([text])
     assert str(raised.value).startswith(text)
 
 
@@ -251,7 +253,7 @@ def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) 
 )
 def test_keys_of_hydra_without_an_effect_are_refused(typed: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        arguments(typed)
+        normalize_arguments(typed)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_keys_of_hydra_without_an_effect_are_refused(typed: list[str], said: str
     ],
 )
 def test_keys_of_hydra_with_an_effect_are_kept(typed: list[str]) -> None:
-    assert sorted(arguments(typed)) == sorted(typed)
+    assert sorted(normalize_arguments(typed)) == sorted(typed)
 
 
 @pytest.mark.parametrize("key", ["task.agents.low.template", "task.agents.low.system", "name"])
@@ -272,12 +274,12 @@ def test_commas_that_hydra_cannot_read_are_one_value_or_several(key: str) -> Non
     with pytest.raises(
         ConfigError, match=r"leaves open whether it is one value or several; quote each value"
     ) as raised:
-        arguments(["-m", f"{key}=a{{x}},b{{y}}"])
+        normalize_arguments(["-m", f"{key}=a{{x}},b{{y}}"])
     for suggestion in (f"""'{key}="a{{x}}","b{{y}}"'""", f"""'{key}='"'"'a{{x}},b{{y}}'"'"''"""):
         assert suggestion in str(raised.value)
     for text in (f'{key}="a{{x}}","b{{y}}"', f"{key}='a{{x}},b{{y}}'", f"{key}='a, b'"):
-        assert arguments(["-m", text]) == ["-m", text]  # read by Hydra as it is
-    assert arguments([f"{key}=a{{x}},b{{y}}"]) == [f"{key}='a{{x}},b{{y}}'"]  # without -m there is one value
+        assert normalize_arguments(["-m", text]) == ["-m", text]  # read by Hydra as it is
+    assert normalize_arguments([f"{key}=a{{x}},b{{y}}"]) == [f"{key}='a{{x}},b{{y}}'"]  # without -m there is one value
 
 
 @pytest.mark.parametrize(
@@ -300,7 +302,7 @@ def test_commas_that_hydra_cannot_read_are_one_value_or_several(key: str) -> Non
 )
 def test_an_option_with_dashes_is_answered_with_the_override(typed: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check_flags(typed, own=["checkpoint"])
+        check_flags(typed, command_keys=["checkpoint"])
     assert said in str(raised.value)
 
 
@@ -309,10 +311,12 @@ def test_flags_that_are_taken_are_let_through() -> None:
 
 
 def test_one_agents_kind_of_actor_or_critic_is_typed_as_the_runs_is() -> None:
-    chosen = arguments(["task.agents.low.critic=value_head", "task.agents.high.actor=full", "critic=separate"])
+    chosen = normalize_arguments(
+        ["task.agents.low.critic=value_head", "task.agents.high.actor=full", "critic=separate"]
+    )
     assert chosen == ["task.agents.low.critic.kind=value_head", "task.agents.high.actor.kind=full", "critic=separate"]
-    assert arguments(["task.agents.low.actor.model=x"]) == ["task.agents.low.actor.model=x"]
-    low, high = typed_config(resolve(compose_node(chosen))).task.agents.values()
+    assert normalize_arguments(["task.agents.low.actor.model=x"]) == ["task.agents.low.actor.model=x"]
+    low, high = typed_config(resolve_config(compose_node(chosen))).task.agents.values()
     assert (low.critic.kind.value, high.actor.kind.value) == ("value_head", "full")
 
 
@@ -324,12 +328,12 @@ def test_functions_that_may_stand_for_a_text_are_named_in_full_and_texts_stay(
     Path("level").mkdir()
     full = f"{tmp_path}/prompts.py:solver"
     for key in ("task.filter", "task.map", "task.agents.low.template", "task.agents.low.answer"):
-        assert arguments([f"{key}=prompts.py:solver"])[-1] == f"{key}={full}"
-        assert arguments([f"{key}=level"])[-1] == f"{key}=level", "a text, and not the folder of that name"
-    assert compose_node(arguments(["task=jsonl", "task.columns.question=problem"])).task.columns == {
+        assert normalize_arguments([f"{key}=prompts.py:solver"])[-1] == f"{key}={full}"
+        assert normalize_arguments([f"{key}=level"])[-1] == f"{key}=level", "a text, and not the folder of that name"
+    assert compose_node(normalize_arguments(["task=jsonl", "task.columns.question=problem"])).task.columns == {
         "question": "problem"
     }
-    node = compose_node(arguments(["task=jsonl", "task.filter=level == 'easy' and n < 3"]))
+    node = compose_node(normalize_arguments(["task=jsonl", "task.filter=level == 'easy' and n < 3"]))
     assert node.task.filter == "level == 'easy' and n < 3"
 
 
@@ -337,6 +341,6 @@ def test_an_option_file_in_a_folder_with_a_comma(tmp_path: Path) -> None:
     file = tmp_path / "a, b" / "mine.yaml"
     file.parent.mkdir()
     file.write_text("defaults: [sorting]\n")
-    task, path = arguments([f"task={file}"])
+    task, path = normalize_arguments([f"task={file}"])
     assert task == "task=mine"
-    assert entries([path]) == [f"option://task={file}"]
+    assert search_path_entries([path]) == [f"option://task={file}"]

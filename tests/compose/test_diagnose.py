@@ -10,8 +10,8 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.compose.diagnose import diagnose
-from ippo_cli.compose.exits import MAX_LINES, block, guarded
+from ippo_cli.compose.diagnose import diagnose_error
+from ippo_cli.compose.exits import MAX_LINES, format_block, run_guarded
 from ippo_cli.compose.load import compose_node
 from ippo_cli.config.errors import ConfigError, RewardError
 
@@ -19,7 +19,7 @@ from ippo_cli.config.errors import ConfigError, RewardError
 def blamed(overrides: Sequence[str]) -> str:
     with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
         compose_node(overrides)
-    return str(diagnose(overrides, raised.value))
+    return str(diagnose_error(overrides, raised.value))
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_of_several_values_of_a_sweep_the_bad_key_is_found() -> None:
 )
 def test_a_command_to_be_copied_stays_on_one_line(command: str) -> None:
     for before in range(40, 120, 7):
-        lines = block(f"{'x ' * (before // 2)}; go on with: {command}; or not").splitlines()
+        lines = format_block(f"{'x ' * (before // 2)}; go on with: {command}; or not").splitlines()
         assert any(command in line for line in lines)
         assert max(map(len, lines)) <= 110
 
 
 def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
-    text = block("bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e" + "\n" + "x" * 10_000_000)
+    text = format_block("bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e" + "\n" + "x" * 10_000_000)
     assert len(text.splitlines()) <= MAX_LINES
     assert all(c.isprintable() for line in text.splitlines() for c in line)
     assert text.startswith(r"bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e")
@@ -123,7 +123,7 @@ def test_every_end_has_its_exit_code(error: BaseException, code: int, capsys: py
     def command() -> None:
         raise error
 
-    assert guarded(command, []) == code
+    assert run_guarded(command, []) == code
     said = capsys.readouterr().err
     assert ("Traceback" in said) == (code == 1)
     assert code not in (2, 12) or said == f"ippo: {error}\n"

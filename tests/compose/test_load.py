@@ -18,23 +18,23 @@ import ippo_cli
 from ippo_cli.compose.load import (
     KINDS,
     PER_AGENT,
-    PLAIN,
+    SINGLE_SCHEMAS,
+    build_config,
     compose_node,
     config_dir,
+    format_composition,
     from_yaml,
-    leaves,
+    iter_leaves,
     load_config,
-    resolve,
-    shown,
+    resolve_config,
     to_yaml,
-    typed,
 )
 from ippo_cli.config import schema
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 
 SOURCE = Path(ippo_cli.__file__).parent
-GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS or field.name in PLAIN]
+GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS or field.name in SINGLE_SCHEMAS]
 FILES = sorted(config_dir().glob("*/*.yaml"))
 CHOICES = [f"{file.parent.name}={file.stem}" for file in FILES if file.parent.name in GROUPS]
 EXPERIMENTS = [f"+experiment={file.stem}" for file in FILES if file.parent.name == "experiment"]
@@ -76,17 +76,17 @@ LEAVES = {(choice.split("=")[0], name): (choice, name, kind) for choice, name, k
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str, config: Make) -> None:
     made = config([choice, "mode=plan"])  # what is planned for need not be here
-    check(made, world_size=1)
+    check_config(made, world_size=1)
     group, _, option = choice.partition("=")
     assert getattr(getattr(made, group), "kind", option) is not None
 
 
 @pytest.mark.parametrize("choice", EXPERIMENTS)
 def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
-    values = resolve(compose_node([choice]))
+    values = resolve_config(compose_node([choice]))
     if values["actor"]["kind"] == "full" and values["actor"]["model"] is None:  # it is for the user's folder
-        values = resolve(compose_node([choice, "actor.model=folder"]))
-    check(typed(values), world_size=1)
+        values = resolve_config(compose_node([choice, "actor.model=folder"]))
+    check_config(build_config(values), world_size=1)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
 )
 def test_the_arithmetic_of_a_small_model_can_be_done_in_other_ways(choices: tuple[str, ...]) -> None:
     made = load_config(["+experiment=smollm2_arithmetic", "actor.model=folder", *choices])
-    check(made, world_size=1)
+    check_config(made, world_size=1)
     assert made.actor.learning_rate == 2e-5
     assert made.rollout.buffer_size == 64
     assert len(made.task.agents) == (2 if "task=arithmetic_pair" in choices else 1)
@@ -126,7 +126,7 @@ def test_the_published_recipe_with_adapters_takes_one_step_of_64_groups_of_five(
 def test_every_group_of_the_schema_has_options_and_the_other_way_round() -> None:
     found = {choice.split("=")[0] for choice in CHOICES}
     there = {field.name for field in fields(schema.Config)} - {field.name for field in fields(schema.RunConfig)}
-    assert found == there == {*KINDS, *PLAIN}
+    assert found == there == {*KINDS, *SINGLE_SCHEMAS}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
@@ -134,7 +134,7 @@ def test_a_yaml_file_has_no_key_that_its_schema_lacks(choice: str) -> None:
     file = config_dir() / (choice.replace("=", "/") + ".yaml")
     loaded = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(loaded, dict)
-    given = {name for name, _ in leaves(loaded) if not name.startswith(("agents.", "task.agents.", "defaults"))}
+    given = {name for name, _ in iter_leaves(loaded) if not name.startswith(("agents.", "task.agents.", "defaults"))}
     known = {name for name, _ in leaf_types(schema_of(file))}
     if "@package _global_" in file.read_text():  # it sets values of other groups as well
         known = {f"{file.parent.name}.{name}" for name in known} | {name for _, name, _ in LEAVES}
@@ -144,7 +144,7 @@ def test_a_yaml_file_has_no_key_that_its_schema_lacks(choice: str) -> None:
 def test_the_values_that_options_share_are_keys_of_their_schemas() -> None:
     known = {name.partition(".")[2] for _, name, _ in LEAVES}
     for file in config_dir().glob("base/*.yaml"):
-        given = {name for name, _ in leaves(OmegaConf.to_container(OmegaConf.load(file)))}
+        given = {name for name, _ in iter_leaves(OmegaConf.to_container(OmegaConf.load(file)))}
         of_groups = {name for _, name, _ in LEAVES} if "@package _global_" in file.read_text() else set()
         assert given - {"defaults", "agents"} <= known | of_groups, file
 
@@ -205,7 +205,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_full_name(
 ) -> None:
     values = plain([choice] if choice else [], **{name: wrong_for(kind)})
     with pytest.raises(ConfigError) as raised:
-        typed(values)
+        build_config(values)
     setting, rule, remedy = split(raised.value)
     assert setting.split("=")[0].split("[")[0] in (name, *agents_names(values, name))
     assert rule
@@ -225,18 +225,18 @@ def split(error: ConfigError) -> tuple[str, str, str]:
 
 def test_an_integer_is_never_cut_from_a_fraction(plain: Make) -> None:
     with pytest.raises(ConfigError, match=r"^rollout\.top_k=1\.5 .*; "):
-        typed(plain(**{"rollout.top_k": 1.5}))
+        build_config(plain(**{"rollout.top_k": 1.5}))
 
 
 def test_a_missing_value_and_an_unknown_one_in_a_saved_configuration_are_told_apart(plain: Make) -> None:
     values = plain()
     del values["algorithm"]["gamma"]
     with pytest.raises(ConfigError, match=r"^algorithm\.gamma .*; "):
-        typed(values)
+        build_config(values)
     values = plain()
     values["algorithm"]["gama"] = 1.0
     with pytest.raises(ConfigError, match=r"^algorithm\.gama.*; "):
-        typed(values)
+        build_config(values)
 
 
 @pytest.mark.parametrize("gone", ["team", "task", "seed"])
@@ -244,7 +244,7 @@ def test_a_saved_configuration_without_a_whole_group_is_refused(gone: str, plain
     values = plain()
     del values[gone]
     with pytest.raises(ConfigError, match=rf"^{gone}\b.*; "):
-        typed(values)
+        build_config(values)
 
 
 def test_one_agents_value_changes_that_agent_alone() -> None:
@@ -384,7 +384,7 @@ def test_what_a_run_writes_down_is_what_it_reads_again(choices: tuple[str, ...],
     }
     (tmp_path / "config.yaml").write_text(to_yaml(values))
     made = from_yaml(tmp_path / "config.yaml")
-    assert made == typed(values)
+    assert made == build_config(values)
     assert made.name == "été_1"
     assert made.rollout.stop_strings == changes["rollout.stop_strings"]
     assert {agent.template for agent in made.task.agents.values()} == {"${oc.env:HOME} {prompt}\n"}
@@ -406,7 +406,7 @@ def test_a_file_that_is_no_configuration_is_refused(text: str, tmp_path: Path) -
 
 
 def test_what_is_shown_has_no_leaf_that_no_agent_overrides() -> None:
-    text = shown(compose_node(["task.agents.low.actor.learning_rate=1e-5"]), resolve=True)
+    text = format_composition(compose_node(["task.agents.low.actor.learning_rate=1e-5"]), resolve=True)
     assert "???" not in text
     assert OmegaConf.create(text).task.agents.low.actor == {"learning_rate": 1e-5}
     assert "critic" not in OmegaConf.create(text).task.agents.low
@@ -417,11 +417,11 @@ def test_an_escaped_interpolation_stays_text_through_composition() -> None:
 
 
 def test_resolved_values_name_every_leaf_that_the_schema_has() -> None:
-    values = resolve(compose_node([]))
+    values = resolve_config(compose_node([]))
     for group in GROUPS:
-        cls = PLAIN.get(group) or KINDS[group][values[group]["kind"]]
+        cls = SINGLE_SCHEMAS.get(group) or KINDS[group][values[group]["kind"]]
         assert {name for name, _ in leaf_types(cls)} == {
-            name for name, _ in leaves(values[group]) if not name.startswith("agents")
+            name for name, _ in iter_leaves(values[group]) if not name.startswith("agents")
         }
 
 

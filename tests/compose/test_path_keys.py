@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from ippo_cli.compose.arguments import arguments
-from ippo_cli.compose.load import compose_node, from_yaml, load_config, resolve, to_yaml
-from ippo_cli.compose.user_files import check_own_files
+from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.load import compose_node, from_yaml, load_config, resolve_config, to_yaml
+from ippo_cli.compose.user_files import check_user_files
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.secrets import kept
+from ippo_cli.config.secrets import mask_secrets
 
 TASK = """defaults:
   - /schema/task_jsonl@_here_
@@ -39,7 +39,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def load(*typed: str) -> Any:
-    overrides = arguments([*typed, "actor=full", "actor.model=some/model"])
+    overrides = normalize_arguments([*typed, "actor=full", "actor.model=some/model"])
     return load_config([text for text in overrides if not text.startswith("--")]).task
 
 
@@ -60,7 +60,7 @@ def test_paths_that_are_relative_to_the_users_folder(files: Path) -> None:
 def test_typed_folders_and_functions_are_absolute(files: Path) -> None:
     for name in ("stage1", "initial", "clip"):
         (files / name).mkdir()
-    overrides = arguments(
+    overrides = normalize_arguments(
         [
             "task=sub/mine.yaml",
             "actor=lora",
@@ -75,7 +75,7 @@ def test_typed_folders_and_functions_are_absolute(files: Path) -> None:
     actor, function = config.task.agents["solo"].actor, f"{files / 'sub' / 'code.py'}:f"
     assert (actor.adapter, actor.reference) == (str(files / "stage1"), str(files / "stage1"))  # type: ignore[attr-defined]
     assert (config.reward.processor, config.tracker.callback) == (["clip", function], function)
-    assert load_config(arguments(["actor.reference=initial"])).actor.reference == "initial"
+    assert load_config(normalize_arguments(["actor.reference=initial"])).actor.reference == "initial"
 
 
 def test_reward_models_are_folders_and_judges_names(files: Path) -> None:
@@ -83,7 +83,7 @@ def test_reward_models_are_folders_and_judges_names(files: Path) -> None:
     model = load_config(["reward=model", "reward.model=judge"]).reward
     judge = load_config(["reward=judge", "reward.model=judge"]).reward
     parts = "reward.parts={a:{kind:model,model:judge},b:{kind:judge,model:judge}}"
-    mix = load_config(arguments(["reward=mix", parts])).reward
+    mix = load_config(normalize_arguments(["reward=mix", parts])).reward
     assert (model.model, judge.model) == (str(files / "judge"), "judge")  # type: ignore[attr-defined]
     assert [part.model for part in mix.parts.values()] == [str(files / "judge"), "judge"]  # type: ignore[attr-defined]
 
@@ -110,7 +110,7 @@ def test_dollar_in_a_template_of_a_file_is_text(folder: str, files: Path) -> Non
 def test_dollar_in_a_typed_template_is_text(typed: str, template: str, files: Path) -> None:
     overrides = ["task=sub/mine.yaml", "seed=42", f"task.agents.solo.template={typed}"]
     assert load(*overrides).agents["solo"].template == template
-    assert arguments(once := arguments(overrides)) == once
+    assert normalize_arguments(once := normalize_arguments(overrides)) == once
     if not typed.startswith("'"):
         named = "task.agents={solo:{template:'" + typed + "',answer:'{a}'}}"
         assert load("task=sub/mine.yaml", "seed=42", named).agents["solo"].template == template
@@ -125,24 +125,24 @@ def test_typed_paths_with_signs(place: str, files: Path) -> None:
 
 def test_latin_1_yaml_is_refused_with_its_place(files: Path) -> None:
     (files / "sub" / "mine.yaml").write_text(TASK + "# caf\xe9\n", encoding="latin-1")
-    overrides = arguments(["task=sub/mine.yaml"])
+    overrides = normalize_arguments(["task=sub/mine.yaml"])
     with pytest.raises(ConfigError, match=r"mine\.yaml cannot be read \(byte 0xe9 at character 6 of line 10 is"):
-        check_own_files(overrides)
+        check_user_files(overrides)
 
 
 def test_run_folder_keeps_dollar_signs(files: Path) -> None:
-    overrides = arguments(["task=sub/mine.yaml", "actor=full", "actor.model=some/model"])
-    plain = resolve(compose_node(overrides))
+    overrides = normalize_arguments(["task=sub/mine.yaml", "actor=full", "actor.model=some/model"])
+    plain = resolve_config(compose_node(overrides))
     (files / "config.yaml").write_text(to_yaml(plain))
     assert from_yaml(files / "config.yaml").task.agents["solo"].template == "Cost ${x} ${{y}} {q}"
     plain["task"]["agents"]["solo"]["template"] = "{q}"
-    assert to_yaml(plain) == OmegaConf.to_yaml(OmegaConf.create(kept(plain)))
+    assert to_yaml(plain) == OmegaConf.to_yaml(OmegaConf.create(mask_secrets(plain)))
 
 
 def test_processors_are_found_from_any_folder(files: Path) -> None:
     (files / "scale").write_text("")  # a file with the name of a step
     (files / "steps.py").write_text("def halve(score):\n    return score / 2\n")
-    (one,) = arguments(["reward.processor=[scale,steps.py:halve]"])
+    (one,) = normalize_arguments(["reward.processor=[scale,steps.py:halve]"])
     assert load_config([one]).reward.processor == ["scale", f"{files}/steps.py:halve"]
     assert load_config(["reward.processor=[scale,steps.py:halve]"]).reward.processor[1] == f"{files}/steps.py:halve"
 
@@ -159,4 +159,4 @@ def test_processors_are_found_from_any_folder(files: Path) -> None:
 )
 def test_keys_that_name_files_or_folders(key: str, value: str, full: bool, files: Path) -> None:
     (files / "base").mkdir()
-    assert arguments([f"{key}={value}"]) == [f"{key}={files / value}" if full else f"{key}={value}"]
+    assert normalize_arguments([f"{key}={value}"]) == [f"{key}={files / value}" if full else f"{key}={value}"]

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ippo_cli.compose.load import compose_node, leaves, load_config, resolve, to_yaml
-from ippo_cli.compose.resume import changes, continued
+from ippo_cli.compose.load import compose_node, iter_leaves, load_config, resolve_config, to_yaml
+from ippo_cli.compose.resume import config_changes, resolve_resume
 from ippo_cli.config.errors import ResumeError
-from ippo_cli.runs.folder import lock
+from ippo_cli.runs.folder import lock_folder
 
 MakeRun = Callable[..., Path]
 
 
 @cache
 def written(overrides: tuple[str, ...]) -> str:
-    return to_yaml(resolve(compose_node(overrides)))
+    return to_yaml(resolve_config(compose_node(overrides)))
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
 
 
 def test_without_resume_the_arguments_stay_and_a_new_run_begins() -> None:
-    assert continued(["seed=1", "-m"]) == (["seed=1", "-m"], None)
-    assert continued(["resume=never", "seed=1"])[1] is None
-    assert continued(["resume=/nope", "resume=never"])[1] is None
+    assert resolve_resume(["seed=1", "-m"]) == (["seed=1", "-m"], None)
+    assert resolve_resume(["resume=never", "seed=1"])[1] is None
+    assert resolve_resume(["resume=/nope", "resume=never"])[1] is None
 
 
 def test_saved_overrides_come_first_and_what_is_typed_now_wins(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "num_iterations=5", "actor.learning_rate=1e-5")
-    arguments, found = continued([f"resume={folder}", "num_iterations=9"])
+    arguments, found = resolve_resume([f"resume={folder}", "num_iterations=9"])
     assert found == folder
     assert arguments == ["seed=7", "num_iterations=5", "actor.learning_rate=1e-5", "num_iterations=9"]
     made = load_config(arguments)
@@ -86,11 +86,13 @@ def test_a_run_of_a_version_that_had_fewer_keys_is_gone_on_with(run: MakeRun) ->
     folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "task.train_size=64")
     of_agents = [f"task.agents.low.{key}" for key in YOUNGER_OF_AGENTS]
     (folder / "config.yaml").write_text(without(written(("seed=7", "task.train_size=64")), [*YOUNGER, *of_agents]))
-    assert continued([f"resume={folder}"])[0] == ["seed=7", "task.train_size=64"]
-    assert continued(["resume=auto", "seed=7", "task.train_size=64"])[1] == folder.absolute()
-    assert changes(folder, dict(leaves(resolve(compose_node(["seed=7", "task.train_size=64"]))))) == []
+    assert resolve_resume([f"resume={folder}"])[0] == ["seed=7", "task.train_size=64"]
+    assert resolve_resume(["resume=auto", "seed=7", "task.train_size=64"])[1] == folder.absolute()
+    assert (
+        config_changes(folder, dict(iter_leaves(resolve_config(compose_node(["seed=7", "task.train_size=64"]))))) == []
+    )
     with pytest.raises(ResumeError, match=r"critic\.dtype: fp32 -> bf16"):
-        continued([f"resume={folder}", "critic.dtype=bf16"])
+        resolve_resume([f"resume={folder}", "critic.dtype=bf16"])
 
 
 def test_what_is_no_configuration_is_told_as_such(run: MakeRun) -> None:
@@ -98,20 +100,20 @@ def test_what_is_no_configuration_is_told_as_such(run: MakeRun) -> None:
     for text in ("{}", "seed: 1", without(written(()), ["task"]), written(()) + "sead: 1\n"):
         (folder / "config.yaml").write_text(text)
         with pytest.raises(ResumeError, match="no run that can be resumed"):
-            continued([f"resume={folder}"])
+            resolve_resume([f"resume={folder}"])
 
 
 def test_the_same_command_typed_again_repeats_no_override(run: MakeRun) -> None:
     typed = ["algorithm=ppo", "seed=7"]
     run("20250101-000000-aaaaaa", "preempted", *typed)
-    arguments, found = continued([*typed, "resume=auto"])
+    arguments, found = resolve_resume([*typed, "resume=auto"])
     assert found is not None
     assert arguments == typed
 
 
 def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "failed")
-    assert continued(["resume=outputs/default/20250101-000000-aaaaaa"])[1] == folder
+    assert resolve_resume(["resume=outputs/default/20250101-000000-aaaaaa"])[1] == folder
 
 
 @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> Non
 def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     with pytest.raises(ResumeError) as raised:
-        continued([f"resume={folder}", override])
+        resolve_resume([f"resume={folder}", override])
     assert raised.value.exit_code == 14
     said, *changes = str(raised.value).splitlines()
     assert said.startswith(f"resume={folder}: these cannot change within a run; ")
@@ -159,7 +161,7 @@ def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> 
 )
 def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
-    assert continued([f"resume={folder}", override]) == ([override], folder)
+    assert resolve_resume([f"resume={folder}", override]) == ([override], folder)
 
 
 @pytest.mark.parametrize(
@@ -173,15 +175,15 @@ def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
 )
 def test_what_a_resume_changes_is_told_once(overrides: list[str], told: list[str], run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
-    assert changes(folder, dict(leaves(resolve(compose_node(overrides))))) == told
+    assert config_changes(folder, dict(iter_leaves(resolve_config(compose_node(overrides))))) == told
 
 
 def test_auto_takes_the_newest_unfinished_run(run: MakeRun) -> None:
     run("20250101-000000-ffffff", "preempted")
     newest = run("20250103-000000-aaaaaa", "running")  # its process is gone: nobody holds the folder
     run("20250104-000000-aaaaaa", "done")
-    assert continued(["resume=auto"]) == ([], newest)
-    assert continued(["resume=must"]) == ([], newest)
+    assert resolve_resume(["resume=auto"]) == ([], newest)
+    assert resolve_resume(["resume=must"]) == ([], newest)
 
 
 def test_a_run_that_ended_before_its_first_checkpoint_is_no_run_to_go_on_with(run: MakeRun) -> None:
@@ -189,9 +191,9 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_no_run_to_go_on_with(ru
     killed = run("20250102-000000-aaaaaa", "running", saved=False)
     (killed / "checkpoints" / "step_00000002.tmp").mkdir(parents=True)
     (killed / "checkpoints" / "step_00000002.tmp" / "manifest.json").write_text("{}")
-    assert continued(["resume=auto"])[1] == wanted
+    assert resolve_resume(["resume=auto"])[1] == wanted
     with pytest.raises(ResumeError, match="ended before its first checkpoint"):
-        continued([f"resume={killed}"])
+        resolve_resume([f"resume={killed}"])
 
 
 def test_auto_passes_over_runs_that_are_going_on_done_of_another_configuration_or_of_another_version(
@@ -203,37 +205,37 @@ def test_auto_passes_over_runs_that_are_going_on_done_of_another_configuration_o
     old = run("20250104-000000-aaaaaa", "preempted")
     (old / "config.yaml").write_text((old / "config.yaml").read_text().replace("entropy_coef:", "entropy_bonus:"))
     (run("20250105-000000-aaaaaa", "running") / "run.json").unlink()  # died before it began
-    with lock(held):
-        assert continued(["resume=auto", "checkpoint.every=5"]) == (["checkpoint.every=5"], wanted)
+    with lock_folder(held):
+        assert resolve_resume(["resume=auto", "checkpoint.every=5"]) == (["checkpoint.every=5"], wanted)
 
 
 def test_where_there_is_nothing_to_go_on_with_auto_begins_and_must_refuses(run: MakeRun) -> None:
     run("20250101-000000-aaaaaa", "done")
-    assert continued(["resume=auto", "seed=1"]) == (["seed=1"], None)
+    assert resolve_resume(["resume=auto", "seed=1"]) == (["seed=1"], None)
     with pytest.raises(ResumeError, match=r"^resume=must: no unfinished run .* below outputs/default; use") as raised:
-        continued(["resume=must"])
+        resolve_resume(["resume=must"])
     assert raised.value.exit_code == 14
 
 
 def test_auto_looks_below_the_root_and_name_that_are_typed(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
-    assert continued(["resume=auto", "name=other"])[1] is None
+    assert resolve_resume(["resume=auto", "name=other"])[1] is None
     (folder.parents[2] / "elsewhere").mkdir()
     folder.parent.rename(folder.parents[2] / "elsewhere" / "mine")
     arguments = ["output_dir=elsewhere", "name=mine"]
-    assert continued(["resume=auto", *arguments])[1] == folder.parents[2] / "elsewhere" / "mine" / folder.name
+    assert resolve_resume(["resume=auto", *arguments])[1] == folder.parents[2] / "elsewhere" / "mine" / folder.name
 
 
 def test_a_run_that_is_going_on_cannot_be_resumed_by_name(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "running")
-    with lock(folder), pytest.raises(ResumeError, match="going on in another process"):
-        continued([f"resume={folder}"])
+    with lock_folder(folder), pytest.raises(ResumeError, match="going on in another process"):
+        resolve_resume([f"resume={folder}"])
 
 
 def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nothing", ""):
         with pytest.raises(ResumeError) as raised:
-            continued([f"resume={place}"])
+            resolve_resume([f"resume={place}"])
         assert raised.value.exit_code == 14
 
 
@@ -243,7 +245,7 @@ def test_a_garbled_run_is_refused_by_name(file: str, text: str, run: MakeRun) ->
     folder = run("20250101-000000-aaaaaa", "preempted")
     (folder / file).write_text(text)
     with pytest.raises(ResumeError) as raised:
-        continued([f"resume={folder}"])
+        resolve_resume([f"resume={folder}"])
     assert raised.value.exit_code == 14
     assert str(folder) in str(raised.value)
 
@@ -269,25 +271,25 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_run(
     job_run("20250103-000000-aaaaaa", "preempted", "7", "actor.learning_rate=3e-5")  # of another step of the job
     job_run("20250104-000000-aaaaaa", "preempted", "8", *typed)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert continued([*typed, "resume=auto"]) == (typed, own)
-    assert continued(["resume=must", *typed]) == (typed, own)
+    assert resolve_resume([*typed, "resume=auto"]) == (typed, own)
+    assert resolve_resume(["resume=must", *typed]) == (typed, own)
     monkeypatch.setenv("SLURM_JOB_ID", "9")
-    assert continued([*typed, "resume=auto"]) == (typed, None)
+    assert resolve_resume([*typed, "resume=auto"]) == (typed, None)
     with pytest.raises(ResumeError, match=r"^resume=must: no unfinished run that job slurm-9 began with these ov"):
-        continued([*typed, "resume=must"])
+        resolve_resume([*typed, "resume=must"])
 
 
 def test_outside_of_jobs_auto_leaves_their_runs_to_them(job_run: MakeRun, run: MakeRun) -> None:
     job_run("20250102-000000-aaaaaa", "preempted", "7")
-    assert continued(["resume=auto"])[1] is None
+    assert resolve_resume(["resume=auto"])[1] is None
     free = run("20250101-000000-aaaaaa", "preempted")
-    assert continued(["resume=auto"])[1] == free
+    assert resolve_resume(["resume=auto"])[1] == free
 
 
 def test_a_run_of_no_job_is_not_taken_by_one(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run("20250101-000000-aaaaaa", "preempted")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    assert continued(["resume=auto"])[1] is None
+    assert resolve_resume(["resume=auto"])[1] is None
 
 
 def test_a_job_whose_run_is_done_has_nothing_left_to_do(
@@ -296,16 +298,16 @@ def test_a_job_whose_run_is_done_has_nothing_left_to_do(
     folder = job_run("20250101-000000-aaaaaa", "done", "7", "seed=3")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     with pytest.raises(SystemExit) as leaving:
-        continued(["resume=auto", "seed=3"])
+        resolve_resume(["resume=auto", "seed=3"])
     assert leaving.value.code == 0
     assert capsys.readouterr().out == (
         f"{folder} is done, which job slurm-7 began with these overrides; resume=never begins another run\n"
     ).replace(str(folder), str(folder.relative_to(folder.parents[2])))
-    assert continued(["resume=auto", "seed=4"])[1] is None
+    assert resolve_resume(["resume=auto", "seed=4"])[1] is None
 
 
 def test_auto_says_why_a_new_run_begins(run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
-    assert continued(["resume=auto"])[1] is None
+    assert resolve_resume(["resume=auto"])[1] is None
     line = "resume=auto: no unfinished run of this configuration below outputs/default"
     assert capsys.readouterr().out == f"{line}; a new run begins\n"
     for name, state, seen in (
@@ -313,8 +315,8 @@ def test_auto_says_why_a_new_run_begins(run: MakeRun, capsys: pytest.CaptureFixt
         ("20250102-000000-aaaaaa", "preempted", "differs"),
     ):
         run(name, state, "seed=8")
-        assert continued(["resume=auto"])[1] is None
+        assert resolve_resume(["resume=auto"])[1] is None
         assert capsys.readouterr().out == f"{line} (the newest run there, {name}, {seen}); a new run begins\n"
     run("20250103-000000-aaaaaa", "failed", saved=False)
-    assert continued(["resume=auto"])[1] is None
+    assert resolve_resume(["resume=auto"])[1] is None
     assert "has no checkpoint" in capsys.readouterr().out

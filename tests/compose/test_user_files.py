@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.arguments import arguments
-from ippo_cli.compose.load import compose_node, config_dir, resolve, typed
-from ippo_cli.compose.user_files import check_own_files, written_at
+from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.load import build_config, compose_node, config_dir, resolve_config
+from ippo_cli.compose.user_files import check_user_files, find_key_location
 from ippo_cli.config.errors import ConfigError
 
 TASK = """\
@@ -27,7 +27,7 @@ def refused(group: str, text: str, folder: Path) -> str:
     (folder / group / "mine.yaml").write_text(text)
     plus = "+" if group == "experiment" else ""
     with pytest.raises(ConfigError) as raised:
-        check_own_files(arguments([f"--config-dir={folder}", f"{plus}{group}=mine"]))
+        check_user_files(normalize_arguments([f"--config-dir={folder}", f"{plus}{group}=mine"]))
     message = str(raised.value)
     assert message.startswith(f"{folder}/{group}/mine.yaml")
     assert len(message) < 1000
@@ -98,7 +98,7 @@ def test_what_is_no_text_and_what_is_empty_is_told(tmp_path: Path) -> None:
     assert "is empty; ippo-train --new-task FILE" in refused("task", "# nothing\n", tmp_path)
     (tmp_path / "task" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"cannot be read .*UTF-8"):
-        check_own_files(arguments([f"--config-dir={tmp_path}", "task=mine"]))
+        check_user_files(normalize_arguments([f"--config-dir={tmp_path}", "task=mine"]))
 
 
 def test_a_file_with_the_name_of_an_option_is_not_passed_over_in_silence(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_file_with_the_name_of_an_option_is_not_passed_over_in_silence(tmp_pat
 def refused_as(name: str, folder: Path) -> str:
     (folder / f"{name}.yaml").write_text(TASK + AGENT + "x\n")
     with pytest.raises(ConfigError) as raised:
-        check_own_files(arguments([f"task={folder}/{name}.yaml"]))
+        check_user_files(normalize_arguments([f"task={folder}/{name}.yaml"]))
     return str(raised.value)
 
 
@@ -117,7 +117,7 @@ def test_a_mistake_in_a_file_that_another_starts_from_is_found(tmp_path: Path) -
     (tmp_path / "task" / "first.yaml").write_text(TASK + "agents:\n  solo: {templte: x}\n")
     (tmp_path / "task" / "second.yaml").write_text("defaults:\n  - first\n  - _self_\neval_size: 3\n")
     with pytest.raises(ConfigError, match=r"first\.yaml, line 6: agents\.solo\.templte"):
-        check_own_files(arguments([f"task={tmp_path}/task/second.yaml"]))
+        check_user_files(normalize_arguments([f"task={tmp_path}/task/second.yaml"]))
 
 
 def test_every_file_of_the_project_would_pass_as_ones_own(tmp_path: Path) -> None:
@@ -127,26 +127,26 @@ def test_every_file_of_the_project_would_pass_as_ones_own(tmp_path: Path) -> Non
             (tmp_path / file.parent.name).mkdir(exist_ok=True)
             (tmp_path / file.parent.name / f"my_{file.name}").write_text(file.read_text())
             names.append(f"{file.parent.name}=my_{file.stem}")
-    check_own_files(arguments([f"--config-dir={tmp_path}", *names]))
+    check_user_files(normalize_arguments([f"--config-dir={tmp_path}", *names]))
     assert len(names) > 20
 
 
 def test_a_file_that_starts_from_a_world_is_read_against_the_worlds_schema(tmp_path: Path) -> None:
     start = "defaults: [/base/gymnasium, _self_]\nagents: {me: {template: '{observation}>'}}\n"
     (tmp_path / "mine.yaml").write_text(start + "env_id: FrozenLake-v1\n")
-    check_own_files(arguments([f"task={tmp_path}/mine.yaml"]))
+    check_user_files(normalize_arguments([f"task={tmp_path}/mine.yaml"]))
     (tmp_path / "mine.yaml").write_text(start + "env: FrozenLake-v1\n")
     with pytest.raises(ConfigError, match=r"mine.yaml, line 3: env is no key of task= \(closest: env_id\)"):
-        check_own_files(arguments([f"task={tmp_path}/mine.yaml"]))
+        check_user_files(normalize_arguments([f"task={tmp_path}/mine.yaml"]))
 
 
 def test_a_good_file_is_read_with_null_for_what_it_leaves_out(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         TASK + "eval_size: 1_0\ntrain: [a.jsonl, b.jsonl]\n" + AGENT + '"{q}: ${seed}"\n'
     )
-    overrides = arguments([f"task={tmp_path}/mine.yaml", "seed=5"])
-    check_own_files(overrides)
-    made = typed(resolve(compose_node(overrides))).task
+    overrides = normalize_arguments([f"task={tmp_path}/mine.yaml", "seed=5"])
+    check_user_files(overrides)
+    made = build_config(resolve_config(compose_node(overrides))).task
     assert (made.agents["solo"].template, made.agents["solo"].system, made.agents["solo"].answer) == (
         "{q}: 5",
         None,
@@ -157,10 +157,10 @@ def test_a_good_file_is_read_with_null_for_what_it_leaves_out(tmp_path: Path) ->
 
 def test_where_a_value_is_written_is_known_unless_it_was_typed(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(TASK + "eval_size: -1\n" + AGENT + "x\n")
-    overrides = arguments([f"task={tmp_path}/mine.yaml"])
+    overrides = normalize_arguments([f"task={tmp_path}/mine.yaml"])
     shown = os.path.relpath(tmp_path / "mine.yaml") if tmp_path.is_relative_to(Path.cwd()) else tmp_path / "mine.yaml"
-    assert written_at("task.eval_size", overrides) == f"{shown}, line 5"
-    assert written_at("task.agents.solo.template", overrides) == f"{shown}, line 8"
-    assert written_at("task.eval_size", [*overrides, "task.eval_size=-1"]) is None
-    assert written_at("task.train", overrides) is None
-    assert written_at("seed", overrides) is None
+    assert find_key_location("task.eval_size", overrides) == f"{shown}, line 5"
+    assert find_key_location("task.agents.solo.template", overrides) == f"{shown}, line 8"
+    assert find_key_location("task.eval_size", [*overrides, "task.eval_size=-1"]) is None
+    assert find_key_location("task.train", overrides) is None
+    assert find_key_location("seed", overrides) is None

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.compose.load import PER_AGENT, compose_node, resolve, typed
+from ippo_cli.compose.load import PER_AGENT, build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
 
 # What an option needs besides its name; an option without an entry needs nothing.
@@ -58,7 +58,7 @@ def composed(choices: tuple[str, ...]) -> dict[str, Any]:
         if not any(text.split("=")[0] in chosen for text in NEEDS.get(choice, ()))
         for text in NEEDS.get(choice, ())
     ]
-    return resolve(compose_node([*choices, *needed]))
+    return resolve_config(compose_node([*choices, *needed]))
 
 
 def set_leaf(plain: dict[str, Any], key: str, value: Any) -> None:
@@ -93,6 +93,6 @@ def config(plain: Callable[..., dict[str, Any]]) -> Callable[..., Config]:
     """The same, typed."""
 
     def make(choices: Sequence[str] = (), **changes: Any) -> Config:
-        return typed(plain(choices, **changes))
+        return build_config(plain(choices, **changes))
 
     return make

@@ -6,7 +6,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.batch_sizes import fit_mini_batch
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 
 
@@ -31,8 +31,8 @@ def test_a_presets_mini_batch_fits_the_buffer(preset: int, buffer: int, fitted: 
 
 def test_a_typed_mini_batch_is_checked_and_a_presets_is_not() -> None:
     config = load_config(["algorithm=ppo", "rollout.buffer_size=64", "task.agents.low.algorithm.ppo_epochs=1"])
-    check(config, 1)
+    check_config(config, 1)
     assert config.algorithm.mini_batch_size == 64
     assert {agent.algorithm.mini_batch_size for agent in config.task.agents.values()} == {64}
     with pytest.raises(ConfigError, match=r"algorithm\.mini_batch_size=128 does not divide rollout\.buffer_size=64"):
-        check(load_config(["algorithm=ppo", "rollout.buffer_size=64", "algorithm.mini_batch_size=128"]), 1)
+        check_config(load_config(["algorithm=ppo", "rollout.buffer_size=64", "algorithm.mini_batch_size=128"]), 1)

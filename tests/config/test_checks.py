@@ -14,10 +14,10 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
-from ippo_cli.compose.load import config_dir, typed
+from ippo_cli.compose.load import build_config, config_dir
 from ippo_cli.config import applicability, checks, data, reward_models, rewards, schema
-from ippo_cli.config.batch_sizes import arithmetic
-from ippo_cli.config.checks import check, constrained_leaves
+from ippo_cli.config.batch_sizes import compute_batch_sizes
+from ippo_cli.config.checks import check_config, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
 from ippo_cli.config.errors import ConfigError, split_errors
 
@@ -498,7 +498,7 @@ def line_of(case: int, make: Make) -> Line:
     """Where a case was refused."""
     choices, changes, world_size, begins = BROKEN[case]
     with pytest.raises(ConfigError) as raised:
-        check(make(choices, **changes), world_size)
+        check_config(make(choices, **changes), world_size)
     error = next((error for error in split_errors(raised.value) if str(error).startswith(begins)), raised.value)
     said, found, remedy = str(error).partition("; ")
     assert str(error).startswith(begins)
@@ -543,7 +543,7 @@ def line_of_name(name: str, plain: Make) -> Line:
     values = plain()
     values["task"]["agents"] = {name: values["task"]["agents"]["low"]}
     with pytest.raises(ConfigError, match=rf"^task\.agents\.{re.escape(name)} is used in metric names .*; ") as raised:
-        check(typed(values), 1)
+        check_config(build_config(values), 1)
     return raised_at(raised.value)
 
 
@@ -551,7 +551,7 @@ def test_what_a_message_offers_instead_would_work(config: Make) -> None:
     offers = 0
     for choices, changes, world_size, _ in BROKEN:
         with pytest.raises(ConfigError) as raised:
-            check(config(choices, **changes), world_size)
+            check_config(config(choices, **changes), world_size)
         said, _, remedy = str(split_errors(raised.value)[0]).partition("; ")
         if not (remedy.startswith("use one of ") and len(re.findall(r"[\w.]+=", said)) == 1):
             continue
@@ -560,7 +560,7 @@ def test_what_a_message_offers_instead_would_work(config: Make) -> None:
         for offer in {choice[0], choice[len(choice) // 2], choice[-1]}:
             value = int(offer) if offer.isdigit() else offer
             if key != "algorithm.mini_batch_size" or "algorithm=ppo" in choices:
-                check(config(choices, **{**changes, key: value}), world_size)
+                check_config(config(choices, **{**changes, key: value}), world_size)
                 offers += 1
     assert offers >= 9
 
@@ -596,7 +596,7 @@ def refusals(made: Any) -> Iterator[tuple[str, Range, float, str]]:
         for value in filter(math.isfinite, outside(interval)):
             setattr(owner, name, value)
             with pytest.raises(ConfigError) as raised:
-                check(made, 1)
+                check_config(made, 1)
             setattr(owner, name, before)
             yield key, interval, value, str(split_errors(raised.value)[0])
 
@@ -617,9 +617,9 @@ def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], 
         for value in (math.nan, math.inf, -math.inf):
             setattr(owner, name, value)
             with pytest.raises(ConfigError, match=re.escape(f"{key}={value} ")):
-                check(made, 1)
+                check_config(made, 1)
         setattr(owner, name, before)
-    check(made, 1)
+    check_config(made, 1)
     assert len(seen) > 20
 
 
@@ -634,7 +634,7 @@ def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config:
             setattr(owner, name, value)
             said = ""
             try:
-                check(made, 1)
+                check_config(made, 1)
             except ConfigError as error:  # of another rule
                 said = str(error)
             assert not said.startswith(f"{key}={value} is out of range")
@@ -703,23 +703,23 @@ def test_a_range_is_documented_in_words(interval: Range, said: str) -> None:
     [("parallel", 1), ("parallel", 3), ("sequential", 1), ("dialogue", 1), ("dialogue", 4), ("my/own.py:Debate", 2)],
 )
 def test_protocols_and_the_turns_that_they_take(protocol: str, turns: int, config: Make) -> None:
-    check(config(**{"task.protocol": protocol, "task.num_turns": turns}), 1)
+    check_config(config(**{"task.protocol": protocol, "task.num_turns": turns}), 1)
 
 
 def test_a_protocol_of_ones_own_may_pay(config: Make) -> None:
-    check(config(("reward=environment", "task=sorting"), **{"task.protocol": "my/own.py:debate"}), 1)
+    check_config(config(("reward=environment", "task=sorting"), **{"task.protocol": "my/own.py:debate"}), 1)
 
 
 def test_what_belongs_to_later_turns_can_be_set_where_there_are_any(config: Make) -> None:
     later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.history": "turns"}
-    check(config(**{**later, "task.protocol": "dialogue"}), 1)
-    check(config(**later), 1)
+    check_config(config(**{**later, "task.protocol": "dialogue"}), 1)
+    check_config(config(**later), 1)
 
 
 def test_the_history_of_a_world_whose_agents_act_once_may_be_its_own(config: Make) -> None:
-    check(config(("task=gymnasium",), **{"task.max_turns": 1}), 1)
-    check(config(("task=gymnasium",), **{"task.max_turns": 1, "rollout.history": "prefix"}), 1)
-    check(config(("task=environment",), **{"task.max_turns": 2, "rollout.history": "turns"}), 1)
+    check_config(config(("task=gymnasium",), **{"task.max_turns": 1}), 1)
+    check_config(config(("task=gymnasium",), **{"task.max_turns": 1, "rollout.history": "prefix"}), 1)
+    check_config(config(("task=environment",), **{"task.max_turns": 2, "rollout.history": "turns"}), 1)
 
 
 def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
@@ -728,18 +728,18 @@ def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
     monkeypatch.chdir(tmp_path)
     Path("debate.py").write_text("1 / 0\ndef argue(): ...\nclass Debate: ...\ndef _helper(): ...\n")
     with pytest.raises(ConfigError, match=r"^task\.protocol=debate\.py names a file") as refused:
-        check(config(**{"task.protocol": "debate.py"}), 1)
+        check_config(config(**{"task.protocol": "debate.py"}), 1)
     assert str(refused.value).endswith("; use task.protocol=debate.py:argue or task.protocol=debate.py:Debate")
 
 
 def test_agents_of_different_groups_may_have_different_settings(config: Make) -> None:
     alone = {"team.groups": {"pair": ["low"]}, "task.agents.high.actor.learning_rate": 0.5}
-    check(config((SHARED,), **alone), 1)
+    check_config(config((SHARED,), **alone), 1)
 
 
 def test_a_world_can_be_judged_by_a_function_and_every_text_be_read_without_an_answer(config: Make) -> None:
-    check(config(("task=gymnasium", FUNCTION)), 1)
-    check(config((JSONL, FUNCTION), **{"task.agents.solo.answer": None, "actor.alphabet": "printable"}), 1)
+    check_config(config(("task=gymnasium", FUNCTION)), 1)
+    check_config(config((JSONL, FUNCTION), **{"task.agents.solo.answer": None, "actor.alphabet": "printable"}), 1)
 
 
 def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
@@ -755,8 +755,8 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
             "num_iterations": 7,
         },
     )
-    check(made, 3)
-    sizes = arithmetic(made, 3, train_rows=1000)
+    check_config(made, 3)
+    sizes = compute_batch_sizes(made, 3, train_rows=1000)
     assert sizes.num_iterations == 7
     assert sizes.prompts_per_iteration == 16
     assert sizes.samples_per_rank == (21, 22)
@@ -771,7 +771,7 @@ def test_epochs_over_the_data_are_whole_iterations_rounded_up(
     epochs: float, rows: int, iterations: int, config: Make
 ) -> None:
     made = config(num_iterations=None, num_epochs=epochs, **{"rollout.buffer_size": 64, "rollout.num_generations": 4})
-    assert arithmetic(made, 1, rows).num_iterations == iterations
+    assert compute_batch_sizes(made, 1, rows).num_iterations == iterations
 
 
 # Where a key of `algorithm` means nothing: choices, the key, a value, and why.
@@ -815,17 +815,17 @@ def test_a_key_that_would_do_nothing_is_refused_with_the_reason(
     choices: tuple[str, ...], key: str, value: Any, why: str, config: Make
 ) -> None:
     with pytest.raises(ConfigError, match="has no effect") as raised:
-        check(config(choices, **{f"algorithm.{key}": value}), 1)
+        check_config(config(choices, **{f"algorithm.{key}": value}), 1)
     said, _, remedy = str(split_errors(raised.value)[0]).rpartition("; use ")
     assert why in said
     if why:  # and what it offers works
         assert said.startswith(f"algorithm.{key}=")
         offered = {"null": None, "false": False, "0": 0}.get(remedy, remedy)
-        check(config(choices, **{f"algorithm.{key}": offered}), 1)
+        check_config(config(choices, **{f"algorithm.{key}": offered}), 1)
 
 
 def test_every_piece_is_refused_somewhere(config: Make) -> None:
-    there = {key for key, *_ in applicability.applicability(config())}
+    there = {key for key, *_ in applicability.applicability_rules(config())}
     assert there - {key for _, key, _, _ in IDLE} == {"dual_clip", "needs_centralized_critic"}  # told apart from these
 
 
@@ -847,13 +847,13 @@ NEEDED = [
 @pytest.mark.parametrize(("choices", "key"), NEEDED, ids=str)
 def test_a_key_that_is_needed_cannot_be_left_out(choices: tuple[str, ...], key: str, config: Make) -> None:
     with pytest.raises(ConfigError, match=rf"^algorithm\.{re.escape(key)}=null is needed by this algorithm; use "):
-        check(config(choices, **{f"algorithm.{key}": None}), 1)
+        check_config(config(choices, **{f"algorithm.{key}": None}), 1)
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml")))
 def test_every_preset_works_as_it_is_and_says_what_it_is(name: str, config: Make) -> None:
     made = config((f"algorithm={name}",))
-    check(made, 2)
+    check_config(made, 2)
     assert made.rollout.buffer_size == 512
     assert (made.critic.kind.value == "none") != made.algorithm.advantage.needs_critic
     text = (config_dir() / "algorithm" / f"{name}.yaml").read_text()
@@ -866,21 +866,21 @@ def test_a_critic_that_is_typed_wins_over_the_presets_choice(config: Make) -> No
 
 
 def test_a_value_head_has_no_critic_steps_of_its_own(config: Make) -> None:
-    assert arithmetic(config(("critic=value_head",)), 1, 1).critic_steps == {}
+    assert compute_batch_sizes(config(("critic=value_head",)), 1, 1).critic_steps == {}
 
 
 def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eight_of_a_separate_critic(
     config: Make,
 ) -> None:
-    sizes = arithmetic(config(), 2, 1)
+    sizes = compute_batch_sizes(config(), 2, 1)
     assert (sizes.actor_steps, sizes.critic_steps) == ({"low": 1, "high": 1}, {"low": 8, "high": 8})
     for size, steps in ((5, 5), (12, 6), (513, 8)):  # mini-batches of an eighth, rounded up: at most eight steps
-        sizes = arithmetic(config(**{"rollout.buffer_size": size}), 2, 1)
+        sizes = compute_batch_sizes(config(**{"rollout.buffer_size": size}), 2, 1)
         assert sizes.critic_steps == {"low": steps, "high": steps}
 
 
 def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
-    sizes = arithmetic(config(("algorithm=ppo",)), 2, 1)
+    sizes = compute_batch_sizes(config(("algorithm=ppo",)), 2, 1)
     assert sizes.critic_steps == sizes.actor_steps
 
 
@@ -889,26 +889,26 @@ def test_mappo_asks_for_a_critic_that_reads_all_agents(config: Make) -> None:
     for critic in ("separate", "value_head"):
         wanted = rf"^critic={critic} reads one agent's rows alone.*; use critic=centralized, or algorithm=ppo, which"
         with pytest.raises(ConfigError, match=wanted):
-            check(config(("algorithm=mappo", f"critic={critic}")), 1)
-    check(config(("algorithm=ppo", "critic=centralized")), 1)
+            check_config(config(("algorithm=mappo", f"critic={critic}")), 1)
+    check_config(config(("algorithm=ppo", "critic=centralized")), 1)
     with pytest.raises(ConfigError, match=r"^algorithm.needs_centralized_critic=True has no effect"):
-        check(config(("algorithm=grpo",), **{"algorithm.needs_centralized_critic": True}), 1)
+        check_config(config(("algorithm=grpo",), **{"algorithm.needs_centralized_critic": True}), 1)
 
 
 def test_a_centralised_critic_has_no_value_behind_a_response(config: Make) -> None:
     with pytest.raises(ConfigError, match=r"^algorithm.turn_value=after .*; use first, mean or final, or critic=sepa"):
-        check(config(("algorithm=comlrl_ippo", "critic=centralized")), 1)
+        check_config(config(("algorithm=comlrl_ippo", "critic=centralized")), 1)
 
 
 def test_a_centralised_critics_context_has_room_for_a_response(config: Make) -> None:
     made = config(("algorithm=mappo",))
     most = made.rollout.max_new_tokens
-    check(config(("algorithm=mappo",), **{"critic.context_limit": most + 1}), 1)
+    check_config(config(("algorithm=mappo",), **{"critic.context_limit": most + 1}), 1)
     with pytest.raises(ConfigError, match=rf"^critic.context_limit={most} has no room .*; use more than {most}, or nu"):
-        check(config(("algorithm=mappo",), **{"critic.context_limit": most}), 1)
+        check_config(config(("algorithm=mappo",), **{"critic.context_limit": most}), 1)
 
 
 def test_a_critic_of_all_agents_steps_once_for_all(config: Make) -> None:
-    assert arithmetic(config(("critic=centralized",)), 1, 1).critic_steps == {"low": 8, "high": 8}
+    assert compute_batch_sizes(config(("critic=centralized",)), 1, 1).critic_steps == {"low": 8, "high": 8}
     one = config(("critic=centralized",), **{"critic.shared": True})
-    assert arithmetic(one, 1, 1).critic_steps == {"team": 8}
+    assert compute_batch_sizes(one, 1, 1).critic_steps == {"team": 8}

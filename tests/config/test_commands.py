@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.arguments import arguments, quoted
-from ippo_cli.compose.exits import block
-from ippo_cli.compose.resume import continued
+from ippo_cli.compose.arguments import normalize_arguments, quote_override
+from ippo_cli.compose.exits import format_block
+from ippo_cli.compose.resume import resolve_resume
 from ippo_cli.config.commands import (
     hydra_override,
+    parse_path,
+    parse_paths,
     quote_for_hydra,
     quote_for_shell,
     shell_command,
-    typed_path,
-    typed_paths,
 )
 from ippo_cli.config.errors import ResumeError
 
@@ -75,11 +75,11 @@ def test_resume_command_survives_bash(name: str, tmp_path: Path, monkeypatch: py
     assert command.isprintable()
     flag, resume, output = pasted(command)
     assert (flag, resume) == ("-m", f"resume={name}/default")
-    assert typed_path(resume.partition("=")[2]).absolute() == folder
-    assert typed_paths(resume.partition("=")[2]) == [f"{name}/default"]
+    assert parse_path(resume.partition("=")[2]).absolute() == folder
+    assert parse_paths(resume.partition("=")[2]) == [f"{name}/default"]
     assert pasted(f"x {quote_for_shell(output)}") == [output]
     # In a block of errors the command is neither wrapped nor escaped a second time.
-    assert command in block(f"asked to leave; saved after iteration 12; go on with: {command}").splitlines()[-1]
+    assert command in format_block(f"asked to leave; saved after iteration 12; go on with: {command}").splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "\n" not in name and "$" not in name])
@@ -87,7 +87,7 @@ def test_hydra_reads_a_quoted_value_as_text(name: str) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     text = hydra_override("output_dir", name)
-    assert quoted(text) == text
+    assert quote_override(text) == text
     parsed = OverridesParser.create().parse_override(text)
     assert not parsed.is_sweep_override()
     assert name in ("null", "1e5") or parsed.value() == name
@@ -99,41 +99,41 @@ def test_folders_are_found_with_and_without_hydras_quotes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
-    assert typed_path(name).absolute() == tmp_path / name
+    assert parse_path(name).absolute() == tmp_path / name
     if "\n" not in name and "$" not in name:
-        assert typed_path(quote_for_hydra(name)).absolute() == tmp_path / name
+        assert parse_path(quote_for_hydra(name)).absolute() == tmp_path / name
 
 
 def test_lists_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b c", "d,e"):
         (tmp_path / name).mkdir()
-    assert typed_paths("[a,b c]") == ["a", "b c"]
-    assert typed_paths("a, 'd,e'") == ["a", "d,e"]
-    assert typed_paths("d,e") == ["d,e"]
-    assert typed_paths("[]") == []
-    assert typed_paths("") == []
+    assert parse_paths("[a,b c]") == ["a", "b c"]
+    assert parse_paths("a, 'd,e'") == ["a", "d,e"]
+    assert parse_paths("d,e") == ["d,e"]
+    assert parse_paths("[]") == []
+    assert parse_paths("") == []
 
 
 @pytest.mark.parametrize("name", ["ünï", "a=b", "[a]", "a b"])
 def test_resume_is_read_as_it_was_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert arguments([f"resume={name}/x"]) == [f"resume={name}/x"]
+    assert normalize_arguments([f"resume={name}/x"]) == [f"resume={name}/x"]
     (tmp_path / name / "x").mkdir(parents=True)
     (tmp_path / name / "x" / "config.yaml").write_text("{}")
     with pytest.raises(ResumeError, match="ended before its first checkpoint"):
-        continued(arguments([f"resume={name}/x"]))
+        resolve_resume(normalize_arguments([f"resume={name}/x"]))
 
 
 def test_long_commands_have_a_line_of_their_own() -> None:
     command = shell_command("ippo-train", ("resume", "/home/" + "long name/" * 20))
-    shown = block(f"saved after iteration 3; go on with: {command}").splitlines()
+    shown = format_block(f"saved after iteration 3; go on with: {command}").splitlines()
     assert command in shown
-    assert max(map(len, block("x" * 500).splitlines())) <= 110
+    assert max(map(len, format_block("x" * 500).splitlines())) <= 110
 
 
 def test_long_path_in_an_error_stays_whole() -> None:
     path = "/" + "/".join(["a-folder"] * 20) + "/file.py:make"
-    text = block(f"task.environment={path} fails; correct it there")
+    text = format_block(f"task.environment={path} fails; correct it there")
     assert f"task.environment={path}" in text.splitlines()
-    assert max(map(len, block("x" * 500).splitlines())) <= 100
+    assert max(map(len, format_block("x" * 500).splitlines())) <= 100

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ippo_cli.compose.load import config_dir
-from ippo_cli.config.batch_sizes import arithmetic
-from ippo_cli.config.config_warnings import RULES, Settings, unusual_settings
+from ippo_cli.config.batch_sizes import compute_batch_sizes
+from ippo_cli.config.config_warnings import RULES, WarningInputs, config_warnings
 from ippo_cli.config.schema import Config
 from ippo_cli.config.text import text_width
 
@@ -19,7 +19,9 @@ USUAL = {"actor.learning_rate": 1e-6, "critic.learning_rate": 1e-5, "rollout.buf
 
 
 def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
-    return unusual_settings(Settings(config=config, plan=arithmetic(config, 1, rows), train_rows=rows, **observed))
+    return config_warnings(
+        WarningInputs(config=config, plan=compute_batch_sizes(config, 1, rows), train_rows=rows, **observed)
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from ippo_cli.compose.load import compose_node, config_dir, leaves, load_config, resolve
-from ippo_cli.compose.user_files import check_own_files
-from ippo_cli.config.checks import check
+from ippo_cli.compose.load import compose_node, config_dir, iter_leaves, load_config, resolve_config
+from ippo_cli.compose.user_files import check_user_files
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.schema import Config
 
 MODEL = ("actor=full", "actor.model=some/model")
@@ -22,7 +22,7 @@ ALGORITHMS = ("ippo", "ppo", "grpo", "actor_critic", "turn_ppo")  # the others s
 @cache
 def composed(*overrides: str) -> Config:
     config = load_config(overrides)
-    check(config, 1)
+    check_config(config, 1)
     return config
 
 
@@ -81,7 +81,7 @@ def test_a_task_file_that_starts_from_a_world_has_all_that_the_world_has(header:
     body = own if not header else "task:\n  " + own.replace("\n", "\n  ").rstrip() + "\n"
     (tmp_path / "task" / "duel.yaml").write_text(f"{header}defaults: [/base/environment, _self_]\n{body}")
     overrides = [f"hydra.searchpath=[{tmp_path}]", "task=duel"]
-    check_own_files(overrides)
+    check_user_files(overrides)
     made, own_of = composed(*overrides), composed("task=environment", "task.environment=x.py:y")
     assert list(made.task.agents) == ["seer"]
     assert (made.actor, made.reward, made.rollout) == (own_of.actor, own_of.reward, own_of.rollout)
@@ -167,7 +167,7 @@ def test_an_experiment_wins_over_what_its_actor_asks_for() -> None:
 
 
 def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
-    known = {name for name, _ in leaves(resolve(compose_node([])))}
+    known = {name for name, _ in iter_leaves(resolve_config(compose_node([])))}
     files = {"run": "", "critic": "critic.", "gae": "algorithm."} | {
         group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
     }
@@ -184,7 +184,7 @@ def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
         for file in (config_dir() / "base" / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"
             values = OmegaConf.to_container(OmegaConf.load(file))
-            given = {f"{prefix}{name}" for name, _ in leaves(values) if name != "defaults"}
+            given = {f"{prefix}{name}" for name, _ in iter_leaves(values) if name != "defaults"}
             assert given <= known, file
 
 

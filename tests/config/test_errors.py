@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from ippo_cli.config.errors import StorageError, disk_is_full, storing
+from ippo_cli.config.errors import StorageError, convert_storage_errors, is_disk_full
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EACCES, False)])
@@ -20,14 +20,14 @@ def test_a_folder_that_cannot_be_copied_is_a_storage_failure(tmp_path: Path, num
     def refused(_: object, target: str) -> NoReturn:
         raise OSError(number, "as the system says", target)
 
-    with pytest.raises(StorageError, match=r"^to cannot be written \(") as raised, storing("to"):
+    with pytest.raises(StorageError, match=r"^to cannot be written \(") as raised, convert_storage_errors("to"):
         shutil.copytree(tmp_path / "from", tmp_path / "to", copy_function=refused)
     cause = raised.value.__cause__
     assert isinstance(cause, shutil.Error)
-    assert disk_is_full(cause) is full
+    assert is_disk_full(cause) is full
 
 
 def test_a_folder_that_is_copied_onto_itself_is_no_failure_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    with pytest.raises(shutil.SameFileError), storing("to"):
+    with pytest.raises(shutil.SameFileError), convert_storage_errors("to"):
         shutil.copyfile(tmp_path / "file", tmp_path / "file")

@@ -10,7 +10,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.evaluation import check_effect, refuse_unlike
+from ippo_cli.config.evaluation import check_comparable_runs, check_evaluation_overrides
 
 DIVIDED = ("task=jsonl", "task.train=a.jsonl", "task.eval=null", "task.eval_share=0.2", "actor.model=x")
 ASKED = ("task.agents.solo.template='{q}'", "task.agents.solo.answer='{a}'")
@@ -22,11 +22,11 @@ def config(*changes: str) -> Any:
 
 @pytest.mark.parametrize("change", ["seed=8", "task.train=b.jsonl", "task.train_split=other"])
 def test_runs_are_not_compared_on_rows_that_one_of_them_was_trained_on(change: str) -> None:
-    refuse_unlike("one", config("seed=7"), "other", config("seed=7"))
+    check_comparable_runs("one", config("seed=7"), "other", config("seed=7"))
     with pytest.raises(ConfigError, match=r"^run=other has .*hold.*\(task.eval_share=0.2\) the other was trained on"):
-        refuse_unlike("one", config("seed=7"), "other", config("seed=7", change))
+        check_comparable_runs("one", config("seed=7"), "other", config("seed=7", change))
     new = ("task.eval_share=null", "task.eval=new.jsonl")
-    refuse_unlike("one", config("seed=7", *new), "other", config("seed=7", change, *new))
+    check_comparable_runs("one", config("seed=7", *new), "other", config("seed=7", change, *new))
 
 
 JUDGED = ("reward=judge", "reward.url=http://here/v1", "reward.model=large")
@@ -38,8 +38,8 @@ def test_runs_that_were_scored_by_other_judges_are_not_compared_before_one_is_na
     def judged(**changes: Any) -> Any:
         return replace(one, reward=replace(one.reward, **changes))
 
-    refuse_unlike("one", one, "other", judged(concurrency=2, keep_answers=False))
+    check_comparable_runs("one", one, "other", judged(concurrency=2, keep_answers=False))
     for key, value in {"model": "small", "url": "http://there/v1", "template": "{response}"}.items():
         with pytest.raises(ConfigError, match=rf"^run=other has reward\.{key}={re.escape(value)}"):
-            refuse_unlike("one", one, "other", judged(**{key: value}))
-        check_effect([f"reward.{key}={value}"], of_model=False)
+            check_comparable_runs("one", one, "other", judged(**{key: value}))
+        check_evaluation_overrides([f"reward.{key}={value}"], of_model=False)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.schema import Config
 
 
 def of(*overrides: str, actor: str = "full") -> Config:
-    return load_config(arguments(["task=sorting_solo", f"actor={actor}", "actor.model=org/model", *overrides]))
+    return load_config(
+        normalize_arguments(["task=sorting_solo", f"actor={actor}", "actor.model=org/model", *overrides])
+    )
 
 
 REFUSED = {
@@ -30,24 +32,24 @@ REFUSED = {
 @pytest.mark.parametrize("override", REFUSED)
 def test_an_argument_of_the_loader_names_the_key_that_works(override: str) -> None:
     with pytest.raises(ConfigError) as raised:
-        check(of(override), 1)
+        check_config(of(override), 1)
     assert override.split("=")[0] in str(raised.value)
     assert REFUSED[override] in str(raised.value)
 
 
 def test_arguments_are_those_of_every_agent() -> None:
     config = of("actor.model_args.attn_implementation=eager")
-    check(config, 1)
+    check_config(config, 1)
     assert config.task.agents["solo"].actor.model_args == {"attn_implementation": "eager"}
 
 
 def test_quantised_bases_need_a_gpu_and_keep_their_adapters() -> None:
     config = of("actor.model_args.load_in_4bit=true", "critic=none", "algorithm=grpo", actor="lora")
-    check(config, 1)
-    check_quantization_device(config, "cuda", here=False)
+    check_config(config, 1)
+    check_quantization_device(config, "cuda", is_local=False)
     with pytest.raises(PreflightError, match=r"this run is on a cpu; .*plan=h100"):
-        check_quantization_device(config, "cpu", here=True)
+        check_quantization_device(config, "cpu", is_local=True)
     with pytest.raises(PreflightError, match=r"needs the package bitsandbytes; pip install"):
-        check_quantization_device(config, "cuda", here=True)
+        check_quantization_device(config, "cuda", is_local=True)
     with pytest.raises(ConfigError, match=r"use checkpoint\.weights=adapter"):
-        check(of("actor.model_args.load_in_4bit=true", "checkpoint.weights=full", actor="lora"), 1)
+        check_config(of("actor.model_args.load_in_4bit=true", "checkpoint.weights=full", actor="lora"), 1)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from folders import model_folder
 
-from ippo_cli.compose.hub_names import settle_hub
+from ippo_cli.compose.hub_names import check_hub_access
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.model_hub import download_models
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_names_become_folders(folder: Path) -> None:
     config = of("actor.revision=v2", "actor.tokenizer=org/lm", f"critic.model={folder}")
-    settle_hub(config)
+    check_hub_access(config)
     found = download_models(config).task.agents["solo"]
     assert found.actor.model == str(folder / "cache" / "org" / "lm" / "v2")
     assert found.actor.revision is None
@@ -59,7 +59,7 @@ def test_a_name_that_modelscope_does_not_have(folder: Path) -> None:
 
 def test_without_the_package() -> None:
     with pytest.raises(ConfigError, match=r"hub=modelscope needs the package modelscope; pip install"):
-        settle_hub(of())
+        check_hub_access(of())
 
 
 def test_huggingface_names_stay() -> None:

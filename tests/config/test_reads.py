@@ -22,7 +22,7 @@ READ_BY_CHECKS = {
     "AlgorithmConfig.needs_centralized_critic",
     "RunConfig.resume",
     "RunConfig.num_epochs",
-    "OwnCriticConfig.mini_batch_size",
+    "OptimizedCriticConfig.mini_batch_size",
     "StepsConfig.mini_batch_size",
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.compose.load import compose_node, leaves, resolve
+from ippo_cli.compose.load import compose_node, iter_leaves, resolve_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.secrets import is_secret_name, kept, redacted, refuse_secrets, restored
+from ippo_cli.config.secrets import check_secrets, is_secret_name, mask_secrets, redact_text, restore_secrets
 
 HF = "hf_" + "aB3" * 8
 ENVIRON = {"MY_API_KEY": "canary-71f3-secret", "HF_TOKEN": HF, "HOME": "/home/somebody", "SHORT_TOKEN": "on"}
@@ -19,7 +19,9 @@ def test_names_of_secrets_are_told_from_names_of_tokens() -> None:
 
 
 def test_no_key_of_a_run_has_the_name_of_a_secret() -> None:
-    assert not [key for key, _ in leaves(resolve(compose_node([]))) if is_secret_name(key.rpartition(".")[2])]
+    assert not [
+        key for key, _ in iter_leaves(resolve_config(compose_node([]))) if is_secret_name(key.rpartition(".")[2])
+    ]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +30,7 @@ def test_no_key_of_a_run_has_the_name_of_a_secret() -> None:
 )
 def test_what_looks_like_a_secret_is_refused_without_being_shown(value: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        refuse_secrets({"task": {"train": [f"a {value}"]}}, {})
+        check_secrets({"task": {"train": [f"a {value}"]}}, {})
     assert value not in str(refused.value)
     assert refused.value.key == "task.train"
     assert "${oc.env:MY_API_KEY}" in str(refused.value)
@@ -36,34 +38,34 @@ def test_what_looks_like_a_secret_is_refused_without_being_shown(value: str) -> 
 
 def test_a_value_of_a_secrets_name_is_refused_unless_it_is_the_environments() -> None:
     with pytest.raises(ConfigError, match=r"reward\.api_key=\.\.\. is a secret"):
-        refuse_secrets({"reward": {"api_key": "whatever"}}, ENVIRON)
+        check_secrets({"reward": {"api_key": "whatever"}}, ENVIRON)
     with pytest.raises(ConfigError, match=r"type reward\.token_env=MY_API_KEY$"):  # the name is what that key wants
-        refuse_secrets({"reward": {"token_env": "sk-" + "x1" * 12}}, {})
-    refuse_secrets({"reward": {"api_key": ENVIRON["MY_API_KEY"], "other_key": "", "url": f"https://x?{HF}"}}, ENVIRON)
+        check_secrets({"reward": {"token_env": "sk-" + "x1" * 12}}, {})
+    check_secrets({"reward": {"api_key": ENVIRON["MY_API_KEY"], "other_key": "", "url": f"https://x?{HF}"}}, ENVIRON)
 
 
 @pytest.mark.parametrize("text", ["meta-llama/Llama-3", "https://host/a@b", "e3f8c0a1" * 5, "sk-learn", "{letters}: "])
 def test_ordinary_texts_are_no_secrets(text: str) -> None:
-    refuse_secrets({"actor": {"model": text}}, {})
-    assert redacted(text, {}) == text
+    check_secrets({"actor": {"model": text}}, {})
+    assert redact_text(text, {}) == text
 
 
 def test_what_is_kept_names_the_variable_and_is_read_from_it_again() -> None:
     plain = {"url": f"https://u:{HF}@host", "stop": ["canary-71f3-secret", "on"], "n": 3, "text": "${oc.env:OTHER}"}
-    written = kept(plain, ENVIRON)
+    written = mask_secrets(plain, ENVIRON)
     assert written == {
         "url": "https://u:${oc.env:HF_TOKEN}@host",
         "stop": ["${oc.env:MY_API_KEY}", "on"],
         "n": 3,
         "text": "${oc.env:OTHER}",
     }
-    assert restored(written, ENVIRON) == plain
+    assert restore_secrets(written, ENVIRON) == plain
     with pytest.raises(ConfigError, match="HF_TOKEN"):
-        restored(written, {})
+        restore_secrets(written, {})
 
 
 def test_what_is_said_leaves_secrets_out() -> None:
-    said = redacted(f"call with {HF} and canary-71f3-secret: reward.api_key=abc password='x y' seed=3", ENVIRON)
+    said = redact_text(f"call with {HF} and canary-71f3-secret: reward.api_key=abc password='x y' seed=3", ENVIRON)
     assert said == "call with <HF_TOKEN> and <MY_API_KEY>: reward.api_key=<secret> password=<secret> seed=3"
-    assert redacted("https://me:word@host", {}) == "https://<secret>@host"
-    assert redacted("reward.api_key=${oc.env:MY_API_KEY}", {}) == "reward.api_key=${oc.env:MY_API_KEY}"
+    assert redact_text("https://me:word@host", {}) == "https://<secret>@host"
+    assert redact_text("reward.api_key=${oc.env:MY_API_KEY}", {}) == "reward.api_key=${oc.env:MY_API_KEY}"

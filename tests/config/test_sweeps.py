@@ -7,11 +7,18 @@ from dataclasses import replace
 import pytest
 from omegaconf import OmegaConf
 
-from ippo_cli.compose.load import SWEEPS, compose_node, config_dir, load_config, resolve, typed_sweep
-from ippo_cli.config.checks import check
+from ippo_cli.compose.load import (
+    SWEEP_SCHEMAS,
+    build_sweep_config,
+    compose_node,
+    config_dir,
+    load_config,
+    resolve_config,
+)
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import OptunaSweepConfig, PopulationSweepConfig, SearchConfig
-from ippo_cli.config.sweeps import check_job_of, check_sweep, refuse_alone
+from ippo_cli.config.schema import OptunaSweepConfig, PopulationSweepConfig, SearchSweepConfig
+from ippo_cli.config.sweeps import check_multirun_flag, check_sweep, check_sweep_job
 
 OPTIONS = sorted(file.stem for file in (config_dir() / "sweep").glob("*.yaml"))
 MISSING = object()
@@ -20,24 +27,24 @@ MISSING = object()
 @pytest.mark.parametrize("option", OPTIONS)
 def test_every_sweep_composes_and_searches_over_keys_that_are_there(option: str) -> None:
     node = compose_node([f"sweep={option}", "algorithm=ppo"])
-    sweep = typed_sweep(node)
-    assert type(sweep) is SWEEPS[sweep.kind.value]
+    sweep = build_sweep_config(node)
+    assert type(sweep) is SWEEP_SCHEMAS[sweep.kind.value]
     check_sweep(sweep)
-    for key in sweep.space if isinstance(sweep, SearchConfig) else ():
+    for key in sweep.space if isinstance(sweep, SearchSweepConfig) else ():
         assert OmegaConf.select(node, key, default=MISSING) is not MISSING, key
-    assert "sweep" not in resolve(node)
+    assert "sweep" not in resolve_config(node)
 
 
 def test_a_sweep_is_refused_where_one_run_was_asked_for() -> None:
-    refuse_alone(typed_sweep(compose_node([])))
+    check_multirun_flag(build_sweep_config(compose_node([])))
     with pytest.raises(ConfigError, match=r"^sweep=optuna is about the jobs of a sweep, and this is one run; add -m"):
-        refuse_alone(typed_sweep(compose_node(["sweep=ppo_learning_rates"])))
+        check_multirun_flag(build_sweep_config(compose_node(["sweep=ppo_learning_rates"])))
     with pytest.raises(ConfigError, match=r"^sweep\.at_once=2 is about"):
-        refuse_alone(typed_sweep(compose_node(["sweep.at_once=2"])))
+        check_multirun_flag(build_sweep_config(compose_node(["sweep.at_once=2"])))
 
 
 def test_numbers_that_cannot_be_meant_together_are_refused() -> None:
-    optuna, population = (typed_sweep(compose_node([f"sweep={kind}"])) for kind in ("optuna", "population"))
+    optuna, population = (build_sweep_config(compose_node([f"sweep={kind}"])) for kind in ("optuna", "population"))
     assert isinstance(optuna, OptunaSweepConfig)
     assert isinstance(population, PopulationSweepConfig)
     with pytest.raises(ConfigError, match=r"^sweep\.startup_trials=30 are more than sweep\.trials=20"):
@@ -48,16 +55,16 @@ def test_numbers_that_cannot_be_meant_together_are_refused() -> None:
         check_sweep(replace(population, shrink=1.0))
     never = load_config(["evaluation.every=0", "num_iterations=7"])
     with pytest.raises(ConfigError, match=r"^sweep\.prune=true judges jobs by their held-out scores"):
-        check_job_of(optuna, never)
-    check_job_of(replace(optuna, prune=False), never)
+        check_sweep_job(optuna, never)
+    check_sweep_job(replace(optuna, prune=False), never)
     with pytest.raises(ConfigError, match=r"^sweep\.generations=5 does not divide num_iterations=7; use one of 1 7"):
-        check_job_of(population, never)
+        check_sweep_job(population, never)
     with pytest.raises(ConfigError, match="cannot be divided into generations; give num_iterations instead"):
-        check_job_of(population, replace(never, num_iterations=None, num_epochs=1.0))
+        check_sweep_job(population, replace(never, num_iterations=None, num_epochs=1.0))
 
 
 def test_a_run_cannot_stop_after_its_end() -> None:
     config = load_config(["num_iterations=7"])
-    check(replace(config, stop_after=7), 1)
+    check_config(replace(config, stop_after=7), 1)
     with pytest.raises(ConfigError, match=r"^stop_after=8 is never reached with num_iterations=7; "):
-        check(replace(config, stop_after=8), 1)
+        check_config(replace(config, stop_after=8), 1)

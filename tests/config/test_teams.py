@@ -7,49 +7,54 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.teams import base_of, bases, critics, holders, members
+from ippo_cli.config.teams import agents_by_base, agents_by_critic, agents_by_policy, base_by_policy, policy_by_agent
 
 Make = Callable[..., Any]
 FROZEN = ("task.agents.high.frozen=true",)
 
 
 def test_independent_agents_have_their_own_weights(config: Make) -> None:
-    assert members(config()) == {"low": ("low",), "high": ("high",)}
+    assert agents_by_policy(config()) == {"low": ("low",), "high": ("high",)}
 
 
 def test_without_groups_all_agents_share(config: Make) -> None:
-    assert members(config(("team=shared_policy",))) == {"shared": ("low", "high")}
+    assert agents_by_policy(config(("team=shared_policy",))) == {"shared": ("low", "high")}
 
 
 def test_agents_of_a_group_share_in_the_tasks_order_and_others_stand_alone(config: Make) -> None:
     third = ("team=shared_policy", "++task.agents={mid:{}}", "task.agents.mid.template=x", "task.agents.mid.answer=x")
     made = config(third, **{"team.groups": {"pair": ["mid", "low"]}})
-    assert members(made) == {"pair": ("low", "mid"), "high": ("high",)}
-    assert holders(made) == {"low": "pair", "mid": "pair", "high": "high"}
+    assert agents_by_policy(made) == {"pair": ("low", "mid"), "high": ("high",)}
+    assert policy_by_agent(made) == {"low": "pair", "mid": "pair", "high": "high"}
 
 
 @pytest.mark.parametrize("typed", ["team.groups={pair:[low,high]}", "team.groups.pair=[low,high]"])
 def test_groups_are_typed_on_the_command_line(typed: str) -> None:
-    assert members(load_config(arguments(["team=shared_policy", typed]))) == {"pair": ("low", "high")}
+    assert agents_by_policy(load_config(normalize_arguments(["team=shared_policy", typed]))) == {
+        "pair": ("low", "high")
+    }
 
 
 def test_agents_of_a_group_may_be_sampled_differently_but_for_the_temperature(config: Make) -> None:
     own = {"task.agents.high.rollout.max_new_tokens": 4, "task.agents.high.rollout.top_k": 3}
-    check(config(("team=shared_policy",), **own), 1)
+    check_config(config(("team=shared_policy",), **own), 1)
 
 
 def test_one_critic_for_all_has_steps_of_its_own_where_agents_do_not_agree() -> None:
     typed = ["algorithm=mappo", "critic.shared=true", "critic.ppo_epochs=2", "task.agents.high.algorithm.ppo_epochs=3"]
-    check(load_config(arguments(typed)), 1)
+    check_config(load_config(normalize_arguments(typed)), 1)
 
 
 def test_a_frozen_agent_may_be_of_another_kind_than_those_who_learn() -> None:
-    check(
-        load_config(arguments([*FROZEN, "task.agents.high.actor=full", "task.agents.high.actor.model=some/model"])), 1
+    check_config(
+        load_config(
+            normalize_arguments([*FROZEN, "task.agents.high.actor=full", "task.agents.high.actor.model=some/model"])
+        ),
+        1,
     )
 
 
@@ -57,16 +62,16 @@ def test_groups_belong_to_shared_weights_alone() -> None:
     with pytest.raises(
         ConfigError, match=r"^team\.groups is no key of team=independent; use team=shared_policy or team=shared_base$"
     ):
-        load_config(arguments(["team.groups={pair:[low,high]}"]))
+        load_config(normalize_arguments(["team.groups={pair:[low,high]}"]))
 
 
 def test_critics_go_by_their_agents_names_or_by_that_of_the_team(config: Make) -> None:
-    assert critics(config(("critic=value_head",))) == {}
-    assert critics(config()) == {"low": ("low",), "high": ("high",)}
-    assert critics(config(("critic=centralized", "team=shared_policy"))) == {"shared": ("low", "high")}
+    assert agents_by_critic(config(("critic=value_head",))) == {}
+    assert agents_by_critic(config()) == {"low": ("low",), "high": ("high",)}
+    assert agents_by_critic(config(("critic=centralized", "team=shared_policy"))) == {"shared": ("low", "high")}
     shared = {"critic.shared": True}
-    assert critics(config(("critic=centralized",), **shared)) == {"team": ("low", "high")}
-    assert critics(config(("critic=centralized", "team=shared_policy"), **shared)) == {"team": ("low", "high")}
+    assert agents_by_critic(config(("critic=centralized",), **shared)) == {"team": ("low", "high")}
+    assert agents_by_critic(config(("critic=centralized", "team=shared_policy"), **shared)) == {"team": ("low", "high")}
 
 
 def test_one_critic_for_all_has_one_set_of_values_and_a_name_of_its_own(config: Make) -> None:
@@ -76,17 +81,17 @@ def test_one_critic_for_all_has_one_set_of_values_and_a_name_of_its_own(config: 
         r"for all; set critic.learning_rate for all of them, or use critic.shared=false$"
     )
     with pytest.raises(ConfigError, match=wanted):
-        check(unequal, 1)
+        check_config(unequal, 1)
     unequal.critic.shared = unequal.task.agents["high"].critic.shared = False
     unequal.task.agents["low"].critic.shared = False
-    check(unequal, 1)
+    check_config(unequal, 1)
     named = config(
         ("critic=centralized", "team=shared_policy"), **{"critic.shared": True, "team.groups": {"team": ["low"]}}
     )
     with pytest.raises(
         ConfigError, match=r"^critic.shared=true makes a critic named team, and an agent or a group has"
     ):
-        check(named, 1)
+        check_config(named, 1)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +120,13 @@ def test_one_critic_for_all_has_one_set_of_values_and_a_name_of_its_own(config: 
 )
 def test_adapters_and_bases_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(load_config(overrides), 1)
+        check_config(load_config(overrides), 1)
 
 
 def test_agents_on_one_base_may_differ_in_all_that_is_their_own() -> None:
     own = ["task.agents.high.actor.rank=4", "task.agents.high.actor.learning_rate=0.1", "task.agents.low.critic.rank=2"]
     config = load_config(["actor=tiny_lora", "critic=adapter", "team=shared_base", *own])
-    check(config, 1)
-    assert members(config) == {"low": ("low",), "high": ("high",)}
-    assert bases(config) == {"shared": ("low", "high")}
-    assert base_of(config) == {"low": "shared", "high": "shared"}
+    check_config(config, 1)
+    assert agents_by_policy(config) == {"low": ("low",), "high": ("high",)}
+    assert agents_by_base(config) == {"shared": ("low", "high")}
+    assert base_by_policy(config) == {"low": "shared", "high": "shared"}

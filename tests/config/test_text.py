@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.config.text import cut, fitting, format_table, listed, shortened, text_width
+from ippo_cli.config.text import format_table, join_fitting, join_names, shorten_name, text_width, truncate_text
 
 
 @pytest.mark.parametrize(("text", "width"), [("", 0), ("abc", 3), ("中文", 4), ("é", 1), ("e\u0301", 1), ("…▁", 2)])
@@ -13,34 +13,34 @@ def test_the_width_of_a_text_is_counted_in_columns(text: str, width: int) -> Non
 
 
 def test_a_text_is_cut_to_a_width_and_says_so() -> None:
-    assert cut("x" * 160) == "x" * 160
-    assert cut("x" * 161) == "x" * 159 + "…"
+    assert truncate_text("x" * 160) == "x" * 160
+    assert truncate_text("x" * 161) == "x" * 159 + "…"
     for text in ("中" * 500, "e\u0301" * 500, "a中" * 500):
-        assert 157 <= text_width(cut(text)) <= 160
-        assert cut(text).endswith("…")
+        assert 157 <= text_width(truncate_text(text)) <= 160
+        assert truncate_text(text).endswith("…")
 
 
 @pytest.mark.parametrize("name", ["writer_of_the_first_part_1", "中" * 30, "n" * 70])
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 24])
 def test_a_shortened_name_fits(name: str, width: int) -> None:
-    assert text_width(shortened(name, width)) <= width
-    assert shortened("low", 3) == "low"
+    assert text_width(shorten_name(name, width)) <= width
+    assert shorten_name("low", 3) == "low"
 
 
 def test_names_are_listed_shortly() -> None:
-    assert listed(["low"]) == "low"
-    assert listed(["low", "high"]) == "low and high"
-    assert listed(["a", "b", "c"]) == "a, b and c"
-    assert listed([f"a{number}" for number in range(20)]) == "a0, a1, a2 and 17 more"
-    assert listed(["n" * 70 + "_1", "b"]) == "n" * 15 + "…" + "n" * 6 + "_1 and b"
+    assert join_names(["low"]) == "low"
+    assert join_names(["low", "high"]) == "low and high"
+    assert join_names(["a", "b", "c"]) == "a, b and c"
+    assert join_names([f"a{number}" for number in range(20)]) == "a0, a1, a2 and 17 more"
+    assert join_names(["n" * 70 + "_1", "b"]) == "n" * 15 + "…" + "n" * 6 + "_1 and b"
 
 
 def test_as_many_parts_are_shown_as_fit_and_the_others_counted() -> None:
     parts = ["first", "second", "third"]
-    assert fitting(parts, 20) == "first, second, third"
-    assert fitting(parts, 19) == "first, and 2 more"
-    assert fitting(parts, 3) == "3 more"
-    assert fitting([], 3) == ""
+    assert join_fitting(parts, 20) == "first, second, third"
+    assert join_fitting(parts, 19) == "first, and 2 more"
+    assert join_fitting(parts, 3) == "3 more"
+    assert join_fitting([], 3) == ""
 
 
 def test_a_table_that_is_too_wide_is_wrapped() -> None:

@@ -8,15 +8,15 @@ from datetime import datetime
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.time_limit import check_time_limit, limit_of
+from ippo_cli.config.time_limit import check_deadline, resolve_deadline
 
 
 def test_a_limit_is_seconds_from_the_start_or_a_time_or_the_jobs_end() -> None:
-    assert limit_of(None, 100.0, lambda: 7.0) is None
-    assert limit_of("auto", 100.0, lambda: 7.0) == 7.0
-    assert limit_of("3600", 100.0, lambda: 7.0) == 3700.0
-    assert limit_of("2030-01-31T18:00:00+01:00", 100.0, lambda: 7.0) == 1896109200.0
-    assert limit_of("2030-01-31T18:00", 0.0, lambda: 7.0) == datetime(2030, 1, 31, 18).timestamp()
+    assert resolve_deadline(None, 100.0, lambda: 7.0) is None
+    assert resolve_deadline("auto", 100.0, lambda: 7.0) == 7.0
+    assert resolve_deadline("3600", 100.0, lambda: 7.0) == 3700.0
+    assert resolve_deadline("2030-01-31T18:00:00+01:00", 100.0, lambda: 7.0) == 1896109200.0
+    assert resolve_deadline("2030-01-31T18:00", 0.0, lambda: 7.0) == datetime(2030, 1, 31, 18).timestamp()
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ def test_a_limit_is_seconds_from_the_start_or_a_time_or_the_jobs_end() -> None:
 )
 def test_what_is_no_time_to_come_is_refused(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check_time_limit(text)
+        check_deadline(text)
 
 
 def test_a_time_to_come_is_taken() -> None:
-    check_time_limit(datetime.fromtimestamp(time.time() + 60).isoformat())
+    check_deadline(datetime.fromtimestamp(time.time() + 60).isoformat())

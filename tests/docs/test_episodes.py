@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from spoken import episode
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
-from ippo_cli.compose.user_files import check_own_files
-from ippo_cli.config.checks import check
+from ippo_cli.compose.user_files import check_user_files
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.schema import ConversationConfig, ReasoningGymConfig
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.planning.preview import preview
+from ippo_cli.planning.preview import preview_episode
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import prompt_formats
@@ -42,17 +42,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: list[str], folder: Path) -> None:
-    overrides = arguments(words)
-    check_own_files(overrides)
+    overrides = normalize_arguments(words)
+    check_user_files(overrides)
     config = load_config(overrides)
     package = config.task.kind.value
     if package in ("gymnasium", "pettingzoo", "reasoning_gym") and find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
-    check(config, config.launch.processes)
+    check_config(config, config.launch.processes)
     build_reward(config.reward, config.task.agents)
     tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])
     formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
-    shown = preview(load_task(config.task, config.seed), formats)
+    shown = preview_episode(load_task(config.task, config.seed), formats)
     assert not shown.end.startswith("fails")
     assert len(shown.turns) >= (1 if isinstance(config.task, ReasoningGymConfig) else 2)
     if isinstance(config.task, ConversationConfig):

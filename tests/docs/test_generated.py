@@ -11,8 +11,8 @@ import pytest
 from loaded import loaded
 
 from ippo_cli.compose.aliases import read_projects
-from ippo_cli.compose.diagnose import groups
-from ippo_cli.compose.load import KINDS, PLAIN, compose_node, leaves, resolve
+from ippo_cli.compose.diagnose import config_groups
+from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, compose_node, iter_leaves, resolve_config
 from ippo_cli.reporting.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -43,10 +43,10 @@ def test_a_page_that_differs_from_the_code_is_named(
 
 def test_the_pages_name_every_key_metric_and_alias() -> None:
     config = (ROOT / "docs/config.md").read_text()
-    values = resolve(compose_node([]))
-    for group in (*PLAIN, *KINDS):
+    values = resolve_config(compose_node([]))
+    for group in (*SINGLE_SCHEMAS, *KINDS):
         section = config.split(f"\n## `{group}=`")[1].split("\n## ")[0]
-        for name, _ in leaves(values[group]):
+        for name, _ in iter_leaves(values[group]):
             assert name.startswith("agents") or f"| `{name}` |" in section, (group, name)
     metrics = (ROOT / "docs/metrics.md").read_text()
     assert all(f"| `{key}` |" in metrics for key in METRICS)
@@ -56,7 +56,7 @@ def test_the_pages_name_every_key_metric_and_alias() -> None:
 
 def test_help_lists_every_group_with_every_option() -> None:
     text = (ROOT / "src/ippo_cli/cli/help.txt").read_text()
-    for group, options in groups().items():
+    for group, options in config_groups().items():
         lines = re.search(rf"^  {group} +(.*(?:\n {{14}}\S.*)*)$", text, re.MULTILINE)
         assert group == "experiment" or lines is not None, group
         listed = " ".join(lines[1].split()) if lines else ""

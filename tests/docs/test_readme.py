@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
-from ippo_cli.compose.user_files import check_own_files
-from ippo_cli.config.checks import check
+from ippo_cli.compose.user_files import check_user_files
+from ippo_cli.config.checks import check_config
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
@@ -38,10 +38,10 @@ def test_a_command_of_the_readme_composes_and_passes_the_checks(
     monkeypatch.chdir(tmp_path)
     [task_file] = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     Path("mine.yaml").write_text(task_file)
-    overrides = arguments(words)
-    check_own_files(overrides)
+    overrides = normalize_arguments(words)
+    check_user_files(overrides)
     config = load_config(overrides)
-    check(config, config.launch.processes)
+    check_config(config, config.launch.processes)
     for agent in config.task.agents.values() if "actor=full" in words else ():
         assert agent.actor.dtype.value == "bf16"
         assert agent.actor.learning_rate <= 1e-5

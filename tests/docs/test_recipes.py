@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.load import compose_node, config_dir, load_config, resolve
-from ippo_cli.config.checks import check
-from ippo_cli.config.python_names import names_code
+from ippo_cli.compose.load import compose_node, config_dir, load_config, resolve_config
+from ippo_cli.config.checks import check_config
+from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.user_code.load import load_function
 
 PAGE = (Path(__file__).parents[2] / "docs/recipes.md").read_text()
@@ -18,13 +18,13 @@ EXPERIMENTS = sorted(file.stem for file in (config_dir() / "experiment").glob("*
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_recipe_for_a_pretrained_model_is_in_the_table(name: str) -> None:
-    pretrained = resolve(compose_node([f"+experiment={name}"]))["actor"]["kind"] in ("full", "lora")
+    pretrained = resolve_config(compose_node([f"+experiment={name}"]))["actor"]["kind"] in ("full", "lora")
     assert (f"\n| `{name}` |" in PAGE) == pretrained
 
 
 def test_what_the_page_names_is_there() -> None:
     assert set(re.findall(r"\+experiment=([\w.]+)", PAGE)) - {"NAME"} <= set(EXPERIMENTS)
-    functions = [name for name in re.findall(r"ippo_cli\.[\w.]+:\w+", PAGE) if names_code(name)]
+    functions = [name for name in re.findall(r"ippo_cli\.[\w.]+:\w+", PAGE) if is_code_reference(name)]
     assert functions
     for name in functions:
         load_function(name, "task.train")
@@ -44,4 +44,4 @@ def test_a_published_recipe_takes_the_values_for_a_laptop(name: str) -> None:
     typed = re.findall(r"^ippo-train \+experiment=gsm8k_qwen2\.5_0\.5b (.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
     values = typed.replace("\\\n", " ").split()
     assert all(value in PAGE for value in PUBLISHED[name])
-    check(load_config([f"+experiment={name}", *values, *PUBLISHED[name]]), 1)
+    check_config(load_config([f"+experiment={name}", *values, *PUBLISHED[name]]), 1)

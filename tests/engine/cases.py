@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ippo_cli.compose.exits import leave
+from ippo_cli.compose.exits import exit_process
 from ippo_cli.config.errors import PreemptionRequested, RewardError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine, StepResult
@@ -591,12 +591,12 @@ def collectives(_: Path) -> Any:
     single = torch.arange(4) == (1 if r == 0 else -1)
     source = torch.arange(3.0) + r
     try:
-        distributed.same_everywhere(f"hash{min(r, 1)}", "config")
+        distributed.check_same_on_ranks(f"hash{min(r, 1)}", "config")
         disagreement = ""
     except RuntimeError as error:
         disagreement = str(error)
-    distributed.same_everywhere("hash", "config")
-    said = [distributed.first_to_say(message) for message in ("one", "two", "one")]
+    distributed.check_same_on_ranks("hash", "config")
+    said = [distributed.claim_log_once(message) for message in ("one", "two", "one")]
     distributed.barrier()
     return distributed.gather_objects(
         {
@@ -749,7 +749,7 @@ def leaving_together(_: Path) -> Any:
             raise KeyError("not among those")  # on every rank
     except KeyError:
         found["others pass"] = distributed.gather_objects(distributed.rank())
-    found["steps"] = len(set(distributed.gather_objects(distributed.steps_taken()))) == 1
+    found["steps"] = len(set(distributed.gather_objects(distributed.collective_count()))) == 1
     found["words"] = distributed.exchange_exit_reports(f"words of {distributed.rank()}", 20.0)
     return distributed.gather_objects(found)
 
@@ -779,7 +779,7 @@ def main(out: Path) -> None:
     if ranks.rank == 0:
         torch.save(results, out / "results.pt")
     distributed.shutdown()
-    leave(0)
+    exit_process(0)
 
 
 if __name__ == "__main__":

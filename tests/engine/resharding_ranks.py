@@ -9,7 +9,7 @@ import torch
 from cases import build, update
 from torch import Tensor
 
-from ippo_cli.compose.exits import leave
+from ippo_cli.compose.exits import exit_process
 from ippo_cli.engine import distributed
 
 KINDS = [*((stage, "fp32") for stage in (0, 1, 2, 3)), (1, "bf16"), (3, "bf16")]
@@ -50,4 +50,4 @@ def main(root: Path) -> None:
 
 if __name__ == "__main__":
     main(Path(sys.argv[1]))
-    leave(0)
+    exit_process(0)

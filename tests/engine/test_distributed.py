@@ -22,7 +22,7 @@ def test_without_a_process_group_every_collective_is_an_identity() -> None:
     assert not distributed.any_rank(False)
     assert distributed.broadcast_object("a") == "a"
     assert distributed.gather_objects("a") == ["a"]
-    distributed.same_everywhere("a", "config")
+    distributed.check_same_on_ranks("a", "config")
     mean, variance = distributed.masked_moments(x, torch.tensor([True, False, True]))
     assert (mean.item(), variance.item()) == (2.5, 4.5)
 
@@ -35,7 +35,7 @@ def test_ranks_know_their_place(results: dict[str, Any]) -> None:
 def test_what_all_ranks_find_out_is_said_by_one_of_them(results: dict[str, Any]) -> None:
     said = [rank["said"] for rank in results["collectives"]]
     assert [sum(column) for column in zip(*said, strict=True)] == [1, 1, 0]
-    assert distributed.first_to_say("one"), "without a process group there is nobody else"
+    assert distributed.claim_log_once("one"), "without a process group there is nobody else"
 
 
 def test_reductions_are_the_same_on_every_rank_and_leave_their_input(results: dict[str, Any]) -> None:

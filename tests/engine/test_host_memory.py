@@ -92,8 +92,8 @@ def test_a_container_sees_its_own_group_at_the_top(tmp_path: Path, membership: s
     }
     found = host_memory(written(tmp_path, files))
     assert (found.total, found.left) == (1000, 100)
-    assert found.scarce
-    assert not HostMemory(total=1000, left=250).scarce
+    assert found.is_scarce
+    assert not HostMemory(total=1000, left=250).is_scarce
 
 
 @pytest.mark.parametrize("limit", ["0", "max", "", str(2**63 - 4096)])

@@ -12,15 +12,15 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine.launchers import (
     Ranks,
     cores_per_rank,
+    detect_ranks,
     external_world_size,
     first_host,
-    job_end,
+    job_end_time,
     job_id,
     local_world_size,
-    meeting_point,
     node_rank,
-    ranks_from,
-    unused_world_size,
+    rendezvous_address,
+    unused_world_size_warning,
 )
 
 SRUN = {
@@ -47,21 +47,21 @@ def test_each_of_several_machines_is_told_its_number() -> None:
 
 
 def test_a_process_started_alone_is_rank_0_of_1() -> None:
-    assert ranks_from({}) == Ranks(rank=0, world_size=1, local_rank=0)
+    assert detect_ranks({}) == Ranks(rank=0, world_size=1, local_rank=0)
 
 
 def test_torchrun_names_the_ranks_also_inside_slurm() -> None:
-    assert ranks_from({**SRUN, **TORCHRUN}) == Ranks(rank=2, world_size=4, local_rank=0)
+    assert detect_ranks({**SRUN, **TORCHRUN}) == Ranks(rank=2, world_size=4, local_rank=0)
 
 
 def test_srun_names_the_ranks() -> None:
-    assert ranks_from(SRUN) == Ranks(rank=5, world_size=8, local_rank=1)
+    assert detect_ranks(SRUN) == Ranks(rank=5, world_size=8, local_rank=1)
 
 
 def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
     script = {key: value for key, value in SRUN.items() if key != "SLURM_STEP_ID"}
-    assert ranks_from(script).world_size == 1
-    assert ranks_from({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}).world_size == 1
+    assert detect_ranks(script).world_size == 1
+    assert detect_ranks({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}).world_size == 1
     assert external_world_size(script) is None
     assert external_world_size(SRUN) == 8
 
@@ -69,7 +69,7 @@ def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
 def test_the_shell_that_salloc_opens_is_no_rank_though_its_job_has_several_tasks() -> None:
     shell = {**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     assert external_world_size(shell) is None
-    assert ranks_from(shell).world_size == 1
+    assert detect_ranks(shell).world_size == 1
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_a_job_has_one_name_however_often_it_is_started(environ: dict[str, str],
 )
 def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        ranks_from(environ)
+        detect_ranks(environ)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], mes
     ],
 )
 def test_local_rank_follows_from_other_variables(environ: dict[str, str], expected: int) -> None:
-    assert ranks_from(environ).local_rank == expected
+    assert detect_ranks(environ).local_rank == expected
 
 
 @pytest.mark.parametrize(
@@ -160,30 +160,30 @@ def test_local_rank_follows_from_other_variables(environ: dict[str, str], expect
     ],
 )
 def test_unused_number_of_processes_is_reported(environ: dict[str, str], ranks: int, named: str | None) -> None:
-    line = unused_world_size(environ, ranks)
+    line = unused_world_size_warning(environ, ranks)
     assert (line is None) == (named is None)
     assert named is None or (line or "").startswith(f"{named} is set in the environment")
 
 
 def test_the_end_of_a_job_that_is_over_is_ignored() -> None:
-    assert job_end({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1000000000"}) is None
+    assert job_end_time({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1000000000"}) is None
 
 
 def test_ranks_meet_where_the_launcher_says() -> None:
-    assert meeting_point({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}) == ("head", 1234)
+    assert rendezvous_address({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}) == ("head", 1234)
 
 
 def test_ranks_of_srun_meet_on_the_first_machine_at_a_port_of_their_step() -> None:
-    address, port = meeting_point(SRUN)
+    address, port = rendezvous_address(SRUN)
     assert address == "gpu004"
     assert 20_000 <= port < 30_000
-    assert meeting_point({**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == (address, port)
-    assert meeting_point({**SRUN, "SLURM_STEP_ID": "1"})[1] != port
+    assert rendezvous_address({**SRUN, "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}) == (address, port)
+    assert rendezvous_address({**SRUN, "SLURM_STEP_ID": "1"})[1] != port
 
 
 def test_ranks_without_a_meeting_point_are_refused() -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT are not set"):
-        meeting_point(TORCHRUN)
+        rendezvous_address(TORCHRUN)
 
 
 @pytest.mark.parametrize(
@@ -204,19 +204,19 @@ def test_the_first_machine_of_a_node_list(nodelist: str, host: str) -> None:
 def test_a_jobs_end_is_what_slurm_says_in_its_variables_or_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert job_end({}) is None
-    assert job_end({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1893456000"}) == 1893456000.0
+    assert job_end_time({}) is None
+    assert job_end_time({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1893456000"}) == 1893456000.0
     command = tmp_path / "scontrol"
     command.write_text(
         "#!/bin/sh\necho JobId=$3 StartTime=2029-12-31T00:00:00 EndTime=2030-01-01T00:00:00 Deadline=N/A\n"
     )
     command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert job_end({"SLURM_JOB_ID": "7"}) == datetime(2030, 1, 1).timestamp()
+    assert job_end_time({"SLURM_JOB_ID": "7"}) == datetime(2030, 1, 1).timestamp()
     command.write_text(
         '#!/bin/sh\n[ "$3" = 7_2 ] && echo EndTime=2030-01-01T00:00:00 || echo EndTime=2031-01-01T00:00:00\n'
     )
     task = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "2"}
-    assert job_end(task) == datetime(2030, 1, 1).timestamp(), "of another task of the array"
+    assert job_end_time(task) == datetime(2030, 1, 1).timestamp(), "of another task of the array"
     command.write_text("#!/bin/sh\necho JobId=$3 EndTime=Unknown\n")
-    assert job_end({"SLURM_JOB_ID": "7"}) is None
+    assert job_end_time({"SLURM_JOB_ID": "7"}) is None

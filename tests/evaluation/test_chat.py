@@ -6,29 +6,29 @@ from collections.abc import Iterable
 
 import pytest
 
-from ippo_cli.evaluation.chat import COMMANDS, _Again, _Left, _line
+from ippo_cli.evaluation.chat import COMMANDS, _ExitRequested, _read_line, _ResetRequested
 
 
 def line(*typed: str) -> tuple[str, list[str]]:
     """The line that a model reads, and what was said before."""
     lines: Iterable[str] = iter(typed)
     said: list[str] = []
-    return _line(lambda prompt: next(lines, None), said.append, "you> "), said
+    return _read_line(lambda prompt: next(lines, None), said.append, "you> "), said
 
 
 @pytest.mark.parametrize("command", ["/exit", "/quit", " /QUIT ", "/bye", "/q"])
 def test_a_conversation_ends(command: str) -> None:
-    with pytest.raises(_Left):
+    with pytest.raises(_ExitRequested):
         line(command)
 
 
 def test_the_end_of_the_input_ends_it() -> None:
-    with pytest.raises(_Left):
+    with pytest.raises(_ExitRequested):
         line("", "  ")
 
 
 def test_a_conversation_begins_again() -> None:
-    with pytest.raises(_Again):
+    with pytest.raises(_ResetRequested):
         line("/reset")
 
 

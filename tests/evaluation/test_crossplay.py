@@ -13,19 +13,19 @@ import torch
 from folders import model_folder
 from small import small_config, train
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig
 from ippo_cli.evaluation.crossplay import (
     Origin,
-    _gap_error,
-    _refuse_too_many,
-    _tables,
-    cells,
+    _build_tables,
+    _check_memory,
+    _gap_standard_error,
     cross_play,
     standard_error,
+    table_cells,
 )
-from ippo_cli.evaluation.evaluate_run import Subject, evaluate_run, load_policies
+from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, evaluate_run, load_policies
 from ippo_cli.models.actor import load_causal_lm
 from ippo_cli.models.lora import FrozenBase
 from ippo_cli.training.evaluate import Evaluation
@@ -35,7 +35,7 @@ CODES = {"one": dict(zip("abcd", "wxyz", strict=True)), "other": dict(zip("abcd"
 
 
 def test_one_agent_of_a_row_stands_beside_all_others_of_a_column() -> None:
-    found = {(row, column): pairing for row, column, pairing in cells(["a", "b", "c"], "b", 2)}
+    found = {(row, column): pairing for row, column, pairing in table_cells(["a", "b", "c"], "b", 2)}
     assert found == {(0, 0): (0, 0, 0), (0, 1): (1, 0, 1), (1, 0): (0, 1, 0), (1, 1): (1, 1, 1)}
 
 
@@ -51,8 +51,8 @@ def test_several_samples_of_a_row_are_not_so_many_rows() -> None:
         rows = {f"sampled/{name}": scores.repeat_interleave(often) for name in ("a/score", "b/score", "score")}
         metrics, generations = dict.fromkeys(rows, 0.5), {"sampled": often}
         one = Evaluation(metrics=metrics, samples=[], rows=rows, generations=generations, failed={})
-        found = {pairing: one for _, _, pairing in cells(["a", "b"], "a", 2)}
-        [table] = _tables(["a", "b"], 2, found, "sampled/score")
+        found = {pairing: one for _, _, pairing in table_cells(["a", "b"], "a", 2)}
+        [table] = _build_tables(["a", "b"], 2, found, "sampled/score")
         errors.append(table.standard_errors[0][0])
     assert errors[0] == errors[1] == pytest.approx(3**-0.5 / 2)
 
@@ -61,11 +61,11 @@ def test_the_error_of_the_gap_is_of_the_mean_over_cells_whatever_rows_they_lack(
     generator = torch.Generator().manual_seed(0)
     full = [torch.randn(200, generator=generator, dtype=torch.float64) for _ in range(4)]
     own, cross = torch.stack(full[:2]).mean(dim=0), torch.stack(full[2:]).mean(dim=0)
-    assert _gap_error(full[:2], full[2:]) == pytest.approx(standard_error(own - cross))
+    assert _gap_standard_error(full[:2], full[2:]) == pytest.approx(standard_error(own - cross))
     few = torch.full_like(full[0], math.nan)
     few[:8] = full[0][:8]  # half of the self-play mean hangs on eight rows, whose error is the largest by far
-    assert _gap_error([few, full[1]], full[2:]) == pytest.approx(standard_error(few) / 2, rel=0.2)
-    assert math.isnan(_gap_error([torch.full_like(few, math.nan), full[1]], full[2:]))
+    assert _gap_standard_error([few, full[1]], full[2:]) == pytest.approx(standard_error(few) / 2, rel=0.2)
+    assert math.isnan(_gap_standard_error([torch.full_like(few, math.nan), full[1]], full[2:]))
 
 
 def record_of(folder: Path) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_runs_with_unlike_conventions_understand_themselves_and_not_each_other(
     for name, code in CODES.items():
         train_file = tmp_path / f"{name}.jsonl"
         train_file.write_text("".join(json.dumps({"signal": a, "code": b}) + "\n" for a, b in code.items()))
-        keys = arguments(
+        keys = normalize_arguments(
             [
                 "task=jsonl",
                 """task.agents={sender:{template:"{signal}>",warm_start_answer:"{code}"},"""
@@ -190,9 +190,9 @@ def test_a_base_is_loaded_once_for_all_adapters_on_it(team: str, tmp_path: Path)
     for name in ("one", "other"):
         adapters = {agent: saved_adapter(tmp_path / name / agent, folder, config) for agent in config.task.agents}
         models = {agent: began | {"adapter": began | {"model": str(place)}} for agent, place in adapters.items()}
-        origin = Origin(name=name, config=config, subject=Subject(name=name, models=models, told={}))
-        policies += load_policies(config, origin.subject, torch.device("cpu"), loaded).values()
-    assert _refuse_too_many([origin]).models == 1 == len({id(one.policy.lm) for one in policies})
+        origin = Origin(name=name, config=config, weights=EvaluatedWeights(name=name, models=models, told={}))
+        policies += load_policies(config, origin.weights, torch.device("cpu"), loaded).values()
+    assert _check_memory([origin]).models == 1 == len({id(one.policy.lm) for one in policies})
     assert len({one.policy.adapter.name for one in policies}) == 4
 
 

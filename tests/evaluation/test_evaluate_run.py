@@ -13,30 +13,32 @@ from small import small_config, train
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
-from ippo_cli.config.teams import holders
+from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.evaluation.compare import compare
 from ippo_cli.evaluation.evaluate_run import (
     evaluate_model,
     evaluate_run,
-    examination,
-    file_name,
     find_weights,
-    one_model,
+    open_evaluation_task,
+    result_file_name,
     samples_file,
+    single_model_weights,
 )
 
 
 def test_an_evaluation_with_other_settings_has_another_name() -> None:
-    assert file_name("step_00000002", 7, ["evaluation.seed=7"]) == "step_00000002-seed7.json"
-    names = {file_name("step_00000002", 7, [text]) for text in ("rollout.temperature=0.5", "rollout.temperature=0.7")}
+    assert result_file_name("step_00000002", 7, ["evaluation.seed=7"]) == "step_00000002-seed7.json"
+    names = {
+        result_file_name("step_00000002", 7, [text]) for text in ("rollout.temperature=0.5", "rollout.temperature=0.7")
+    }
     assert len(names) == 2
     assert all(name.startswith("step_00000002-seed7-") for name in names)
-    assert file_name("step_00000002", 7, ["rollout.temperature=0.5", "evaluation.seed=7"]) in names
+    assert result_file_name("step_00000002", 7, ["rollout.temperature=0.5", "evaluation.seed=7"]) in names
 
 
 def test_what_a_reward_lacks_is_told_before_weights_are_looked_for(tmp_path: Path) -> None:
     def begun(*keys: str) -> None:
-        with examination(load_config(["task=sorting", *keys]), torch.device("cpu")):
+        with open_evaluation_task(load_config(["task=sorting", *keys]), torch.device("cpu")):
             pass
 
     with pytest.raises(PreflightError, match=r"reward\.url=http://127\.0\.0\.1:9/score"):
@@ -86,7 +88,7 @@ def test_scores_are_written_with_the_overrides_that_made_them_and_with_every_sam
     typed = ["rollout.temperature=0.5", "evaluation.num_generations=2"]
     config, _ = small_config(run.parents[1], *typed)
     target = evaluate_run(config, run, "latest", typed)
-    assert target.name == file_name("step_00000001", 1234, typed)
+    assert target.name == result_file_name("step_00000001", 1234, typed)
     written = json.loads(target.read_text())
     assert written["overrides"] == typed
     assert 0 <= written["sampled/score"] <= 1
@@ -104,7 +106,7 @@ def test_scores_are_written_with_the_overrides_that_made_them_and_with_every_sam
 @pytest.mark.slow
 def test_weights_are_compared_row_by_row_with_what_they_were_and_with_another_model(run: Path) -> None:
     config, _ = small_config(run.parents[1])
-    known = holders(config)
+    known = policy_by_agent(config)
     one = find_weights(run, "latest", known)
     same = compare((config, one), (config, find_weights(run, "initial", known)), ("a", "b"), run, [])
     written = json.loads(same.read_text())
@@ -112,7 +114,7 @@ def test_weights_are_compared_row_by_row_with_what_they_were_and_with_another_mo
     assert {(row["difference"], row["p"]) for row in written["differences"].values()} == {(0.0, 1.0)}
     assert written["one"]["metrics"] == written["other"]["metrics"]
     assert len(samples_file(same).read_text().splitlines()) == 2 * 16
-    low = one_model(config, str(run / "initial" / "low"))
+    low = single_model_weights(config, str(run / "initial" / "low"))
     other = json.loads(compare((config, one), (config, low), ("a", "low"), run, []).read_text())
     assert {record["model"] for record in other["other"]["models"].values()} == {str(run / "initial" / "low")}
     row = other["differences"]["sampled/high/response_length"]

@@ -9,7 +9,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.evaluation.exclude_trained_rows import unseen_rows
+from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
 from ippo_cli.tasks.task import SOURCES
 
 LETTERS = ("task=probe_conditional", "task.alphabet=abcd", "task.length=2", "task.eval_size=6")
@@ -18,17 +18,17 @@ LETTERS = ("task=probe_conditional", "task.alphabet=abcd", "task.length=2", "tas
 def test_held_out_rows_that_a_run_of_another_seed_was_trained_on_are_left_out() -> None:
     one = load_config([*LETTERS, "task.train_size=6", "seed=1"])
     held_out = SOURCES[one.task.kind](one.task, one.seed)[1]
-    assert unseen_rows(one.task, held_out, {Path("alike"): replace(one, seed=1)}) == list(range(6))
+    assert exclude_trained_rows(one.task, held_out, {Path("alike"): replace(one, seed=1)}) == list(range(6))
     other = replace(one, seed=2)
     trained = [row["letters"] for row in SOURCES[one.task.kind](other.task, 2)[0]]
     kept = [place for place, row in enumerate(held_out) if row["letters"] not in trained]
     assert 0 < len(kept) < 6
-    assert unseen_rows(one.task, held_out, {Path("alike"): one, Path("other"): other}) == kept
+    assert exclude_trained_rows(one.task, held_out, {Path("alike"): one, Path("other"): other}) == kept
     with pytest.raises(PreflightError, match=r"^run=other: .* trained on every held-out row .* runs of one seed"):
-        unseen_rows(one.task, [row for row in held_out if row["letters"] in trained], {Path("other"): other})
+        exclude_trained_rows(one.task, [row for row in held_out if row["letters"] in trained], {Path("other"): other})
 
 
 def test_signals_are_those_of_the_training_in_any_run() -> None:
     one = load_config(["task=signalling", "task.train_size=8", "task.eval_size=8", "seed=1"])
     held_out = SOURCES[one.task.kind](one.task, 1)[1]
-    assert unseen_rows(one.task, held_out, {Path("other"): replace(one, seed=2)}) == list(range(8))
+    assert exclude_trained_rows(one.task, held_out, {Path("other"): replace(one, seed=2)}) == list(range(8))

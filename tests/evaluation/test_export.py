@@ -14,18 +14,18 @@ from safetensors.torch import load_file, save_file
 from small import train
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ippo_cli.agents.frozen import frozen_agent
+from ippo_cli.agents.frozen import load_frozen_agent
 from ippo_cli.compose.load import from_yaml
 from ippo_cli.config.adapters import ADAPTER_FILES as FILES
 from ippo_cli.config.adapters import PEFT_PREFIX as PREFIX
 from ippo_cli.config.errors import ConfigError, StorageError
 from ippo_cli.config.schema import Dtype
 from ippo_cli.evaluation import export as module
-from ippo_cli.evaluation.chat import Talk, chat
-from ippo_cli.evaluation.evaluate_run import adapters_of, find_weights
-from ippo_cli.evaluation.export import Wanted, export
-from ippo_cli.models.critic import ValueModel, value_head_from
-from ippo_cli.reporting.sample_table import harmless
+from ippo_cli.evaluation.chat import ChatSettings, chat
+from ippo_cli.evaluation.evaluate_run import adapters_by_agent, find_weights
+from ippo_cli.evaluation.export import ExportRequest, export_agents
+from ippo_cli.models.critic import ValueModel, load_value_head
+from ippo_cli.reporting.sample_table import escape_lines
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +49,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def wanted(run: Path, to: Path, **changes: object) -> Wanted:
+def wanted(run: Path, to: Path, **changes: object) -> ExportRequest:
     values = {"checkpoint": "latest", "agents": (), "merged": True, "critic": False, "command": "ippo-export run=x"}
-    return Wanted(run=run, to=to, **{**values, **changes})  # type: ignore[arg-type]
+    return ExportRequest(run=run, to=to, **{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Path, tmp_path: Path) -> None:
     config, said = from_yaml(run / "config.yaml"), list[str]()
-    to = export(config, wanted(run, tmp_path / "all", critic=True), said.append)
+    to = export_agents(config, wanted(run, tmp_path / "all", critic=True), said.append)
     assert sorted(path.name for path in to.iterdir()) == ["export.json", "high", "low"]
     assert not list(tmp_path.glob(".*")), "nothing beside it"
     checkpoint = run / "checkpoints" / "step_00000001"
@@ -74,7 +74,7 @@ def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Pa
     assert values["value_head.out.weight"].shape == (1, 32)
     critic = ValueModel.from_pretrained(to / "low" / "critic")
     low = AutoModelForCausalLM.from_pretrained(to / "low")
-    head = value_head_from(checkpoint / "low" / "critic")
+    head = load_value_head(checkpoint / "low" / "critic")
     ids = torch.arange(3, 20)[None]
     hidden = low.base_model(input_ids=ids).last_hidden_state
     read = critic.value_head(critic.backbone(input_ids=ids).last_hidden_state)
@@ -99,20 +99,22 @@ def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Pa
     assert 0 < record["agents"]["low"]["deviation"] < 1e-4, "an adapter that was merged differs by rounding"
     assert "low/model.safetensors" in record["files"]
     with pytest.raises(ConfigError, match="is there already"):
-        export(config, wanted(run, to), said.append)
+        export_agents(config, wanted(run, to), said.append)
 
 
 @pytest.mark.slow
 def test_an_adapter_is_exported_alone_for_those_who_have_one(run: Path, tmp_path: Path) -> None:
     config = from_yaml(run / "config.yaml")
     with pytest.raises(ConfigError, match="merged=false asks for adapters, and agent high is trained as a whole"):
-        export(config, wanted(run, tmp_path / "adapter", merged=False), print)
-    to = export(config, wanted(run, tmp_path / "adapter", merged=False, agents=["low"]), print)
+        export_agents(config, wanted(run, tmp_path / "adapter", merged=False), print)
+    to = export_agents(config, wanted(run, tmp_path / "adapter", merged=False, agents=["low"]), print)
     assert (to / "low" / "adapter_model.safetensors").is_file()
     assert not (to / "low" / "model.safetensors").exists()
-    beside = export(config, wanted(run, tmp_path / "with_head", merged=False, agents=["low"], critic=True), print)
+    beside = export_agents(
+        config, wanted(run, tmp_path / "with_head", merged=False, agents=["low"], critic=True), print
+    )
     head, own = beside / "low" / "critic", run / "checkpoints" / "step_00000001" / "low" / "critic"
-    assert value_head_from(head).state_dict().keys() == value_head_from(own).state_dict().keys()
+    assert load_value_head(head).state_dict().keys() == load_value_head(own).state_dict().keys()
     assert "library_name: peft" in (to / "low" / "README.md").read_text()
 
 
@@ -138,19 +140,19 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_merged_adapters_in_bf16_are_measured(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, said = from_yaml(half / "config.yaml"), list[str]()
-    to = export(config, wanted(half, tmp_path / "whole", critic=True), said.append)
+    to = export_agents(config, wanted(half, tmp_path / "whole", critic=True), said.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.float32
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert (record["dtype"], record["kept_share"]) == ("float32", pytest.approx(1.0, abs=0.01))
     assert "of what its adapter changed is kept (float32 weights)" in said[0]
     assert "warning" not in capsys.readouterr().out
-    to = export(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), said.append)
+    to = export_agents(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), said.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.bfloat16
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert record["kept_share"] < 0.9
     assert "of what its adapter changed is lost to rounding" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="dtype=bf16 is the type of merged weights, and merged=false merges none"):
-        export(config, wanted(half, tmp_path / "alone", dtype=Dtype.bf16, merged=False), print)
+        export_agents(config, wanted(half, tmp_path / "alone", dtype=Dtype.bf16, merged=False), print)
 
 
 @pytest.mark.slow
@@ -163,10 +165,10 @@ def test_the_base_alone_is_not_exported_as_the_agent(
         base = load_file(Path(config.task.agents["low"].actor.model or "") / "model.safetensors")
         save_file(base, target / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setattr(module, "_write_generation", take_base)
+    monkeypatch.setattr(module, "_write_generation_config", take_base)
     for dtype in (None, Dtype.bf16):
         with pytest.raises(StorageError, match="agent low computes something else"):
-            export(config, wanted(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
+            export_agents(config, wanted(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
 
 
 @pytest.mark.slow
@@ -174,12 +176,12 @@ def test_a_checkpoint_of_merged_models_is_read_through_its_adapters(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = from_yaml(half / "config.yaml")
-    known = {name: name for name in config.task.agents}, adapters_of(config)
+    known = {name: name for name in config.task.agents}, adapters_by_agent(config)
     record = find_weights(half, "latest", *known).models["low"]
     beside = half / "checkpoints" / "step_00000001" / "low" / "actor" / "adapter"
     assert record["adapter"]["model"] == str(beside)
     assert record["model"] == config.task.agents["low"].actor.model
-    policy = frozen_agent("low", record, config.task.agents["low"].actor, torch.device("cpu"), {}).policy
+    policy = load_frozen_agent("low", record, config.task.agents["low"].actor, torch.device("cpu"), {}).policy
     assert policy.lm.dtype == torch.bfloat16
     assert adapter_weights(policy) == {name: tensor.tolist() for name, tensor in load_file(beside / FILES[1]).items()}
     model = Path(record["model"])
@@ -188,7 +190,7 @@ def test_a_checkpoint_of_merged_models_is_read_through_its_adapters(
         record = find_weights(half, "latest", *known).models["low"]
         assert record["model"] == str(beside.parent)
         assert "evaluating the merged model" in capsys.readouterr().out
-        policy = frozen_agent("low", record, config.task.agents["low"].actor, torch.device("cpu"), {}).policy
+        policy = load_frozen_agent("low", record, config.task.agents["low"].actor, torch.device("cpu"), {}).policy
         assert policy.lm.dtype == torch.float32
     finally:
         (tmp_path / "elsewhere").rename(model)
@@ -214,9 +216,9 @@ def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
     with monkeypatch.context() as spoiling:
-        spoiling.setattr(module, "_write_generation", spoil)
+        spoiling.setattr(module, "_write_generation_config", spoil)
         with pytest.raises(StorageError, match="agent high computes something else"):
-            export(config, wanted(run, to, agents=["high"]), print)
+            export_agents(config, wanted(run, to, agents=["high"]), print)
     assert not to.exists()
 
     def shifted(self: Any, folder: Path, **options: Any) -> None:
@@ -226,22 +228,24 @@ def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
     with monkeypatch.context() as spoiling:
         spoiling.setattr(ValueModel, "save_pretrained", shifted, raising=False)
         with pytest.raises(StorageError, match="the critic of agent low computes something else"):
-            export(config, wanted(run, to, agents=["low"], critic=True), print)
+            export_agents(config, wanted(run, to, agents=["low"], critic=True), print)
     assert not to.exists()
 
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(module, "_finish", stopped)
+        stopping.setattr(module, "_finalize", stopped)
         with pytest.raises(KeyboardInterrupt):
-            export(config, wanted(run, to, agents=["high"]), print)
+            export_agents(config, wanted(run, to, agents=["high"]), print)
     assert not to.exists()
-    assert export(config, wanted(run, to, agents=["high"]), print) == to, "what was left behind is in nobody's way"
+    assert export_agents(config, wanted(run, to, agents=["high"]), print) == to, (
+        "what was left behind is in nobody's way"
+    )
     with pytest.raises(ConfigError, match="agent=solo is no agent of this run; it has "):
-        export(config, wanted(run, tmp_path / "solo", agents=["solo"]), print)
+        export_agents(config, wanted(run, tmp_path / "solo", agents=["solo"]), print)
     with pytest.raises(ConfigError, match="there are none before training"):
-        export(config, wanted(run, tmp_path / "critic", checkpoint="initial", critic=True), print)
+        export_agents(config, wanted(run, tmp_path / "critic", checkpoint="initial", critic=True), print)
 
 
 @pytest.mark.slow
@@ -252,7 +256,7 @@ def test_a_team_and_an_agent_answer_what_is_typed(run: Path) -> None:
     def talk(typed: list[str], agent: str | None, **how: bool) -> list[str]:
         lines: Iterator[str] = iter(typed)
         said: list[str] = []
-        settings = Talk(**{"seed": 0, "greedy": True, "raw": False, **how})  # type: ignore[arg-type]
+        settings = ChatSettings(**{"seed": 0, "greedy": True, "raw": False, **how})  # type: ignore[arg-type]
         chat(config, subject, agent, settings, lambda _: next(lines, None), said.append)
         return said[1:]
 
@@ -267,4 +271,4 @@ def test_a_team_and_an_agent_answer_what_is_typed(run: Path) -> None:
 
 
 def test_text_of_models_does_not_act_on_a_terminal() -> None:
-    assert harmless("\x1b[2Jone\ntwo \x07\u202e\ud800") == "\\x1b[2Jone\ntwo \\x07\\u202e\\ud800"
+    assert escape_lines("\x1b[2Jone\ntwo \x07\u202e\ud800") == "\\x1b[2Jone\ntwo \\x07\\u202e\\ud800"

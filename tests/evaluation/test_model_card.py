@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.evaluation.evaluate_run import Subject
+from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 from ippo_cli.evaluation.model_card import model_card
 
 TASK = ("task=jsonl", "task.eval=b.jsonl", "actor.model=x")
@@ -16,7 +16,7 @@ TASK = (*TASK, "task.agents.solo.template='{q}'", "task.agents.solo.answer='{a}'
 
 
 def card(run: Path, *changes: str) -> str:
-    subject = Subject(name="step_2", models={}, told={"iteration": 2})
+    subject = EvaluatedWeights(name="step_2", models={}, told={"iteration": 2})
     return model_card(load_config([*TASK, *changes]), "solo", run, subject, "ippo-export", merged=True)
 
 

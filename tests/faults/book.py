@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from survival import ended, fingerprint, start_job, timed
 
-from ippo_cli.runs.folder import read_state
+from ippo_cli.runs.folder import read_run_state
 
 WHERE = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
 ROOT = Path(__file__).parents[2]
@@ -106,4 +106,4 @@ class Book:
 
 def runs(root: Path) -> Iterator[Path]:
     """Folders of the runs below a job's root that are done."""
-    return (path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "done")
+    return (path.parent for path in root.glob("default/*/run.json") if read_run_state(path.parent) == "done")

@@ -44,8 +44,8 @@ from survival import (
     undisturbed,
 )
 
-from ippo_cli.config.faults import POINTS
-from ippo_cli.runs.folder import all_checkpoints, read_state
+from ippo_cli.config.faults import FAULT_POINTS
+from ippo_cli.runs.folder import list_checkpoints, read_run_state
 
 PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 MARKERS = ("<!-- campaign: begin -->", "<!-- campaign: end -->")
@@ -94,7 +94,7 @@ def flips(book: Book, count: int, seed: int) -> str:
 
     def all_of_them(place: Path) -> Found:
         folder, _ = stopped(place, *SHORT, "num_iterations=1", faults=[])
-        newest, chance = all_checkpoints(folder / "checkpoints")[-1], random.Random(seed)
+        newest, chance = list_checkpoints(folder / "checkpoints")[-1], random.Random(seed)
         seen = sum(damaged_by_a_flip(newest, chance) is not None for _ in range(count))
         if seen != count:
             raise Failed(f"{count - seen} of {count} flipped bits were not seen")
@@ -157,7 +157,7 @@ def points(book: Book, ranks: int) -> str:
             raise Failed(f"after {what} the run differs")
         return {"kills": 1}
 
-    places = [(point, rank) for point in POINTS for rank in range(ranks) if not rank or point not in OF_RANK_0]
+    places = [(point, rank) for point in FAULT_POINTS for rank in range(ranks) if not rank or point not in OF_RANK_0]
     for point, rank in places:
         book.do(f"{point}_{rank}", partial(killed, point, rank))
     done = f"{total(book, 'kills')} of {len(places)} kills at points of ranks{which(book, len(places))}"
@@ -402,7 +402,7 @@ def _undisturbed(book: Book, root: Path, *keys: str, limit_s: float) -> None:
 
 def _unfinished(root: Path) -> Iterator[Path]:
     """Folders of the runs below a job's root that were asked to leave."""
-    return (path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "preempted")
+    return (path.parent for path in root.glob("default/*/run.json") if read_run_state(path.parent) == "preempted")
 
 
 def total(book: Book, number: str) -> Any:

@@ -18,9 +18,9 @@ from rank_scripts import SOURCE
 from small import new_run, rows, small
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.runs.checkpoint_files import damaged, newest_intact
-from ippo_cli.runs.faults import passed
-from ippo_cli.runs.folder import MANIFEST, all_checkpoints, read_state
+from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
+from ippo_cli.runs.faults import fault_point_counts
+from ippo_cli.runs.folder import MANIFEST, list_checkpoints, read_run_state
 from ippo_cli.training.process import run_training
 
 NEVER = "compose:error:1000000"  # a fault that does not happen: with it points are counted
@@ -31,7 +31,7 @@ PATIENCE_S = 90.0  # for what is left of a job to end
 
 def fingerprint(folder: Path) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """What two runs must have in common: rows without times, and sha256 of the weights they end with."""
-    newest = newest_intact(folder / "checkpoints")
+    newest = newest_intact_checkpoint(folder / "checkpoints")
     assert newest is not None, folder
     files = json.loads((newest / MANIFEST).read_text())["files"]
     weights = {name: entry["sha256"] for name, entry in files.items() if name.endswith(".safetensors")}
@@ -43,7 +43,7 @@ def undisturbed(root: Path, *overrides: str) -> tuple[tuple[Any, ...], dict[str,
     """The fingerprint of a whole run, and how often it comes by each point."""
     config, folder = new_run(root, *overrides, f"debug_faults=[{NEVER}]")
     run_training(config, folder, resumed=False)
-    return fingerprint(folder), passed()
+    return fingerprint(folder), fault_point_counts()
 
 
 def stopped(root: Path, *overrides: str, faults: Sequence[str], folder: Path | None = None) -> tuple[Path, str]:
@@ -51,7 +51,7 @@ def stopped(root: Path, *overrides: str, faults: Sequence[str], folder: Path | N
     config, new = new_run(root, *overrides, f"debug_faults=[{','.join(faults)}]")
     with suppress(IppoError, KeyboardInterrupt, RuntimeError):
         run_training(config, folder or new, resumed=folder is not None)
-    return folder or new, read_state(folder or new)
+    return folder or new, read_run_state(folder or new)
 
 
 @dataclass(kw_only=True)
@@ -113,10 +113,10 @@ def inspect(root: Path, tally: Tally) -> None:
     tally.kills += 1
     folders = sorted((path.parent for path in root.glob("default/*/run.json")), key=lambda path: path.stat().st_ctime)
     for folder in folders:
-        there = all_checkpoints(folder / "checkpoints")
-        tally.unusable += [f"{path}: {damage}" for path in there if (damage := damaged(path)) is not None]
-    if folders and read_state(folders[-1]) != "done":
-        there = all_checkpoints(folders[-1] / "checkpoints")
+        there = list_checkpoints(folder / "checkpoints")
+        tally.unusable += [f"{path}: {damage}" for path in there if (damage := find_damage(path)) is not None]
+    if folders and read_run_state(folders[-1]) != "done":
+        there = list_checkpoints(folders[-1] / "checkpoints")
         tally.in_save += any((folders[-1] / "checkpoints").glob("*.tmp"))
         written = folders[-1] / "metrics.jsonl"
         logged = written.read_text().count("\n") - 1 if written.is_file() else 0  # the first row is of no iteration
@@ -143,7 +143,7 @@ def killed_once(
         assert delay is not None, "the job hung"
         kill_something(job, chance)
         inspect(root, tally)
-    done = [path.parent for path in root.glob("default/*/run.json") if read_state(path.parent) == "done"]
+    done = [path.parent for path in root.glob("default/*/run.json") if read_run_state(path.parent) == "done"]
     if killed and not done:  # one that is killed on its way out is done
         return False
     tally.runs += 1
@@ -176,7 +176,7 @@ def damaged_by_a_flip(
         handle.write(bytes([byte ^ 1 << bit]))
         handle.flush()
         try:
-            return damaged(checkpoint)
+            return find_damage(checkpoint)
         finally:
             handle.seek(place)
             handle.write(bytes([byte]))

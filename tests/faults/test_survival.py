@@ -10,8 +10,8 @@ from small import small_config, train
 from survival import ONE_AGENT, SHORT, damaged_by_a_flip, ended, fingerprint, start_job, stopped, undisturbed
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.faults import POINTS
-from ippo_cli.runs.folder import MANIFEST, all_checkpoints, read_state
+from ippo_cli.config.faults import FAULT_POINTS
+from ippo_cli.runs.folder import MANIFEST, list_checkpoints, read_run_state
 
 KEYS = (*SHORT, ONE_AGENT)  # two agents are stopped in test_resume.py, and in the campaign
 
@@ -45,7 +45,7 @@ def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole:
     for fault in ("save.write:sigkill", "save.rename:sigkill:2", "prune:sigkill"):  # nothing is there after the first
         assert ended(start_job(tmp_path, *KEYS, faults=[fault])) == -9, fault
     assert ended(start_job(tmp_path, *KEYS)) == 0
-    done = [path.parent for path in tmp_path.glob("default/*/run.json") if read_state(path.parent) == "done"]
+    done = [path.parent for path in tmp_path.glob("default/*/run.json") if read_run_state(path.parent) == "done"]
     assert len(done) == 1
     assert fingerprint(done[0]) == whole[0]
     assert not list(done[0].rglob("*.tmp"))
@@ -57,7 +57,7 @@ def test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte(whole: tuple,
     assert ended(start_job(tmp_path, *KEYS, *limits, faults=["score:hang:2"])) == 11
     assert "no rank has done anything for 2 s" in (tmp_path / "errors").read_text()
     [folder] = [path.parent for path in tmp_path.glob("default/*/run.json")]
-    assert read_state(folder) == "failed"
+    assert read_run_state(folder) == "failed"
     assert "in _sampled" in (folder / "errors" / "stacks_rank_0.txt").read_text()
     assert ended(start_job(tmp_path, *KEYS, *limits)) == 0
     assert fingerprint(folder) == whole[0]
@@ -78,7 +78,7 @@ def test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number(
 
 @pytest.mark.slow
 def test_a_hundred_flipped_bits_are_all_seen(root: Path) -> None:
-    newest = all_checkpoints(train(root, *KEYS, "num_iterations=1") / "checkpoints")[-1]
+    newest = list_checkpoints(train(root, *KEYS, "num_iterations=1") / "checkpoints")[-1]
     chance = random.Random(0)
     assert [damaged_by_a_flip(newest, chance) for _ in range(100)].count(None) == 0
     head = [damaged_by_a_flip(newest, chance, newest / MANIFEST, place) for place in range(40)]
@@ -103,4 +103,4 @@ def test_a_fault_that_cannot_happen_is_refused(text: str, said: str, tmp_path: P
 def test_every_point_stands_in_the_code_once() -> None:
     source = Path(__file__).parents[2] / "src" / "ippo_cli"
     text = "".join(file.read_text() for file in source.rglob("*.py"))
-    assert {point: text.count(f'fault_point("{point}")') for point in POINTS} == dict.fromkeys(POINTS, 1)
+    assert {point: text.count(f'fault_point("{point}")') for point in FAULT_POINTS} == dict.fromkeys(FAULT_POINTS, 1)

@@ -15,10 +15,10 @@ from rows import rollout
 from torch import Tensor, nn
 
 from ippo_cli.agents import build, references
-from ippo_cli.compose.load import compose_node, resolve, typed
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Dtype
 from ippo_cli.engine import distributed
-from ippo_cli.models.actor import Policy, load_causal_lm, refuse_unreadable_tokens
+from ippo_cli.models.actor import Policy, check_readable_tokens, load_causal_lm
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.tiny import character_tokenizer
 
@@ -90,7 +90,7 @@ def equal(one: Tensor, other: Tensor) -> bool:
 
 
 def results(model: str) -> dict[str, Any]:
-    config = typed(resolve(compose_node([*KEYS, f"actor.model={model}"])))
+    config = build_config(resolve_config(compose_node([*KEYS, f"actor.model={model}"])))
     name, agent = next(iter(config.task.agents.items()))
     whole = Policy(load_causal_lm(model, None, Dtype.fp32)).eval()
     own = [[0, 1, 2], [1]][distributed.rank()]
@@ -98,16 +98,16 @@ def results(model: str) -> dict[str, Any]:
     size = sum(parameter.numel() for parameter in whole.parameters())
     del whole
     frozen = references.FrozenWeights(CPU)
-    policy = build._policy(config, name, agent, model, None, frozen)
-    critic = build._critic(config, name, agent, model, None, frozen)
+    policy = build._build_policy(config, name, agent, model, None, frozen)
+    critic = build._build_critic(config, name, agent, model, None, frozen)
     found: dict[str, Any] = {"policy": unmapped(policy), "critic": unmapped(critic)}
     del policy, critic
     with Memory() as memory:
-        reference, engine = references.reference_policy(config, name, agent.actor, model, frozen)
+        reference, engine = references.load_reference_policy(config, name, agent.actor, model, frozen)
     assert engine is not None
     found["share"] = memory.growth / (4 * size)
     found["dtypes"] = sorted({str(parameter.dtype) for parameter in reference.parameters()})
-    refuse_unreadable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as that of a frozen agent is
+    check_readable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as that of a frozen agent is
     found["same"] = equal(asked(reference, own), expected)
     for gather in ("all", "layer"):
         with Memory() as memory, engine.inference(gather=gather) as module:

@@ -16,7 +16,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.models.linear_maps import linear_maps, maps_without_adapter, short_names
 from ippo_cli.models.lora import FrozenBase
-from ippo_cli.models.shape import actor_shape, empty_model, with_adapter
+from ippo_cli.models.shape import actor_shape, add_adapter, empty_model
 
 LORA = LoraConfig(
     rank=4,
@@ -69,7 +69,7 @@ def test_a_family_is_trained_and_read_by_peft(family: str, tmp_path: Path) -> No
 def test_planned_sizes_are_those_that_are_trained(family: str) -> None:
     adapter = FrozenBase(tiny_model(family), family).add(LORA, "actor", 0)
     empty = empty_model(tiny_config(family))
-    planned = with_adapter(actor_shape(empty), empty, LORA, "actor", family)
+    planned = add_adapter(actor_shape(empty), empty, LORA, "actor", family)
     assert planned.trained_parameters == sum(weight.numel() for weight in adapter.parameters())
 
 

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ippo_cli.models import prefixes
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig
-from ippo_cli.models.layout import build_sequences, row_tokens, token_budget_batches
+from ippo_cli.models.layout import build_sequences, row_token_counts, token_budget_batches
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.types import DetachedTurn
 
@@ -99,11 +99,11 @@ def test_what_would_have_been_read_next_may_be_detached_and_is_read_for_the_fina
 def test_tokens_of_detached_turns_are_counted() -> None:
     turns = [DetachedTurn(column=2, prompt=[4] * 9), DetachedTurn(column=3, prompt=[4])]
     made = rollout([[5, 6], [3]], [[7, 2, 8, 9], [1, 2]], [[1, 1, 1, 1], [1, 1]], detached=[turns, []])
-    assert row_tokens(made, packed=True).tolist() == [2 + 2 + 9 + 1 + 1 + 1, 3]
-    assert row_tokens(made, packed=False).tolist() == [3 * 10, 10]
+    assert row_token_counts(made, packed=True).tolist() == [2 + 2 + 9 + 1 + 1 + 1, 3]
+    assert row_token_counts(made, packed=False).tolist() == [3 * 10, 10]
     assert build_sequences(made, everything(made), packed=False).input_ids.shape[1] <= 10
     plain = replace(made, detached=[[], []])
-    assert row_tokens(plain, packed=True).tolist() == row_tokens(plain, packed=False).tolist() == [6, 3]
+    assert row_token_counts(plain, packed=True).tolist() == row_token_counts(plain, packed=False).tolist() == [6, 3]
 
 
 ROWS = [  # prompt, response, mask, detached turns
@@ -145,7 +145,7 @@ def read_alone(policy: Policy, before: list[int], token: int | None) -> tuple[Te
 def test_rows_are_read_like_every_state_by_itself_and_holes_are_not_trained_on(
     rows: list[Any], way: str, final: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefixes, "SHORTEST", 1)
+    monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 1)
     policy = a_policy()
     prompts, responses, masks, turns = (list(part) for part in zip(*rows, strict=True))
     detached = [[DetachedTurn(column=column, prompt=prompt) for column, prompt in own] for own in turns]
@@ -238,16 +238,16 @@ def test_batches_are_not_smaller_than_they_need_be() -> None:
 
 def test_rows_that_belong_together_follow_one_another_in_the_place_of_their_longest() -> None:
     lengths, prompts = torch.tensor([2, 9, 7, 8, 5]), ["a", "b", "c", "a", "b"]
-    batches = token_budget_batches(lengths, 14, packed=True, together=prompts)
+    batches = token_budget_batches(lengths, 14, packed=True, group_keys=prompts)
     assert [batch.tolist() for batch in batches] == [[1, 4], [3, 0], [2]]
-    alone = token_budget_batches(lengths, 14, packed=True, together=range(5))
+    alone = token_budget_batches(lengths, 14, packed=True, group_keys=range(5))
     assert [batch.tolist() for batch in alone] == [
         batch.tolist() for batch in token_budget_batches(lengths, 14, packed=True)
     ]
 
 
 def test_a_hand_worked_row_has_its_shared_prefix_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prefixes, "SHORTEST", 2)
+    monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 2)
     made = rollout([[5, 6], [4], [5, 6]], [[7, 2], [9, 8, 2], [7, 3, 2]], [[1, 1], [1, 1, 1], [1, 1, 1]])
     sequences = build_sequences(made, everything(made), packed=True, share_prefixes=True)
     assert sequences.input_ids.tolist() == [[4, 9, 8, 2, 5, 6, 7, 3, 2, 2]]

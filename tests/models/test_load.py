@@ -36,8 +36,8 @@ from ippo_cli.agents.critic_start import load_critic
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype, SeparateCriticConfig
-from ippo_cli.models.actor import LogitHead, load_causal_lm, load_tokenizer, refuse_unreadable_tokens
-from ippo_cli.models.critic import ValueHead, ValueHeadConfig, value_model
+from ippo_cli.models.actor import LogitHead, check_readable_tokens, load_causal_lm, load_tokenizer
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, make_value_model
 from ippo_cli.models.load import load_pretrained
 from ippo_cli.models.tiny import character_tokenizer
 
@@ -145,7 +145,7 @@ def values(critic: Any) -> torch.Tensor:
 
 def test_a_critic_saved_with_dropout_on_is_loaded_without(tmp_path: Path) -> None:
     backbone = AutoModel.from_pretrained(saved(tmp_path / "lm", FAMILIES["gpt2"]()))
-    made = value_model(backbone, None)
+    made = make_value_model(backbone, None)
     torch.nn.init.normal_(made.value_head.out.weight)
     made.save_pretrained(tmp_path / "critic")
     config = load_config(["critic=separate"]).critic
@@ -253,14 +253,14 @@ def test_a_folder_without_a_tokenizer_is_told_in_one_line(tmp_path: Path) -> Non
 def test_a_tokenizer_larger_than_the_embedding_is_refused_unless_padding_alone_is_beyond(tmp_path: Path) -> None:
     tokenizer = character_tokenizer("abc")
     lm = AutoModelForCausalLM.from_config(LlamaConfig(**{**GROUPED, "vocab_size": len(tokenizer)}))
-    refuse_unreadable_tokens(tokenizer, lm, "actor.model=M")
+    check_readable_tokens(tokenizer, lm, "actor.model=M")
     tokenizer.add_special_tokens({"pad_token": "<padding>"})
-    refuse_unreadable_tokens(tokenizer, lm, "actor.model=M")
+    check_readable_tokens(tokenizer, lm, "actor.model=M")
     tokenizer.add_tokens(["<tool>"])
     with pytest.raises(
         PreflightError, match=r"actor\.model=M: .* writes 1 tokens .* such as '<tool>' = 7, with 6 rows"
     ):
-        refuse_unreadable_tokens(tokenizer, lm, "actor.model=M")
+        check_readable_tokens(tokenizer, lm, "actor.model=M")
 
 
 def test_a_model_with_its_residual_stream_in_float32_is_read_in_bf16(tmp_path: Path) -> None:

@@ -23,13 +23,13 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import AdapterInit, AdapterMismatch, Dtype, LoraConfig
 from ippo_cli.models.actor import Policy, load_causal_lm
 from ippo_cli.models.adapters import AdapterCritic, AdapterPolicy
-from ippo_cli.models.agreement import in_float32
+from ippo_cli.models.agreement import compute_in_float32
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel
 from ippo_cli.models.layout import Sequences, build_sequences
 from ippo_cli.models.load import backbone_of
 from ippo_cli.models.lora import Adapter, FrozenBase, load_adapter
 from ippo_cli.models.packing import enable_packing
-from ippo_cli.models.shape import actor_shape, empty_model, with_adapter
+from ippo_cli.models.shape import actor_shape, add_adapter, empty_model
 from ippo_cli.types import Rollout
 
 LORA = LoraConfig(
@@ -203,7 +203,7 @@ def test_merging_into_a_bf16_base_keeps_small_changes(folder: Path, tmp_path: Pa
     ids = torch.arange(3, 9)[None]
 
     def logits(model: Any) -> Tensor:
-        with torch.no_grad(), in_float32(model):
+        with torch.no_grad(), compute_in_float32(model):
             return model(input_ids=ids).logits.float()
 
     with policy.reading():
@@ -308,7 +308,7 @@ def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:
     for row, number in zip(ids, rows, strict=True):
         with policies[number].reading():
             expected.append(base.lm(input_ids=row[None]).logits)
-    with base.reading_by_row(policies) as select:
+    with base.policies_by_row(policies) as select:
         select(rows)
         actual = base.lm(input_ids=ids).logits
         select(rows[:1])
@@ -369,7 +369,7 @@ def test_an_adapter_of_other_settings_is_merged_on_request(
         down = second.get_submodule(path.replace(".", "/"))["A"].weight
         assert (down.norm(dim=1) > 0).all(), "rows beyond the earlier rank can learn"
     empty = empty_model(base.lm.config)
-    shape = with_adapter(actor_shape(empty), empty, config, "actor", "x", **options)
+    shape = add_adapter(actor_shape(empty), empty, config, "actor", "x", **options)
     assert shape.trained_parameters == sum(weight.numel() for weight in second.parameters())
     second.save(tmp_path / "second", weights_of(second))  # as checkpoints and PEFT have it
     again = base.add(config, "actor", 2, **options)

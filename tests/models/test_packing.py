@@ -36,10 +36,10 @@ from transformers import (
 )
 
 from ippo_cli.models import packing
-from ippo_cli.models.agreement import in_float32
+from ippo_cli.models.agreement import compute_in_float32
 from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.load import checkpoint_activations
-from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, neighbours, pack, read
+from ippo_cli.models.packing import PACKED, Packing, Suffixes, enable_packing, group_by_length, last_hidden_states, pack
 
 VOCABULARY = 40
 COMMON: dict[str, Any] = {
@@ -137,7 +137,7 @@ def whole(lengths: list[int], suffixes: list[Suffixes]) -> list[list[int]]:
 
 
 def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
-    return torch.cat([read(model, part, None) for part in ids.split(lengths, dim=1)])
+    return torch.cat([last_hidden_states(model, part, None) for part in ids.split(lengths, dim=1)])
 
 
 @pytest.mark.parametrize("make", [llama, qwen3, gpt2, sliding, gemma2, gemma3, gpt_oss])
@@ -149,7 +149,7 @@ def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: li
     ids = torch.randint(0, VOCABULARY, (1, sum(lengths)))
     weights = torch.randn(sum(lengths), 32)
     found, gradients = [], []
-    for states in (read(model, ids, pack(lengths, ids.device)), alone(model, ids, lengths)):
+    for states in (last_hidden_states(model, ids, pack(lengths, ids.device)), alone(model, ids, lengths)):
         model.zero_grad()
         (states * weights).sum().backward()
         found.append(states.detach())
@@ -178,11 +178,11 @@ def test_what_goes_on_from_a_shared_prefix_reads_like_whole_sequences(
     weights = torch.randn(sum(map(len, places)), 32)
 
     def together() -> Tensor:
-        states = read(model, row, pack(lengths, row.device, suffixes))
+        states = last_hidden_states(model, row, pack(lengths, row.device, suffixes))
         return torch.cat([states[place] for place in places])
 
     found, gradients = [], []
-    for reading in (together, lambda: torch.cat([read(model, row[:, place], None) for place in places])):
+    for reading in (together, lambda: torch.cat([last_hidden_states(model, row[:, place], None) for place in places])):
         model.zero_grad()
         states = reading()
         (states * weights).sum().backward()
@@ -202,7 +202,7 @@ def test_gradient_checkpointing_reads_the_row_the_same_way_again(suffixes: list[
         if checkpointing:
             checkpoint_activations(model)
         model.train().zero_grad()
-        read(model, ids, pack(lengths, ids.device, suffixes)).square().sum().backward()
+        last_hidden_states(model, ids, pack(lengths, ids.device, suffixes)).square().sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     assert torch.allclose(*gradients, rtol=1e-5)
 
@@ -279,9 +279,9 @@ class Failing(nn.Module):
 def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed(error: BaseException) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Failing(error)).bfloat16()
     before = [parameter.data_ptr() for parameter in model.parameters()]
-    with in_float32(model):
+    with compute_in_float32(model):
         assert model[0](torch.ones(1, 4)).dtype == torch.float32
-    with pytest.raises(type(error), match="half way"), in_float32(model):
+    with pytest.raises(type(error), match="half way"), compute_in_float32(model):
         model(torch.ones(1, 4))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert [parameter.data_ptr() for parameter in model.parameters()] == before
@@ -352,7 +352,7 @@ def test_positions_that_hardly_matter_are_noticed_all_the_same(
 def test_a_model_that_was_not_seen_to_read_packed_rows_is_given_none() -> None:
     model, ids = llama(), torch.arange(5)[None]
     with pytest.raises(RuntimeError, match="LlamaModel was given a packed row"):
-        read(model, ids, pack([3, 2], ids.device))
+        last_hidden_states(model, ids, pack([3, 2], ids.device))
 
 
 def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(
@@ -381,14 +381,14 @@ def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) ->
         own = lengths[row : row + group.rows]
         assert group.tokens == slice(token, token + sum(own))
         assert group.width == own[0]
-        assert group.rows * group.width - sum(own) <= packing.PADDING["cpu"]
+        assert group.rows * group.width - sum(own) <= packing.PADDING_BUDGET["cpu"]
         numbers = torch.arange(sum(lengths), dtype=torch.float)[None, None, :, None]
         spread = group.spread(numbers[:, :, group.tokens])
         assert spread.shape == (group.rows, 1, group.width, 1)
         starts = [token + sum(own[:number]) for number in range(group.rows)]
         for number, (start, length) in enumerate(zip(starts, own, strict=True)):
             assert spread[number, 0, :length, 0].tolist() == list(range(start, start + length))
-        assert torch.equal(group.joined(spread.transpose(1, 2))[0, :, 0, 0], numbers[0, 0, group.tokens, 0])
+        assert torch.equal(group.join(spread.transpose(1, 2))[0, :, 0, 0], numbers[0, 0, group.tokens, 0])
         row, token = row + group.rows, token + sum(own)
     assert (row, token) == (len(lengths), sum(lengths))
 
@@ -397,7 +397,7 @@ def test_a_long_row_does_not_make_short_ones_attend_over_its_length() -> None:
     lengths = [2048, *[64] * 255]
     there = sum(length**2 for length in lengths)
     for device in ("cpu", "cuda"):
-        parts = [lengths[part] for part in neighbours(lengths, device)]
+        parts = [lengths[part] for part in group_by_length(lengths, device)]
         assert [length for part in parts for length in part] == lengths
         assert len(parts) <= 3
         assert sum(len(part) * part[0] ** 2 for part in parts) < 3 * there

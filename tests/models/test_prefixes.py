@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ippo_cli.models import prefixes
-from ippo_cli.models.prefixes import Family, families
+from ippo_cli.models.prefixes import PrefixGroup, group_by_shared_prefix
 
 SHORT = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(np.array), max_size=9)
 
 
-def saved(found: tuple[Family, ...]) -> int:
+def saved(found: tuple[PrefixGroup, ...]) -> int:
     return sum(family.prefix * (len(family.members) - 1) for family in found)
 
 
@@ -23,8 +23,8 @@ def test_members_begin_alike_go_on_by_themselves_and_are_in_one_family(
     sequences: list[np.ndarray], least_share: float, shortest: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "SHORTEST", shortest)
-        found = families(sequences, least_share)
+        patch.setattr(prefixes, "MIN_PREFIX_TOKENS", shortest)
+        found = group_by_shared_prefix(sequences, least_share)
     members = [number for family in found for number in family.members]
     assert len(members) == len(set(members))
     for family in found:
@@ -40,8 +40,8 @@ def test_members_begin_alike_go_on_by_themselves_and_are_in_one_family(
 @given(SHORT, st.integers(1, 4))
 def test_no_single_prefix_saves_more(sequences: list[np.ndarray], shortest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefixes, "SHORTEST", shortest)
-        found = families(sequences, 0.0)
+        patch.setattr(prefixes, "MIN_PREFIX_TOKENS", shortest)
+        found = group_by_shared_prefix(sequences, 0.0)
     best = 0
     for sequence in sequences:
         for size in range(shortest, len(sequence)):
@@ -54,16 +54,16 @@ def test_responses_to_a_prompt_are_a_family_and_so_are_prompts_with_one_system_m
     rng = np.random.default_rng(0)
     system, prompts = rng.integers(0, 90, 20), [rng.integers(0, 90, 30) for _ in range(3)]
     answers = [np.concatenate([system, prompts[n % 3], rng.integers(0, 90, 10 + n)]) for n in range(6)]
-    assert {(tuple(sorted(each.members)), each.prefix) for each in families(answers, 1 / 16)} == {
+    assert {(tuple(sorted(each.members)), each.prefix) for each in group_by_shared_prefix(answers, 1 / 16)} == {
         ((0, 3), 50),
         ((1, 4), 50),
         ((2, 5), 50),
     }
-    (family,) = families(answers[:3], 1 / 16)
+    (family,) = group_by_shared_prefix(answers[:3], 1 / 16)
     assert (sorted(family.members), family.prefix) == ([0, 1, 2], 20)
-    assert families(answers[:3], 1 / 4) == ()  # 2 times 20 of 183
+    assert group_by_shared_prefix(answers[:3], 1 / 4) == ()  # 2 times 20 of 183
     pair = [np.concatenate([system, rng.integers(0, 90, 290)]) for _ in range(8)]
-    assert families(pair[:2], 1 / 16) == ()  # 20 of 620
-    (family,) = families(pair, 1 / 19)  # 140 of 2480
+    assert group_by_shared_prefix(pair[:2], 1 / 16) == ()  # 20 of 620
+    (family,) = group_by_shared_prefix(pair, 1 / 19)  # 140 of 2480
     assert sorted(family.members) == list(range(8))
-    assert families([], 1 / 16) == families(answers[:1], 1 / 16) == ()
+    assert group_by_shared_prefix([], 1 / 16) == group_by_shared_prefix(answers[:1], 1 / 16) == ()

@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Alphabet, TinyActorConfig
 from ippo_cli.models.actor import load_tokenizer
-from ippo_cli.models.tiny import _supervised_batch, character_tokenizer, tiny_config, tokenizer_of, warm_start
+from ippo_cli.models.tiny import _supervised_batch, character_tokenizer, make_lesson_tokenizer, tiny_config, warm_start
 from ippo_cli.types import Lesson
 
 COMMON, RARE = ("ab>", "x"), ("cd>", "y")  # prompt, answer
@@ -59,7 +59,7 @@ ODD = ["two  spaces ", "a\nb\r\n\tc", "süß 東京 🙂", "<eos>", "<pad>x", ""
 
 @pytest.mark.parametrize("text", ODD)
 def test_bytes_are_read_back_as_they_were_and_none_is_unknown_or_special(text: str) -> None:
-    tokenizer = tokenizer_of(Alphabet.printable, [])
+    tokenizer = make_lesson_tokenizer(Alphabet.printable, [])
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
     assert len(ids) == len(text.encode())
@@ -68,7 +68,7 @@ def test_bytes_are_read_back_as_they_were_and_none_is_unknown_or_special(text: s
 
 
 def test_a_tokenizer_of_bytes_is_the_same_once_it_was_saved(tmp_path: Path) -> None:
-    made = tokenizer_of(Alphabet.printable, [])
+    made = make_lesson_tokenizer(Alphabet.printable, [])
     assert len(made) == 256 + 3
     assert [made.pad_token_id, made.eos_token_id, made.unk_token_id] == [0, 1, 2]
     made.save_pretrained(tmp_path)
@@ -79,7 +79,7 @@ def test_a_tokenizer_of_bytes_is_the_same_once_it_was_saved(tmp_path: Path) -> N
 
 
 def test_characters_come_from_every_turn_of_the_lessons() -> None:
-    tokenizer = tokenizer_of(Alphabet.auto, [[("ab", "x"), ("c", "y")], [("d", "")]])
+    tokenizer = make_lesson_tokenizer(Alphabet.auto, [[("ab", "x"), ("c", "y")], [("d", "")]])
     assert sorted(tokenizer.get_vocab()) == sorted(["<pad>", "<eos>", "<unk>", *"abcdxy"])
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaModel, MistralConfig, MistralModel, PreTrainedModel
 
-from ippo_cli.models.packing import enable_packing, pack, read
+from ippo_cli.models.packing import enable_packing, last_hidden_states, pack
 from ippo_cli.models.shape import model_shape
-from ippo_cli.planning.pass_memory import kept_bytes
+from ippo_cli.planning.pass_memory import activation_bytes
 
 COMMON: dict[str, Any] = {
     "vocab_size": 50,
@@ -34,7 +34,7 @@ def kept(model: PreTrainedModel) -> int:
 
     ids = torch.arange(sum(LENGTHS))[None] % 50
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        states = read(model, ids, pack(LENGTHS, ids.device))
+        states = last_hidden_states(model, ids, pack(LENGTHS, ids.device))
     total = sum(tensor.untyped_storage().nbytes() for place, tensor in found.items() if place not in weights)
     assert states.requires_grad
     return total
@@ -52,5 +52,5 @@ def test_a_forward_keeps_what_is_reckoned(heads: int, dtype: torch.dtype, window
     assert enable_packing(model)
     shape = model_shape(model)
     assert shape.window == window
-    reckoned = kept_bytes(shape, dtype.itemsize, checkpointed=False, in_fp32=False, longest=LENGTHS[0])
+    reckoned = activation_bytes(shape, dtype.itemsize, checkpointed=False, in_fp32=False, longest=LENGTHS[0])
     assert kept(model) == pytest.approx(reckoned * sum(LENGTHS), rel=0.05)

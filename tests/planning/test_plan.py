@@ -15,31 +15,31 @@ import pytest
 import torch
 from small import small_config
 
-from ippo_cli.compose.load import compose_node, resolve, to_yaml, typed
-from ippo_cli.config.batch_sizes import arithmetic
-from ippo_cli.config.checks import check
+from ippo_cli.compose.load import build_config, compose_node, resolve_config, to_yaml
+from ippo_cli.config.batch_sizes import compute_batch_sizes
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config, Dtype
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.planning.duration import iteration_seconds, measured_speed, stated_speed
-from ippo_cli.planning.fit import what_fits
-from ippo_cli.planning.memory import GIB, Memory
+from ippo_cli.planning.duration import iteration_seconds, measure_speed, stated_speed
+from ippo_cli.planning.fit import sharding_options
+from ippo_cli.planning.memory import GIB, MemoryEstimate
 from ippo_cli.planning.plan import _show_memory, show_plan
 from ippo_cli.planning.preflight import (
-    LOWERED_BY,
+    MEMORY_ADVICE,
     Machine,
-    Material,
-    disk_needs,
-    memory_of,
+    ModelSpecs,
+    estimate_run_memory,
+    memory_error,
     memory_warning,
+    model_warnings,
     planned_machine,
-    read_material,
+    read_model_specs,
+    required_disk_bytes,
     this_machine,
-    unusual_material,
-    what_cannot_fit,
 )
-from ippo_cli.runs.folder import reserve_folder, start_files
+from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training
 
@@ -91,15 +91,17 @@ def jsonl_overrides(root: Path, model: Path, *more: str) -> list[str]:
 
 
 def jsonl_config(root: Path, model: Path, *more: str) -> Config:
-    config = typed(resolve(compose_node(jsonl_overrides(root, model, *more))))
-    check(config, config.launch.processes)
+    config = build_config(resolve_config(compose_node(jsonl_overrides(root, model, *more))))
+    check_config(config, config.launch.processes)
     return config
 
 
-def needs(config: Config, ranks: int = 1) -> tuple[Material, Memory]:
+def needs(config: Config, ranks: int = 1) -> tuple[ModelSpecs, MemoryEstimate]:
     task = load_task(config.task, config.seed)
-    material = read_material(config, task)
-    return material, memory_of(config, arithmetic(config, ranks, len(task.train)), task, material, ranks, "cpu")
+    material = read_model_specs(config, task)
+    return material, estimate_run_memory(
+        config, compute_batch_sizes(config, ranks, len(task.train)), task, material, ranks, "cpu"
+    )
 
 
 def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str) -> IppoError:
@@ -107,7 +109,7 @@ def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str)
     with pytest.raises(IppoError) as planned:
         show_plan(config)
     folder = reserve_folder(root / "run")
-    start_files(folder, yaml, list(overrides), ["ippo-train"], resumed=False)
+    write_start_files(folder, yaml, list(overrides), ["ippo-train"], resumed=False)
     with pytest.raises(IppoError) as trained:
         run_training(config, folder, resumed=False)
     assert str(planned.value) == str(trained.value)
@@ -184,8 +186,8 @@ def test_cuda_without_a_gpu_is_refused_as_training_refuses_it(tmp_path) -> None:
 
 def test_a_model_too_large_for_the_machine_is_refused_before_its_weights_are_looked_for(tmp_path, capsys) -> None:
     overrides = jsonl_overrides(tmp_path, model_folder(tmp_path, HUGE))
-    plain = resolve(compose_node(overrides))
-    error = both_refuse(tmp_path, typed(plain), overrides, to_yaml(plain))
+    plain = resolve_config(compose_node(overrides))
+    error = both_refuse(tmp_path, build_config(plain), overrides, to_yaml(plain))
     assert error.exit_code == 3
     assert "GiB of weights, optimizer states and gradients" in str(error)
     assert "has no .safetensors file" in capsys.readouterr().out
@@ -203,14 +205,16 @@ def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp
     )
     material, memory = needs(config, ranks=8)
     assert material.shapes["solo"].actor.parameters == 7_615_616_512
-    assert memory.certain == pytest.approx(7_615_616_512 * (7.5 + 2), rel=1e-6), "the engine, and a whole reference"
+    assert memory.certain_bytes == pytest.approx(7_615_616_512 * (7.5 + 2), rel=1e-6), (
+        "the engine, and a whole reference"
+    )
     for there, remedy in ((44, "use deepspeed=zero2"), (40, "use deepspeed=zero3")):
         machine = Machine(device="cuda", host=1000 * GIB, accelerator=there * GIB, ranks=8, ranks_per_device=1)
-        reason = what_cannot_fit(config, material, memory, machine, ranks=8)
+        reason = memory_error(config, material, memory, machine, ranks=8)
         assert reason is not None
         assert reason.endswith(remedy)
     roomy = Machine(device="cuda", host=1000 * GIB, accelerator=200 * GIB, ranks=8, ranks_per_device=1)
-    assert what_cannot_fit(config, material, memory, roomy, ranks=8) is None
+    assert memory_error(config, material, memory, roomy, ranks=8) is None
     assert memory_warning(memory, roomy) is None
 
 
@@ -218,7 +222,7 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
     compared = "algorithm.kl.reward.coef=0.1"  # so that targets have logits
     config, _ = small_config(tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", compared)
     _, before = needs(config)
-    assert set(LOWERED_BY) == set(before.phases)
+    assert set(MEMORY_ADVICE) == set(before.bytes_by_phase)
     for phase, group, key, lower in (
         ("rollout", "rollout", "decode_batch_size", 2),
         ("rollout", "rollout", "max_new_tokens", 2),
@@ -226,12 +230,12 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
         ("targets", "deepspeed", "logit_chunk_tokens", 16),
         ("update", "deepspeed", "micro_batch_tokens", 64),
     ):
-        assert f"{group}.{key}" in LOWERED_BY[phase]
+        assert f"{group}.{key}" in MEMORY_ADVICE[phase]
         lowered, _ = small_config(
             tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", f"{group}.{key}={lower}", compared
         )
         _, after = needs(lowered)
-        assert after.phases[phase] < before.phases[phase], key
+        assert after.bytes_by_phase[phase] < before.bytes_by_phase[phase], key
     recomputing, _ = small_config(
         tmp_path,
         "deepspeed.micro_batch_tokens=4096",
@@ -241,7 +245,7 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
         "critic.gradient_checkpointing=true",
     )
     _, after = needs(recomputing)
-    assert after.phases["update"] < before.phases["update"]
+    assert after.bytes_by_phase["update"] < before.bytes_by_phase["update"]
 
 
 def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> None:
@@ -249,9 +253,9 @@ def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> Non
     material, memory = needs(config)
     phase, greatest = memory.greatest
     machine = Machine(
-        device="cpu", host=int((memory.certain + greatest) / 2), accelerator=0, ranks=1, ranks_per_device=1
+        device="cpu", host=int((memory.certain_bytes + greatest) / 2), accelerator=0, ranks=1, ranks_per_device=1
     )
-    assert what_cannot_fit(config, material, memory, machine, ranks=1) is None
+    assert memory_error(config, material, memory, machine, ranks=1) is None
     warning = memory_warning(memory, machine)
     assert warning is not None
     assert warning.startswith(f"warning: {phase} may need")
@@ -260,17 +264,17 @@ def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> Non
 def test_ranks_on_one_machine_share_its_memory(tmp_path) -> None:
     config, _ = small_config(tmp_path)
     material, memory = needs(config, ranks=4)
-    room = int(memory.certain * 2.5)
+    room = int(memory.certain_bytes * 2.5)
     two, three = (Machine(device="cpu", host=room, accelerator=0, ranks=n, ranks_per_device=n) for n in (2, 3))
-    assert what_cannot_fit(config, material, memory, two, ranks=4) is None
-    assert what_cannot_fit(config, material, memory, three, ranks=4) is not None
+    assert memory_error(config, material, memory, two, ranks=4) is None
+    assert memory_error(config, material, memory, three, ranks=4) is not None
 
 
 def test_the_bound_of_a_cache_does_not_hide_the_sizes_of_small_models(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, "task=ladder", "task.train_size=20", "task.eval_size=4")
     task = load_task(config.task, config.seed)
-    material = read_material(config, task)
-    memory = memory_of(config, arithmetic(config, 1, len(task.train)), task, material, 1, "cpu")
+    material = read_model_specs(config, task)
+    memory = estimate_run_memory(config, compute_batch_sizes(config, 1, len(task.train)), task, material, 1, "cpu")
     _show_memory(replace(memory, parked=2.0 * GIB), this_machine("cpu", 1), 1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
@@ -309,11 +313,11 @@ def test_rows_that_longrope_would_read_by_the_length_of_others_are_told_of(tmp_p
             ["rollout.max_new_tokens=40"],
         )
     )
-    (said,) = unusual_material(long, needs(long)[0]).values()
+    (said,) = model_warnings(long, needs(long)[0]).values()
     assert "rows beside one of more than 64 tokens" in said
     assert "rollout.context_limit=64 avoids it" in said
-    assert "longrope" not in unusual_material(cut, needs(cut)[0])
-    assert unusual_material(short, needs(short)[0]) == {}
+    assert "longrope" not in model_warnings(cut, needs(cut)[0])
+    assert model_warnings(short, needs(short)[0]) == {}
 
 
 def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_path) -> None:
@@ -331,10 +335,10 @@ def test_stage_3_spreads_references_and_never_has_a_model_whole(tmp_path) -> Non
     assert [frozen.weights for frozen in three.frozen] == [2 * 7_615_616_512 / 8]
     (actor, *_) = three.trained
     loaded = sum(model.memory.standing - model.memory.moments for model in three.trained)
-    assert three.phases["load"] == loaded + three.frozen[0].weights + 2 * max(actor.shape.sizes)
+    assert three.bytes_by_phase["load"] == loaded + three.frozen[0].weights + 2 * max(actor.shape.sizes)
     exact = jsonl_config(tmp_path, folder, *keys, "deepspeed=zero3", "algorithm.kl.reward.estimator=full")
     _, compared = needs(exact, ranks=8)
-    assert compared.phases["update"] - three.phases["update"] == three.frozen[0].gathered > 0
+    assert compared.bytes_by_phase["update"] - three.bytes_by_phase["update"] == three.frozen[0].gathered > 0
 
 
 def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_told(tmp_path, capsys) -> None:
@@ -368,7 +372,7 @@ def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
     assert [model.name for model in shared.trained] == ["shared actor", "shared critic"]
     assert [model.name for model in shared.frozen] == ["shared reference"]
     assert [model.memory for model in shared.trained] == [model.memory for model in own.trained[:2]]
-    assert disk_needs(config, material, 1)[0] == disk_needs(independent, each, 1)[0] / 2
+    assert required_disk_bytes(config, material, 1)[0] == required_disk_bytes(independent, each, 1)[0] / 2
     show_plan(config)
     shown = capsys.readouterr().out
     assert "shared steps    actor 1, critic 8 optimizer steps per iteration, on the rows of low and high" in shown
@@ -380,7 +384,7 @@ def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -
     alone, both = (
         needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
     )
-    longest = [model.backward for model in alone.trained if model.decodes]
+    longest = [model.backward for model in alone.trained if model.is_actor]
     assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # but for one token's logits
 
 
@@ -404,8 +408,8 @@ def cluster_config(root: Path, *more: str) -> Config:
     """A 7B actor and a critic of its size, planned for eight devices of 79 GiB that are not here."""
     keys = ["mode=plan", "plan=h100", "algorithm=ppo", "critic=separate", "rollout.max_new_tokens=1024"]
     keys += ["algorithm.mini_batch_size=32", "rollout.decode_batch_size=16", *more]
-    config = typed(resolve(compose_node(jsonl_overrides(root, model_folder(root, SEVEN_B), *keys))))
-    check(config, world_size(config, None))
+    config = build_config(resolve_config(compose_node(jsonl_overrides(root, model_folder(root, SEVEN_B), *keys))))
+    check_config(config, world_size(config, None))
     return config
 
 
@@ -433,15 +437,19 @@ def test_a_cluster_on_which_nothing_fits_is_refused_after_the_table(tmp_path, ca
 def test_what_is_said_to_fit_does_and_twice_as_much_does_not(tmp_path) -> None:
     config = cluster_config(tmp_path, "rollout.buffer_size=512", "algorithm.mini_batch_size=256", "deepspeed=zero3")
     task = load_task(config.task, config.seed)
-    material, plan, machine = read_material(config, task), arithmetic(config, 8, 32), planned_machine(config.plan)
+    material, plan, machine = (
+        read_model_specs(config, task),
+        compute_batch_sizes(config, 8, 32),
+        planned_machine(config.plan),
+    )
     assert machine is not None
-    (option,) = (way for way in what_fits(config, plan, task, material, machine, 8) if way.asked)
+    (option,) = (way for way in sharding_options(config, plan, task, material, machine, 8) if way.asked)
     greatest = []
     for tokens in (option.plain, 2 * option.plain):
         way = replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens))
-        greatest.append(memory_of(way, plan, task, material, 8, "cuda").greatest[1])
+        greatest.append(estimate_run_memory(way, plan, task, material, 8, "cuda").greatest[1])
     assert greatest[0] <= 79 * GIB < greatest[1]
-    assert option.checkpointed >= 4 * option.plain, "most of what a pass keeps is given up"
+    assert option.max_tokens_checkpointed >= 4 * option.plain, "most of what a pass keeps is given up"
 
 
 @pytest.mark.parametrize(
@@ -487,5 +495,5 @@ def test_the_speed_is_that_of_products_that_nothing_delayed(monkeypatch: pytest.
         return left  # processors without bf16 instructions take seconds for a product
 
     monkeypatch.setattr(torch, "mm", delayed)
-    assert measured_speed(2, Dtype.bf16).operations > 2 * 768**3 / 0.1 / 2
+    assert measure_speed(2, Dtype.bf16).flops_per_s > 2 * 768**3 / 0.1 / 2
     assert set(calls) == {torch.bfloat16}

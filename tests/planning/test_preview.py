@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.load import compose_node, resolve, typed
-from ippo_cli.config.batch_sizes import arithmetic
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
+from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, too_long
+from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, length_warnings
 from ippo_cli.planning.plan import _show_conversation
-from ippo_cli.planning.preview import preview
-from ippo_cli.reporting.training_warnings import unusual_start
+from ippo_cli.planning.preview import preview_episode
+from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.task import Task, load_task
 
@@ -43,7 +43,7 @@ class Guess:
 
 
 def prepared(*overrides: str) -> tuple[Config, Task, dict[str, PromptFormat]]:
-    config = typed(resolve(compose_node([*overrides])))
+    config = build_config(resolve_config(compose_node([*overrides])))
     tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])
     formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
     return config, load_task(config.task, config.seed), formats
@@ -57,19 +57,19 @@ def own_world(step: str = "", actions: str = "") -> tuple[Config, Task, dict[str
 def test_a_dialogue_is_shown_as_each_agent_reads_it_with_placeholders_for_answers() -> None:
     _, task, formats = prepared(*TALK, "task.num_turns=2")
     letters = task.train[0]["letters"]
-    shown = preview(task, formats)
+    shown = preview_episode(task, formats)
     assert [(turn.agent, turn.read, turn.written) for turn in shown.turns] == [
         ("low", f"{letters}>", "(what low says)"),
         ("high", f"{letters}low: (what low says)<", "(what high says)"),
         ("low", "\nhigh: (what high says)\n", "(what low says)"),
         ("high", "\nlow: (what low says)\n", "(what high says)"),
     ]
-    assert shown.more == 0
+    assert shown.remaining_turns == 0
 
 
 def test_of_a_long_dialogue_the_first_turns_are_shown_and_the_others_counted(capsys) -> None:
-    shown = preview(*prepared(*TALK, "task.num_turns=5")[1:])
-    assert (len(shown.turns), shown.more) == (6, 4)
+    shown = preview_episode(*prepared(*TALK, "task.num_turns=5")[1:])
+    assert (len(shown.turns), shown.remaining_turns) == (6, 4)
     _show_conversation(shown)
     said = capsys.readouterr().out
     assert "... 4 more turns" in said
@@ -78,7 +78,7 @@ def test_of_a_long_dialogue_the_first_turns_are_shown_and_the_others_counted(cap
 
 def test_a_world_that_knows_its_answers_is_played_for_a_few_steps() -> None:
     _, task, formats = prepared("task=ladder")
-    shown = preview(task, formats)
+    shown = preview_episode(task, formats)
     first = task.train[0]
     assert shown.turns[0].read == f"{first['start']}{first['stride']}>"
     assert len(shown.turns) == 3
@@ -89,7 +89,7 @@ def test_a_world_that_knows_its_answers_is_played_for_a_few_steps() -> None:
 def test_a_world_that_does_not_is_played_with_placeholders(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, task, formats = own_world()
-    shown = preview(task, formats)
+    shown = preview_episode(task, formats)
     said = "(what player says)"
     assert [(turn.read, turn.written) for turn in shown.turns] == [("a digit?\n", said), ("no 1\n", said)]
     assert shown.end == "ended by itself"
@@ -98,19 +98,19 @@ def test_a_world_that_does_not_is_played_with_placeholders(tmp_path, monkeypatch
 def test_a_world_that_fails_on_a_placeholder_is_shown_up_to_there_and_warned_of(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     config, task, formats = own_world("int(action)")
-    shown = preview(task, formats)
+    shown = preview_episode(task, formats)
     assert (len(shown.turns), shown.end) == (1, "fails here with placeholders as answers")
-    said = unusual_start(config, arithmetic(config, 1, len(task.train)), task)["dry_run"]
+    said = startup_warnings(config, compute_batch_sizes(config, 1, len(task.train)), task)["dry_run"]
     assert "'(what player says)'" in said
     assert "my_env.py:9: ValueError: invalid literal for int() with base 10" in said
     config, task, _ = own_world("int(action)", "def actions(self): return ['1', '2']")
-    assert "dry_run" not in unusual_start(config, arithmetic(config, 1, 9), task)
+    assert "dry_run" not in startup_warnings(config, compute_batch_sizes(config, 1, 9), task)
 
 
 def test_how_the_shown_episode_ends_is_told(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert preview(*own_world(actions="def actions(self): return ['1', '2']")[1:]).end == "ended by itself"
-    assert preview(*prepared("task=ladder")[1:]).end == "not over after these turns"
+    assert preview_episode(*own_world(actions="def actions(self): return ['1', '2']")[1:]).end == "ended by itself"
+    assert preview_episode(*prepared("task=ladder")[1:]).end == "not over after these turns"
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_lengths_count_all_turns_and_what_others_write_between_them() -> None:
         turns=3, sequence=7 + 3 * 10 + 2 * (8 + 10), row=7 + 3 * 10 + 2 * (8 + 10), first=17
     )
     assert lengths["high"] == EpisodeLength(turns=3, sequence=60, row=60, first=32)
-    assert too_long(config, lengths, {"low": 1000, "high": 60}) == {}
+    assert length_warnings(config, lengths, {"low": 1000, "high": 60}) == {}
     assert "3 turns of rollout.max_new_tokens=10 do not fit into high's context of 30" in "".join(
-        too_long(config, lengths, {"low": 1000, "high": 30}).values()
+        length_warnings(config, lengths, {"low": 1000, "high": 30}).values()
     )
 
 
@@ -154,8 +154,8 @@ def test_one_turn_is_as_long_as_the_longest_of_the_first_prompts_and_an_answer()
         "low": EpisodeLength(turns=1, sequence=16 + 10, row=16 + 10, first=26),
         "high": EpisodeLength(turns=1, sequence=12, row=12, first=17),
     }
-    assert too_long(config, lengths, {"low": 26, "high": 17}) == {}
-    (said,) = too_long(config, lengths, {"low": 1000, "high": 12}).values()
+    assert length_warnings(config, lengths, {"low": 26, "high": 17}) == {}
+    (said,) = length_warnings(config, lengths, {"low": 1000, "high": 12}).values()
     assert said.startswith(
         "high: prompts of up to 7 tokens and rollout.max_new_tokens=10 are more than its context of 12"
     )
@@ -177,4 +177,4 @@ def test_where_only_the_latest_is_read_a_row_is_many_short_sequences(
     )
     lengths = episode_lengths(config, task, formats, {"player": 1000})
     assert lengths["player"] == EpisodeLength(turns=turns, sequence=20, row=row, first=20)
-    assert too_long(config, lengths, {"player": 50}) == {}
+    assert length_warnings(config, lengths, {"player": 50}) == {}

@@ -10,13 +10,13 @@ import torch
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.planning.plan import show_plan
-from ippo_cli.planning.trial import refuse_untrainable
+from ippo_cli.planning.trial import check_trainable
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
 def test_a_device_that_is_not_there_is_told_before_there_is_a_folder() -> None:
     with pytest.raises(PreflightError, match=r"no CUDA device can be used here; use launch\.device=cpu$"):
-        refuse_untrainable(load_config(["task=sorting", "launch.device=cuda"]), 1)
+        check_trainable(load_config(["task=sorting", "launch.device=cuda"]), 1)
 
 
 @pytest.mark.parametrize("part", [False, True])
@@ -36,6 +36,6 @@ def test_rows_that_a_reward_cannot_read_are_told_by_a_plan_and_by_a_run(tmp_path
             *reward,
         ]
     )
-    for refuse in (lambda: refuse_untrainable(config, 1), lambda: show_plan(config)):
+    for refuse in (lambda: check_trainable(config, 1), lambda: show_plan(config)):
         with pytest.raises(ConfigError, match=r"^reward\.test='\{tests\}'"):
             refuse()

@@ -7,7 +7,7 @@ import torch
 from test_turn_numbers import buffer
 
 from ippo_cli.algorithms.losses import Loss
-from ippo_cli.reporting.accumulator import Tally
+from ippo_cli.reporting.accumulator import MetricAccumulator
 from ippo_cli.reporting.metrics import is_documented
 from ippo_cli.types import Minibatch
 
@@ -27,7 +27,7 @@ def micro_batch() -> tuple[Loss, Minibatch]:
 
 
 def tallied(learner: str, agents: tuple[str, ...], turns: dict[str, int]) -> dict[str, float]:
-    tally = Tally.of(learner, agents, turns)
+    tally = MetricAccumulator.of(learner, agents, turns)
     loss, batch = micro_batch()
     for first in (True, False):
         tally.add("policy", loss, batch, first_epoch=first, first_step=first)
@@ -65,10 +65,10 @@ def test_an_agent_of_its_own_with_one_turn_has_the_learners_means_alone() -> Non
 
 
 def test_what_lies_off_the_mask_reaches_no_mean() -> None:
-    tally = Tally.of("pair", ("low", "high"), {"low": 2, "high": 2})
+    tally = MetricAccumulator.of("pair", ("low", "high"), {"low": 2, "high": 2})
     loss, batch = micro_batch()
     loss.per_token["entropy"][~loss.mask] = torch.nan
     tally.add("policy", loss, batch, first_epoch=True, first_step=True)
-    tally.add("policy", loss, batch.ignored(), first_epoch=False, first_step=False)
+    tally.add("policy", loss, batch.mask_all(), first_epoch=False, first_step=False)
     tally.tokens = tally.first_epoch_tokens = 10
     assert tally.means()["high/policy/entropy/turn/2"] == 6.0

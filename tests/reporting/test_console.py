@@ -19,10 +19,10 @@ from rich.console import Console as RichConsole
 import ippo_cli
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import text_width
-from ippo_cli.reporting.console import Console, in_lines
+from ippo_cli.reporting.console import Console, series_by_metric
 from ippo_cli.reporting.console_format import COLUMNS, sparkline
 from ippo_cli.reporting.metrics import METRICS
-from ippo_cli.reporting.sample_table import visible
+from ippo_cli.reporting.sample_table import escape_and_cut
 
 NASTY = {
     "markup": "[bold red]x[/bold red] [link=http://a]b[/link] [/] [",
@@ -40,30 +40,30 @@ NASTY = {
 
 @pytest.mark.parametrize("kind", NASTY)
 def test_model_text_is_spelled_out_and_never_acted_upon(kind: str) -> None:
-    shown = visible(NASTY[kind], width=200).plain
+    shown = escape_and_cut(NASTY[kind], width=200).plain
     assert all(c.isprintable() for c in shown)
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
     shown.encode("utf-8")
     out = RichConsole(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=300, highlight=False)
-    out.print(visible(NASTY[kind], width=200))
+    out.print(escape_and_cut(NASTY[kind], width=200))
     assert out.file.getvalue() == shown + "\n"  # type: ignore[attr-defined]
 
 
 def test_what_is_printable_stays_as_it_is() -> None:
     for text in ("plain", "[bold]x[/bold]", "naïve 中文 🙂 ẞ", "", " two  spaces "):
-        assert visible(text).plain == text
+        assert escape_and_cut(text).plain == text
 
 
 def test_long_text_is_cut_and_says_so() -> None:
-    assert visible("x" * 60).plain == "x" * 60
-    assert visible("x" * 61).plain == "x" * 59 + "…"
-    assert visible("\x00" * 20).plain == "\\x00" * 14 + "\\x0" + "…"
+    assert escape_and_cut("x" * 60).plain == "x" * 60
+    assert escape_and_cut("x" * 61).plain == "x" * 59 + "…"
+    assert escape_and_cut("\x00" * 20).plain == "\\x00" * 14 + "\\x0" + "…"
 
 
 def test_ten_megabytes_are_cut_at_once() -> None:
     began = time.perf_counter()
     for text in ("x" * 10_000_000, "\x1b[31m" * 2_000_000):
-        assert len(visible(text).plain) == 60
+        assert len(escape_and_cut(text).plain) == 60
     assert time.perf_counter() - began < 0.2
 
 
@@ -226,9 +226,9 @@ def test_what_is_no_terminal_gets_plain_lines_whatever_is_said_about_colours(
 def test_characters_that_the_output_has_no_code_for_are_spelled_out() -> None:
     code = """
 from ippo_cli.config.schema import Console as Style
-from ippo_cli.reporting.console import Console, in_lines
+from ippo_cli.reporting.console import Console, series_by_metric
 said = {"prompt": "naïve 中文", "response": "🙂", "score": 0.5}
-Console(Style.plain, ["low"]).samples([{"mode": "train", "index": 0, "agents": {"low": said}}])
+Console(Style.plain, ["low"]).show_samples([{"mode": "train", "index": 0, "agents": {"low": said}}])
 """
     ours = os.environ | {"PYTHONPATH": str(Path(ippo_cli.__file__).parents[1]), "PYTHONIOENCODING": "ascii"}
     run = subprocess.run([sys.executable, "-c", code], env=ours, capture_output=True, text=True)
@@ -268,7 +268,7 @@ def test_a_live_display_shows_every_agent_with_its_trend(capsys: pytest.CaptureF
         for iteration in (1, 2, 3):
             console.progress("low writes", iteration, 3)
             console.iteration(row(iteration), 3)
-        console.say("[not markup]")
+        console.print_line("[not markup]")
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert "iteration 3 of 3" in shown
     assert "▁▅█" in shown
@@ -304,7 +304,7 @@ def test_the_summary_says_what_came_out_and_where_it_is(
         "best": {"iteration": 40, "score": 0.95, "greedy/exact": 0.9},
         "last": {"iteration": 60, "score": 0.9, "greedy/exact": 0.8},
     }
-    Console(Style.plain, ["low"]).summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
+    Console(Style.plain, ["low"]).show_summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
     shown = capsys.readouterr().out
     assert "0.100 -> 0.900   (best 0.950 after iteration 40)" in shown
     assert "greedy exact     0.000 -> 0.800" in shown
@@ -312,7 +312,7 @@ def test_the_summary_says_what_came_out_and_where_it_is(
     assert "ippo-train resume=outputs/default/run" in shown
     assert "tensorboard" not in shown, "without event files there is nothing to look at"
     (tmp_path / "outputs" / "default" / "run" / "tb").mkdir(parents=True)
-    Console(Style.plain, ["low"]).summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
+    Console(Style.plain, ["low"]).show_summary(tmp_path / "outputs" / "default" / "run", entries, 61.4)
     assert "curves           tensorboard --logdir outputs/default/run/tb" in capsys.readouterr().out
 
 
@@ -336,6 +336,6 @@ def test_an_evaluation_tells_of_every_part_and_of_failures_where_there_are_any(
 
 def test_turns_that_nobody_took_are_left_out_of_a_line() -> None:
     metrics = {"sampled/score": math.nan, "sampled/low/score/turn/1": 0.5, "sampled/low/score/turn/2": math.nan}
-    lines = in_lines(metrics | {"sampled/low/score/turn/3": 0.25, "sampled/low/score/turn/4": math.nan})
+    lines = series_by_metric(metrics | {"sampled/low/score/turn/3": 0.25, "sampled/low/score/turn/4": math.nan})
     assert lines["sampled/low/score/turn"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)
     assert list(map(math.isnan, lines["sampled/score"])) == [True]

@@ -11,11 +11,11 @@ from spoken import episode
 
 from ippo_cli.formulas import gae
 from ippo_cli.reporting.iteration_metrics import (
+    add_prefix,
+    current_policy_mask,
     explained_variance,
     greedy_metrics,
-    prefixed,
     rollout_metrics,
-    spoken_itself,
     target_metrics,
     turn_metrics,
 )
@@ -25,7 +25,7 @@ from ippo_cli.types import Rollout, Scores, Targets
 
 def test_agents_never_share_a_name() -> None:
     numbers = {"score/mean": 1.0}
-    assert prefixed("low", numbers) | prefixed("high", numbers) == {"low/score/mean": 1.0, "high/score/mean": 1.0}
+    assert add_prefix("low", numbers) | add_prefix("high", numbers) == {"low/score/mean": 1.0, "high/score/mean": 1.0}
 
 
 MASK = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1]], dtype=torch.bool)
@@ -182,7 +182,7 @@ def test_rows_and_episodes_in_which_earlier_weights_spoke_for_an_agent_are_in_no
     silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
     episodes = [episode(("low", 0, "a", "x")) for _ in range(3)]
     episodes[1] = replace(episodes[1], partners=frozenset({"low"}))
-    own = spoken_itself(episodes, "low")
+    own = current_policy_mask(episodes, "low")
     found = rollout_metrics(silent, scores, targets, None, own)
     assert (found["rollout/response_length"], found["score/failed_share"]) == (2.5, 0.0)
     assert turn_metrics(episodes, "low", silent)["rollout/turns"] == 1.0

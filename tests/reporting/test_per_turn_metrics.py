@@ -12,7 +12,7 @@ from small import a_trainer, experience_of, rows, train
 from spoken import episode
 
 from ippo_cli.reporting.metrics import is_documented
-from ippo_cli.reporting.per_turn_metrics import shown_turns, turn_row, turn_sums
+from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_means, per_turn_metrics
 from ippo_cli.types import Rollout, Scores, Targets
 
 TURN = torch.tensor([[0, 0, -1, 1], [0, -1, -1, -1], [0, -1, 1, 1]])
@@ -75,7 +75,7 @@ def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
         episode(("low", 0, "", "", True, 1)),
         episode(("low", 0, "", "", True, 1), ("low", 1, "", "", True, 2)),
     ]
-    found = turn_sums(episodes, "low", *buffer(), 3, compares=True)
+    found = per_turn_means(episodes, "low", *buffer(), 3, has_reference=True)
     assert found == pytest.approx(
         {
             "rollout/response_length/turn/1": 4 / 3,
@@ -106,11 +106,11 @@ def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
         nan_ok=True,
     )
     assert all(is_documented(f"low/{name}") for name in found)
-    assert not any("kl/" in name for name in turn_sums(episodes, "low", *buffer(), 3, compares=False))
+    assert not any("kl/" in name for name in per_turn_means(episodes, "low", *buffer(), 3, has_reference=False))
 
     rollout, scores, targets = buffer()
     scored = replace(targets, loss_mask=MASK & torch.tensor([[True], [False], [True]]))
-    found = turn_sums(episodes, "low", rollout, scores, scored, 3, compares=False)
+    found = per_turn_means(episodes, "low", rollout, scores, scored, 3, has_reference=False)
     assert found["targets/return/turn/1"] == pytest.approx(2 * (1 + 2 + 5) / 3)
     assert found["rollout/logprob/turn/1"] == pytest.approx(-(1 + 2 + 4 + 5) / 4)
 
@@ -120,7 +120,7 @@ def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
         team = trainer.state.team
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(team, experience)
-        found = turn_row(team, experience, targets, {"low": 3, "high": 3})
+        found = per_turn_metrics(team, experience, targets, {"low": 3, "high": 3})
         for name, agent in team.items():
             rollout, own = experience.rollouts[name], targets[name]
             tokens = [int((rollout.turn == turn).sum()) for turn in range(3)]
@@ -143,18 +143,18 @@ def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
             assert agent.has_values
         scores = [sum(found[f"{name}/score/turn/{turn}"] for turn in (1, 2, 3)) for name in team]
         assert scores == pytest.approx([float(experience.scores[name].raw.sum(dim=1).mean()) for name in team])
-        assert turn_row(team, experience, targets, {}) == {}
-        first = turn_row(team, experience, targets, {"low": 2, "high": 2})
+        assert per_turn_metrics(team, experience, targets, {}) == {}
+        first = per_turn_metrics(team, experience, targets, {"low": 2, "high": 2})
         assert first == {key: value for key, value in found.items() if not key.endswith("/3")}
 
 
 def test_as_many_turns_are_shown_as_an_agent_may_have_or_had_and_no_more_than_asked_for() -> None:
     episodes = [episode(("low", 0, ""), ("low", 1, ""), ("high", 1, "")), episode(("low", 0, ""))]
     names = ["low", "high"]
-    assert shown_turns(names, episodes, {"low": 3, "high": None}, 8) == {"low": 3, "high": 1}
-    assert shown_turns(names, episodes, {"low": None, "high": 1}, 8) == {"low": 2}
-    assert shown_turns(names, episodes, {"low": 3, "high": None}, 1) == {"low": 1, "high": 1}
-    assert shown_turns(names, episodes, {"low": 3, "high": None}, 0) == {}
+    assert logged_turn_counts(names, episodes, {"low": 3, "high": None}, 8) == {"low": 3, "high": 1}
+    assert logged_turn_counts(names, episodes, {"low": None, "high": 1}, 8) == {"low": 2}
+    assert logged_turn_counts(names, episodes, {"low": 3, "high": None}, 1) == {"low": 1, "high": 1}
+    assert logged_turn_counts(names, episodes, {"low": 3, "high": None}, 0) == {}
 
 
 @pytest.mark.slow

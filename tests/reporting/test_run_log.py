@@ -13,7 +13,7 @@ from disks import fill, mounted
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import StorageError
-from ippo_cli.reporting.run_log import Run, RunState, state_before
+from ippo_cli.reporting.run_log import RunLog, RunState, read_previous_state
 from ippo_cli.reporting.trackers import tensorboard_files
 
 
@@ -23,25 +23,25 @@ def tracker():
 
 
 def test_seconds_of_earlier_processes_count(tmp_path: Path, tracker) -> None:
-    run = Run(tmp_path, tracker, RunState())
+    run = RunLog(tmp_path, tracker, RunState())
     run.state.wall_seconds = 100.0  # what a checkpoint says
     run.log({"iteration": 3})
     said = json.loads((tmp_path / "run.json").read_text())
     assert 100.0 <= said["wall_seconds"] < 110.0
     assert said["iterations"] == 3
-    again = Run(tmp_path, tracker, state_before(tmp_path))
+    again = RunLog(tmp_path, tracker, read_previous_state(tmp_path))
     again.finish("done")
     assert json.loads((tmp_path / "run.json").read_text())["wall_seconds"] >= said["wall_seconds"]
 
 
 def test_a_run_that_goes_on_forgets_nothing_before_its_checkpoint_is_read(tmp_path: Path, tracker) -> None:
-    run = Run(tmp_path, tracker, RunState())
-    run.evaluated(0, "sampled/score", {"sampled/score": 0.25})
+    run = RunLog(tmp_path, tracker, RunState())
+    run.record_evaluation(0, "sampled/score", {"sampled/score": 0.25})
     run.finish("failed", "disk full")
-    known = state_before(tmp_path)
+    known = read_previous_state(tmp_path)
     assert (known.state, known.error) == ("failed", None)
     assert known.evaluation["best"]["score"] == 0.25
-    assert state_before(tmp_path / "nowhere") == RunState()
+    assert read_previous_state(tmp_path / "nowhere") == RunState()
 
 
 def test_curves_of_abandoned_iterations_are_purged(tmp_path: Path, tracker) -> None:
@@ -49,7 +49,7 @@ def test_curves_of_abandoned_iterations_are_purged(tmp_path: Path, tracker) -> N
 
     drawn = replace(tracker, tensorboard=True)
     for iterations in ((1, 2, 3), (2, 3)):  # stopped after 3, resumed from a checkpoint of 1
-        run = Run(tmp_path, drawn, RunState())
+        run = RunLog(tmp_path, drawn, RunState())
         for iteration in iterations:
             run.log({"iteration": iteration, "time/iteration": 10.0 * len(iterations) + iteration})
         run.finish("done")
@@ -67,16 +67,16 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def test_a_full_disk_keeps_rows_waiting_and_loses_none(
     small_disk: Path, tracker, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run(small_disk, tracker, RunState())
+    run = RunLog(small_disk, tracker, RunState())
     run.log({"iteration": 1})
-    before = run.metrics_size()
+    before = run.durable_metrics_bytes()
     filler = fill(small_disk)
     (small_disk / "metrics.jsonl").write_bytes(b"{}\n" * 1365 + b"\n")  # its last block is full as well
-    before = run.metrics_size()
+    before = run.durable_metrics_bytes()
     for iteration in (2, 3):
         run.log({"iteration": iteration})
         run.log_samples(f"train_{iteration}", [{"text": "a"}])
-        assert run.metrics_size() is None
+        assert run.durable_metrics_bytes() is None
         assert (small_disk / "metrics.jsonl").stat().st_size == before, "not half a row"
     said = capsys.readouterr().out.splitlines()
     assert [line.split(" cannot")[0].rsplit("/", 2)[-1] for line in said if "metrics" in line] == ["metrics.jsonl"]
@@ -86,12 +86,12 @@ def test_a_full_disk_keeps_rows_waiting_and_loses_none(
     run.log({"iteration": 4})
     written = [json.loads(line) for line in (small_disk / "metrics.jsonl").read_text().splitlines()[-3:]]
     assert [row["iteration"] for row in written] == [2, 3, 4]
-    assert run.metrics_size() == (small_disk / "metrics.jsonl").stat().st_size
+    assert run.durable_metrics_bytes() == (small_disk / "metrics.jsonl").stat().st_size
 
 
 @pytest.mark.parametrize("error", ["disk full", "disk full " * 1000])
 def test_a_run_says_that_it_failed_on_a_full_disk_too(error: str, small_disk: Path, tracker) -> None:
-    run = Run(small_disk, tracker, RunState())
+    run = RunLog(small_disk, tracker, RunState())
     fill(small_disk)
     run.finish("failed", error)
     said = json.loads((small_disk / "run.json").read_text())
@@ -99,7 +99,7 @@ def test_a_run_says_that_it_failed_on_a_full_disk_too(error: str, small_disk: Pa
 
 
 def test_a_run_is_not_done_before_its_rows_are_written(small_disk: Path, tracker) -> None:
-    run = Run(small_disk, tracker, RunState())
+    run = RunLog(small_disk, tracker, RunState())
     filler = fill(small_disk)
     run.log({"iteration": 1})
     with pytest.raises(StorageError, match=r"its metrics\.jsonl could not be written"):
@@ -112,7 +112,7 @@ def test_a_run_is_not_done_before_its_rows_are_written(small_disk: Path, tracker
 def test_curves_that_cannot_be_drawn_cost_no_row(
     small_disk: Path, tracker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = Run(small_disk, replace(tracker, tensorboard=True), RunState())
+    run = RunLog(small_disk, replace(tracker, tensorboard=True), RunState())
     run.log({"iteration": 1, "time/iteration": 1.0})
     filler = fill(small_disk)
     for iteration in range(2, 200):
@@ -120,7 +120,7 @@ def test_curves_that_cannot_be_drawn_cost_no_row(
     said = capsys.readouterr()
     assert said.out.count("tb/ cannot be written (No space left on device") == 1
     assert said.err == ""
-    monkeypatch.setattr(tensorboard_files, "ROOM_FOR_CURVES", 1 << 14)
+    monkeypatch.setattr(tensorboard_files, "MIN_FREE_BYTES", 1 << 14)
     filler.unlink()
     run.log({"iteration": 200, "time/iteration": 1.0})
     run.finish("done")
@@ -130,11 +130,11 @@ def test_curves_that_cannot_be_drawn_cost_no_row(
 
 def test_a_first_evaluation_of_nothing_is_beaten_by_any_score(tmp_path: Path, tracker) -> None:
     for resumed in (False, True):
-        run = Run(tmp_path, tracker, RunState())
-        run.evaluated(0, "sampled/score", {"sampled/score": math.nan})
+        run = RunLog(tmp_path, tracker, RunState())
+        run.record_evaluation(0, "sampled/score", {"sampled/score": math.nan})
         assert json.loads((tmp_path / "run.json").read_text())["evaluation"]["best"]["score"] is None
         if resumed:
-            run = Run(tmp_path, tracker, state_before(tmp_path))
-        assert run.evaluated(1, "sampled/score", {"sampled/score": -1.0})
-        assert not run.evaluated(2, "sampled/score", {"sampled/score": math.nan})
+            run = RunLog(tmp_path, tracker, read_previous_state(tmp_path))
+        assert run.record_evaluation(1, "sampled/score", {"sampled/score": -1.0})
+        assert not run.record_evaluation(2, "sampled/score", {"sampled/score": math.nan})
         assert run.state.evaluation["best"]["score"] == -1.0

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from small import a_trainer, train
 
-from ippo_cli.compose.load import compose_node, resolve, typed
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
 from ippo_cli.config.text import text_width
-from ippo_cli.reporting.training_warnings import RULES, WINDOW, unusual_rows
+from ippo_cli.reporting.training_warnings import RULES, WINDOW, training_warnings
 
 Row = dict[str, float]
 RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations of the embedded job
@@ -29,14 +29,14 @@ def recorded() -> list[Row]:
 
 @pytest.fixture(scope="module")
 def config() -> Config:
-    return typed(resolve(compose_node(["critic.mini_batch_size=128", "algorithm.value_clip_range=0.2"])))
+    return build_config(resolve_config(compose_node(["critic.mini_batch_size=128", "algorithm.value_clip_range=0.2"])))
 
 
 def told(rows: list[Row], config: Config) -> dict[str, str]:
     """Everything that is said while the rows come one by one."""
     said: dict[str, str] = {}
     for done in range(1, len(rows) + 1):
-        said = unusual_rows(rows[:done][-WINDOW:], config) | said
+        said = training_warnings(rows[:done][-WINDOW:], config) | said
     return said
 
 
@@ -64,7 +64,7 @@ def test_values_are_as_far_off_as_their_hubers_loss_says(config: Config) -> None
 
 
 def test_an_episode_that_a_world_cuts_says_nothing_of_the_length_of_responses() -> None:
-    world = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
+    world = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/truncated_share": 1.0}]
     assert RULES["truncated"](rows, world) is None
 
@@ -161,7 +161,7 @@ def test_what_has_no_number_in_some_rows_is_judged_by_the_others(config: Config)
 
 
 def test_where_the_latest_alone_is_read_prompts_are_what_there_is_no_room_for() -> None:
-    lake = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
+    lake = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/overflow_share": 0.5}]
     assert "raise rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
 
@@ -171,7 +171,7 @@ def test_a_score_against_partners_that_learn_may_fall() -> None:
         row | {"player/score/mean": 0.9 if row["iteration"] < 20 else 0.1, "player/score/std": 0.2}
         for row in recorded()[:25]
     ]
-    alone = typed(resolve(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
+    alone = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     with_partners = replace(alone, team=replace(alone.team, partners=replace(alone.team.partners, every=8)))
     assert "fell from 0.900" in (RULES["fell"](rows, alone) or "")
     assert RULES["fell"](rows, with_partners) is None
@@ -197,7 +197,7 @@ def test_what_is_no_fault_is_not_spoken_of(change: Callable[[int], dict[str, flo
 
 
 def test_one_value_per_response_may_explain_nothing_but_must_not_be_worse() -> None:
-    turns = typed(resolve(compose_node(["algorithm=comlrl_iac"])))
+    turns = build_config(resolve_config(compose_node(["algorithm=comlrl_iac"])))
     assert told(changed(recorded(), lambda _: {"value/explained_variance": 0.0}), turns) == {}
     assert list(told(changed(recorded(), lambda _: {"value/explained_variance": -0.5}), turns)) == [
         "explained_variance"
@@ -205,7 +205,7 @@ def test_one_value_per_response_may_explain_nothing_but_must_not_be_worse() -> N
 
 
 def test_a_probe_whose_answers_are_as_long_as_its_limit_is_not_warned_of() -> None:
-    probe = typed(resolve(compose_node(["task=probe_constant"])))
+    probe = build_config(resolve_config(compose_node(["task=probe_constant"])))
     rows = [
         {key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
         for row in changed(recorded(), lambda _: {"rollout/truncated_share": 1.0})
@@ -238,9 +238,9 @@ def test_a_warning_is_said_once_and_kept_with_the_run_after_a_resume_too(
 
 def test_a_resumed_run_knows_the_iterations_before(tmp_path: Path) -> None:
     with a_trainer(tmp_path, "num_iterations=2", "evaluation.every=0") as trainer:
-        assert list(trainer.recent) == []
+        assert list(trainer.recent_rows) == []
         trainer.train()
-        assert [row["iteration"] for row in trainer.recent] == [1, 2]
-        kept = trainer.run.last_rows(1)
+        assert [row["iteration"] for row in trainer.recent_rows] == [1, 2]
+        kept = trainer.run.read_last_rows(1)
     assert [row["iteration"] for row in kept] == [2]
-    assert kept[0]["low/score/mean"] == trainer.recent[-1]["low/score/mean"]
+    assert kept[0]["low/score/mean"] == trainer.recent_rows[-1]["low/score/mean"]

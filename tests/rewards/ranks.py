@@ -23,12 +23,19 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.counterfactual import answers_to_prompts, recombined_baseline
+from ippo_cli.rewards.counterfactual import gather_answers, recombined_baseline
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.mix import MixPart, MixReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import apply_processors
-from ippo_cli.rewards.score import attempt, compute_raw_scores, failed_rows, mixed_for, score, stop_beyond_budget
+from ippo_cli.rewards.score import (
+    call_reward,
+    check_failure_budget,
+    combine_rewards_for_agent,
+    compute_raw_scores,
+    failed_rows,
+    score,
+)
 from ippo_cli.types import Episode
 
 AGENTS = ["low", "high"]
@@ -87,17 +94,17 @@ def uneven() -> list[Episode]:
 def main() -> dict[str, Any]:
     rows = spoken_once([{}] * 3, {"low": ["", "", ""]})
     found: dict[str, Any] = {}
-    given, _ = attempt(own_parts, rows, ["low"], settings())
+    given, _ = call_reward(own_parts, rows, ["low"], settings())
     found["parts"] = list(given.parts)
-    given, failure = attempt(fails_on_one, rows, ["low"], settings())
+    given, failure = call_reward(fails_on_one, rows, ["low"], settings())
     found["parts after a failure"] = list(given.parts)
     found["valid"] = given.valid
-    failed = failed_rows(given, mixed_for(given, "low", rows, settings()))
+    failed = failed_rows(given, combine_rewards_for_agent(given, "low", rows, settings()))
     try:
-        stop_beyond_budget(failed, failure, settings(failure_budget=0.4))
+        check_failure_budget(failed, failure, settings(failure_budget=0.4))
     except RewardError as error:
         found["told"] = str(error)
-    found["within"] = stop_beyond_budget(failed, failure, settings(failure_budget=0.5))
+    found["within"] = check_failure_budget(failed, failure, settings(failure_budget=0.5))
     numbers = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 100.0]][RANK])
     keep = torch.tensor([[True, True, True], [True, True, False]][RANK])
     numbers, once = numbers[:, None], torch.ones(3, dtype=torch.long)
@@ -124,8 +131,8 @@ def mixed_of(numbers: Callable[[Any], list[float]], rows: Sequence[Episode]) -> 
         return Reward(team=team, failures={row: ValueError("no") for row, one in enumerate(team) if math.isnan(one)})
 
     parts = {
-        "a": MixPart(reward=part, weight=1.0, divisible=True),
-        "b": MixPart(reward=ones, weight=2.0, divisible=True),
+        "a": MixPart(reward=part, weight=1.0, splittable=True),
+        "b": MixPart(reward=ones, weight=2.0, splittable=True),
     }
     common = {leaf.name: getattr(settings(processor=[]), leaf.name) for leaf in fields(RewardConfig)}
     own = {"parts": dict.fromkeys(parts, settings()), "weights": {"b": 2.0}, "normalize": ["a"]}
@@ -143,7 +150,7 @@ def divided_prompts() -> list[float]:
     said = [("a", "x"), ("b", "y"), ("c", "x"), ("a", "y"), ("c", "x"), ("c", "y")]
     rows = {0: range(4), 1: range(4, 6)}[RANK]
     episodes = [replace(episode(*zip(AGENTS, (0, 0), said[row], strict=True)), index=row) for row in rows]
-    answers = answers_to_prompts(episodes, 3)
+    answers = gather_answers(episodes, 3)
     baseline = recombined_baseline(worth, episodes, answers, 3, "low", dict.fromkeys(AGENTS, settings()), settings())
     own = compute_raw_scores(worth, episodes, dict.fromkeys(AGENTS, settings()), ["low"], settings())
     return (own.numbers["low"] - baseline.numbers)[:, 0].tolist()

@@ -10,15 +10,15 @@ import pytest
 import torch
 from spoken import episode, spoken_once
 
-from ippo_cli.rewards.contract import Reward, checked
+from ippo_cli.rewards.contract import Reward, validate_reward
 
 AGENTS = ("high", "low")
 TWO = spoken_once([{}, {}], {"high": ["", ""], "low": ["", ""]})
 
 
 def test_team_numbers_alone_and_agents_numbers_alone_are_enough() -> None:
-    assert checked(Reward(team=[1, 2.5]), AGENTS, TWO).team == [1.0, 2.5]
-    given = checked(Reward(agent={"low": [1, 2], "high": [3, 4]}), AGENTS, TWO)
+    assert validate_reward(Reward(team=[1, 2.5]), AGENTS, TWO).team == [1.0, 2.5]
+    given = validate_reward(Reward(agent={"low": [1, 2], "high": [3, 4]}), AGENTS, TWO)
     assert given.agent == {"low": [1.0, 2.0], "high": [3.0, 4.0]}
     assert given.team is None
 
@@ -28,13 +28,13 @@ def test_team_numbers_alone_and_agents_numbers_alone_are_enough() -> None:
     [(1, 0), [True, False], numpy.array([1.0, 0.0]), torch.tensor([1.0, 0.0]), [numpy.int64(1), torch.tensor(0)]],
 )
 def test_numbers_may_come_as_anything_that_is_a_number(numbers: Any) -> None:
-    given = checked(Reward(team=numbers, parts={"share": numbers}, valid=numbers), AGENTS, TWO)
+    given = validate_reward(Reward(team=numbers, parts={"share": numbers}, valid=numbers), AGENTS, TWO)
     assert given.team == given.parts["share"] == [1.0, 0.0]
     assert given.valid == [True, False]
 
 
 def test_none_is_a_row_without_a_number() -> None:
-    given = checked(Reward(team=[None, 1.0], parts={"share": [None, 1.0]}), AGENTS, TWO)  # type: ignore[list-item]
+    given = validate_reward(Reward(team=[None, 1.0], parts={"share": [None, 1.0]}), AGENTS, TWO)  # type: ignore[list-item]
     assert given.team is not None
     assert math.isnan(given.team[0])
     assert math.isnan(given.parts["share"][0])
@@ -66,18 +66,18 @@ def test_none_is_a_row_without_a_number() -> None:
 )
 def test_what_breaks_the_contract_is_told_by_name(reward: Reward, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        checked(reward, AGENTS, TWO)
+        validate_reward(reward, AGENTS, TWO)
 
 
 def test_agents_numbers_and_generations_are_told_apart_by_name_alone() -> None:
     """Two agents, and two rows of one prompt: a list of two could mean either, so a list is never accepted."""
-    per_row = checked(Reward(team=[0.0, 1.0]), AGENTS, TWO)
-    per_agent = checked(Reward(agent={"high": [0.0, 0.0], "low": [1.0, 1.0]}), AGENTS, TWO)
+    per_row = validate_reward(Reward(team=[0.0, 1.0]), AGENTS, TWO)
+    per_agent = validate_reward(Reward(agent={"high": [0.0, 0.0], "low": [1.0, 1.0]}), AGENTS, TWO)
     assert per_row.team == [0.0, 1.0]
     assert per_row.agent == {}
     assert per_agent.agent["high"] == [0.0, 0.0]
     with pytest.raises(ValueError, match=r"'agent\[high\]' must have one entry for each of the 2 rows, not 1"):
-        checked(Reward(agent={"high": [0.0], "low": [1.0]}), AGENTS, TWO)
+        validate_reward(Reward(agent={"high": [0.0], "low": [1.0]}), AGENTS, TWO)
 
 
 TALK = [episode(("high", 0, ""), ("low", 1, ""), ("high", 2, "")), episode(("low", 0, ""))]
@@ -85,7 +85,7 @@ TALK = [episode(("high", 0, ""), ("low", 1, ""), ("high", 2, "")), episode(("low
 
 def test_numbers_by_turn_and_by_step_are_as_many_as_there_are_turns_and_steps() -> None:
     by_turn: Any = {"high": [torch.tensor([1.0, 2.0]), []], "low": [(None,), numpy.array([4])]}
-    given = checked(Reward(team_by_step=[[1, True, 0], None], agent_by_turn=by_turn), AGENTS, TALK)  # type: ignore[list-item]
+    given = validate_reward(Reward(team_by_step=[[1, True, 0], None], agent_by_turn=by_turn), AGENTS, TALK)  # type: ignore[list-item]
     assert given.team_by_step is not None
     assert given.team_by_step[0] == [1.0, 1.0, 0.0]
     assert math.isnan(given.team_by_step[1][0])
@@ -124,4 +124,4 @@ def test_numbers_by_turn_and_by_step_are_as_many_as_there_are_turns_and_steps() 
 )
 def test_numbers_for_other_turns_than_there_were_are_told_by_name(reward: Reward, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        checked(reward, AGENTS, TALK)
+        validate_reward(reward, AGENTS, TALK)

@@ -16,12 +16,12 @@ from ippo_cli.config.errors import RewardError
 from ippo_cli.config.schema import CreditAssignment, Processor
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.counterfactual import (
-    answers_to_prompts,
-    folded,
+    blank_answers,
+    fold_extra_turns,
+    gather_answers,
     other_episodes_baseline,
     recombined_baseline,
-    replaced,
-    silent,
+    replace_answer,
 )
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import Baseline, ScoreResult, compute_raw_scores, process_scores
@@ -64,7 +64,7 @@ def by_difference(reward: Any, episodes: list[Episode], others: dict[str, list[E
 
 
 def by_recombination(reward: Any, episodes: list[Episode], generations: int, config: Any) -> ScoreResult:
-    answers = answers_to_prompts(episodes, generations)
+    answers = gather_answers(episodes, generations)
     baselines = {
         name: recombined_baseline(reward, episodes, answers, generations, name, dict.fromkeys(AGENTS, config), config)
         for name in AGENTS
@@ -123,7 +123,7 @@ def test_recombination_agrees_with_a_slow_reference_on_random_buffers(settings: 
                 team=[worth(one.example["prompt"], *(turn.completion.text for turn in one.turns)) for one in episodes]
             )
 
-        answers = answers_to_prompts(episodes, generations)
+        answers = gather_answers(episodes, generations)
         for place, name in enumerate(agents):
             baseline = recombined_baseline(
                 reward, episodes, answers, generations, name, dict.fromkeys(agents, settings()), settings()
@@ -150,7 +150,7 @@ def test_equal_answers_are_asked_about_once_and_count_as_often_as_they_were_give
 
     episodes = played("aaab", "abab")
     baseline = recombined_baseline(
-        reward, episodes, answers_to_prompts(episodes, 4), 4, "row", dict.fromkeys(AGENTS, settings()), settings()
+        reward, episodes, gather_answers(episodes, 4), 4, "row", dict.fromkeys(AGENTS, settings()), settings()
     )
     assert len(asked) == 2 + 2 + 2 + 1
     assert baseline.numbers[:, 0].tolist() == pytest.approx([(4 + 4 + 1) / 3, (0 + 0 + 2) / 3, (4 + 4 + 1) / 3, 0.0])
@@ -165,7 +165,7 @@ def test_leaving_an_agent_out_is_an_empty_answer_in_its_place(settings: Make) ->
         name: other_episodes_baseline(
             lengths,
             episodes,
-            [silent(one, name) for one in episodes],
+            [blank_answers(one, name) for one in episodes],
             name,
             dict.fromkeys(AGENTS, settings()),
             settings(),
@@ -230,7 +230,7 @@ def test_an_answer_that_nobody_else_gave_a_score_to_has_no_counterfactual(settin
     episodes = played("abba", "aaaa")
     episodes[3] = replace(episodes[3], failure=ValueError("lost"), turns=[])
     baseline = recombined_baseline(
-        picky, episodes, answers_to_prompts(episodes, 2), 2, "row", dict.fromkeys(AGENTS, settings()), settings()
+        picky, episodes, gather_answers(episodes, 2), 2, "row", dict.fromkeys(AGENTS, settings()), settings()
     )
     assert baseline.known.tolist() == [False, True, False, False]
     assert baseline.numbers[1].tolist() == [4]
@@ -240,11 +240,11 @@ def test_a_replaced_answer_brings_along_whether_it_was_cut() -> None:
     (one,) = played("a", "b")
     one = replace(one, unfinished=frozenset({"row", "column"}))
     other = replace(one.of("row")[0].completion, text="longer", finished=True)
-    new = replaced(one, "row", (other, False))
+    new = replace_answer(one, "row", (other, False))
     assert new.unfinished == {"column"}
     assert [turn.completion.text for turn in new.turns] == ["longer", "b"]
     assert [turn.completion.text for turn in one.turns] == ["a", "b"]
-    assert replaced(new, "row", (one.of("row")[0].completion, True)).unfinished == {"row", "column"}
+    assert replace_answer(new, "row", (one.of("row")[0].completion, True)).unfinished == {"row", "column"}
 
 
 def test_other_episodes_are_compared_turn_by_turn_and_what_they_had_more_of_falls_on_the_last_turn(
@@ -265,7 +265,7 @@ def test_other_episodes_are_compared_turn_by_turn_and_what_they_had_more_of_fall
     ]
     baseline = other_episodes_baseline(paid, here, there, "row", dict.fromkeys(AGENTS, config), config)
     assert baseline.numbers.tolist() == [[10, 90, 0], [50, 0, 0]]
-    assert folded(torch.tensor([[1.0, 2.0]]), torch.tensor([0])).tolist() == [[3.0]]
+    assert fold_extra_turns(torch.tensor([[1.0, 2.0]]), torch.tensor([0])).tolist() == [[3.0]]
 
 
 def test_an_agent_without_a_turn_has_no_credit_and_no_failed_row(settings: Make) -> None:
@@ -295,8 +295,8 @@ def test_answers_differ_by_their_tokens_and_by_how_they_ended(settings: Make) ->
 
     episodes = played("aaa", "aaa")
     for row, completion in enumerate((said([1], True), said([2], True), said([2], False))):
-        episodes[row] = replaced(episodes[row], "row", (completion, not completion.finished))
+        episodes[row] = replace_answer(episodes[row], "row", (completion, not completion.finished))
     recombined_baseline(
-        reward, episodes, answers_to_prompts(episodes, 3), 3, "row", dict.fromkeys(AGENTS, settings()), settings()
+        reward, episodes, gather_answers(episodes, 3), 3, "row", dict.fromkeys(AGENTS, settings()), settings()
     )
     assert counts == [6]

@@ -7,8 +7,8 @@ import math
 import pytest
 from spoken import episode
 
-from ippo_cli.rewards.contract import checked
-from ippo_cli.rewards.credit import num_steps, paid_turn
+from ippo_cli.rewards.contract import validate_reward
+from ippo_cli.rewards.credit import num_steps, turn_for_step
 from ippo_cli.rewards.environment import EnvironmentReward
 
 AGENTS = ["x", "o"]
@@ -19,7 +19,7 @@ AGENTS = ["x", "o"]
     [([1, 3], 0, 0), ([1, 3], 1, 0), ([1, 3], 2, 0), ([1, 3], 3, 1), ([1, 3], 9, 1), ([0], 5, 0), ([4], 0, 0)],
 )
 def test_a_payment_is_for_the_last_turn_by_then_or_the_first(steps: list[int], step: int, turn: int) -> None:
-    assert paid_turn(steps, step) == turn
+    assert turn_for_step(steps, step) == turn
 
 
 def test_players_who_take_turns_are_paid_on_their_own_last_turn() -> None:
@@ -49,7 +49,7 @@ def test_a_turn_that_the_environment_has_not_answered_is_a_step_without_payment(
         ("x", 0, ""), ("o", 0, ""), ("x", 1, ""), rewards=[{"x": 1.0}], terminated=False, truncation="context"
     )
     assert num_steps(cut) == 2
-    found = checked(EnvironmentReward(AGENTS)([cut]), AGENTS, [cut])
+    found = validate_reward(EnvironmentReward(AGENTS)([cut]), AGENTS, [cut])
     assert found.team_by_step == [[1.0, 0.0]]
     assert found.agent_by_turn == {"x": [[1.0, 0.0]], "o": [[0.0]]}
 

@@ -6,14 +6,14 @@ import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Match
-from ippo_cli.rewards.exact_match import ExactMatch
+from ippo_cli.rewards.exact_match import ExactMatchReward
 
 ANSWERS = {"low": "{low}", "high": "{high}"}
 EXAMPLE = {"low": "abc", "high": "def"}
 
 
 def given(match: Match, low: str, high: str) -> tuple[float, dict[str, float]]:
-    reward = ExactMatch(ANSWERS, match)([EXAMPLE], {"low": [low], "high": [high]})
+    reward = ExactMatchReward(ANSWERS, match)([EXAMPLE], {"low": [low], "high": [high]})
     assert reward.team is not None
     return reward.team[0], {name: numbers[0] for name, numbers in reward.agent.items()}
 
@@ -43,13 +43,13 @@ def test_exact_is_all_or_nothing_over_all_agents() -> None:
 
 def test_both_numbers_are_logged_whichever_is_the_reward() -> None:
     for match in Match:
-        reward = ExactMatch(ANSWERS, match)([EXAMPLE], {"low": ["abc"], "high": ["dex"]})
+        reward = ExactMatchReward(ANSWERS, match)([EXAMPLE], {"low": ["abc"], "high": ["dex"]})
         assert reward.parts["exact"] == [0.0]
         assert reward.parts["characters"] == pytest.approx([5 / 6])
 
 
 def test_an_empty_answer_is_right_when_nothing_is_written() -> None:
-    reward = ExactMatch({"low": "{low}", "high": ""}, Match.characters)
+    reward = ExactMatchReward({"low": "{low}", "high": ""}, Match.characters)
     for text, share in (("", 1.0), ("x", 3 / 4)):
         found = reward([EXAMPLE], {"low": ["abc"], "high": [text]})
         assert found.team == pytest.approx([share])
@@ -57,11 +57,11 @@ def test_an_empty_answer_is_right_when_nothing_is_written() -> None:
 
 
 def test_rows_are_kept_apart() -> None:
-    reward = ExactMatch({"low": "{low}"}, Match.characters)
+    reward = ExactMatchReward({"low": "{low}"}, Match.characters)
     found = reward([{"low": "ab"}, {"low": "cd"}], {"low": ["ab", "ab"]})
     assert found.team == [1.0, 0.0]
 
 
 def test_a_field_that_examples_lack_is_named() -> None:
     with pytest.raises(ConfigError, match=r"task\.agents\.low\.answer='\{nope\}' names the field 'nope'"):
-        ExactMatch({"low": "{nope}"}, Match.exact)([EXAMPLE], {"low": ["abc"]})
+        ExactMatchReward({"low": "{nope}"}, Match.exact)([EXAMPLE], {"low": ["abc"]})

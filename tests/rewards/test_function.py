@@ -12,7 +12,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.function import FunctionReward
-from ippo_cli.rewards.response_adapter import OfResponses
+from ippo_cli.rewards.response_adapter import ResponseRewardAdapter
 from ippo_cli.user_code.load import load_function
 
 FILE = """
@@ -145,7 +145,7 @@ def score(examples, responses, episodes):
 def test_a_function_with_a_parameter_for_them_gets_episodes_and_may_give_numbers_by_turn(tmp_path: Path) -> None:
     (tmp_path / "episodic.py").write_text(EPISODIC)
     function = FunctionReward(f"{tmp_path}/episodic.py:score")
-    reward = OfResponses(function, ["low", "high"], with_episodes=function.with_episodes)
+    reward = ResponseRewardAdapter(function, ["low", "high"], with_episodes=function.with_episodes)
     talk = episode(("low", 0, "a"), ("high", 1, "bb"), ("low", 2, "ccc"), rewards=[{}, {"low": 1.0, "high": 2.0}, {}])
     alone = episode(("low", 0, "dddd"))
     found = reward([talk, alone])
@@ -162,7 +162,7 @@ def test_a_response_is_what_an_agent_said_last_and_empty_where_it_never_spoke() 
         return Reward(team=[0.0] * len(examples))
 
     talk = episode(("low", 0, "a"), ("high", 1, "b"), ("low", 2, "c"), example={"n": 1})
-    OfResponses(noted, ["high", "low", "third"])([talk, episode(("high", 0, "d"), example={"n": 2})])
+    ResponseRewardAdapter(noted, ["high", "low", "third"])([talk, episode(("high", 0, "d"), example={"n": 2})])
     examples, responses = seen[0]
     assert examples == [{"n": 1}, {"n": 2}]
     assert responses == {"high": ["b", "d"], "low": ["c", ""], "third": ["", ""]}
@@ -254,7 +254,7 @@ def test_a_function_of_one_row_gives_a_number_or_named_ones_and_fails_alone(own:
 def test_a_function_of_one_row_may_read_its_episode_wherever_it_runs(process: bool, own: Any) -> None:
     function = own("told", per_sample=True, process=process)
     talk = [episode(("solo", 0, "a"), ("solo", 1, "bbb")), episode(("solo", 0, "cc"))]
-    found = OfResponses(function, ["solo"], with_episodes=function.with_episodes)(talk)
+    found = ResponseRewardAdapter(function, ["solo"], with_episodes=function.with_episodes)(talk)
     assert found.agent_by_turn == {"solo": [[1.0, 3.0], [2.0]]}
 
 
@@ -267,10 +267,10 @@ def test_async_calls_wait_together_within_their_bound_and_their_time(own: Any) -
 
 
 def test_a_call_with_a_time_limit_is_no_hang_before_it_and_each_answer_is_progress(own: Any) -> None:
-    before = progress.count()
+    before = progress.progress_count()
     assert own("going_on", per_sample=True, timeout_s=5.0)(ROWS, TEXTS).team == [1.0, 1.0, 1.0, 1.0]
     assert own("going_on", per_sample=True)(ROWS, TEXTS).team == [0.0, 0.0, 0.0, 0.0]
-    assert progress.count() - before >= 8
+    assert progress.progress_count() - before >= 8
 
 
 def test_a_process_of_its_own_can_be_killed_and_costs_only_its_row(own: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.config.schema import NumberMatch
-from ippo_cli.rewards.gsm8k import Gsm8k, last_number, reference_number, strict_number
+from ippo_cli.rewards.gsm8k import Gsm8kReward, last_number, reference_number, strict_number
 
 FILE = Path(__file__).resolve().parents[3] / "shared" / "data" / "gsm8k" / "test.jsonl"
 REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
@@ -72,20 +72,20 @@ def test_what_the_two_rules_read(text: str, strict: str | None, flexible: str | 
 def test_the_key_chooses_the_score_and_both_are_reported() -> None:
     texts = ["#### 18.0", "it is 18", "#### 17", "no idea"]
     for match, expected in ((NumberMatch.strict, [1.0, 0.0, 0.0, 0.0]), (NumberMatch.flexible, [1.0, 1.0, 0.0, 0.0])):
-        found = Gsm8k({"solver": "{answer}"}, match)([{"answer": REFERENCE}] * 4, {"solver": texts})
+        found = Gsm8kReward({"solver": "{answer}"}, match)([{"answer": REFERENCE}] * 4, {"solver": texts})
         assert found.team == found.agent["solver"] == expected
         assert found.parts == {"strict": [1.0, 0.0, 0.0, 0.0], "flexible": [1.0, 1.0, 0.0, 0.0]}
 
 
 def test_the_teams_reward_is_the_mean_over_its_agents_each_against_its_own_answer() -> None:
-    reward = Gsm8k({"a": "{answer}", "b": "{other}"}, NumberMatch.strict)
+    reward = Gsm8kReward({"a": "{answer}", "b": "{other}"}, NumberMatch.strict)
     found = reward([{"answer": REFERENCE, "other": "1,000"}], {"a": ["#### 18"], "b": ["#### 18"]})
     assert found.team == [0.5]
     assert found.agent == {"a": [1.0], "b": [0.0]}
 
 
 def test_a_reference_without_a_number_gives_no_score_rather_than_none_right() -> None:
-    found = Gsm8k({"solver": "{answer}"}, NumberMatch.strict)([{"answer": "unknown"}], {"solver": ["#### 1"]})
+    found = Gsm8kReward({"solver": "{answer}"}, NumberMatch.strict)([{"answer": "unknown"}], {"solver": ["#### 1"]})
     assert found.team is not None
     assert found.team[0] != found.team[0], "NaN: such a row is left out and counted"
 
@@ -98,7 +98,7 @@ def test_every_reference_of_the_data_has_its_number() -> None:
         written = row["answer"].rsplit("#### ", 1)[1].replace(",", "")
         assert reference_number(row["answer"]) == Decimal(written)
     for match in NumberMatch:
-        found = Gsm8k({"solver": "{answer}"}, match)(rows, {"solver": [row["answer"] for row in rows]})
+        found = Gsm8kReward({"solver": "{answer}"}, match)(rows, {"solver": [row["answer"] for row in rows]})
         assert found.team == found.parts["strict"] == found.parts["flexible"] == [1.0] * 1319
 
 

@@ -25,12 +25,12 @@ from spoken import episode, spoken_once
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config
-from ippo_cli.planning.trial import refuse_untrainable
+from ippo_cli.planning.trial import check_trainable
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Reward, close_reward, reach_reward
+from ippo_cli.rewards.contract import Reward, check_reward_connection, close_reward
 from ippo_cli.rewards.mix import MixPart, MixReward
-from ippo_cli.rewards.score import attempt
+from ippo_cli.rewards.score import call_reward
 from ippo_cli.types import Episode
 
 SORTED = spoken_once([{"letters": str(row)} for row in range(6)], {"low": list("abcdef"), "high": list("ABCDEF")})
@@ -50,7 +50,7 @@ def asked_and_failed(url: str, episodes: list[Episode], *keys: str) -> tuple[Rew
     config = composed(keys)
     reward = build_reward(replace(config.reward, url=url), config.task.agents)  # type: ignore[call-arg]
     try:
-        return attempt(reward, episodes, list(config.task.agents), config.reward)
+        return call_reward(reward, episodes, list(config.task.agents), config.reward)
     finally:
         close_reward(reward)
 
@@ -166,18 +166,18 @@ def test_no_more_requests_are_there_at_once_than_allowed() -> None:
 
 def test_a_server_that_is_gone_is_not_asked_about_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
-    whole = remote.Remote._answer
+    whole = remote.RemoteClient._answer
 
     async def counted(self: Any, content: bytes) -> Any:
         tries.append(1)
         return await whole(self, content)
 
-    monkeypatch.setattr(remote.Remote, "_answer", counted)
+    monkeypatch.setattr(remote.RemoteClient, "_request_json", counted)
     with socket.socket() as bound:  # nobody listens there
         bound.bind(("127.0.0.1", 0))
         found = asked(f"http://127.0.0.1:{bound.getsockname()[1]}", SORTED * 10, "reward.batch_size=1")
     assert found.valid == [False] * 60
-    assert len(tries) <= 3 * 2 * remote.UNREACHED
+    assert len(tries) <= 3 * 2 * remote.MAX_UNANSWERED
 
 
 def test_the_token_is_the_environments_and_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ def test_the_token_is_the_environments_and_goes_to_no_other_host(monkeypatch: py
 
 
 def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving(lambda *_: Said(b" " * (remote.MOST_BYTES + 2))) as server:
+    with serving(lambda *_: Said(b" " * (remote.MAX_REPLY_BYTES + 2))) as server:
         assert asked(server.url, SORTED, "reward.batch_size=1").valid == [False] * 6
     assert len(server.bodies) == 6
 
@@ -228,12 +228,12 @@ def test_the_reference_server_scores_and_wants_its_token(reference: str, monkeyp
 def test_a_server_that_is_not_there_is_told_before_anything_is_loaded_and_any_answer_is_one() -> None:
     with serving(ones) as server:  # which answers a HEAD with 501
         config = load_config(["task=sorting", "reward=http", f"reward.url={server.url}"])
-        refuse_untrainable(config, 1)
+        check_trainable(config, 1)
     assert server.bodies == []
     said = rf"^reward\.url={server.url} cannot be reached \(.*\); start the server first$"
     with pytest.raises(PreflightError, match=said):
-        refuse_untrainable(config, 1)
+        check_trainable(config, 1)
     part = build_reward(config.reward, config.task.agents)
     with pytest.raises(PreflightError, match=said):
-        reach_reward(MixReward({"asked": MixPart(reward=part, weight=1.0, divisible=True)}, [], 0.1))
+        check_reward_connection(MixReward({"asked": MixPart(reward=part, weight=1.0, splittable=True)}, [], 0.1))
     close_reward(part)

@@ -24,9 +24,9 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.rewards import remote
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Place, Reward, close_reward, prepare_reward, try_reward
-from ippo_cli.rewards.judge import JudgeReward, Numbers
-from ippo_cli.rewards.score import attempt
+from ippo_cli.rewards.contract import Reward, RewardContext, close_reward, prepare_reward, validate_reward_examples
+from ippo_cli.rewards.judge import AnswerParser, JudgeReward
+from ippo_cli.rewards.score import call_reward
 from ippo_cli.types import Episode
 
 TALK = spoken_once([{"topic": "sea"}] * 3, {"low": ["a", "b", "a"], "high": ["x", "x", "x"]})
@@ -50,9 +50,9 @@ def composed(keys: tuple[str, ...]) -> Config:
 def judged(url: str, *keys: str, folder: Path | None = None, talk: list[Episode] = TALK) -> Reward:
     config = composed(keys)
     reward = build_reward(replace(config.reward, url=f"{url}/v1"), config.task.agents)  # type: ignore[call-arg]
-    prepare_reward(reward, Place(device=torch.device("cpu"), folder=folder))
+    prepare_reward(reward, RewardContext(device=torch.device("cpu"), folder=folder))
     try:
-        return attempt(reward, talk, list(config.task.agents), config.reward)[0]
+        return call_reward(reward, talk, list(config.task.agents), config.reward)[0]
     finally:
         close_reward(reward)
 
@@ -83,7 +83,7 @@ def test_a_template_that_names_no_field_of_the_rows_is_told_beforehand() -> None
         config = composed((f"reward.template='{template}'",))
         reward = build_reward(config.reward, config.task.agents)
         with nullcontext() if told is None else pytest.raises(ConfigError, match=rf"^reward\.template=.*{told}"):
-            try_reward(reward, [{"topic": "sea"}])
+            validate_reward_examples(reward, [{"topic": "sea"}])
         close_reward(reward)
 
 
@@ -133,7 +133,7 @@ def test_an_answer_on_which_a_pattern_takes_for_ever_has_failed_and_costs_no_oth
 
 
 def number_in(text: str, keys: tuple[str, ...]) -> float:
-    numbers = Numbers(composed(keys).reward)  # type: ignore[arg-type]
+    numbers = AnswerParser(composed(keys).reward)  # type: ignore[arg-type]
     try:
         return numbers.of(text)
     finally:

@@ -13,11 +13,11 @@ from ippo_cli.rewards.length import LengthReward
     ("length", "worth"), [(0, 0.0), (6, 0.0), (8, 0.5), (10, 1.0), (20, 1.0), (22, 0.5), (24, 0.0), (99, 0.0)]
 )
 def test_between_the_bounds_it_is_1_and_falls_outside(length: int, worth: float) -> None:
-    assert LengthReward(["a"], LengthUnit.words, 10, 20, 4).worth(length) == worth
+    assert LengthReward(["a"], LengthUnit.words, 10, 20, 4).score_length(length) == worth
 
 
 def test_without_a_margin_it_falls_at_once_and_without_an_upper_bound_never() -> None:
-    assert [LengthReward(["a"], LengthUnit.words, 2, None, 0).worth(n) for n in (1, 2, 10**6)] == [0.0, 1.0, 1.0]
+    assert [LengthReward(["a"], LengthUnit.words, 2, None, 0).score_length(n) for n in (1, 2, 10**6)] == [0.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(("unit", "length"), [("words", 2.0), ("characters", 5.0), ("tokens", 7.0)])

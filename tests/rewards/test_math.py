@@ -101,14 +101,14 @@ def test_a_reference_that_is_no_mathematics_fails(reward: MathReward) -> None:
 
 
 def test_references_are_read_before_training(reward: MathReward) -> None:
-    assert reward.try_on([{"answer": "3/4"}, {"answer": r"\$3.00"}]) == []
-    [warning] = reward.try_on([{"answer": "7"}, {"answer": ""}])
+    assert reward.validate_examples([{"answer": "3/4"}, {"answer": r"\$3.00"}]) == []
+    [warning] = reward.validate_examples([{"answer": "7"}, {"answer": ""}])
     assert "task.agents.solver.answer={answer}: 1 of 2 reference answers" in warning
     with pytest.raises(ConfigError, match="which is not an expression that math-verify reads"):
-        reward.try_on([{"answer": ""}, {"answer": " "}])
+        reward.validate_examples([{"answer": ""}, {"answer": " "}])
 
 
 @pytest.mark.parametrize("reference", ["2 million", "5 dollars", "1/2 cup"])
 def test_number_with_an_unknown_word_is_unreadable(reward: MathReward, reference: str) -> None:
     with pytest.raises(ConfigError, match="is not an expression"):
-        reward.try_on([{"answer": reference}])
+        reward.validate_examples([{"answer": reference}])

@@ -14,10 +14,10 @@ import pytest
 import torch
 from spoken import episode, spoken_once
 
-from ippo_cli.compose.arguments import arguments
-from ippo_cli.compose.load import compose_node, config_dir, from_yaml, resolve, to_yaml, typed
+from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.load import build_config, compose_node, config_dir, from_yaml, resolve_config, to_yaml
 from ippo_cli.compose.mix import complete_parts
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
@@ -28,11 +28,11 @@ from ippo_cli.config.schema import (
     RewardConfig,
     RewardKind,
 )
-from ippo_cli.rewards.build import build_reward, reads_payments
+from ippo_cli.rewards.build import build_reward, uses_environment_reward
 from ippo_cli.rewards.contract import Reward, close_reward
 from ippo_cli.rewards.mix import MixPart, MixReward, weighted_sum
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import attempt, score
+from ippo_cli.rewards.score import call_reward, score
 from ippo_cli.types import Episode
 
 PARTS = {"right": {"kind": "gsm8k"}, "brief": {"kind": "length", "unit": "words", "high": 2, "margin": 4}}
@@ -42,7 +42,7 @@ EPISODES = spoken_once([{"answer": "#### 7"}] * 3, {"solver": ["#### 7", "so ###
 
 @cache
 def composed() -> dict[str, Any]:
-    return resolve(compose_node(TASK))
+    return resolve_config(compose_node(TASK))
 
 
 def configured(parts: Any, **changes: Any) -> Config:
@@ -50,30 +50,32 @@ def configured(parts: Any, **changes: Any) -> Config:
     plain["algorithm"]["advantage"] = changes.pop("advantage", plain["algorithm"]["advantage"])
     plain["reward"] |= {"parts": parts, **changes}
     complete_parts(plain["reward"], config_dir() / "reward")
-    config = typed(plain)
+    config = build_config(plain)
     check_rewards(config)
     return config
 
 
 def test_parts_are_typed_with_the_keys_of_their_kinds_and_come_back_from_a_runs_folder(tmp_path: Path) -> None:
     parts = "reward.parts={right: {kind: gsm8k}, brief: {kind: length, unit: words, high: 2}}"
-    node = compose_node(arguments([*TASK, parts, "reward.parts.right.match=flexible", "reward.weights.brief=0.5"]))
-    (tmp_path / "config.yaml").write_text(to_yaml(resolve(node)))
+    node = compose_node(
+        normalize_arguments([*TASK, parts, "reward.parts.right.match=flexible", "reward.weights.brief=0.5"])
+    )
+    (tmp_path / "config.yaml").write_text(to_yaml(resolve_config(node)))
     config = from_yaml(tmp_path / "config.yaml")
-    check(config, 1)
+    check_config(config, 1)
     assert isinstance(config.reward, MixRewardConfig)
     right, brief = config.reward.parts.values()
     assert isinstance(right, Gsm8kRewardConfig)
     assert right.match.value == "flexible"
     assert isinstance(brief, LengthRewardConfig)
     assert (brief.low, brief.high, config.reward.weights) == (0, 2, {"brief": 0.5})
-    assert typed(resolve(node)) == config
+    assert build_config(resolve_config(node)) == config
 
 
 def test_the_sum_is_weighed_and_every_part_is_logged_with_its_own_parts() -> None:
     config = configured(PARTS, weights={"brief": 0.5})
     reward = build_reward(config.reward, config.task.agents)
-    found, failure = attempt(reward, EPISODES, ["solver"], config.reward)
+    found, failure = call_reward(reward, EPISODES, ["solver"], config.reward)
     assert failure is None
     assert found.team == found.agent["solver"] == [1.5, 1.25, 0.5]
     assert found.parts == {
@@ -83,7 +85,7 @@ def test_the_sum_is_weighed_and_every_part_is_logged_with_its_own_parts() -> Non
         "right.flexible": [1.0, 1.0, 0.0],
         "brief.length": [2.0, 4.0, 2.0],
     }
-    assert not reads_payments(reward)
+    assert not uses_environment_reward(reward)
 
 
 def test_normalized_parts_count_in_deviations_and_the_logged_score_stays_what_it_is() -> None:
@@ -110,7 +112,7 @@ def test_a_part_is_measured_over_rows_that_no_other_part_failed_for(settings: An
         weights={},
         normalize=["a"],
     )
-    parts = {name: MixPart(reward=part, weight=1.0, divisible=True) for name, part in (("a", whole), ("b", failing))}
+    parts = {name: MixPart(reward=part, weight=1.0, splittable=True) for name, part in (("a", whole), ("b", failing))}
     found = score(MixReward(parts, ["solver"], 1.0), EPISODES, mix, {"solver": ScoreMoments()}).scores["solver"]
     assert found.score[:, 0].tolist() == pytest.approx([-(0.5**0.5), 0.5**0.5, 0.0])
 
@@ -127,7 +129,7 @@ def test_normalized_scores_have_mean_0_and_deviation_1_whatever_turns_weigh(sett
     config = settings(team_weight=0.0, agent_weight=1.0, turn_weight=turn_weight)
     common = {leaf.name: getattr(config, leaf.name) for leaf in fields(RewardConfig)}
     mix = MixRewardConfig(**{**common, "kind": RewardKind.mix}, parts={"a": config}, weights={}, normalize=["a"])
-    parts = {"a": MixPart(reward=part, weight=1.0, divisible=True)}
+    parts = {"a": MixPart(reward=part, weight=1.0, splittable=True)}
     found = score(MixReward(parts, ["solver"], 1.0), said, mix, {"solver": ScoreMoments()}).scores["solver"]
     totals = found.score.sum(dim=1)[:3]
     assert totals.mean().item() == pytest.approx(0.0, abs=1e-6)
@@ -153,11 +155,11 @@ class Part:
 def test_a_part_that_fails_is_asked_again_by_itself(settings: Any) -> None:
     transient, lasting, well = Part(lambda row, call: call == 1), Part(lambda row, _: row == 2), Part(lambda *_: False)
     parts = {
-        name: MixPart(reward=part, weight=weight, divisible=True)
+        name: MixPart(reward=part, weight=weight, splittable=True)
         for name, part, weight in (("a", transient, 1.0), ("b", lasting, 2.0), ("c", well, 4.0))
     }
     mix = MixReward(parts, ["solver"], 0.5)
-    found, failure = attempt(mix, EPISODES, ["solver"], settings())
+    found, failure = call_reward(mix, EPISODES, ["solver"], settings())
     assert (transient.calls, lasting.calls, well.calls) == (2, 3, 1)
     assert str(failure) == "b: no"
     assert found.team is not None

@@ -8,12 +8,12 @@ from decimal import Decimal
 import pytest
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.gsm8k import reference_number
-from ippo_cli.rewards.number import NearNumber, parts_of
-from ippo_cli.rewards.response_adapter import OfResponses
+from ippo_cli.rewards.number import NumberReward, score_parts
+from ippo_cli.rewards.response_adapter import ResponseRewardAdapter
 
 WEIGHTS = {"right": 0.5, "near": 0.25, "bare": 0.25}
 
@@ -37,17 +37,17 @@ WEIGHTS = {"right": 0.5, "near": 0.25, "bare": 0.25}
     ],
 )
 def test_what_a_text_earns_of_each_part(text: str, right: float, near: float, bare: float) -> None:
-    assert parts_of(text, Decimal(42)) == {"right": right, "near": pytest.approx(near), "bare": bare}
+    assert score_parts(text, Decimal(42)) == {"right": right, "near": pytest.approx(near), "bare": bare}
 
 
 def test_an_error_is_a_share_of_the_answer_and_of_one_where_that_is_smaller() -> None:
-    assert parts_of("1", Decimal(0))["near"] == 0.0
-    assert parts_of("0.5", Decimal(0))["near"] == 0.5
-    assert parts_of("-90", Decimal(-100))["near"] == pytest.approx(0.9)
+    assert score_parts("1", Decimal(0))["near"] == 0.0
+    assert score_parts("0.5", Decimal(0))["near"] == 0.5
+    assert score_parts("-90", Decimal(-100))["near"] == pytest.approx(0.9)
 
 
 def test_the_score_is_the_weighted_sum_and_the_teams_the_mean_over_its_agents() -> None:
-    reward = NearNumber({"add": "{sum}", "subtract": "{difference}"}, WEIGHTS)
+    reward = NumberReward({"add": "{sum}", "subtract": "{difference}"}, WEIGHTS)
     rows = [{"sum": 42, "difference": 8}] * 2
     found = reward(rows, {"add": ["42", "so 42"], "subtract": ["8", "none"], "critic": ["", ""]})
     assert found.agent == {"add": [1.0, 0.75], "subtract": [1.0, 0.0], "critic": [1.0, 0.375]}
@@ -56,7 +56,7 @@ def test_the_score_is_the_weighted_sum_and_the_teams_the_mean_over_its_agents() 
 
 
 def test_a_reference_without_a_number_gives_no_score() -> None:
-    found = NearNumber({"solo": "{answer}"}, WEIGHTS)([{"answer": "none"}], {"solo": ["42"]})
+    found = NumberReward({"solo": "{answer}"}, WEIGHTS)([{"answer": "none"}], {"solo": ["42"]})
     assert found.team is not None
     assert math.isnan(found.team[0])
     assert math.isnan(found.parts["right"][0])
@@ -65,8 +65,8 @@ def test_a_reference_without_a_number_gives_no_score() -> None:
 def test_the_configuration_names_it_with_its_weights() -> None:
     config = load_config(["task=arithmetic", "reward.near=0.1"])
     reward = build_reward(config.reward, config.task.agents)
-    assert isinstance(reward, OfResponses)
-    assert isinstance(reward.function, NearNumber)
+    assert isinstance(reward, ResponseRewardAdapter)
+    assert isinstance(reward.function, NumberReward)
     assert reward.function.weights == {"right": 0.5, "near": 0.1, "bare": 0.25}
     assert reward.function.answers == {"solo": "{sum}"}
 
@@ -74,7 +74,7 @@ def test_the_configuration_names_it_with_its_weights() -> None:
 def test_an_answer_is_needed() -> None:
     config = load_config(["task=arithmetic", "task.agents.solo.answer=null"])
     with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
-        check(load_config(["task=arithmetic", "actor=full", "actor.model=x", "task.agents.solo.answer=null"]), 1)
+        check_config(load_config(["task=arithmetic", "actor=full", "actor.model=x", "task.agents.solo.answer=null"]), 1)
     with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
         build_reward(config.reward, config.task.agents)
 
@@ -101,9 +101,9 @@ def test_reference_that_is_a_number(reference: str, number: float) -> None:
 
 
 def test_references_are_checked_before_training() -> None:
-    reward = NearNumber({"solver": "{answer}"}, {"right": 1.0})
-    assert reward.try_on([{"answer": "4"}]) == []
-    [warning] = reward.try_on([{"answer": "4"}, {"answer": "3/4"}])
+    reward = NumberReward({"solver": "{answer}"}, {"right": 1.0})
+    assert reward.validate_examples([{"answer": "4"}]) == []
+    [warning] = reward.validate_examples([{"answer": "4"}, {"answer": "3/4"}])
     assert "1 of 2 reference answers that were checked are not a number, such as '3/4'" in warning
     with pytest.raises(ConfigError, match="which is not a number; use reward=math"):
-        reward.try_on([{"answer": "10^6"}])
+        reward.validate_examples([{"answer": "10^6"}])

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.rewards.processes import SHOWN_BYTES, CallFailed, Processes
+from ippo_cli.rewards.processes import MAX_FORWARDED_BYTES, CallFailed, ProcessPool
 
-Make = Callable[..., Processes]
+Make = Callable[..., ProcessPool]
 FILE = """
 import multiprocessing, os, random, subprocess, sys, time
 
@@ -62,10 +62,10 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def make(file: Path) -> Iterator[Make]:
-    made: list[Processes] = []
+    made: list[ProcessPool] = []
 
-    def processes(size: int = 1, timeout_s: float | None = 20.0, name: str = "act") -> Processes:
-        made.append(Processes(f"{file}:{name}", "reward.function", size, timeout_s))
+    def processes(size: int = 1, timeout_s: float | None = 20.0, name: str = "act") -> ProcessPool:
+        made.append(ProcessPool(f"{file}:{name}", "reward.function", size, timeout_s))
         return made[-1]
 
     yield processes
@@ -104,7 +104,7 @@ def test_calls_are_answered_in_their_order_and_one_that_fails_costs_no_other(
     assert "SystemExit: 0" in str(found[3])
     assert "ValueError: no" in str(found[4])
     assert "acts.py" in str(found[4])
-    assert 0 < len(capfd.readouterr().err) <= SHOWN_BYTES, "some of what is printed is shown, not all of it"
+    assert 0 < len(capfd.readouterr().err) <= MAX_FORWARDED_BYTES, "some of what is printed is shown, not all of it"
 
 
 def test_a_call_that_takes_too_long_is_killed_with_all_that_it_started(make: Make, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_who_is_interrupted_in_the_middle_hears_no_old_answer_later(
     processes = make()
     assert processes.call(calls(("", 1))) == [1]
     with monkeypatch.context() as patched:
-        patched.setattr(processes, "_await", lambda results: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(processes, "_wait_for_result", lambda results: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             processes.call(calls(("", 2)))
     assert processes.call(calls(("", 3))) == [3]

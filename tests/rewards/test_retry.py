@@ -11,8 +11,8 @@ import pytest
 from spoken import episode, spoken_once
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.retry import ATTEMPTS
-from ippo_cli.rewards.score import attempt
+from ippo_cli.rewards.retry import MAX_ATTEMPTS
+from ippo_cli.rewards.score import call_reward
 from ippo_cli.types import Episode
 
 Make = Callable[..., Any]
@@ -38,7 +38,7 @@ class Flaky:
 
 def answered(reward: Any, config: Any) -> tuple[list[int], Exception | None]:
     """The rows that have their number, every other one being NaN and not valid; and what went wrong."""
-    given, failure = attempt(reward, EPISODES, ["solo"], config)
+    given, failure = call_reward(reward, EPISODES, ["solo"], config)
     assert given.team is not None
     valid = given.valid if given.valid is not None else [True] * len(ROWS)
     for row, number in enumerate(given.team):
@@ -53,17 +53,17 @@ def test_rows_that_always_fail_are_the_only_ones_without_a_reward(bad: set[int],
     found, failure = answered(reward, settings(failure_budget=0.2))
     assert found == [row for row in range(16) if row not in bad]
     assert isinstance(failure, ValueError)
-    assert all(sum(row in rows for rows in reward.calls) >= ATTEMPTS for row in bad)
+    assert all(sum(row in rows for rows in reward.calls) >= MAX_ATTEMPTS for row in bad)
 
 
 def test_a_failure_that_passes_costs_no_row_and_divides_nothing(settings: Make) -> None:
-    reward = Flaky(lambda rows, call: call < ATTEMPTS)
+    reward = Flaky(lambda rows, call: call < MAX_ATTEMPTS)
     assert answered(reward, settings()) == (list(range(16)), None)
-    assert reward.calls == [list(range(16))] * ATTEMPTS
+    assert reward.calls == [list(range(16))] * MAX_ATTEMPTS
 
 
 def test_a_failure_that_passes_while_rows_are_looked_for_costs_none_either(settings: Make) -> None:
-    reward = Flaky(lambda rows, call: call < ATTEMPTS + 3)
+    reward = Flaky(lambda rows, call: call < MAX_ATTEMPTS + 3)
     assert answered(reward, settings()) == (list(range(16)), None)
 
 
@@ -72,7 +72,7 @@ def test_a_reward_of_a_whole_batch_is_never_asked_about_a_part_of_it(settings: M
     found, failure = answered(reward, settings(whole_batch=True))
     assert found == []
     assert failure is not None
-    assert reward.calls == [list(range(16))] * ATTEMPTS
+    assert reward.calls == [list(range(16))] * MAX_ATTEMPTS
 
 
 def test_beyond_the_budget_no_more_is_asked(settings: Make) -> None:
@@ -90,24 +90,24 @@ def test_numbers_for_too_few_rows_are_no_fault_of_a_row(settings: Make) -> None:
         calls.append(len(episodes))
         return Reward(team=[sum(one.example["n"] for one in episodes) / len(episodes)])
 
-    given, failure = attempt(mean_of_all, EPISODES, ["solo"], settings())
+    given, failure = call_reward(mean_of_all, EPISODES, ["solo"], settings())
     assert given.valid == [False] * 16
     assert "must have one entry for each of the 16 rows, not 1" in str(failure)
-    assert calls == [16] * ATTEMPTS, "a single row would have been taken at its word"
+    assert calls == [16] * MAX_ATTEMPTS, "a single row would have been taken at its word"
 
 
 def test_a_row_alone_is_asked_as_often_as_a_batch(settings: Make) -> None:
     reward = Flaky(lambda rows, call: True)
-    given, _ = attempt(reward, EPISODES[:1], ["solo"], settings())
+    given, _ = call_reward(reward, EPISODES[:1], ["solo"], settings())
     assert given.valid == [False]
-    assert len(reward.calls) == ATTEMPTS
+    assert len(reward.calls) == MAX_ATTEMPTS
 
 
 def test_a_failed_episode_is_never_asked_about_and_counts_as_a_failed_row(settings: Make) -> None:
     broken = ValueError("the world broke")
     rows = [replace(one, failure=broken if one.index in (2, 7) else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
-    given, failure = attempt(reward, rows, ["solo"], settings())
+    given, failure = call_reward(reward, rows, ["solo"], settings())
     assert failure is broken
     assert reward.calls == [[row for row in range(16) if row not in (2, 7)]]
     assert given.valid == [row not in (2, 7) for row in range(16)]
@@ -118,7 +118,7 @@ def test_a_failed_episode_is_never_asked_about_and_counts_as_a_failed_row(settin
 def test_a_reward_of_a_whole_batch_is_asked_about_the_episodes_that_there_are(settings: Make) -> None:
     rows = [replace(one, failure=ValueError("the world broke") if one.index == 3 else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
-    given, _ = attempt(reward, rows, ["solo"], settings(whole_batch=True))
+    given, _ = call_reward(reward, rows, ["solo"], settings(whole_batch=True))
     assert reward.calls == [[row for row in range(16) if row != 3]]
     assert given.valid == [row != 3 for row in range(16)]
 
@@ -126,7 +126,7 @@ def test_a_reward_of_a_whole_batch_is_asked_about_the_episodes_that_there_are(se
 def test_failed_episodes_say_nothing_about_the_reward_which_is_asked_about_the_others(settings: Make) -> None:
     rows = [replace(one, failure=ValueError("the world broke") if one.index < 8 else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
-    given, failure = attempt(reward, rows, ["solo"], settings(failure_budget=0.1))
+    given, failure = call_reward(reward, rows, ["solo"], settings(failure_budget=0.1))
     assert reward.calls == [[one.index for one in rows if one.index >= 8]]
     assert given.valid == [one.index >= 8 for one in rows], "told as many as there are, and not all"
     assert str(failure) == "the world broke"
@@ -142,7 +142,7 @@ def test_numbers_by_turn_are_put_together_from_parts_of_a_buffer(settings: Make)
         by_turn = [[one.index + 0.25 * turn for turn in range(one.index)] for one in episodes]
         return Reward(agent_by_turn={"solo": by_turn}, team_by_step=[[1.0] * one.index for one in episodes])
 
-    given, _ = attempt(reward, rows, ["solo"], settings())
+    given, _ = call_reward(reward, rows, ["solo"], settings())
     assert given.valid == [True, True, False, True]
     assert (given.team, given.agent) == (None, {})
     assert given.team_by_step is not None

@@ -15,9 +15,9 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.response_adapter import OfResponses
-from ippo_cli.rewards.retry import ATTEMPTS
-from ippo_cli.rewards.score import asked, attempt, score
+from ippo_cli.rewards.response_adapter import ResponseRewardAdapter
+from ippo_cli.rewards.retry import MAX_ATTEMPTS
+from ippo_cli.rewards.score import call_reward, reward_name, score
 from ippo_cli.types import Scores
 
 Make = Callable[..., Any]
@@ -47,7 +47,7 @@ def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(setting
         seen.append((examples, responses))
         return Reward(team=[0.0] * len(examples))
 
-    score(OfResponses(reward, list(TEXTS)), EPISODES, settings(), unobserved())
+    score(ResponseRewardAdapter(reward, list(TEXTS)), EPISODES, settings(), unobserved())
     assert seen == [(ROWS, TEXTS)]
 
 
@@ -200,7 +200,7 @@ def test_failures_beyond_the_budget_end_the_run_with_twelve(settings: Make) -> N
 
 
 def test_what_gives_the_reward_is_told_as_it_is_chosen(settings: Make) -> None:
-    assert asked(settings(function="my.py:one")) == "reward=function reward.function=my.py:one"
+    assert reward_name(settings(function="my.py:one")) == "reward=function reward.function=my.py:one"
 
 
 def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make) -> None:
@@ -208,12 +208,12 @@ def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make) -> None
 
     def reward(episodes: Any) -> Reward:
         calls.append(1)
-        if len(calls) < ATTEMPTS:
+        if len(calls) < MAX_ATTEMPTS:
             raise ConnectionError("busy")
         return Reward(team=[1.0] * len(episodes))
 
     found = score(reward, EPISODES, settings(failure_budget=0.0), unobserved())
-    assert len(calls) == ATTEMPTS
+    assert len(calls) == MAX_ATTEMPTS
     assert found.scores["low"].valid.all()
     assert found.failure is None
 
@@ -237,7 +237,7 @@ def test_a_bare_list_is_refused_by_name(settings: Make, tmp_path: Any) -> None:
     from ippo_cli.rewards.function import FunctionReward
 
     (tmp_path / "bare.py").write_text("def f(examples, responses): return [1.0] * len(examples)")
-    reward = OfResponses(FunctionReward(f"{tmp_path}/bare.py:f"), list(TEXTS))
+    reward = ResponseRewardAdapter(FunctionReward(f"{tmp_path}/bare.py:f"), list(TEXTS))
     with pytest.raises(RewardError, match=r"TypeError: .* must return a dict with names among team, agent"):
         score(reward, EPISODES, settings(failure_budget=0.5), unobserved())
 
@@ -267,4 +267,4 @@ def test_leaving_is_never_taken_for_a_failed_reward(settings: Make) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        attempt(reward, EPISODES, list(TEXTS), settings())
+        call_reward(reward, EPISODES, list(TEXTS), settings())

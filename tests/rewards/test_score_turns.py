@@ -21,7 +21,7 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import check_processor_functions
-from ippo_cli.rewards.score import ScoreResult, refuse_idle_weights, score
+from ippo_cli.rewards.score import ScoreResult, check_unused_weights, score
 from ippo_cli.types import Episode
 
 Make = Callable[..., Any]
@@ -116,11 +116,11 @@ def test_an_agents_own_weight_of_what_a_reward_does_not_give_is_refused(
     weights = {"low": settings(), "high": settings(**{key: 0.5})}
     rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 has no effect: the reward gives no numbers {said}"
     with pytest.raises(ConfigError, match=rule):
-        refuse_idle_weights(Reward(**given), weights, settings())
-    refuse_idle_weights(Reward(**given, valid=[False]), weights, settings())  # nothing is known of it
+        check_unused_weights(Reward(**given), weights, settings())
+    check_unused_weights(Reward(**given, valid=[False]), weights, settings())  # nothing is known of it
     full = Reward(team_by_step=[[1.0]], agent_by_turn={"low": [[1.0]], "high": [[1.0]]})
-    refuse_idle_weights(full, weights, settings())
-    refuse_idle_weights(Reward(**given), dict.fromkeys(AGENTS, settings(**{key: 0.5})), settings(**{key: 0.5}))
+    check_unused_weights(full, weights, settings())
+    check_unused_weights(Reward(**given), dict.fromkeys(AGENTS, settings(**{key: 0.5})), settings(**{key: 0.5}))
 
 
 def test_an_agent_without_a_turn_has_no_valid_row_and_none_that_failed(settings: Make) -> None:
@@ -245,9 +245,9 @@ def without_turns(numbers: Tensor, valid: Tensor, config: RewardConfig, moments:
             mean, variance = distributed.masked_moments(numbers, valid)
             numbers = numbers if variance.sqrt() <= config.norm_eps else (numbers - mean) / variance.sqrt()
         else:
-            moments = moments.observed(numbers, valid)
-            if moments.deviation > config.norm_eps:
-                numbers = ((numbers.double() - moments.mean) / moments.deviation).to(torch.float32)
+            moments = moments.update(numbers, valid)
+            if moments.std > config.norm_eps:
+                numbers = ((numbers.double() - moments.mean) / moments.std).to(torch.float32)
     return numbers.where(valid, 0.0)
 
 

@@ -13,7 +13,7 @@ from spoken import spoken_once
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.score import attempt
+from ippo_cli.rewards.score import call_reward
 from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 from ippo_cli.types import Episode
 
@@ -43,7 +43,7 @@ def all_said(early: StreamingReward, order: Sequence[int] = range(7)) -> None:
 
 def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
     """What scoring a buffer makes of the parts that were asked about early."""
-    given, failure = attempt(reward, EPISODES, AGENTS, config, early.answered)
+    given, failure = call_reward(reward, EPISODES, AGENTS, config, early.answered)
     assert failure is None
     return given
 
@@ -109,7 +109,7 @@ def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings:
 
     early = StreamingReward(unable, AGENTS, 4)
     all_said(early)
-    given, failure = attempt(unable, EPISODES, AGENTS, settings(), early.answered)
+    given, failure = call_reward(unable, EPISODES, AGENTS, settings(), early.answered)
     assert str(failure) == "row 2"
     assert given.valid == [True, True, False, True, True, False, True]  # 5 is left out by the reward itself
     assert given.team is not None
@@ -127,7 +127,7 @@ def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., 
 
     early = StreamingReward(away, AGENTS, 1)
     all_said(early)
-    given, _ = attempt(away, EPISODES, AGENTS, settings(failure_budget=0.0), early.answered)
+    given, _ = call_reward(away, EPISODES, AGENTS, settings(failure_budget=0.0), early.answered)
     assert given.valid == [False] * 7
     assert asked == [[row] for row in range(7)] + [[0]] * 2
 
@@ -138,7 +138,7 @@ def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(sett
 
     early = StreamingReward(short, AGENTS, 7)
     all_said(early)
-    given, failure = attempt(short, EPISODES, AGENTS, settings(), early.answered)
+    given, failure = call_reward(short, EPISODES, AGENTS, settings(), early.answered)
     assert "one entry for each of the 7 rows" in str(failure)
     assert given.valid == [False] * 7
 
@@ -150,7 +150,7 @@ def test_our_own_errors_in_the_thread_are_raised_as_they_are(settings: Callable[
     early = StreamingReward(refusing, AGENTS, 3)
     all_said(early)
     with pytest.raises(ConfigError):
-        attempt(refusing, EPISODES, AGENTS, settings(), early.answered)
+        call_reward(refusing, EPISODES, AGENTS, settings(), early.answered)
 
 
 def test_without_overlap_nobody_need_be_told() -> None:
@@ -168,7 +168,7 @@ def test_a_failed_episode_is_not_asked_about_early_either(settings: Callable[...
     rows = [replace(one, failure=OSError("away") if one.index in (1, 6) else None) for one in EPISODES]
     early = StreamingReward(noted, AGENTS, 2)
     early.on_finished(range(7), rows)
-    given, failure = attempt(noted, rows, AGENTS, settings(), early.answered)
+    given, failure = call_reward(noted, rows, AGENTS, settings(), early.answered)
     assert str(failure) == "away"
     assert sorted(asked) == [[0, 2], [3, 4], [5]]
     assert given.valid == [True, False, True, True, True, False, False]  # 5 is left out by the reward itself

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ippo_cli.rewards.function import FunctionReward
-from ippo_cli.rewards.writing import LINKS, PARTS, overlap, parts_of, score
+from ippo_cli.rewards.writing import LINKS, PARTS, overlap, score, score_parts
 
 BRIEF = "Bread is one of the oldest foods that people bake."
 GOOD = (
@@ -15,7 +15,7 @@ GOOD = (
 
 
 def test_a_pair_that_keeps_to_everything_earns_almost_all() -> None:
-    parts = parts_of(BRIEF, GOOD)
+    parts = score_parts(BRIEF, GOOD)
     assert 1.6 <= len(GOOD) / len(BRIEF) <= 3.2
     assert parts == {"words": 1, "length_ratio": 1, "vocabulary_ratio": 1, "links": pytest.approx(0.45), "overlap": 1}
     assert score([{}], {"brief": [BRIEF], "long": [GOOD]})["team"] == [
@@ -25,7 +25,7 @@ def test_a_pair_that_keeps_to_everything_earns_almost_all() -> None:
 
 @pytest.mark.parametrize(("brief", "long"), [("", ""), (BRIEF, ""), ("", GOOD), ("Bread is old.", GOOD)])
 def test_nothing_is_earned_before_both_have_enough_words(brief: str, long: str) -> None:
-    assert parts_of(brief, long) == dict.fromkeys(PARTS, 0.0)
+    assert score_parts(brief, long) == dict.fromkeys(PARTS, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -35,24 +35,24 @@ def test_nothing_is_earned_before_both_have_enough_words(brief: str, long: str) 
 def test_the_second_text_is_to_be_longer_but_not_by_everything(ratio: float, earned: float) -> None:
     brief = "aa bb cc dd ee ff gg hh".ljust(100, "h")
     long = "aa bb cc dd ee ff gg hh".ljust(round(100 * ratio), "h")
-    assert parts_of(brief, long)["length_ratio"] == pytest.approx(earned)
+    assert score_parts(brief, long)["length_ratio"] == pytest.approx(earned)
 
 
 def test_a_level_that_earns_nothing_ends_the_sum() -> None:
     repeated = " ".join([BRIEF, BRIEF])  # twice as long, and no other word
-    parts = parts_of(BRIEF, repeated)
+    parts = score_parts(BRIEF, repeated)
     assert parts["length_ratio"] == 1.0
     assert (parts["vocabulary_ratio"], parts["links"], parts["overlap"]) == (0.0, 0.0, 0.0)
-    equal = parts_of(BRIEF, BRIEF)
+    equal = score_parts(BRIEF, BRIEF)
     assert (equal["words"], equal["length_ratio"], equal["overlap"]) == (1.0, 0.0, 0.0)
 
 
 def test_kinds_of_links_count_and_not_how_often() -> None:
     more = GOOD.replace("However", "Therefore").replace("later", "later, therefore,")
-    assert parts_of(BRIEF, more)["links"] == pytest.approx(0.5)
-    assert parts_of(BRIEF, GOOD.replace("very old", "however, however old"))["links"] == pytest.approx(0.45)
+    assert score_parts(BRIEF, more)["links"] == pytest.approx(0.5)
+    assert score_parts(BRIEF, GOOD.replace("very old", "however, however old"))["links"] == pytest.approx(0.45)
     none = GOOD.replace("For example, farmers", "Farmers").replace("however, ", "")
-    assert parts_of(BRIEF, none)["links"] == 0.0
+    assert score_parts(BRIEF, none)["links"] == 0.0
 
 
 def test_a_link_inside_another_word_is_none() -> None:
@@ -62,7 +62,7 @@ def test_a_link_inside_another_word_is_none() -> None:
     assert len(LINKS) == 12
     assert "but" in text
     assert "if" in text
-    assert parts_of(BRIEF, text)["links"] == 0.0
+    assert score_parts(BRIEF, text)["links"] == 0.0
 
 
 def test_overlap_counts_words_that_say_something() -> None:

@@ -15,14 +15,14 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws, HfGenerator
+from ippo_cli.rollout.generator import HfGenerator, SamplingStream
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.types import Batch, Episode, Example
 
 LETTERS = "abcdefgh"  # what models may say: every text of these has one way of being tokenised
 ROLLOUT = load_config(["rollout.max_new_tokens=5", "rollout.decode_batch_size=4"]).rollout
-DRAWS = Draws(seed=3, purpose="train/1")
+DRAWS = SamplingStream(seed=3, purpose="train/1")
 TOKENIZER = character_tokenizer(printable)
 
 
@@ -69,7 +69,7 @@ class Players:
         *,
         workers: int = 1,
         continues: bool = False,
-        draws: Draws = DRAWS,
+        draws: SamplingStream = DRAWS,
         poll: Any = None,
         on_episodes: Any = None,
         **rollout: Any,

@@ -14,8 +14,8 @@ from players import Players, Rounds, said
 
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
 from ippo_cli.rollout import episode_state
-from ippo_cli.rollout.generator import Draws
-from ippo_cli.rollout.rows import to_rows
+from ippo_cli.rollout.generator import SamplingStream
+from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Episode, Example
 
@@ -68,8 +68,10 @@ def test_a_turn_depends_on_no_batch_no_rank_and_no_other_episode(
         same(found[row], expected[row])
 
 
-@pytest.mark.parametrize("draws", [Draws(seed=4, purpose="train/1"), Draws(seed=3, purpose="train/2")])
-def test_a_turn_depends_on_seed_and_purpose(players: Players, expected: list[Episode], draws: Draws) -> None:
+@pytest.mark.parametrize(
+    "draws", [SamplingStream(seed=4, purpose="train/1"), SamplingStream(seed=3, purpose="train/2")]
+)
+def test_a_turn_depends_on_seed_and_purpose(players: Players, expected: list[Episode], draws: SamplingStream) -> None:
     found = players.play(Rounds, draws=draws)
     assert all(said(one) != said(other) for one, other in zip(found, expected, strict=True))
 
@@ -217,7 +219,7 @@ def test_an_environment_that_never_ends_is_cut_by_the_context(players: Players) 
 
 
 def test_an_environment_that_never_ends_fails_where_no_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(episode_state, "MOST_STEPS", 6)
+    monkeypatch.setattr(episode_state, "MAX_STEPS", 6)
     found = Players("low", "high", history="latest").play(Endless, range(3), context_limit=40)
     assert {str(one.failure) for one in found} == {"the environment has not ended after 6 steps"}
     assert {len(one.rewards) for one in found} == {6}
@@ -445,7 +447,7 @@ def test_an_agent_whose_own_part_has_ended_is_finished_though_the_episode_is_cut
         assert len(one.of("low")) == 1
         assert "low" not in one.final, "there is nothing to go on with"
     assert sorted(found[0].last_observations) == ["high", "low"]
-    rows = {name: to_rows(found, name, device=torch.device("cpu"), filtered=False) for name in ("low", "high")}
+    rows = {name: build_rollout(found, name, device=torch.device("cpu"), filtered=False) for name in ("low", "high")}
     assert rows["low"].finished.tolist() == [True, True]
     assert rows["high"].finished.tolist() == [False, False]
     assert rows["low"].length.tolist() == rows["low"].response_mask.sum(dim=1).tolist()

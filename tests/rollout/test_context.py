@@ -10,10 +10,10 @@ from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.compose.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws, HfGenerator
+from ippo_cli.rollout.generator import HfGenerator, SamplingStream
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import task_environments
+from ippo_cli.tasks.task import make_task_factory
 from ippo_cli.types import Batch, Episode
 
 
@@ -26,8 +26,8 @@ def test_a_prompt_that_fills_the_context_is_a_failure_and_no_empty_response(aske
         config.rollout.context_limit = context_limit
         generator = HfGenerator({"solo": policy}, config.rollout, {"solo": config.rollout})
         formats = {"solo": PromptFormat("solo", asked.tokenizer, max_prompt_tokens=64)}
-        environments = EnvironmentPool(task_environments(config.task))
-        return collect(environments, formats, batch, generator, Draws(seed=0, purpose="test"))
+        environments = EnvironmentPool(make_task_factory(config.task))
+        return collect(environments, formats, batch, generator, SamplingStream(seed=0, purpose="test"))
 
     assert len(played(7)[1].turns[0].completion.ids) == 1
     fits, long = played(6)

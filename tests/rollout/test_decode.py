@@ -62,10 +62,10 @@ def test_no_setting_of_the_machinery_changes_what_is_sampled(
 ) -> None:
     expected = asked.decoded(llama, batch_size=12)
     monkeypatch.setattr(kv_cache, "COLUMNS_AHEAD", 2)
-    monkeypatch.setattr(decoding, "PROMPT_TOKENS", 10)
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", 10)
     for groups, share in ((1, 0.0), (2, 0.2), (20, 0.0), (3, 1.0)):
         monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", groups)
-        monkeypatch.setattr(decoding, "REFILL_SHARE", share)
+        monkeypatch.setattr(decoding, "REFILL_FRACTION", share)
         same(asked.decoded(llama, batch_size=4), expected)
 
 
@@ -77,7 +77,7 @@ def test_equal_prompts_go_on_as_if_each_were_read(
     repeated = of_rows(asked, [0, 0, 4, 0, 1, 4, 5, 5, 0])
     expected = repeated.decoded(llama, batch_size=1)
     monkeypatch.setattr(decoding, "model_runner_for", way)
-    monkeypatch.setattr(decoding, "PROMPT_TOKENS", prompt_tokens)
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", prompt_tokens)
     for batch_size in (2, 4, 9):
         same(repeated.decoded(llama, batch_size=batch_size), expected)
 
@@ -86,7 +86,7 @@ def test_equal_prompts_go_on_as_if_each_were_read(
 def test_equal_prompts_are_read_once(
     asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, shapes: list[tuple[int, int]]
 ) -> None:
-    monkeypatch.setattr(decoding, "PROMPT_TOKENS", prompt_tokens)
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", prompt_tokens)
     repeated, read = of_rows(asked, [0, 0, 4, 0, 1, 4, 5, 5, 0]), []
     repeated.decoded(llama, max_new_tokens=1)  # whatever is tried on a model has been tried
     llama.register_forward_pre_hook(lambda *given: read.append(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
@@ -99,7 +99,7 @@ def test_a_way_that_copies_no_prompts_reads_as_many_at_once_as_fit(
     asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, way: Any
 ) -> None:
     monkeypatch.setattr(decoding, "model_runner_for", way)
-    monkeypatch.setattr(decoding, "PROMPT_TOKENS", 18)
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", 18)
     repeated, read = of_rows(asked, [0] * 5), []
     llama.register_forward_pre_hook(lambda *given: read.append(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
     repeated.decoded(llama, batch_size=9, max_new_tokens=1)

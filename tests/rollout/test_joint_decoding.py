@@ -38,7 +38,7 @@ class Alone(Mapping[str, FrozenAgent]):
 
     def __getitem__(self, name: str) -> FrozenAgent:
         policy = self.policies[name].policy
-        policy.rows_apart = None
+        policy.shared_base = None
         return self.policies[name]
 
     def __iter__(self):

@@ -150,13 +150,13 @@ def test_an_error_that_says_nothing_of_a_way_of_decoding_is_not_taken_for_one(
     monkeypatch.setattr(ContinuousBatching, "_forward", fails)
     with pytest.raises(error):
         model_runner_for(llama)
-    assert llama not in model_runner._known
+    assert llama not in model_runner._runner_types
 
 
 def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked.decoded(llama)
     for way in (StaticBatching, Recompute):
-        monkeypatch.setitem(model_runner._known, llama, way)
+        monkeypatch.setitem(model_runner._runner_types, llama, way)
         found = asked.decoded(llama, batch_size=4)
         assert torch.equal(found.response_ids, expected.response_ids)
         assert torch.equal(found.finished, expected.finished)
@@ -187,16 +187,16 @@ def test_positions_off_by_one_are_noticed_in_every_precision(
             return right(self, ids, positions + by * bool(getattr(self, part)), mask, **options)
 
         monkeypatch.setattr(ContinuousBatching, "_forward", misplaced)
-        assert not model_runner._agrees(model, ContinuousBatching)
+        assert not model_runner._matches_full_forward(model, ContinuousBatching)
     monkeypatch.setattr(ContinuousBatching, "_forward", right)
-    assert model_runner._agrees(model, ContinuousBatching)
+    assert model_runner._matches_full_forward(model, ContinuousBatching)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_padding_that_is_read_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(OTHERS["bloom (ALiBi)"][1](60)).to(dtype).eval()
-    assert model_runner._agrees(model, StaticBatching)
+    assert model_runner._matches_full_forward(model, StaticBatching)
 
     def read_all(self: Any, ids: Any) -> Any:
         self._mask = torch.ones_like(self._mask)
@@ -204,7 +204,7 @@ def test_padding_that_is_read_is_noticed(dtype: torch.dtype, monkeypatch: pytest
 
     right = StaticBatching._forward
     monkeypatch.setattr(StaticBatching, "_forward", read_all)
-    assert not model_runner._agrees(model, StaticBatching)
+    assert not model_runner._matches_full_forward(model, StaticBatching)
 
 
 def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> None:
@@ -241,7 +241,7 @@ def test_all_ranks_make_the_same_number_of_forwards(asked: Any, llama: Any, way:
     expected = [asked.decoded(llama, rows=part) for part in parts]
 
     def decode_on(rank: int, model: Any, any_rank: AnyRank) -> Any:
-        model_runner._known[model] = way
+        model_runner._runner_types[model] = way
         return asked.decoded(model, rows=parts[rank], batch_size=3, any_rank=any_rank)
 
     found, forwards = on_ranks(len(parts), llama, decode_on)

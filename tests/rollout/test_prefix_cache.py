@@ -19,7 +19,7 @@ from ippo_cli.rollout import continuous_batching, kv_cache, model_runner
 from ippo_cli.rollout import decode as decoding
 from ippo_cli.rollout.continuous_batching import ContinuousBatching
 from ippo_cli.rollout.decode import decode
-from ippo_cli.rollout.kv_cache import Continuation
+from ippo_cli.rollout.kv_cache import ResumedCache
 from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix, PrefixCache
 from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
@@ -102,7 +102,7 @@ def test_earlier_turns_that_are_not_read_again_change_nothing(
     chance = random.Random(seed)
     monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", chance.choice([1, 2, 6]))
     monkeypatch.setattr(kv_cache, "COLUMNS_AHEAD", chance.choice([1, 3, 128]))
-    monkeypatch.setattr(decoding, "PROMPT_TOKENS", chance.choice([12, 8192]))
+    monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", chance.choice([12, 8192]))
     prefixes, batch_size = PrefixCache(), chance.choice([1, 3, 5, 8])
     found = dialogue(model, tokenizer, prefixes, seed=seed, batch_size=batch_size, rewritten=0.2)
     assert prefixes.reused_tokens > 100
@@ -145,7 +145,7 @@ def test_ways_that_cannot_resume_read_every_prompt_whole(
     way: Any, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = dialogue(llama, tokenizer, None)
-    monkeypatch.setitem(model_runner._known, llama, way)
+    monkeypatch.setitem(model_runner._runner_types, llama, way)
     prefixes = PrefixCache()
     same(dialogue(llama, tokenizer, prefixes), expected)
     assert len(prefixes) == prefixes.reused_tokens == 0
@@ -262,7 +262,7 @@ def shifted_mask(self: Any, keys: Any, window: Any) -> Tensor:
     return mask
 
 
-right_mask, right_unpark = Continuation._mask, Continuation._unpark
+right_mask, right_unpark = ResumedCache._mask, ResumedCache._restore
 
 
 def shifted_unpark(self: Any, block: Any, rows: Any, firsts: Any, counts: Any) -> None:
@@ -277,28 +277,28 @@ def test_wrong_ways_of_going_on_are_noticed_in_every_precision(
 ) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(attention_models(len(tokenizer))[name]).to(dtype).eval()  # small weights
-    assert model_runner._agrees_when_resumed(model)
+    assert model_runner._resume_matches_full_forward(model)
     right = ContinuousBatching._forward
     for by in (1, -1, 3):
 
         def misplaced(self: Any, ids: Any, positions: Any, mask: Any, by: int = by, **options: Any) -> Any:
-            wrong = (positions + by * (self._continuing is not None)).clamp(min=0)
+            wrong = (positions + by * (self._resumed_cache is not None)).clamp(min=0)
             return right(self, ids, wrong, mask, **options)
 
         with monkeypatch.context() as patch:
             patch.setattr(ContinuousBatching, "_forward", misplaced)
-            assert not model_runner._agrees_when_resumed(model)
-    for part, wrong in (("_mask", shifted_mask), ("_unpark", shifted_unpark)):
+            assert not model_runner._resume_matches_full_forward(model)
+    for part, wrong in (("_mask", shifted_mask), ("_restore", shifted_unpark)):
         with monkeypatch.context() as patch:
-            patch.setattr(Continuation, part, wrong)
-            assert not model_runner._agrees_when_resumed(model)
+            patch.setattr(ResumedCache, part, wrong)
+            assert not model_runner._resume_matches_full_forward(model)
 
 
 def test_a_model_that_goes_on_wrongly_reads_every_prompt_whole(
     llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = dialogue(llama, tokenizer, None)
-    monkeypatch.setattr(Continuation, "_unpark", shifted_unpark)
+    monkeypatch.setattr(ResumedCache, "_restore", shifted_unpark)
     prefixes = PrefixCache()
     same(dialogue(llama, tokenizer, prefixes), expected)
     assert prefixes.reused_tokens == 0
@@ -312,7 +312,7 @@ def test_ranks_that_reuse_unlike_much_make_the_same_forwards(llama: Any, tokeniz
     caches = [PrefixCache(budget) for budget in budgets]
 
     def run(rank: int, model: Any, any_rank: AnyRank) -> Any:
-        model_runner._known[model], model_runner._resumed[model] = ContinuousBatching, True
+        model_runner._runner_types[model], model_runner._resumable[model] = ContinuousBatching, True
         return dialogue(model, tokenizer, caches[rank], rows=parts[rank], any_rank=any_rank)
 
     found, forwards = on_ranks(len(parts), llama, run)

@@ -22,11 +22,11 @@ from ippo_cli.models.layout import build_sequences
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rewards.environment import EnvironmentReward
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws, HfGenerator
-from ippo_cli.rollout.rows import to_rows
+from ippo_cli.rollout.generator import HfGenerator, SamplingStream
+from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.protocols import Dialogue, OwnProtocol, Parallel, Sequential
+from ippo_cli.tasks.protocols import Dialogue, Parallel, Sequential, UserProtocol
 from ippo_cli.types import Batch, Rollout
 
 ROWS = 4
@@ -105,7 +105,7 @@ class Case:
             examples=[{"q": "".join(chance.choices("pqr", k=chance.randint(1, 8)))} for _ in range(ROWS)],
             index=torch.tensor(chance.sample(range(1000), ROWS)),
         )
-        self.draws = Draws(seed=seed, purpose="train/7")
+        self.draws = SamplingStream(seed=seed, purpose="train/7")
 
     def _protocol(self, chance: random.Random) -> tuple[EnvironmentPool, Script]:
         agents, turns = self.agents, chance.randint(1, 4)
@@ -132,7 +132,7 @@ class Case:
         script = irregular(chance, agents)
         if kind == "world":
             return EnvironmentPool(lambda: ScriptedWorld(script), workers=4), script
-        return EnvironmentPool(lambda: OwnProtocol(own(script), "my.py:debate", agents)), without_cuts(script)
+        return EnvironmentPool(lambda: UserProtocol(own(script), "my.py:debate", agents)), without_cuts(script)
 
 
 def own(script: Script) -> Any:
@@ -210,7 +210,7 @@ def test_rows_are_what_the_texts_say(seed: int) -> None:
         assert episode.truncation == replay.truncation
         assert [dict(one) for one in episode.rewards] == [dict(one) for one in replay.rewards]
     for name in case.agents:
-        rollout = to_rows(episodes, name, device=torch.device("cpu"), filtered=bool(case.rollout.top_k))
+        rollout = build_rollout(episodes, name, device=torch.device("cpu"), filtered=bool(case.rollout.top_k))
         for number, replay in enumerate(replays):
             row = reference_row(replay, case.readers[name], cut_answers_are_unfinished=case.protocol != "world")
             same_row(rollout, number, row)

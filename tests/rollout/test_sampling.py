@@ -25,16 +25,16 @@ from transformers import (
 )
 
 from ippo_cli.rollout.decode_state import DecodeState
-from ippo_cli.rollout.sampling import Choice, choose, uniforms
+from ippo_cli.rollout.sampling import SampledTokens, sample_tokens, uniforms
 
 LAST = 1 - 2**-53  # the largest number below 1
 
 
-def drawn(logits: Tensor, numbers: list[float] | Tensor, **settings: Any) -> Choice:
+def drawn(logits: Tensor, numbers: list[float] | Tensor, **settings: Any) -> SampledTokens:
     """One row of logits, one draw for each number."""
     numbers = torch.as_tensor(numbers, dtype=torch.float64)
     rows = logits.expand(len(numbers), -1)
-    return choose(rows, replace(PLAIN, **settings), uniform=numbers, seen=None, banned=None)
+    return sample_tokens(rows, replace(PLAIN, **settings), uniform=numbers, seen=None, banned=None)
 
 
 def test_a_rows_numbers_depend_on_seed_stream_and_index_alone() -> None:
@@ -158,7 +158,7 @@ def test_the_repetition_penalty_counts_in_the_behavior_alone() -> None:
     settings = replace(PLAIN, repetition_penalty=1.5, temperature=0.8)
     penalised = RepetitionPenaltyLogitsProcessor(1.5)(torch.tensor([[0, 1]]), logits) / 0.8
     for number in (0.05, 0.5, 0.95):
-        found = choose(logits, settings, uniform=torch.tensor([number]), seen=seen, banned=None)
+        found = sample_tokens(logits, settings, uniform=torch.tensor([number]), seen=seen, banned=None)
         token = found.tokens
         torch.testing.assert_close(found.behavior_logprobs, torch.log_softmax(penalised, -1)[0, token])
         torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / 0.8, -1)[0, token])
@@ -168,7 +168,7 @@ def test_a_banned_token_is_not_drawn_but_keeps_its_share_in_the_plain_log_probab
     logits = torch.tensor([[3.0, 0.0, 0.0]])
     banned = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, min_new_tokens=1)
-    found = choose(logits, settings, uniform=torch.tensor([0.1]), seen=None, banned=banned)
+    found = sample_tokens(logits, settings, uniform=torch.tensor([0.1]), seen=None, banned=banned)
     assert found.tokens.tolist() == [1]
     torch.testing.assert_close(found.behavior_logprobs, torch.tensor([0.5]).log())
     torch.testing.assert_close(found.logprobs, torch.log_softmax(logits, -1)[:, 1])
@@ -187,12 +187,12 @@ def test_greedy_takes_the_likeliest_penalised_token_and_temperature_zero_means_o
     logits = torch.tensor([[2.0, 1.5, -1.0]])
     for temperature, divisor in ((0.0, 1.0), (0.5, 0.5)):
         settings = replace(PLAIN, greedy=True, temperature=temperature)
-        found = choose(logits, settings, uniform=None, seen=None, banned=None)
+        found = sample_tokens(logits, settings, uniform=None, seen=None, banned=None)
         assert found.tokens.tolist() == [0]
         torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / divisor, -1)[:, 0])
     seen = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, greedy=True, repetition_penalty=2.0)
-    assert choose(logits, settings, uniform=None, seen=seen, banned=None).tokens.tolist() == [1]
+    assert sample_tokens(logits, settings, uniform=None, seen=seen, banned=None).tokens.tolist() == [1]
 
 
 def test_numbers_reach_the_draw_as_exact_as_they_are_made() -> None:

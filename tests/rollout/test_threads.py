@@ -8,12 +8,12 @@ import time
 import pytest
 
 from ippo_cli.config.errors import PreemptionRequested
-from ippo_cli.rollout.threads import each
+from ippo_cli.rollout.threads import map_in_threads
 
 
 def test_quick_work_is_done_in_order_by_the_caller() -> None:
     done: list[tuple[int, str]] = []
-    each(range(50), lambda item: done.append((item, threading.current_thread().name)), workers=8)
+    map_in_threads(range(50), lambda item: done.append((item, threading.current_thread().name)), workers=8)
     assert done == [(item, "MainThread") for item in range(50)]
 
 
@@ -26,7 +26,7 @@ def test_much_quick_work_is_not_shared_either() -> None:
             pass
         names.add(threading.current_thread().name)
 
-    each(range(1000), quick, workers=8)
+    map_in_threads(range(1000), quick, workers=8)
     assert names == {"MainThread"}
 
 
@@ -37,7 +37,7 @@ def test_slow_work_is_shared() -> None:
         time.sleep(0.05)
         threads.add(threading.current_thread().name + str(threading.get_ident()))
 
-    each(range(33), slow, workers=16)
+    map_in_threads(range(33), slow, workers=16)
     assert time.perf_counter() - began < 33 * 0.05 / 3
     assert len(threads) > 8
 
@@ -49,7 +49,7 @@ def test_one_worker_means_one_after_another() -> None:
         time.sleep(0.03 - 0.01 * item)
         done.append(item)
 
-    each(range(3), slow, workers=1)
+    map_in_threads(range(3), slow, workers=1)
     assert done == [0, 1, 2]
 
 
@@ -60,7 +60,7 @@ def test_the_first_item_that_fails_is_told_of() -> None:
             raise ValueError(f"item {item}")
 
     with pytest.raises(ValueError, match="item 3"):
-        each(range(8), fail, workers=4)
+        map_in_threads(range(8), fail, workers=4)
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, [0.0, 0.0, 0.0]), (4, [0.03, 30.0, 30.0])])
@@ -74,5 +74,5 @@ def test_whoever_is_asked_to_leave_waits_for_nobody(workers: int, seconds: list[
             raise PreemptionRequested
 
     with pytest.raises(PreemptionRequested):
-        each(seconds, time.sleep, workers=workers, poll=poll)
+        map_in_threads(seconds, time.sleep, workers=workers, poll=poll)
     assert time.perf_counter() - began < 5

@@ -22,10 +22,23 @@ from ippo_cli.config.errors import PreflightError, ResumeError, StorageError
 from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.reporting.run_log import RunState
 from ippo_cli.runs import checkpoint_files
-from ippo_cli.runs.checkpoint_files import await_files, commit, damaged, listing, newest_intact, pointed
-from ippo_cli.runs.folder import MANIFEST, all_checkpoints, step_name
+from ippo_cli.runs.checkpoint_files import (
+    await_files,
+    commit_checkpoint,
+    find_damage,
+    list_files,
+    newest_intact_checkpoint,
+    read_pointer,
+)
+from ippo_cli.runs.folder import MANIFEST, checkpoint_name, list_checkpoints
 from ippo_cli.runs.random_streams import restore_rng, rng_state
-from ippo_cli.training.checkpoint import MAX_FAILURES_IN_A_ROW, Checkpoints, Progress, State, noting
+from ippo_cli.training.checkpoint import (
+    MAX_FAILURES_IN_A_ROW,
+    CheckpointManager,
+    TrainingProgress,
+    TrainingState,
+    collect_failures,
+)
 from ippo_cli.training.targets import Algorithm
 
 MakeCheckpoint = Callable[..., Path]
@@ -34,7 +47,9 @@ ALGORITHM = load_config([]).algorithm
 
 def commit_all(temporary: Path, final: Path) -> None:
     """As one rank that wrote every file."""
-    commit(temporary, final, listing(temporary, (file for file in temporary.rglob("*") if file.is_file())))
+    commit_checkpoint(
+        temporary, final, list_files(temporary, (file for file in temporary.rglob("*") if file.is_file()))
+    )
 
 
 @pytest.fixture
@@ -42,12 +57,12 @@ def checkpoint(tmp_path: Path) -> MakeCheckpoint:
     """A maker of committed checkpoints with two files."""
 
     def make(iteration: int) -> Path:
-        temporary = tmp_path / (step_name(iteration) + ".tmp")
+        temporary = tmp_path / (checkpoint_name(iteration) + ".tmp")
         (temporary / "low" / "actor").mkdir(parents=True)
         (temporary / "low" / "actor" / "weights").write_bytes(bytes(range(256)) * 40)
         (temporary / "state.json").write_text(json.dumps({"iteration": iteration}))
-        commit_all(temporary, tmp_path / step_name(iteration))
-        return tmp_path / step_name(iteration)
+        commit_all(temporary, tmp_path / checkpoint_name(iteration))
+        return tmp_path / checkpoint_name(iteration)
 
     return make
 
@@ -59,12 +74,12 @@ def test_a_commit_gives_the_folder_its_name_and_lists_every_file(checkpoint: Mak
     listed = json.loads((made / MANIFEST).read_text())["files"]
     assert set(listed) == {"low/actor/weights", "state.json"}
     assert listed["low/actor/weights"]["bytes"] == 256 * 40
-    assert damaged(made) is None
+    assert find_damage(made) is None
 
 
 def test_a_commit_replaces_a_damaged_one_of_the_same_iteration(checkpoint: MakeCheckpoint) -> None:
     (checkpoint(5) / "state.json").write_text("changed")
-    assert damaged(checkpoint(5)) is None
+    assert find_damage(checkpoint(5)) is None
 
 
 def flip(made: Path) -> None:
@@ -140,11 +155,11 @@ def test_every_damage_is_seen_named_and_passed_over(
     damage: str, checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     older, newer = checkpoint(4), checkpoint(6)
-    assert newest_intact(tmp_path) == newer
+    assert newest_intact_checkpoint(tmp_path) == newer
     harm, said = DAMAGES[damage]
     harm(newer)
-    assert said in str(damaged(newer))
-    assert newest_intact(tmp_path) == older
+    assert said in str(find_damage(newer))
+    assert newest_intact_checkpoint(tmp_path) == older
     assert f"warning: {newer} is damaged" in capsys.readouterr().out
 
 
@@ -155,22 +170,27 @@ def test_a_folder_without_a_manifest_or_another_name_is_no_checkpoint(
     (tmp_path / "step_00000009").mkdir()
     for name in ("step_abc", "step_00000010.tmp", "step_", "other", "step_00000011.bak"):
         shutil.copytree(made, tmp_path / name)
-    assert all_checkpoints(tmp_path) == [made]
-    assert newest_intact(tmp_path) == made
+    assert list_checkpoints(tmp_path) == [made]
+    assert newest_intact_checkpoint(tmp_path) == made
 
 
 def test_checkpoints_are_ordered_by_number_and_not_by_spelling(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     made = checkpoint(1)
     for name in ("step_9", "step_10", "step_100000000"):
         shutil.copytree(made, tmp_path / name)
-    assert [path.name for path in all_checkpoints(tmp_path)] == ["step_00000001", "step_9", "step_10", "step_100000000"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == [
+        "step_00000001",
+        "step_9",
+        "step_10",
+        "step_100000000",
+    ]
 
 
 def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
-    assert newest_intact(tmp_path) is None
-    assert newest_intact(tmp_path / "nowhere") is None
+    assert newest_intact_checkpoint(tmp_path) is None
+    assert newest_intact_checkpoint(tmp_path / "nowhere") is None
     flip(checkpoint(1))
-    assert newest_intact(tmp_path) is None
+    assert newest_intact_checkpoint(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -193,20 +213,20 @@ def test_a_pointer_that_cannot_be_followed_points_nowhere(
 ) -> None:
     made = checkpoint(1)
     (tmp_path / "best.json").write_text(text)
-    assert pointed(tmp_path, "best") is None
-    assert pointed(tmp_path, "latest") is None
-    assert newest_intact(tmp_path) == made, "the folders themselves say what is there"
+    assert read_pointer(tmp_path, "best") is None
+    assert read_pointer(tmp_path, "latest") is None
+    assert newest_intact_checkpoint(tmp_path) == made, "the folders themselves say what is there"
     (tmp_path / "best.json").write_text('{"checkpoint": "step_00000001"}')
-    assert pointed(tmp_path, "best") == made
+    assert read_pointer(tmp_path, "best") == made
 
 
-def state(iteration: int) -> State:
+def state(iteration: int) -> TrainingState:
     """A run's state without agents: everything but weights."""
-    return State(
+    return TrainingState(
         team=Team(agents={}, learners=[]),
         algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
         moments={},
-        progress=Progress(iteration=iteration, metrics_bytes=10 * iteration),
+        progress=TrainingProgress(iteration=iteration, metrics_bytes=10 * iteration),
         run=RunState(iterations=iteration),
         rng=rng_state(),
     )
@@ -214,9 +234,9 @@ def state(iteration: int) -> State:
 
 def checkpoints(
     folder: Path, *, every: int = 1, every_seconds: float | None = None, keep: int = 2, best: bool = True
-) -> Checkpoints:
+) -> CheckpointManager:
     weights = CheckpointWeights.adapter
-    return Checkpoints(
+    return CheckpointManager(
         folder,
         CheckpointConfig(
             every=every,
@@ -239,9 +259,9 @@ def test_the_newest_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     for iteration in range(1, 7):
         assert made.save(state(iteration), best=iteration in (1, 3))
-    assert names(tmp_path) == ["best.json", "latest.json", step_name(3), step_name(5), step_name(6)]
-    assert pointed(made.folder, "best") == made.folder / step_name(3)
-    assert pointed(made.folder, "latest") == made.folder / step_name(6)
+    assert names(tmp_path) == ["best.json", "latest.json", checkpoint_name(3), checkpoint_name(5), checkpoint_name(6)]
+    assert read_pointer(made.folder, "best") == made.folder / checkpoint_name(3)
+    assert read_pointer(made.folder, "latest") == made.folder / checkpoint_name(6)
 
 
 def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
@@ -249,7 +269,7 @@ def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, keep=3, best=False)
     for iteration in range(8, 13):
         made.save(state(iteration), best=iteration == 8)
-    assert names(tmp_path) == ["latest.json", step_name(10), step_name(11), step_name(12)]
+    assert names(tmp_path) == ["latest.json", checkpoint_name(10), checkpoint_name(11), checkpoint_name(12)]
 
 
 def test_an_improvement_is_a_reason_to_save_only_where_the_best_is_kept(tmp_path: Path) -> None:
@@ -262,10 +282,10 @@ def test_an_improvement_is_a_reason_to_save_only_where_the_best_is_kept(tmp_path
 def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
-    before = (made.folder / step_name(1) / MANIFEST).stat().st_mtime_ns
+    before = (made.folder / checkpoint_name(1) / MANIFEST).stat().st_mtime_ns
     made.save(state(1), best=True)
-    assert (made.folder / step_name(1) / MANIFEST).stat().st_mtime_ns == before
-    assert pointed(made.folder, "best") == made.folder / step_name(1)
+    assert (made.folder / checkpoint_name(1) / MANIFEST).stat().st_mtime_ns == before
+    assert read_pointer(made.folder, "best") == made.folder / checkpoint_name(1)
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, [7]), (1, list(range(1, 8))), (3, [3, 6, 7]), (9, [7])])
@@ -303,13 +323,13 @@ def test_a_checkpoint_by_time_that_failed_is_not_tried_again_at_once(
 
 
 def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) -> None:
-    stale = tmp_path / "checkpoints" / (step_name(4) + ".tmp")
+    stale = tmp_path / "checkpoints" / (checkpoint_name(4) + ".tmp")
     (stale / "low").mkdir(parents=True)
     (stale / MANIFEST).write_text("{}")
     made = checkpoints(tmp_path)
     assert names(tmp_path) == []
     with pytest.raises(ResumeError, match="no intact checkpoint") as raised:
-        made.load(state(0), made.newest())
+        made.load(state(0), made.find_newest_intact())
     assert raised.value.exit_code == 14
 
 
@@ -323,8 +343,8 @@ def test_loading_restores_progress_run_coefficients_and_random_streams(tmp_path:
     expected = (random.random(), numpy.random.rand(), torch.rand(3))
     fresh = state(0)
     again = checkpoints(tmp_path)
-    assert again.newest() == tmp_path / "checkpoints" / step_name(3)
-    again.load(fresh, again.newest())
+    assert again.find_newest_intact() == tmp_path / "checkpoints" / checkpoint_name(3)
+    again.load(fresh, again.find_newest_intact())
     assert fresh.progress == saved.progress
     assert fresh.algorithm.kl_coef == saved.algorithm.kl_coef
     assert (fresh.run.evaluation, fresh.run.wall_seconds, fresh.run.iterations) == (saved.run.evaluation, 12.5, 3)
@@ -336,13 +356,13 @@ def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
     made.save(state(2))
-    (made.folder / step_name(2) / "state.json").write_text("{}")
+    (made.folder / checkpoint_name(2) / "state.json").write_text("{}")
     fresh = state(0)
     again = checkpoints(tmp_path)
-    again.load(fresh, again.newest())
+    again.load(fresh, again.find_newest_intact())
     assert fresh.progress.iteration == 1
     again.save(state(2))
-    assert newest_intact(made.folder) == made.folder / step_name(2)
+    assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(2)
 
 
 def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_kept(tmp_path: Path) -> None:
@@ -350,16 +370,16 @@ def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_ke
     for iteration in (4, 6, 8):
         made.save(state(iteration), best=iteration == 8)
     for iteration in (6, 8):
-        (made.folder / step_name(iteration) / "state.json").write_text("{}")
+        (made.folder / checkpoint_name(iteration) / "state.json").write_text("{}")
     again = checkpoints(tmp_path)
-    again.load(state(0), again.newest())
+    again.load(state(0), again.find_newest_intact())
     again.save(state(4))  # asked to leave at once
-    assert names(tmp_path) == ["best.json", "latest.json", step_name(4), step_name(6), step_name(8)]
+    assert names(tmp_path) == ["best.json", "latest.json", checkpoint_name(4), checkpoint_name(6), checkpoint_name(8)]
     again.save(state(5))
-    assert names(tmp_path) == ["best.json", "latest.json", step_name(4), step_name(5)]
+    assert names(tmp_path) == ["best.json", "latest.json", checkpoint_name(4), checkpoint_name(5)]
     again.save(state(6))
-    assert newest_intact(made.folder) == made.folder / step_name(6)
-    assert [path.name for path in all_checkpoints(made.folder)] == [step_name(5), step_name(6)]
+    assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(6)
+    assert [path.name for path in list_checkpoints(made.folder)] == [checkpoint_name(5), checkpoint_name(6)]
 
 
 @pytest.mark.parametrize(
@@ -371,14 +391,14 @@ def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
 ) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
-    folder = made.folder / step_name(1)
+    folder = made.folder / checkpoint_name(1)
     stored = json.loads((folder / "state.json").read_text())
     temporary = folder.rename(folder.with_name("changed.tmp"))
     (temporary / MANIFEST).unlink()
     (temporary / "state.json").write_text(json.dumps({**stored, key: value}))
     commit_all(temporary, folder)
     with pytest.raises(ResumeError, match=said):
-        made.load(state(0), made.newest())
+        made.load(state(0), made.find_newest_intact())
 
 
 def test_random_streams_go_on_where_they_were_written_down() -> None:
@@ -413,10 +433,10 @@ def test_a_full_disk_costs_one_checkpoint_and_leaves_the_last_one(
     with full_disk(1000):
         assert not made.save(state(2))
     assert "warning: checkpoint not saved (" in capsys.readouterr().out
-    assert names(tmp_path) == ["latest.json", step_name(1)]
-    assert newest_intact(made.folder) == made.folder / step_name(1)
+    assert names(tmp_path) == ["latest.json", checkpoint_name(1)]
+    assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(1)
     assert made.save(state(2))
-    assert newest_intact(made.folder) == made.folder / step_name(2)
+    assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(2)
 
 
 def test_a_disk_that_stays_full_ends_the_run_with_thirteen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -443,10 +463,10 @@ def test_a_success_in_between_begins_the_count_anew(tmp_path: Path, capsys: pyte
 
 def test_a_commit_that_fails_is_a_checkpoint_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = checkpoints(tmp_path)
-    (made.folder / step_name(2)).write_text("in the way")
+    (made.folder / checkpoint_name(2)).write_text("in the way")
     assert not made.save(state(2))
     assert "not saved" in capsys.readouterr().out
-    assert names(tmp_path) == [step_name(2)]
+    assert names(tmp_path) == [checkpoint_name(2)]
 
 
 def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
@@ -456,12 +476,12 @@ def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
     (made.folder / "latest.json").mkdir()
     assert made.save(state(2))
     assert "warning: " in capsys.readouterr().out
-    assert newest_intact(made.folder) == made.folder / step_name(2)
+    assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(2)
 
 
 def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("123")
-    wrote = [listing(tmp_path, [tmp_path / "mine"]), {"low/theirs": {"bytes": 5, "sha256": ""}}]
+    wrote = [list_files(tmp_path, [tmp_path / "mine"]), {"low/theirs": {"bytes": 5, "sha256": ""}}]
 
     def write() -> None:
         (tmp_path / "low").mkdir()
@@ -477,7 +497,7 @@ def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
 def test_what_another_rank_wrote_must_be_there_whole(
     size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_files, "LISTING_S", 0.2)
+    monkeypatch.setattr(checkpoint_files, "VISIBILITY_TIMEOUT_S", 0.2)
     if size is not None:
         (tmp_path / "theirs").write_text("x" * size)
     wrote = [{}, {"theirs": {"bytes": 5, "sha256": ""}}]
@@ -489,14 +509,14 @@ def test_a_file_that_no_rank_wrote_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("123")
     (tmp_path / "other").write_text("")
     with pytest.raises(StorageError, match="files that no rank wrote: other"):
-        await_files(tmp_path, [listing(tmp_path, [tmp_path / "mine"])])
+        await_files(tmp_path, [list_files(tmp_path, [tmp_path / "mine"])])
 
 
 def test_whoever_tells_of_a_full_disk_the_systems_words_are_kept(tmp_path: Path) -> None:
     failures: list[str] = []
-    with full_disk(1000), noting(failures), (tmp_path / "weights").open("wb") as file:
+    with full_disk(1000), collect_failures(failures), (tmp_path / "weights").open("wb") as file:
         torch.save(torch.zeros(100_000), file)  # raises a RuntimeError of its own
-    with noting(failures):
+    with collect_failures(failures):
         raise ValueError("not the disk's\nfault")
     assert failures == ["File too large", "ValueError: not the disk's fault"]
 
@@ -515,15 +535,15 @@ def test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training(
     made = checkpoints(tmp_path, every=5)  # 2 are kept, and one more is there while it is written
     free = shutil.disk_usage(tmp_path).free
     with pytest.raises(PreflightError, match="3 will lie there at once") as raised:
-        made.refuse_too_little_room(int(free / 2.5), 100)
+        made.check_disk_space(int(free / 2.5), 100)
     assert raised.value.exit_code == 3
-    made.refuse_too_little_room(int(free / 2.5), 10)
+    made.check_disk_space(int(free / 2.5), 10)
     assert capsys.readouterr().out.count("no room for the best one") == 1
-    made.refuse_too_little_room(int(free / 4.5), 100)
+    made.check_disk_space(int(free / 4.5), 100)
     assert capsys.readouterr().out == ""
     made.save(state(1))
     made.save(state(2))
-    made.refuse_too_little_room(int(free / 2.5), 100)
+    made.check_disk_space(int(free / 2.5), 100)
 
 
 def test_a_disk_that_may_not_hold_what_is_saved_by_time_is_warned_of(
@@ -531,16 +551,16 @@ def test_a_disk_that_may_not_hold_what_is_saved_by_time_is_warned_of(
 ) -> None:
     size = int(shutil.disk_usage(tmp_path).free / 2.5)
     made = checkpoints(tmp_path, every=0, every_seconds=600, best=False)
-    made.refuse_too_little_room(size, 1)
+    made.check_disk_space(size, 1)
     assert capsys.readouterr().out == ""
-    made.refuse_too_little_room(size, 100)
+    made.check_disk_space(size, 100)
     assert "3 will lie there at once if iterations are long (checkpoint.every_seconds=600" in capsys.readouterr().out
 
 
 def test_while_no_iteration_is_better_the_pointer_names_the_initial_weights(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
-    made.initial_is_best()
+    made.mark_initial_best()
     made.save(state(1))
     assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": "initial"}
     made.save(state(2), best=True)
-    assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": step_name(2)}
+    assert json.loads((made.folder / "best.json").read_text()) == {"checkpoint": checkpoint_name(2)}

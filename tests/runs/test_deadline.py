@@ -11,32 +11,32 @@ from small import a_trainer
 from ippo_cli.config.errors import Preempted
 from ippo_cli.runs import deadline
 from ippo_cli.runs.deadline import MARGIN_S, TimeLimit
-from ippo_cli.runs.folder import all_checkpoints
+from ippo_cli.runs.folder import list_checkpoints
 from ippo_cli.training import process
 
 
 def test_a_run_leaves_early_enough_to_finish_an_update_and_to_save() -> None:
     limit = TimeLimit(1000.0, save_bytes=0.0)
-    assert limit.leave_by == 1000.0 - MARGIN_S
+    assert limit.deadline == 1000.0 - MARGIN_S
     limit.saved(20.0)
     limit.saved(4.0)
-    limit.iterated({"time/update": 40.0, "time/iteration": 100.0})
-    limit.iterated({"time/update": 8.0, "time/iteration": 9.0})
-    assert limit.leave_by == 1000.0 - MARGIN_S - 1.5 * 20.0 - 1.25 * 40.0
+    limit.record_iteration({"time/update": 40.0, "time/iteration": 100.0})
+    limit.record_iteration({"time/update": 8.0, "time/iteration": 9.0})
+    assert limit.deadline == 1000.0 - MARGIN_S - 1.5 * 20.0 - 1.25 * 40.0
 
 
 def test_what_a_resumed_run_knows_of_its_times_counts() -> None:
     known = [{"time/update": 40.0, "time/iteration": 100.0, "time/checkpoint": 20.0}]
-    assert TimeLimit(1000.0, 0.0, known).leave_by == 1000.0 - MARGIN_S - 30.0 - 50.0
+    assert TimeLimit(1000.0, 0.0, known).deadline == 1000.0 - MARGIN_S - 30.0 - 50.0
 
 
 def test_no_iteration_is_begun_that_would_be_given_up() -> None:
     limit = TimeLimit(time.time() + 100.0, save_bytes=0.0)
-    limit.iterated({"time/update": 10.0, "time/iteration": 50.0})
-    assert not limit.ends_the_next()
-    limit.iterated({"time/update": 10.0, "time/iteration": 90.0})
-    assert limit.ends_the_next()
-    assert not TimeLimit(None, save_bytes=1e12).ends_the_next()
+    limit.record_iteration({"time/update": 10.0, "time/iteration": 50.0})
+    assert not limit.next_iteration_exceeds_limit()
+    limit.record_iteration({"time/update": 10.0, "time/iteration": 90.0})
+    assert limit.next_iteration_exceeds_limit()
+    assert not TimeLimit(None, save_bytes=1e12).next_iteration_exceeds_limit()
 
 
 @pytest.mark.slow
@@ -44,12 +44,12 @@ def test_a_run_saves_before_its_time_limit(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(deadline, "MARGIN_S", 1.0)
     endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.must_save_by=1000")
     with a_trainer(tmp_path, *endless) as trainer:
-        assert trainer.limit.limit == process.BEGAN + 1000
+        assert trainer.limit.limit == process.PROCESS_STARTED_AT + 1000
         end = time.time() + 3.0
         trainer.limit.limit = end
         with pytest.raises(Preempted, match="the time limit is near; saved after iteration"):
             trainer.train()
         assert time.time() < end
         folder, done = trainer.run.folder, trainer.state.progress.iteration
-    assert all_checkpoints(folder / "checkpoints")[-1].name == f"step_{done:08d}"
+    assert list_checkpoints(folder / "checkpoints")[-1].name == f"step_{done:08d}"
     assert done > 0

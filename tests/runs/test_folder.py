@@ -12,17 +12,17 @@ import pytest
 
 from ippo_cli.config.errors import ResumeError, StorageError
 from ippo_cli.runs.folder import (
+    activate_resumed_config,
+    check_world_size,
     config_file,
-    in_use,
-    lock,
-    owner,
-    read_state,
-    refuse_other_world_size,
+    is_run_locked,
+    lock_folder,
+    read_owner_job,
+    read_run_state,
     reserve_folder,
     run_folders,
-    start_files,
-    take_effect,
     write_atomically,
+    write_start_files,
 )
 
 
@@ -41,7 +41,7 @@ def test_a_root_that_is_a_file_is_a_storage_failure(tmp_path: Path) -> None:
 
 
 def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
-    start_files(
+    write_start_files(
         tmp_path,
         "seed: 1\n",
         ["seed=1", "task.agents.low.template='a b'"],
@@ -50,11 +50,11 @@ def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
     )
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n"
     assert json.loads((tmp_path / "overrides.json").read_text()) == ["seed=1", "task.agents.low.template='a b'"]
-    start_files(tmp_path, "seed: 2\n", ["seed=1"], ["ippo-train", "resume=auto"], resumed=True)
+    write_start_files(tmp_path, "seed: 2\n", ["seed=1"], ["ippo-train", "resume=auto"], resumed=True)
     assert (tmp_path / "config.yaml").read_text() == "seed: 1\n", "not before the checkpoint has been loaded"
     assert json.loads((tmp_path / "overrides.json").read_text())[1:] == ["task.agents.low.template='a b'"]
     assert config_file(tmp_path, resumed=True).read_text() == "seed: 2\n"
-    take_effect(tmp_path)
+    activate_resumed_config(tmp_path)
     assert json.loads((tmp_path / "overrides.json").read_text()) == ["seed=1"]
     assert (tmp_path / "command.txt").read_text() == "ippo-train seed=1 'a b'\nippo-train resume=auto\n"
     assert (tmp_path / "config.yaml").read_text() == "seed: 2\n"
@@ -65,15 +65,15 @@ def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
 
 
 def test_a_run_says_which_job_began_it_whoever_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert owner(tmp_path) == (None, [])
+    assert read_owner_job(tmp_path) == (None, [])
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    start_files(tmp_path, "seed: 1\n", ["seed=1"], ["ippo-train"], resumed=False)
+    write_start_files(tmp_path, "seed: 1\n", ["seed=1"], ["ippo-train"], resumed=False)
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    start_files(tmp_path, "seed: 1\n", ["seed=1", "num_iterations=9"], ["ippo-train"], resumed=True)
-    assert owner(tmp_path) == ("slurm-7", ["seed=1"])
+    write_start_files(tmp_path, "seed: 1\n", ["seed=1", "num_iterations=9"], ["ippo-train"], resumed=True)
+    assert read_owner_job(tmp_path) == ("slurm-7", ["seed=1"])
     (tmp_path / "job.json").write_text("[]")
     with pytest.raises(ResumeError, match=r"job\.json cannot be read"):
-        owner(tmp_path)
+        read_owner_job(tmp_path)
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
@@ -84,25 +84,25 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
 
 
 def test_one_process_holds_a_folder_and_its_end_frees_it(tmp_path: Path) -> None:
-    assert not in_use(tmp_path)
+    assert not is_run_locked(tmp_path)
     code = (
-        "import sys; from pathlib import Path; from ippo_cli.runs.folder import lock\n"
-        f"held = lock(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
+        "import sys; from pathlib import Path; from ippo_cli.runs.folder import lock_folder\n"
+        f"held = lock_folder(Path({str(tmp_path)!r})); print('held', flush=True); sys.stdin.read()"
     )
-    source = str(Path(sys.modules[lock.__module__].__file__ or "").parents[2])
+    source = str(Path(sys.modules[lock_folder.__module__].__file__ or "").parents[2])
     other = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={"PYTHONPATH": source}
     )
     assert other.stdout is not None
     assert other.stdout.readline() == b"held\n"
-    assert in_use(tmp_path)
+    assert is_run_locked(tmp_path)
     with pytest.raises(ResumeError, match="in use by another process") as raised:
-        lock(tmp_path)
+        lock_folder(tmp_path)
     assert raised.value.exit_code == 14
     other.kill()
     other.communicate()
-    assert not in_use(tmp_path)
-    with lock(tmp_path):
+    assert not is_run_locked(tmp_path)
+    with lock_folder(tmp_path):
         pass
 
 
@@ -120,20 +120,20 @@ def test_a_state_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match=re.escape(str(tmp_path))):
-        read_state(tmp_path)
+        read_run_state(tmp_path)
     (tmp_path / "run.json").write_text('{"state": "preempted"}')
-    assert read_state(tmp_path) == "preempted"
+    assert read_run_state(tmp_path) == "preempted"
 
 
 def test_asking_whether_a_folder_is_in_use_does_not_make_it_so(tmp_path: Path) -> None:
-    with lock(tmp_path, shared=True):  # another rank, asking at the same moment
-        assert not in_use(tmp_path)
-    with lock(tmp_path):
-        assert in_use(tmp_path)
+    with lock_folder(tmp_path, shared=True):  # another rank, asking at the same moment
+        assert not is_run_locked(tmp_path)
+    with lock_folder(tmp_path):
+        assert is_run_locked(tmp_path)
 
 
 def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"world_size": 2}')
-    refuse_other_world_size(tmp_path, 2)
+    check_world_size(tmp_path, 2)
     with pytest.raises(ResumeError, match=r"by 2 processes and there are 1 now; start with launch\.processes=2"):
-        refuse_other_world_size(tmp_path, 1)
+        check_world_size(tmp_path, 1)

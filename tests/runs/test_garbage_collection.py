@@ -12,16 +12,16 @@ from ippo_cli.cli.entry import run_command
 from ippo_cli.compose import exits
 from ippo_cli.compose.load import load_config
 from ippo_cli.engine import distributed
-from ippo_cli.runs.garbage_collection import collect_as_usual
+from ippo_cli.runs.garbage_collection import restore_gc
 from ippo_cli.training.process import prepare_process
 
 
 def test_garbage_is_looked_for_seldom_while_a_command_begins_and_as_usual_once_it_trains(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    collect_as_usual()  # a command that another test ran may have begun here, and have trained nothing
+    restore_gc()  # a command that another test ran may have begun here, and have trained nothing
     usual, found = gc.get_threshold(), []
-    monkeypatch.setattr(exits, "leave", found.append)
+    monkeypatch.setattr(exits, "exit_process", found.append)
     monkeypatch.setattr(sys, "argv", ["ippo-train", "seed=1"])
     run_command("ippo-train", "", lambda argv: found.append(gc.get_threshold()))
     assert found[0][0] >= 100 * usual[0]
@@ -38,11 +38,11 @@ def test_what_a_first_run_left_is_not_kept_by_a_second_one_in_the_same_process()
     class Left:
         """A part of a cycle."""
 
-    collect_as_usual()
+    restore_gc()
     one = Left()
     one.itself = one  # type: ignore[attr-defined]
     gone = weakref.ref(one)
     del one
-    collect_as_usual()
+    restore_gc()
     gc.collect()
     assert gone() is None

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 
-from ippo_cli.runs.handlers import handling
-from ippo_cli.runs.signals import HANDLED, WATCH_S, PreemptionHandler
+from ippo_cli.runs.handlers import handle_signals
+from ippo_cli.runs.signals import HANDLED_SIGNALS, WATCH_INTERVAL_S, PreemptionHandler
 
 
 def status_of(child: int) -> int:
@@ -48,7 +48,7 @@ def test_a_signal_ends_a_forked_child(number: signal.Signals) -> None:
         status = status_of(child)
         assert os.WIFSIGNALED(status)
         assert os.WTERMSIG(status) == number
-        assert preemption.requested is None
+        assert preemption.received_signal is None
 
 
 def test_a_child_that_is_signalled_at_once_ends() -> None:
@@ -78,7 +78,7 @@ def test_a_child_has_the_handlers_of_before_even_if_they_were_replaced_twice() -
     read, write = os.pipe()
     before = signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"before"))
     try:
-        with handling([signal.SIGUSR1], lambda *_: None), PreemptionHandler():
+        with handle_signals([signal.SIGUSR1], lambda *_: None), PreemptionHandler():
             child = forked(lambda: os.kill(os.getpid(), signal.SIGUSR1))
             assert os.WEXITSTATUS(status_of(child)) == 7
             assert os.read(read, 100) == b"before"
@@ -87,7 +87,7 @@ def test_a_child_has_the_handlers_of_before_even_if_they_were_replaced_twice() -
 
 
 def test_a_child_may_leave_the_block_that_it_was_forked_in() -> None:
-    with handling(HANDLED, lambda *_: None):
+    with handle_signals(HANDLED_SIGNALS, lambda *_: None):
         child = os.fork()
     if child == 0:
         os._exit(3 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 4)
@@ -95,25 +95,25 @@ def test_a_child_may_leave_the_block_that_it_was_forked_in() -> None:
 
 
 def test_the_parent_keeps_its_handlers_and_its_signal_mask() -> None:
-    before = {number: signal.getsignal(number) for number in HANDLED}
+    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with PreemptionHandler() as preemption:
         status_of(forked(lambda: None))
         assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
         os.kill(os.getpid(), signal.SIGUSR1)
-        assert preemption.requested is signal.SIGUSR1
-    assert {number: signal.getsignal(number) for number in HANDLED} == before
+        assert preemption.received_signal is signal.SIGUSR1
+    assert {number: signal.getsignal(number) for number in HANDLED_SIGNALS} == before
 
 
 def test_who_waits_is_told_once_that_a_signal_came() -> None:
     said: list[str] = []
     with PreemptionHandler() as preemption:
-        preemption.on_asked = said.append
-        time.sleep(2 * WATCH_S)
+        preemption.on_preemption = said.append
+        time.sleep(2 * WATCH_INTERVAL_S)
         assert said == []
         for _ in range(2):
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(2 * WATCH_S)
+            time.sleep(2 * WATCH_INTERVAL_S)
     assert said == ["SIGTERM"]
 
 

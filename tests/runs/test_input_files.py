@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.runs.folder import take_effect
-from ippo_cli.runs.input_files import INPUTS, Inputs, changed_inputs, input_files, record_inputs
+from ippo_cli.runs.folder import activate_resumed_config
+from ippo_cli.runs.input_files import INPUTS, InputSources, changed_input_warnings, input_files, record_inputs
 
 REWARD = "import helper\n\ndef score(examples, responses):\n    return helper.value\n"
 Edit = Callable[[Path], object]
 
 
-def load_data(source: str, *overrides: str) -> Inputs:
+def load_data(source: str, *overrides: str) -> InputSources:
     values = ("task=jsonl", f"task.train='{source}'", "task.eval=null", "task.eval_share=0.5", "actor=full")
     return input_files(load_config([*values, "actor.model=x", "task.agents.solo.answer='{q}'", *overrides]))
 
@@ -66,18 +66,18 @@ def test_a_changed_file_is_named_until_the_run_has_started_with_it(edit: Edit, n
     config = load_config(["reward=function", f"reward.function='{files}/my reward.py:score'"])
     inputs, folder = input_files(config), files / "run"
     folder.mkdir()
-    assert changed_inputs(folder, inputs) == []  # a run of an earlier version
+    assert changed_input_warnings(folder, inputs) == []  # a run of an earlier version
     record_inputs(folder, inputs, resumed=False)
-    assert changed_inputs(folder, inputs) == []
+    assert changed_input_warnings(folder, inputs) == []
     edit(files / name)
-    (line,) = changed_inputs(folder, inputs)
+    (line,) = changed_input_warnings(folder, inputs)
     assert line.startswith("changed since this run was started")
     assert f"{files / name} (reward.function)" in line
-    assert changed_inputs(folder, inputs, ("task.",)) == []
+    assert changed_input_warnings(folder, inputs, ("task.",)) == []
     record_inputs(folder, inputs, resumed=True)
-    assert changed_inputs(folder, inputs) == [line]  # no checkpoint was loaded yet
-    take_effect(folder)
-    assert changed_inputs(folder, inputs) == []
+    assert changed_input_warnings(folder, inputs) == [line]  # no checkpoint was loaded yet
+    activate_resumed_config(folder)
+    assert changed_input_warnings(folder, inputs) == []
 
 
 @pytest.mark.parametrize("source", ["a[1].jsonl", "*.jsonl", "data", "rows.py:rows"])
@@ -86,9 +86,9 @@ def test_changed_data_is_named(source: str, files: Path) -> None:
     file = files / {"data": "data/a.jsonl", "rows.py:rows": "rows.py"}.get(source, "a[1].jsonl")
     file.write_text("one")
     record_inputs(files, load_data(source), resumed=False)
-    assert changed_inputs(files, load_data(source)) == []
+    assert changed_input_warnings(files, load_data(source)) == []
     file.write_text("two")
-    (line,) = changed_inputs(files, load_data(source))
+    (line,) = changed_input_warnings(files, load_data(source))
     assert f"{file} (task.train)" in line
     assert "order of prompts" in line
 
@@ -97,7 +97,7 @@ def test_new_and_missing_data_files_are_named(files: Path) -> None:
     (files / "a.jsonl").write_text("one")
     record_inputs(files, load_data("*.jsonl"), resumed=False)
     (files / "a.jsonl").rename(files / "b.jsonl")
-    (line,) = changed_inputs(files, load_data("*.jsonl"))
+    (line,) = changed_input_warnings(files, load_data("*.jsonl"))
     assert "b.jsonl (task.train, new)" in line
     assert "a.jsonl (task.train, missing)" in line
 
@@ -106,7 +106,7 @@ def test_other_data_that_is_asked_for_is_no_change(files: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (files / name).write_text("one")
     record_inputs(files, load_data("a.jsonl"), resumed=False)
-    assert changed_inputs(files, load_data("b.jsonl")) == []
+    assert changed_input_warnings(files, load_data("b.jsonl")) == []
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a.jsonl": 1}', None])
@@ -114,7 +114,7 @@ def test_run_without_hashes_of_its_inputs(text: str | None, files: Path) -> None
     (files / "a.jsonl").write_text("one")
     if text is not None:
         (files / INPUTS).write_text(text)
-    assert changed_inputs(files, load_data("a.jsonl")) == []
+    assert changed_input_warnings(files, load_data("a.jsonl")) == []
 
 
 def test_inputs_of_an_earlier_version(files: Path) -> None:
@@ -124,7 +124,7 @@ def test_inputs_of_an_earlier_version(files: Path) -> None:
     for entry in known.values():
         del entry["source"]
     (files / INPUTS).write_text(json.dumps(known))
-    assert changed_inputs(files, input_files(config)) == []
+    assert changed_input_warnings(files, input_files(config)) == []
     (files / "helper.py").write_text("value = 2\n")
-    (line,) = changed_inputs(files, input_files(config))
+    (line,) = changed_input_warnings(files, input_files(config))
     assert "helper.py (reward.function)" in line

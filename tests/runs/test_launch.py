@@ -18,8 +18,8 @@ from small import SMALL, final_weights, rows, train, train_on_two_ranks
 
 from ippo_cli.compose.load import from_yaml
 from ippo_cli.runs import launch
-from ippo_cli.runs.handlers import handling
-from ippo_cli.runs.launch import FORWARDED, _Ranks
+from ippo_cli.runs.handlers import handle_signals
+from ippo_cli.runs.launch import FORWARDED, _RankProcesses
 from ippo_cli.training.process import run_training
 
 TWO = ["launch.processes=2", "deepspeed=zero2"]
@@ -58,10 +58,10 @@ def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl"
 
 
 def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
-    def sleeping() -> _Ranks:
-        ranks = _Ranks()
+    def sleeping() -> _RankProcesses:
+        ranks = _RankProcesses()
         # As ranks are started: a program that a shell runs in the background would leave them deaf to SIGINT otherwise.
-        with handling(FORWARDED, ranks.forward):
+        with handle_signals(FORWARDED, ranks.forward):
             for _ in range(2):
                 ranks.add(subprocess.Popen(["sleep", "60"]))
         return ranks
@@ -71,17 +71,17 @@ def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
         ranks.forward(number, None)
         failure = ranks.wait()
         assert failure is not None
-        assert (failure.exit_code, failure.asked, failure.killed) == (code, True, False)
+        assert (failure.exit_code, failure.asked, failure.is_killed) == (code, True, False)
     ranks = sleeping()
     ranks.children[0].kill()
     ranks.children[1].terminate()
     failure = ranks.wait()
     assert failure is not None
-    assert (failure.exit_code, failure.asked, failure.killed) == (1, False, True)
+    assert (failure.exit_code, failure.asked, failure.is_killed) == (1, False, True)
 
 
 def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
-    ranks = _Ranks()
+    ranks = _RankProcesses()
     ranks.forward(signal.SIGTERM, None)
     ranks.add(subprocess.Popen(["sleep", "60"]))
     assert ranks.children[0].wait(timeout=10) == -signal.SIGTERM
@@ -89,7 +89,9 @@ def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a rank of its parent's end")
 def test_a_rank_whose_parent_was_gone_before_it_could_ask_leaves_at_once():
-    program = "import os; from ippo_cli.runs.parent import leave_with_parent; leave_with_parent({}); print('there')"
+    program = (
+        "import os; from ippo_cli.runs.parent import terminate_with_parent; terminate_with_parent({}); print('there')"
+    )
     for parent, code in (("os.getppid()", 0), ("os.getppid() + 1", -signal.SIGTERM)):
         done = subprocess.run([sys.executable, "-c", program.format(parent)], timeout=60, check=False)
         assert done.returncode == code
@@ -104,7 +106,7 @@ def test_nobody_else_can_take_the_port_while_ranks_are_being_started(tmp_path, m
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", int(met[0])))
 
-    monkeypatch.setattr(launch, "_together", together)
+    monkeypatch.setattr(launch, "_run_rank_processes", together)
     launch.run_ranks(tmp_path, 2, resumed=False)
     assert met
 

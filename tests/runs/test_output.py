@@ -13,19 +13,19 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.runs import handlers
-from ippo_cli.runs.handlers import Interrupts, handling
+from ippo_cli.runs.handlers import InterruptCounter, handle_signals
 from ippo_cli.runs.signals import PreemptionHandler
 
 LINES = """
 import sys
-from ippo_cli.runs.output import ReaderGone, flush_output, outlive_readers, watch_readers
-watch_readers()
+from ippo_cli.runs.output import OutputClosed, flush_output, ignore_closed_output, detect_closed_output
+detect_closed_output()
 {before}
 try:
     for number in range(20_000):
         print(number, flush=number % 100 == 0)
     flush_output()
-except ReaderGone:
+except OutputClosed:
     print("ended", file=sys.stderr)
     sys.exit(141)
 print("done", file=sys.stderr)
@@ -50,7 +50,7 @@ def test_a_command_ends_quietly_without_a_reader() -> None:
 
 
 def test_training_outlives_its_reader_and_reports_it() -> None:
-    code, said = piped(LINES.format(before="outlive_readers()"))
+    code, said = piped(LINES.format(before="ignore_closed_output()"))
     assert code == 0
     assert said == "ippo: the reader of the output is gone; training continues\ndone\n"
 
@@ -64,7 +64,7 @@ def test_help_without_a_reader() -> None:
 
 def test_a_closed_pipe_of_another_kind_is_no_lost_reader() -> None:
     program = (
-        "import os\nfrom ippo_cli.runs.output import watch_readers\nwatch_readers()\n"
+        "import os\nfrom ippo_cli.runs.output import detect_closed_output\nwatch_readers()\n"
         "one, two = os.pipe(); os.close(one)\nprint('first', flush=True)\n"
         "try:\n    os.write(two, b'x')\nexcept BrokenPipeError:\n    raise SystemExit(3)"
     )
@@ -72,11 +72,11 @@ def test_a_closed_pipe_of_another_kind_is_no_lost_reader() -> None:
 
 
 def test_two_quick_interrupts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    interrupts = Interrupts()
+    interrupts = InterruptCounter()
     interrupts.note()
     interrupts.note()
     assert not interrupts.insisted
-    monkeypatch.setattr(handlers, "SAME_INTERRUPT_S", 0.05)
+    monkeypatch.setattr(handlers, "INTERRUPT_DEBOUNCE_S", 0.05)
     time.sleep(0.06)
     interrupts.note()
     assert interrupts.insisted
@@ -86,9 +86,9 @@ def test_a_run_survives_two_quick_interrupts_and_not_a_later_one(monkeypatch: py
     with PreemptionHandler() as preemption:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
-        assert preemption.interrupted
+        assert preemption.is_interrupted
         assert not preemption.insisted
-        monkeypatch.setattr(handlers, "SAME_INTERRUPT_S", 0.0)
+        monkeypatch.setattr(handlers, "INTERRUPT_DEBOUNCE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
         assert preemption.insisted
@@ -97,13 +97,13 @@ def test_a_run_survives_two_quick_interrupts_and_not_a_later_one(monkeypatch: py
 def test_a_closed_terminal_asks_a_run_to_leave() -> None:
     with PreemptionHandler() as preemption:
         os.kill(os.getpid(), signal.SIGHUP)
-        assert preemption.requested is signal.SIGHUP
+        assert preemption.received_signal is signal.SIGHUP
 
 
 def test_nohup_keeps_a_run_from_leaving() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with handling((signal.SIGHUP, signal.SIGUSR1), lambda *_: None):
+        with handle_signals((signal.SIGHUP, signal.SIGUSR1), lambda *_: None):
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
@@ -148,8 +148,8 @@ def test_a_run_outlives_its_reader_and_a_plan_ends_quietly(tmp_path: Path) -> No
 def test_closed_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
     program = (
         "import sys; from pathlib import Path\n"
-        "from ippo_cli.runs.output import flush_output, open_closed_streams, watch_readers\n"
-        "open_closed_streams(); watch_readers()\n"
+        "from ippo_cli.runs.output import flush_output, open_closed_streams, detect_closed_output\n"
+        "open_closed_streams(); detect_closed_output()\n"
         "file = open(sys.argv[1], 'w'); print('lost'); print('lost', file=sys.stderr); flush_output()\n"
         "file.write('kept'); file.close()\n"
     )

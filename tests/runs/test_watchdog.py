@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rank_scripts import said, start_ranks
 
-from ippo_cli.runs.watchdog import descendants, outliving
+from ippo_cli.runs.watchdog import descendants, surviving_children
 
 pytestmark = pytest.mark.slow
 
@@ -86,13 +86,13 @@ def test_ranks_that_hang_leave_their_stacks_tell_of_it_once_and_take_along_what_
 
 def test_what_ends_by_itself_is_not_among_those_that_are_ended() -> None:
     ended, kept = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
-    outliving.add(kept.pid)
+    surviving_children.add(kept.pid)
     try:
         found = descendants(os.getpid())
         assert ended.pid in found
         assert kept.pid not in found
     finally:
-        outliving.discard(kept.pid)
+        surviving_children.discard(kept.pid)
         for process in (ended, kept):
             process.kill()
             process.wait()

@@ -19,7 +19,7 @@ def works(seconds: float) -> None:
     """Something is done all the time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        progress.made()
+        progress.heartbeat()
         time.sleep(0.02)
 
 
@@ -30,7 +30,7 @@ def hangs() -> None:
 
 def wait_for(file: Path) -> None:
     while not file.exists():
-        progress.made()
+        progress.heartbeat()
         time.sleep(0.02)
 
 
@@ -39,7 +39,7 @@ def main(folder: Path, scene: str, rank: int) -> None:
         works(3 * LIMIT_S) if rank else None
         distributed.barrier()
     elif scene == "within":
-        with progress.within(2 * LIMIT_S):
+        with progress.grant_time(2 * LIMIT_S):
             time.sleep(1.7 * LIMIT_S)
     elif scene in ("stopped0", "stopped1"):
         if rank == int(scene[-1]):

@@ -26,14 +26,14 @@ from play import (  # noqa: E402
     tictactoe_odds,
 )
 
-from ippo_cli.tasks.environments.build import make_environment  # noqa: E402
-from ippo_cli.tasks.warm_start import Playable  # noqa: E402
+from ippo_cli.tasks.environments.build import make_environment_factory  # noqa: E402
+from ippo_cli.tasks.warm_start import SupportsActions  # noqa: E402
 
 EPISODES = 600
-Player = Callable[[Playable, str, int], str]  # of the world, what is told and the turns that are left
+Player = Callable[[SupportsActions, str, int], str]  # of the world, what is told and the turns that are left
 
 
-def mean_return(world: Playable, player: Player, turns: int) -> tuple[float, float]:
+def mean_return(world: SupportsActions, player: Player, turns: int) -> tuple[float, float]:
     """The mean return of episodes, and its standard error."""
     returns = []
     for number in range(EPISODES):
@@ -48,7 +48,7 @@ def mean_return(world: Playable, player: Player, turns: int) -> tuple[float, flo
     return statistics.fmean(returns), statistics.stdev(returns) / EPISODES**0.5
 
 
-def assert_earns(expected: float, world: Playable, player: Player, turns: int = 0) -> None:
+def assert_earns(expected: float, world: SupportsActions, player: Player, turns: int = 0) -> None:
     mean, error = mean_return(world, player, turns)
     assert abs(mean - expected) < 4 * error + 1e-9, (mean, error, expected)
 
@@ -82,11 +82,11 @@ def test_the_cliff_is_walked_around_in_thirteen_steps() -> None:
 def test_episodes_of_the_world_earn_what_was_computed(env_id: str, arguments: dict, turns: int) -> None:
     env = gymnasium.make(env_id, **arguments)
     returns = tabular_returns(env, turns)
-    world = make_environment(making.gymnasium(env_id, "numbers", max_turns=turns, **arguments))()
+    world = make_environment_factory(making.gymnasium(env_id, "numbers", max_turns=turns, **arguments))()
     model = env.unwrapped
     behind = [backward_induction(model.P, left, max) for left in range(turns)]  # type: ignore[attr-defined]
 
-    def optimally(world: Playable, told: str, left: int) -> str:
+    def optimally(world: SupportsActions, told: str, left: int) -> str:
         return str(best_action(model.P[int(told)], behind[left - 1]))  # type: ignore[attr-defined]
 
     assert_earns(returns.random, world, randomly(), turns)
@@ -95,9 +95,9 @@ def test_episodes_of_the_world_earn_what_was_computed(env_id: str, arguments: di
 
 def test_blackjack_earns_what_was_computed() -> None:
     returns = blackjack_returns()
-    world = make_environment(making.gymnasium("Blackjack-v1", "numbers"))()
+    world = make_environment_factory(making.gymnasium("Blackjack-v1", "numbers"))()
 
-    def optimally(world: Playable, told: str, left: int) -> str:
+    def optimally(world: SupportsActions, told: str, left: int) -> str:
         total, dealer, ace = map(int, told.split())
         return str(int(hits(total, bool(ace), dealer)))
 
@@ -109,7 +109,7 @@ def test_blackjack_earns_what_was_computed() -> None:
 
 @pytest.mark.parametrize("seat", [0, 1])
 def test_tictactoe_earns_what_was_computed(seat: int) -> None:
-    world = make_environment(making.pettingzoo("classic/tictactoe_v3", seat=seat))()
+    world = make_environment_factory(making.pettingzoo("classic/tictactoe_v3", seat=seat))()
     for optimal, player in ((False, randomly()), (True, lambda world, told, left: str(best_square(told)))):
         win, draw, loss = tictactoe_odds(optimal=optimal, first=seat == 0)
         assert win + draw + loss == pytest.approx(1.0)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from ippo_cli.compose.load import compose_node, resolve, typed, typed_sweep
-from ippo_cli.config.checks import check
-from ippo_cli.config.sweeps import check_job_of, check_sweep
-from ippo_cli.sweeps.grid import expanded
-from ippo_cli.sweeps.kinds import search_of
-from ippo_cli.sweeps.search import Listed
+from ippo_cli.compose.load import build_config, build_sweep_config, compose_node, resolve_config
+from ippo_cli.config.checks import check_config
+from ippo_cli.config.sweeps import check_sweep, check_sweep_job
+from ippo_cli.sweeps.grid import expand_grid
+from ippo_cli.sweeps.kinds import build_search
+from ippo_cli.sweeps.search import FixedJobs
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "scripts/sweeps").glob("*.sh"))
 
@@ -38,16 +38,16 @@ def test_an_example_composes(script: Path, monkeypatch: pytest.MonkeyPatch) -> N
     typed_now = overrides(script)
     of_sweep = [text for text in typed_now if text.startswith("sweep")]
     of_jobs = [text for text in typed_now if text not in of_sweep]
-    sweep = typed_sweep(compose_node(of_sweep))
+    sweep = build_sweep_config(compose_node(of_sweep))
     check_sweep(sweep)
-    search = search_of(sweep, of_jobs, no_options)
-    fixed = expanded(of_jobs, no_options)[0] if isinstance(search, Listed) else search.fixed  # type: ignore[attr-defined]
+    search = build_search(sweep, of_jobs, no_options)
+    fixed = expand_grid(of_jobs, no_options)[0] if isinstance(search, FixedJobs) else search.fixed  # type: ignore[attr-defined]
     node = compose_node(fixed)
     for dimension in getattr(search, "space", ()):
         assert OmegaConf.select(node, dimension.key, default="none") != "none", dimension.key
-    config = typed(resolve(node))
-    check(config, 1)
-    check_job_of(sweep, config)
+    config = build_config(resolve_config(node))
+    check_config(config, 1)
+    check_sweep_job(sweep, config)
 
 
 def test_there_is_an_example_of_each_kind() -> None:

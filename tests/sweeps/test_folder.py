@@ -8,12 +8,24 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.sweeps.folder import Row, begin, changed, create, end, find, note_run, reserve, rows_of, swept, table
+from ippo_cli.sweeps.folder import (
+    JobRow,
+    copy_run_result,
+    create_sweep_file,
+    distinct_overrides,
+    find_sweep,
+    mark_running,
+    read_rows,
+    reserve_sweep_folder,
+    set_state,
+    sweep_table,
+    update_row,
+)
 
 
 def made(folder: Path, *arguments: str) -> Path:
     folder.mkdir(parents=True)
-    create(folder, arguments, [Row(1, ["seed=1"], "1"), Row(2, ["seed=2"], "2")])
+    create_sweep_file(folder, arguments, [JobRow(1, ["seed=1"], "1"), JobRow(2, ["seed=2"], "2")])
     return folder
 
 
@@ -24,22 +36,22 @@ def test_the_newest_sweep_of_the_same_arguments_is_found_in_any_order(tmp_path: 
     (tmp_path / "multirun-4").mkdir()
     (tmp_path / "multirun-4" / "sweep.json").write_text("{")
     beside = tmp_path / "multirun-5"
-    assert find(beside, ["algorithm=ppo", "seed=1,2"]) == newest
-    assert find(beside, ["algorithm=ppo", "seed=2,1"]) is None
+    assert find_sweep(beside, ["algorithm=ppo", "seed=1,2"]) == newest
+    assert find_sweep(beside, ["algorithm=ppo", "seed=2,1"]) is None
 
 
 def test_where_the_jobs_run_is_none_of_what_a_sweep_is(tmp_path: Path) -> None:
     folder = made(tmp_path / "multirun-1", "seed=1,2")
-    assert find(tmp_path / "x", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2"]) == folder
+    assert find_sweep(tmp_path / "x", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2"]) == folder
 
 
 def test_of_one_key_typed_twice_the_order_counts(tmp_path: Path) -> None:
     made(tmp_path / "multirun-1", "seed=1", "seed=2")
-    assert find(tmp_path / "x", ["seed=2", "seed=1"]) is None
+    assert find_sweep(tmp_path / "x", ["seed=2", "seed=1"]) is None
 
 
 def test_two_sweeps_of_one_second_get_two_folders(tmp_path: Path) -> None:
-    first, second = (reserve(tmp_path / "multirun-1", chosen=False) for _ in range(2))
+    first, second = (reserve_sweep_folder(tmp_path / "multirun-1", chosen=False) for _ in range(2))
     assert first != second
     assert first.is_dir()
     assert second.is_dir()
@@ -47,20 +59,20 @@ def test_two_sweeps_of_one_second_get_two_folders(tmp_path: Path) -> None:
 
 def test_a_folder_that_was_chosen_must_be_empty(tmp_path: Path) -> None:
     chosen = tmp_path / "mine"
-    assert reserve(chosen, chosen=True) == reserve(chosen, chosen=True) == chosen
-    create(chosen, [], [])
+    assert reserve_sweep_folder(chosen, chosen=True) == reserve_sweep_folder(chosen, chosen=True) == chosen
+    create_sweep_file(chosen, [], [])
     with pytest.raises(ConfigError, match="is not empty; go on with its sweep by resume=auto"):
-        reserve(chosen, chosen=True)
+        reserve_sweep_folder(chosen, chosen=True)
 
 
 def test_a_row_is_changed_among_the_others_and_one_of_an_unknown_job_is_added(tmp_path: Path) -> None:
     folder = made(tmp_path / "sweep")
-    with changed(folder, 2) as row:
-        begin(row)
-    with changed(folder, 7) as row:
+    with update_row(folder, 2) as row:
+        mark_running(row)
+    with update_row(folder, 7) as row:
         row.folder = "7"
-        end(row, "failed", 12, "why")
-    first, second, third = rows_of(folder)
+        set_state(row, "failed", 12, "why")
+    first, second, third = read_rows(folder)
     assert (first.state, second.state, third.state) == ("waiting", "running", "failed")
     assert second.pid is not None
     assert (third.job, third.exit_code, third.error, third.pid) == (7, 12, "why", None)
@@ -72,23 +84,25 @@ def test_a_row_takes_score_and_time_from_the_job_s_run(tmp_path: Path, monkeypat
         for name, score in (("first", 0.25), ("best", 0.75), ("last", 0.5))
     }
     (tmp_path / "run.json").write_text(json.dumps({"state": "done", "evaluation": entries, "wall_seconds": 3.5}))
-    row = Row(1, [], "")
-    note_run(row, tmp_path)
+    row = JobRow(1, [], "")
+    copy_run_result(row, tmp_path)
     assert row.wall_seconds == 3.5
     assert row.score["best"] == {"iteration": 1, "score": 0.75}
     monkeypatch.chdir(tmp_path)  # whose path would leave the scores no room on a line
-    assert "0.250 -> 0.750, 0.500" in table(Path(), [row])
+    assert "0.250 -> 0.750, 0.500" in sweep_table(Path(), [row])
 
 
 def test_jobs_are_told_apart_by_what_they_do_not_share() -> None:
-    rows = [Row(1, ["a=1", "b=2"], "1"), Row(2, ["a=1", "b=3"], "2")]
-    assert swept(rows) == {1: "b=2", 2: "b=3"}
-    assert swept(rows[:1]) == {1: "a=1 b=2"}
+    rows = [JobRow(1, ["a=1", "b=2"], "1"), JobRow(2, ["a=1", "b=3"], "2")]
+    assert distinct_overrides(rows) == {1: "b=2", 2: "b=3"}
+    assert distinct_overrides(rows[:1]) == {1: "a=1 b=2"}
 
 
 def test_the_table_keeps_long_overrides_in_full_within_its_width(tmp_path: Path) -> None:
     paths = [f"task.train=/a/{'long/' * 40}{name}.jsonl" for name in "ab"]
-    lines = table(tmp_path, [Row(job, [path, "x=1"], str(job)) for job, path in enumerate(paths, 1)]).splitlines()
+    lines = sweep_table(
+        tmp_path, [JobRow(job, [path, "x=1"], str(job)) for job, path in enumerate(paths, 1)]
+    ).splitlines()
     assert max(map(len, lines)) <= 100
     assert "folder" in lines[0]
     assert sum("waiting" in line for line in lines) == 2
@@ -101,4 +115,4 @@ def test_a_garbled_row_is_told_by_its_file(tmp_path: Path) -> None:
     folder = made(tmp_path / "sweep")
     (folder / "sweep.json").write_text(json.dumps({"arguments": [], "jobs": [{"nope": 1}]}))
     with pytest.raises(ResumeError, match=r"sweep.json cannot be read"):
-        rows_of(folder)
+        read_rows(folder)

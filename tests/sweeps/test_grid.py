@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.sweeps.grid import expanded
+from ippo_cli.sweeps.grid import expand_grid
 
 OPTIONS = {"algorithm": ["comlrl_ippo", "grpo", "ippo", "pf_ppo", "ppo"]}
 
 
 def jobs(*overrides: str) -> list[list[str]]:
-    return expanded(overrides, lambda group: OPTIONS.get(group, []))
+    return expand_grid(overrides, lambda group: OPTIONS.get(group, []))
 
 
 def values(override: str) -> list[str]:

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from small import SMALL, composed
 
-from ippo_cli.compose.load import typed
+from ippo_cli.compose.load import build_config
 from ippo_cli.config.errors import ResumeError
 from ippo_cli.config.schema import GridSweepConfig, SweepKind
-from ippo_cli.sweeps.folder import Row, create, new_attempt, rows_of
-from ippo_cli.sweeps.job import Sweep, run_row, take_up
-from ippo_cli.sweeps.kinds import fit_into
+from ippo_cli.sweeps.folder import JobRow, create_sweep_file, read_rows, start_attempt
+from ippo_cli.sweeps.job import SweepContext, prepare_resume, train_row
+from ippo_cli.sweeps.kinds import apply_sweep_settings
 
 SCONTROL = '#!/bin/sh\n[ ! -e refuses ] || exit 1\necho "$@" >> queued\n'
 
@@ -33,23 +33,23 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "scontrol").write_text(SCONTROL)
     (tmp_path / "scontrol").chmod(0o755)
     (tmp_path / "sweep").mkdir()
-    create(tmp_path / "sweep", [], [Row(1, ["seed=1"], "1")])
+    create_sweep_file(tmp_path / "sweep", [], [JobRow(1, ["seed=1"], "1")])
     return tmp_path
 
 
-def left(job: Path, rank: str) -> tuple[Row, list[str]]:
+def left(job: Path, rank: str) -> tuple[JobRow, list[str]]:
     """The row of a job whose one rank does this, and what was put back into the queue."""
     (job / "python").write_text(f"#!/bin/sh\n{rank}\n")
     (job / "python").chmod(0o755)
-    this = Sweep(job / "sweep", "submitter", 0, ("ippo-train",), (), False, 1)
+    this = SweepContext(job / "sweep", "submitter", 0, ("ippo-train",), (), False, 1)
     try:
-        run_row(this, Row(1, ["seed=1"], "1"), lambda: copy.deepcopy(composed(SMALL)))
+        train_row(this, JobRow(1, ["seed=1"], "1"), lambda: copy.deepcopy(composed(SMALL)))
         code = None
     except SystemExit as leaving:
         code = leaving.code
     queued = (job / "queued").read_text().splitlines() if (job / "queued").exists() else []
     assert code == (75 if queued else None)  # without a result submitit calls again
-    return rows_of(job / "sweep")[0], queued
+    return read_rows(job / "sweep")[0], queued
 
 
 @pytest.mark.parametrize("rank", ["exit 75", "kill -USR2 $PPID; sleep 0.2; exit 75"], ids=["by itself", "asked"])
@@ -94,7 +94,7 @@ def test_a_job_that_may_not_be_queued_again_is_preempted(job: Path, monkeypatch:
 
 def test_a_job_that_an_earlier_attempt_left_in_the_queue_leaves_its_run_to_the_newest(job: Path) -> None:
     (job / "sweep" / "1" / "checkpoints").mkdir(parents=True)
-    new_attempt(job / "sweep")  # gone on with, since this one was submitted
+    start_attempt(job / "sweep")  # gone on with, since this one was submitted
     row, _ = left(job, "exit 12")
     assert row.state == "waiting"
     assert [path.name for path in (job / "sweep").glob("1*")] == ["1"]
@@ -104,9 +104,9 @@ def test_a_job_that_an_earlier_attempt_left_in_the_queue_leaves_its_run_to_the_n
 def test_a_job_that_slurm_still_runs_is_not_started_again(job: Path, state: str, refused: bool) -> None:
     (job / "squeue").write_text(f"#!/bin/sh\necho {'7 ' + state if state else ''}\n")
     (job / "squeue").chmod(0o755)
-    row = Row(1, ["seed=1"], "1", "running", slurm="7")
+    row = JobRow(1, ["seed=1"], "1", "running", slurm="7")
     with pytest.raises(ResumeError, match="is trained by SLURM's job 7; ") if refused else nullcontext():
-        take_up(job / "sweep", row)
+        prepare_resume(job / "sweep", row)
 
 
 @pytest.mark.parametrize(("at_once", "share"), [(4, 2), (2, 4), (1, None)])
@@ -114,22 +114,24 @@ def test_a_job_that_begins_when_a_sweep_goes_on_gets_the_share_of_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, share: int | None
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    row = Row(1, ["seed=1", "launch.threads=3"], "1", threads=3)
-    begun = take_up(tmp_path, row)
+    row = JobRow(1, ["seed=1", "launch.threads=3"], "1", threads=3)
+    begun = prepare_resume(tmp_path, row)
     plain = copy.deepcopy(composed(("seed=1",)))
-    fit_into(GridSweepConfig(kind=SweepKind.grid, at_once=at_once), row, plain, typed(plain), begun=begun)
+    apply_sweep_settings(
+        GridSweepConfig(kind=SweepKind.grid, at_once=at_once), row, plain, build_config(plain), begun=begun
+    )
     assert (row.threads, plain["launch"]["threads"]) == (share, share)
     assert row.overrides == ["seed=1", *([f"launch.threads={share}"] if share else [])]
 
 
 def test_a_job_keeps_its_share_of_the_cores_once_it_has_begun(tmp_path: Path) -> None:
-    given = Row(1, ["seed=1", "launch.threads=4"], "1", threads=4)
-    assert not take_up(tmp_path, typed := Row(1, ["launch.threads=4"], "1"))
+    given = JobRow(1, ["seed=1", "launch.threads=4"], "1", threads=4)
+    assert not prepare_resume(tmp_path, typed := JobRow(1, ["launch.threads=4"], "1"))
     assert typed.overrides == ["launch.threads=4"]
     checkpoint = tmp_path / "1" / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
-    assert not take_up(tmp_path, row := copy.deepcopy(given))  # half of one
+    assert not prepare_resume(tmp_path, row := copy.deepcopy(given))  # half of one
     assert (row.overrides, row.threads) == (["seed=1"], None)
     (checkpoint / "manifest.json").touch()
-    assert take_up(tmp_path, row := copy.deepcopy(given))
+    assert prepare_resume(tmp_path, row := copy.deepcopy(given))
     assert row == given

@@ -11,14 +11,14 @@ import pytest
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.compose.diagnose import diagnose
-from ippo_cli.compose.exits import MAX_LINES, block
+from ippo_cli.compose.diagnose import diagnose_error
+from ippo_cli.compose.exits import MAX_LINES, format_block
 from ippo_cli.config.errors import ConfigError, IppoError, ResumeError
-from ippo_cli.runs.folder import lock
-from ippo_cli.sweeps.folder import Row, create
-from ippo_cli.sweeps.multirun import is_sweep, sweep
+from ippo_cli.runs.folder import lock_folder
+from ippo_cli.sweeps.folder import JobRow, create_sweep_file
+from ippo_cli.sweeps.multirun import is_sweep, run_sweep
 from ippo_cli.sweeps.outcome import SweepRefused
-from ippo_cli.sweeps.outcome import refusal as sweep_refusal
+from ippo_cli.sweeps.outcome import refused_jobs_error as sweep_refusal
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refusal(*argv: str) -> str:
     with pytest.raises(SweepRefused) as raised:
-        sweep(["-m", *argv])
+        run_sweep(["-m", *argv])
     assert raised.value.exit_code == 2
     return str(raised.value)
 
@@ -61,7 +61,7 @@ def test_the_keys_of_an_option_that_is_swept_may_be_given(folder: Path) -> None:
 
 def test_beside_a_glob_the_bad_key_is_found() -> None:
     with pytest.raises(ConfigError, match=r"^seeed=1 is no key; did you mean seed\?"):
-        sweep(["-m", "algorithm=glob(*)", "seeed=1"])
+        run_sweep(["-m", "algorithm=glob(*)", "seeed=1"])
 
 
 def test_a_mode_cannot_differ_between_jobs() -> None:
@@ -73,16 +73,16 @@ def test_two_jobs_cannot_have_one_folder() -> None:
 
 
 def test_however_many_jobs_are_bad_the_error_is_one_block() -> None:
-    rows = [Row(job, [f"name={'x' * 200}{job}"], str(job)) for job in range(1, 41)]
+    rows = [JobRow(job, [f"name={'x' * 200}{job}"], str(job)) for job in range(1, 41)]
     error = sweep_refusal(rows, {row.job: ConfigError(f"name={row.job}", "is long " * 20, "x") for row in rows})
-    lines = block(f"ippo: {error}").splitlines()
+    lines = format_block(f"ippo: {error}").splitlines()
     assert len(lines) <= MAX_LINES
     assert lines[-2:] == ["and 30 more of them", "no job was started"]
     assert lines[0].startswith("ippo: job 1 of 40: name=x")
 
 
 def test_jobs_that_are_refused_for_one_other_reason_share_its_exit_code() -> None:
-    rows = [Row(1, ["seed=1"], "1"), Row(2, ["seed=2"], "2")]
+    rows = [JobRow(1, ["seed=1"], "1"), JobRow(2, ["seed=2"], "2")]
     resume: IppoError = ResumeError("in use")
     assert sweep_refusal(rows, {1: resume, 2: resume}).exit_code == 14
     assert sweep_refusal(rows, {1: resume, 2: ConfigError("a", "b", "c")}).exit_code == 2
@@ -92,7 +92,7 @@ def test_a_sweep_among_ranks_that_somebody_else_started_is_refused(monkeypatch: 
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match=r"^-m starts ranks of its own, and this process is one of 2 already; "):
-        sweep(["-m", "seed=1,2"])
+        run_sweep(["-m", "seed=1,2"])
 
 
 @pytest.mark.parametrize(
@@ -108,18 +108,18 @@ def test_a_plugin_that_is_not_installed_is_told_by_its_package(text: str, packag
         f"hydra_plugins.{package.replace('-', '_')}"
     ):
         pytest.skip(f"{package} is installed here")
-    error = diagnose([text], ValueError())
+    error = diagnose_error([text], ValueError())
     assert str(error) == f"{text} needs a plugin that is not installed here; pip install {package}"
 
 
 def test_of_the_plugin_for_old_optunas_the_sweep_is_named() -> None:
-    error = diagnose(["hydra/sweeper=optuna"], ValueError())
+    error = diagnose_error(["hydra/sweeper=optuna"], ValueError())
     assert str(error) == "hydra/sweeper=optuna is a plugin for optuna below 3; use sweep=optuna"
 
 
 def test_a_launcher_that_nobody_knows_is_answered_with_those_that_are() -> None:
     assert "hydra/launcher=jobib is not known; use one of basic joblib " in str(
-        diagnose(["hydra/launcher=jobib"], ValueError())
+        diagnose_error(["hydra/launcher=jobib"], ValueError())
     )
 
 
@@ -129,15 +129,15 @@ def begun(folder: Path) -> Path:
     place = folder / "outputs" / "default" / "multirun-1"
     for job in ("1", "2", "3"):
         (place / job).mkdir(parents=True)
-    create(place, ["seed=1,2,3"], [Row(job, [f"seed={job}"], str(job)) for job in (1, 2, 3)])
+    create_sweep_file(place, ["seed=1,2,3"], [JobRow(job, [f"seed={job}"], str(job)) for job in (1, 2, 3)])
     (place / "1" / "run.json").write_text(json.dumps({"state": "done"}))
     (place / "2" / "run.json").write_text(json.dumps({"state": "preempted"}))
     return place
 
 
 def test_a_sweep_that_goes_on_checks_the_jobs_that_are_missing_alone(begun: Path) -> None:
-    with lock(begun / "1"), lock(begun / "3"), pytest.raises(SweepRefused) as raised:
-        sweep(["-m", "seed=1,2,3", "resume=auto"])
+    with lock_folder(begun / "1"), lock_folder(begun / "3"), pytest.raises(SweepRefused) as raised:
+        run_sweep(["-m", "seed=1,2,3", "resume=auto"])
     assert str(raised.value).splitlines()[0].startswith("job 3 of 3: seed=3: ")
     assert "in use by another process" in str(raised.value)
     assert raised.value.exit_code == 14
@@ -148,19 +148,19 @@ def test_a_sweep_goes_on_by_its_folder_and_with_nothing_else(begun: Path) -> Non
     assert is_sweep(argv)
     assert not is_sweep(["resume=auto", "seed=1"])
     with pytest.raises(ConfigError, match=r"goes on with the sweep as it was started, without seed=1,2,3,4; "):
-        sweep(argv)
+        run_sweep(argv)
 
 
 def test_a_sweep_that_is_going_on_is_not_begun_twice(begun: Path) -> None:
-    with lock(begun), pytest.raises(ResumeError, match="is going on in another process"):
-        sweep(["-m", "seed=1,2,3", "resume=auto"])
+    with lock_folder(begun), pytest.raises(ResumeError, match="is going on in another process"):
+        run_sweep(["-m", "seed=1,2,3", "resume=auto"])
 
 
 def test_must_refuses_where_there_is_no_such_sweep(begun: Path) -> None:
     with pytest.raises(ResumeError, match=r"no sweep of these overrides below outputs/default; use resume=auto"):
-        sweep(["-m", "seed=1,2", "resume=must"])
+        run_sweep(["-m", "seed=1,2", "resume=must"])
     with pytest.raises(ResumeError, match="there is no sweep; give its folder"):
-        sweep(["-m", "resume=/nope"])
+        run_sweep(["-m", "resume=/nope"])
 
 
 @pytest.mark.parametrize(
@@ -185,8 +185,8 @@ def test_a_search_that_cannot_be_meant_is_refused_before_anything_of_it_begins(
     if "submitit" in " ".join(argv):
         pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
     with pytest.raises((ConfigError, HydraException, OmegaConfBaseException)) as raised:
-        sweep(["-m", *argv])
-    error = raised.value if isinstance(raised.value, ConfigError) else diagnose(argv, raised.value)
+        run_sweep(["-m", *argv])
+    error = raised.value if isinstance(raised.value, ConfigError) else diagnose_error(argv, raised.value)
     assert re.search(said, str(error))
     assert list(folder.iterdir()) == []
 

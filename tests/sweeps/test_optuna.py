@@ -11,8 +11,8 @@ import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OptunaSweepConfig, SweepKind
-from ippo_cli.sweeps.folder import Row
-from ippo_cli.sweeps.optuna import OptunaSearch, behind
+from ippo_cli.sweeps.folder import JobRow
+from ippo_cli.sweeps.optuna import OptunaSearch, median_prune_iteration
 from ippo_cli.sweeps.space import Dimension
 
 CONFIG = OptunaSweepConfig(
@@ -29,7 +29,7 @@ SPACE = [Dimension(key="x", low=0.0, high=1.0), Dimension(key="mode", choices=("
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="the extra `sweeps` is not installed")
 
 
-def ended(folder: Path, row: Row, score: float) -> Row:
+def ended(folder: Path, row: JobRow, score: float) -> JobRow:
     """The row of a job that is done with that score, and its files."""
     place = folder / str(row.job)
     place.mkdir(exist_ok=True)
@@ -38,11 +38,11 @@ def ended(folder: Path, row: Row, score: float) -> Row:
     return replace(row, folder=str(row.job), state="done")
 
 
-def value(row: Row) -> float:
+def value(row: JobRow) -> float:
     return float(next(text for text in row.overrides if text.startswith("x=")).partition("=")[2])
 
 
-def searched(folder: Path, config: OptunaSweepConfig) -> list[Row]:
+def searched(folder: Path, config: OptunaSweepConfig) -> list[JobRow]:
     """All jobs of a search, as many at a time as may be; the score is highest at x = 0.7, and the last begun ends
     first."""
     search, rows = OptunaSearch(config, SPACE, ["fixed=1"]), []
@@ -76,7 +76,7 @@ def test_a_search_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: P
 @needs_optuna
 def test_of_several_at_a_time_a_job_depends_on_none_that_may_still_train(tmp_path: Path) -> None:
     search = OptunaSearch(replace(CONFIG, at_once=3), SPACE, [])
-    rows: list[Row] = []
+    rows: list[JobRow] = []
     for _ in range(3):
         rows += search.due(tmp_path, rows)
     assert len(rows) == 3
@@ -105,10 +105,12 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_job_is_behind_where_its_best_is_below_the_median() -> None:
     others = [[(0, 0.1), (2, 0.3), (4, 0.6)], [(0, 0.1), (2, 0.5), (4, 0.7)], [(0, 0.1), (2, 0.4), (4, 0.8)]]
-    assert behind([(0, 0.1), (2, 0.39)], others, CONFIG) == 2
-    assert behind([(0, 0.1), (2, 0.4)], others, CONFIG) is None
-    assert behind([(0, 0.45), (2, 0.2)], others, CONFIG) is None, "it was better before"
-    assert behind([(0, 0.1), (2, 0.39)], others[:2], CONFIG) is None, "too few are done"
-    assert behind([(0, 0.1), (2, 0.39)], others, replace(CONFIG, prune_after=2)) is None
-    assert behind([(0, 0.1), (2, 0.5), (4, 0.1)], others, CONFIG) is None, "the last iteration ends it anyway"
-    assert behind([(0, 0.05), (3, 0.0)], others, CONFIG) is None, "nobody else has a score there"
+    assert median_prune_iteration([(0, 0.1), (2, 0.39)], others, CONFIG) == 2
+    assert median_prune_iteration([(0, 0.1), (2, 0.4)], others, CONFIG) is None
+    assert median_prune_iteration([(0, 0.45), (2, 0.2)], others, CONFIG) is None, "it was better before"
+    assert median_prune_iteration([(0, 0.1), (2, 0.39)], others[:2], CONFIG) is None, "too few are done"
+    assert median_prune_iteration([(0, 0.1), (2, 0.39)], others, replace(CONFIG, prune_after=2)) is None
+    assert median_prune_iteration([(0, 0.1), (2, 0.5), (4, 0.1)], others, CONFIG) is None, (
+        "the last iteration ends it anyway"
+    )
+    assert median_prune_iteration([(0, 0.05), (3, 0.0)], others, CONFIG) is None, "nobody else has a score there"

@@ -11,9 +11,9 @@ import pytest
 
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps import pool as sweep_pool
-from ippo_cli.sweeps.folder import Row
-from ippo_cli.sweeps.job import Sweep
-from ippo_cli.sweeps.pool import JobPool, dealt, known_devices
+from ippo_cli.sweeps.folder import JobRow
+from ippo_cli.sweeps.job import SweepContext
+from ippo_cli.sweeps.pool import JobPool, assign_devices, known_devices
 
 WORKER = """#!/bin/sh
 cat > /dev/null
@@ -30,9 +30,9 @@ def seen(folder: Path, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> list[str
     (folder / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
     (folder / "busy").touch()
-    rows = [Row(job, [], str(job)) for job in range(1, len(ranks) + 1)]
-    sweep_folder.create(folder, [], rows)
-    pool = JobPool(Sweep(folder, "here", os.getpid(), (), (), False, None), len(ranks))
+    rows = [JobRow(job, [], str(job)) for job in range(1, len(ranks) + 1)]
+    sweep_folder.create_sweep_file(folder, [], rows)
+    pool = JobPool(SweepContext(folder, "here", os.getpid(), (), (), False, None), len(ranks))
     for begun, (row, processes) in enumerate(zip(rows, ranks, strict=True), 1):
         pool.start(row, {"launch": {"processes": processes}})
         until = time.monotonic() + 60
@@ -73,13 +73,13 @@ def test_where_nobody_says_which_gpus_are_visible_all_of_the_machine_are_dealt(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     for name in ("0000:1b:00.0", "0000:43:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
-    monkeypatch.setattr(sweep_pool, "GPUS", tmp_path / "gpus")
+    monkeypatch.setattr(sweep_pool, "GPU_DIR", tmp_path / "gpus")
     assert seen(tmp_path, monkeypatch, 1, 1) == ["0", "1"]
-    monkeypatch.setattr(sweep_pool, "GPUS", tmp_path / "none")
+    monkeypatch.setattr(sweep_pool, "GPU_DIR", tmp_path / "none")
     assert known_devices({}) == []
 
 
 def test_a_job_is_given_what_another_has_left() -> None:
-    assert dealt(["0", "1", "2"], 1, {"0": 1, "2": 1}) == ("1",)
-    assert dealt(["0", "1"], 1, {"0": 2, "1": 1}) == ("1",)
-    assert dealt([], 1, {}) == ()
+    assert assign_devices(["0", "1", "2"], 1, {"0": 1, "2": 1}) == ("1",)
+    assert assign_devices(["0", "1"], 1, {"0": 2, "1": 1}) == ("1",)
+    assert assign_devices([], 1, {}) == ()

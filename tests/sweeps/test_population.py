@@ -11,9 +11,9 @@ import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PopulationSweepConfig, SweepKind
-from ippo_cli.sweeps.folder import Row
-from ippo_cli.sweeps.lineage import inherit
-from ippo_cli.sweeps.population import PopulationSearch, mutated, winner_of
+from ippo_cli.sweeps.folder import JobRow
+from ippo_cli.sweeps.lineage import copy_parent_run
+from ippo_cli.sweeps.population import PopulationSearch, mutate_values, tournament_winner
 from ippo_cli.sweeps.space import Dimension
 
 CONFIG = PopulationSweepConfig(
@@ -31,7 +31,7 @@ RATE = Dimension(key="actor.learning_rate", low=1e-5, high=1e-2, log=True)
 BATCH = Dimension(key="algorithm.mini_batch_size", choices=("16", "32", "64"))
 
 
-def done(folder: Path, row: Row, score: float) -> Row:
+def done(folder: Path, row: JobRow, score: float) -> JobRow:
     """The row of a member that ended with that score, and the files that a run leaves."""
     place = folder / str(row.job)
     (place / "checkpoints" / "step_00000002").mkdir(parents=True)
@@ -87,16 +87,16 @@ def test_where_all_fail_there_is_no_next_generation(tmp_path: Path) -> None:
 
 def test_at_the_end_of_its_range_a_value_turns_back() -> None:
     for seed in range(10):
-        assert mutated([BATCH], {BATCH.key: "64"}, CONFIG, random.Random(seed)) == {BATCH.key: "32"}
+        assert mutate_values([BATCH], {BATCH.key: "64"}, CONFIG, random.Random(seed)) == {BATCH.key: "32"}
 
 
 def test_a_tournament_of_all_is_won_by_the_first_of_the_best() -> None:
-    assert winner_of([0.1, 0.5, 0.5, float("-inf")], 4, random.Random(0)) == 1
+    assert tournament_winner([0.1, 0.5, 0.5, float("-inf")], 4, random.Random(0)) == 1
 
 
 def test_a_member_begins_as_its_parent_ended_and_leaves_it_as_it_is(tmp_path: Path) -> None:
-    row = done(tmp_path, Row(1, ["seed=3"], "1"), 0.5)
-    inherit(tmp_path / "1", tmp_path / "2")
+    row = done(tmp_path, JobRow(1, ["seed=3"], "1"), 0.5)
+    copy_parent_run(tmp_path / "1", tmp_path / "2")
     child = tmp_path / "2"
     assert json.loads((child / "run.json").read_text())["state"] == "preempted"
     assert json.loads((tmp_path / row.folder / "run.json").read_text())["state"] == "done"
@@ -105,7 +105,7 @@ def test_a_member_begins_as_its_parent_ended_and_leaves_it_as_it_is(tmp_path: Pa
         file.write("more\n")
     assert "more" not in (tmp_path / "1" / "metrics.jsonl").read_text()
     (child / "mine").touch()
-    inherit(tmp_path / "1", child)
+    copy_parent_run(tmp_path / "1", child)
     assert (child / "mine").exists(), "what has begun is not begun again"
 
 

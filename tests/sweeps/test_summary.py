@@ -13,10 +13,10 @@ import pytest
 
 from ippo_cli.cli import sweep_report
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.runs.folder import lock
-from ippo_cli.sweeps.folder import Row, create
+from ippo_cli.runs.folder import lock_folder
+from ippo_cli.sweeps.folder import JobRow, create_sweep_file
 from ippo_cli.sweeps.plot import can_draw
-from ippo_cli.sweeps.summary import as_data, mean_of, summarized, t_quantile
+from ippo_cli.sweeps.summary import mean_interval, summarize_sweep, t_quantile, to_json_data
 
 
 def job(folder: Path, scores: list[float], state: str = "done") -> None:
@@ -39,9 +39,9 @@ def sweep(tmp_path: Path) -> Path:
     """Two configurations of three seeds each; of the second one job failed, and one never began."""
     overrides = [["num_iterations=2", f"lr={lr}", f"seed={seed}"] for lr in (1, 2) for seed in (1, 2, 3)]
     states = ["done", "done", "done", "failed", "done", "waiting"]
-    rows = [Row(n, texts, str(n), state) for n, (texts, state) in enumerate(zip(overrides, states, strict=True), 1)]
+    rows = [JobRow(n, texts, str(n), state) for n, (texts, state) in enumerate(zip(overrides, states, strict=True), 1)]
     rows[3].error = "losses were\nnot finite"
-    create(tmp_path, ["lr=1,2", "seed=1,2,3"], rows)
+    create_sweep_file(tmp_path, ["lr=1,2", "seed=1,2,3"], rows)
     for number, scores in ((1, [0.1, 0.9, 0.4]), (2, [0.1, 0.5, 0.5]), (3, [0.1, 0.6, 0.6]), (5, [0.1, 0.2, 0.9])):
         job(tmp_path / str(number), scores)
     job(tmp_path / "4", [0.1, 0.2], "failed")
@@ -49,7 +49,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_jobs_that_differ_in_their_seed_alone_are_one_configuration(sweep: Path) -> None:
-    best, other = summarized(sweep).configurations
+    best, other = summarize_sweep(sweep).configurations
     assert (best.overrides, other.overrides) == (("lr=2",), ("lr=1",))
     assert other.states == {"done": 3}
     last = other.mean("last")
@@ -58,27 +58,27 @@ def test_jobs_that_differ_in_their_seed_alone_are_one_configuration(sweep: Path)
     assert (last.count, last.mean) == (3, pytest.approx(0.5))
     assert last.high == pytest.approx(0.5 + 4.303 * 0.1 / 3**0.5)
     assert last.low == pytest.approx(0.5 - 4.303 * 0.1 / 3**0.5)
-    assert other.mean("best") == mean_of([0.9, 0.5, 0.6])
+    assert other.mean("best") == mean_interval([0.9, 0.5, 0.6])
 
 
 def test_of_jobs_that_have_not_ended_nothing_enters_a_mean(sweep: Path) -> None:
-    best = summarized(sweep).configurations[0]
+    best = summarize_sweep(sweep).configurations[0]
     assert best.states == {"done": 1, "missing": 1, "failed": 1}
-    assert best.mean("last") == mean_of([0.9])
-    assert mean_of([0.9]).low is None  # type: ignore[union-attr]
+    assert best.mean("last") == mean_interval([0.9])
+    assert mean_interval([0.9]).low is None  # type: ignore[union-attr]
 
 
 def test_the_table_names_failed_jobs_and_the_command_that_goes_on(sweep: Path) -> None:
-    said = sweep_report.table(summarized(sweep))
+    said = sweep_report.format_summary(summarize_sweep(sweep))
     assert "6 jobs: 4 done, 1 missing, 1 failed\n" in said
     assert "job 4: lr=2 seed=1: failed: losses were not finite" in said
     assert said.splitlines()[-1] == f"resume the missing jobs: ippo-train -m resume={sweep}"
 
 
 def test_while_a_sweep_is_going_on_what_is_missing_waits(sweep: Path) -> None:
-    with lock(sweep):
-        summary = summarized(sweep)
-        said = sweep_report.table(summary)
+    with lock_folder(sweep):
+        summary = summarize_sweep(sweep)
+        said = sweep_report.format_summary(summary)
     assert summary.going_on
     assert "1 waiting" in said
     assert "the sweep is going on" in said
@@ -86,25 +86,25 @@ def test_while_a_sweep_is_going_on_what_is_missing_waits(sweep: Path) -> None:
 
 
 def test_a_job_that_was_pruned_is_what_it_was_when_that_was_decided(tmp_path: Path) -> None:
-    create(tmp_path, [], [Row(1, ["a=1"], "1", "done"), Row(2, ["a=2"], "2", "pruned", pruned_at=1)])
+    create_sweep_file(tmp_path, [], [JobRow(1, ["a=1"], "1", "done"), JobRow(2, ["a=2"], "2", "pruned", pruned_at=1)])
     job(tmp_path / "1", [0.1, 0.5, 0.8])
     job(tmp_path / "2", [0.1, 0.2, 0.9], "preempted")
-    pruned = summarized(tmp_path).jobs[1]
+    pruned = summarize_sweep(tmp_path).jobs[1]
     assert (pruned.state, pruned.last, pruned.curve) == ("pruned", 0.2, ((0, 0.1), (1, 0.2)))
 
 
 def test_a_job_whose_process_is_gone_is_missing(tmp_path: Path) -> None:
-    row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1)
-    create(tmp_path, [], [row, Row(2, ["a=2"], "2", "running")])
-    assert [job.state for job in summarized(tmp_path).jobs] == ["running", "missing"]
+    row = JobRow(1, ["a=1"], "1", "running", host="elsewhere", pid=1)
+    create_sweep_file(tmp_path, [], [row, JobRow(2, ["a=2"], "2", "running")])
+    assert [job.state for job in summarize_sweep(tmp_path).jobs] == ["running", "missing"]
 
 
 @pytest.fixture
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a sweep whose only job SLURM runs as task 0 of array 76, on a machine without SLURM."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin-without-slurm")
-    row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=at("10:00:00"))
-    create(tmp_path, [], [row, Row(2, ["a=2"], "2", "done")])
+    row = JobRow(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=at("10:00:00"))
+    create_sweep_file(tmp_path, [], [row, JobRow(2, ["a=2"], "2", "done")])
     return tmp_path
 
 
@@ -140,17 +140,17 @@ def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
     submitted: Path, job: str, line: str, state: str
 ) -> None:
     written(submitted, job, "[1/2] a line of its own", line, "srun: error: n1: task 0: Killed")
-    summary = summarized(submitted)
+    summary = summarize_sweep(submitted)
     assert [job.state for job in summary.jobs] == [state, "done"]
     go_on = f"resume the missing jobs: ippo-train -m resume={submitted}"
-    assert (sweep_report.table(summary).splitlines()[-1] == go_on) == (state == "missing")
+    assert (sweep_report.format_summary(summary).splitlines()[-1] == go_on) == (state == "missing")
 
 
 def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> None:
     for until, state in ((time.time() - 60, "running"), (time.time() - 3600, "missing")):
-        row = Row(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=1.0, until=until)
-        create(submitted, [], [row])
-        assert [job.state for job in summarized(submitted).jobs] == [state]
+        row = JobRow(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=1.0, until=until)
+        create_sweep_file(submitted, [], [row])
+        assert [job.state for job in summarize_sweep(submitted).jobs] == [state]
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> N
 def test_a_job_of_slurm_is_what_its_queue_says(submitted: Path, squeue: str, state: str) -> None:
     (submitted / "squeue").write_text(f'#!/bin/sh\n[ "$3" = --jobs=76_0,76_0 ] || exit 2\n{squeue}\n')
     (submitted / "squeue").chmod(0o755)
-    assert [job.state for job in summarized(submitted).jobs] == [state, "done"]
+    assert [job.state for job in summarize_sweep(submitted).jobs] == [state, "done"]
 
 
 def test_a_sweep_that_waits_for_a_job_which_slurm_lost_is_to_be_ended_first(submitted: Path) -> None:
     written(submitted, "76_0", "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***")
-    with lock(submitted):
-        said = sweep_report.table(summarized(submitted)).splitlines()
+    with lock_folder(submitted):
+        said = sweep_report.format_summary(summarize_sweep(submitted)).splitlines()
     assert said[-2] == "job 1 is gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on"
     assert said[-1] == f"resume the missing jobs: ippo-train -m resume={submitted}"
 
@@ -181,9 +181,9 @@ def test_the_runs_of_a_job_array_are_summarized_without_a_sweep(tmp_path: Path) 
         job(tmp_path / f"2026-{seed}", scores)
         texts = ["algorithm=grpo", f"seed={seed}", "hydra.searchpath=[x]"]
         (tmp_path / f"2026-{seed}" / "overrides.json").write_text(json.dumps(texts))
-    summary = summarized(tmp_path)
+    summary = summarize_sweep(tmp_path)
     [group] = summary.configurations
-    assert (group.overrides, group.mean("last")) == ((), mean_of([0.2, 0.4]))
+    assert (group.overrides, group.mean("last")) == ((), mean_interval([0.2, 0.4]))
     assert summary.command is None
 
 
@@ -191,34 +191,34 @@ def test_a_seed_that_was_trained_with_again_is_no_other_sample(tmp_path: Path) -
     for number, (texts, last) in enumerate((("seed=1", 0.2), ("seed=2", 0.4), ("seed=1", 0.3)), 1):
         job(tmp_path / f"2026-{number}", [0.0, last])
         (tmp_path / f"2026-{number}" / "overrides.json").write_text(json.dumps([texts]))
-    [group] = summarized(tmp_path).configurations
-    assert group.mean("last") == mean_of([0.3, 0.4])  # of the newest run of seed 1
+    [group] = summarize_sweep(tmp_path).configurations
+    assert group.mean("last") == mean_interval([0.3, 0.4])  # of the newest run of seed 1
     assert group.states == {"done": 3}
     for number in (1, 2, 3):
         (tmp_path / f"2026-{number}" / "overrides.json").write_text("[]")  # whose seed is always the same
-    [group] = summarized(tmp_path).configurations
-    assert group.mean("last") == mean_of([0.3])
+    [group] = summarize_sweep(tmp_path).configurations
+    assert group.mean("last") == mean_interval([0.3])
 
 
 def test_jobs_that_were_given_other_shares_of_the_cores_are_one_configuration(tmp_path: Path) -> None:
     texts = [["lr=1", f"seed={seed}", f"launch.threads={seed}"] for seed in (1, 2)]
-    rows = [Row(seed, texts[seed - 1], str(seed), "done", threads=seed) for seed in (1, 2)]
-    create(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # it went on with another sweep.at_once
+    rows = [JobRow(seed, texts[seed - 1], str(seed), "done", threads=seed) for seed in (1, 2)]
+    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # it went on with another sweep.at_once
     job(tmp_path / "1", [0.0, 0.2])
     job(tmp_path / "2", [0.0, 0.4])
-    [group] = summarized(tmp_path).configurations
-    assert (group.overrides, group.mean("last")) == ((), mean_of([0.2, 0.4]))
-    rows = [Row(seed, texts[seed - 1], str(seed), "done") for seed in (1, 2)]
-    create(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: what is compared
-    assert len(summarized(tmp_path).configurations) == 2
+    [group] = summarize_sweep(tmp_path).configurations
+    assert (group.overrides, group.mean("last")) == ((), mean_interval([0.2, 0.4]))
+    rows = [JobRow(seed, texts[seed - 1], str(seed), "done") for seed in (1, 2)]
+    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: what is compared
+    assert len(summarize_sweep(tmp_path).configurations) == 2
 
 
 def test_the_report_is_written_as_data_and_as_a_picture(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = {file.name for file in sweep.iterdir()}
-    sweep_report.report([str(sweep), f"to={sweep / 'report'}"])
+    sweep_report.write_report([str(sweep), f"to={sweep / 'report'}"])
     assert {file.name for file in sweep.iterdir()} - there == {"report"}
     data = json.loads((sweep / "report" / "summary.json").read_text())
-    assert data == json.loads(json.dumps(as_data(summarized(sweep))))
+    assert data == json.loads(json.dumps(to_json_data(summarize_sweep(sweep))))
     assert data["configurations"][1]["last"]["n"] == 3
     assert data["go_on_with"] == f"ippo-train -m resume={sweep}"
     lines = list(csv.DictReader(io.StringIO((sweep / "report" / "summary.csv").read_text())))
@@ -233,11 +233,11 @@ def test_the_report_is_written_as_data_and_as_a_picture(sweep: Path, capsys: pyt
 
 def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no sweep's folder, and has no runs"):
-        sweep_report.report([str(tmp_path)])
+        sweep_report.write_report([str(tmp_path)])
     with pytest.raises(ConfigError, match="is no folder"):
-        sweep_report.report([str(tmp_path / "x")])
+        sweep_report.write_report([str(tmp_path / "x")])
     with pytest.raises(ConfigError, match="is no option of ippo-sweep"):
-        sweep_report.report([str(tmp_path), "from=x"])
+        sweep_report.write_report([str(tmp_path), "from=x"])
 
 
 def test_quantiles_beyond_the_table_go_on_as_it_ends() -> None:

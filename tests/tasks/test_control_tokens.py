@@ -141,7 +141,7 @@ def test_tokenizer_that_appends_the_end_token() -> None:
     whole = tokenizer("hi").input_ids
     assert made.prompt_ids("hi") == whole[:-1]
     assert (whole[0], whole[-1]) == (ends[0][1], ends[1][1])
-    assert made.hides_tokens("hi")
+    assert made.has_hidden_tokens("hi")
 
 
 def test_ids_without_spellings_are_the_tokenizers() -> None:

@@ -13,11 +13,11 @@ from chats import FAMILIES, tokenizer_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ippo_cli.compose.load import compose_node, resolve, typed
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.tasks.conversation import Conversation, PromptFormat, refuse_too_long
+from ippo_cli.tasks.conversation import Conversation, PromptFormat, check_prompt_lengths
 from ippo_cli.tasks.messages import MessagesText
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.types import Completion, Example
@@ -33,7 +33,7 @@ TOKENIZERS = {name: tokenizer_of(family) for name, family in FAMILIES.items()}
 
 @pytest.fixture(scope="module")
 def agents() -> dict[str, AgentConfig]:
-    return typed(resolve(compose_node([]))).task.agents
+    return build_config(resolve_config(compose_node([]))).task.agents
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ class Formats:
         return self.formats[agent].begin([self.message(agent, example) for example in examples])
 
     def refuse_too_long(self, examples: Iterable[Example], source: str, contexts: dict[str, int]) -> None:
-        refuse_too_long(self.formats, self.message, enumerate(examples), source, contexts)
+        check_prompt_lengths(self.formats, self.message, enumerate(examples), source, contexts)
 
     def read(self, begun: Iterable[Conversation]) -> list[str]:
         tokenizer = self.formats["low"].tokenizer
@@ -197,7 +197,7 @@ def test_what_is_read_is_what_the_whole_conversation_says(name: str, turns: Any,
     family, tokenizer = FAMILIES[name], TOKENIZERS[name]
     briefly = "Be brief." if system and family.system else None
     chat = PromptFormat("low", tokenizer, system=briefly, chat_template=True, max_prompt_tokens=99)
-    chat.refuse_rewritten_history()
+    chat.check_history_continues()
     messages = [{"role": "system", "content": "Be brief."}] if briefly else []
     (first, *_) = turns
     (conversation,) = chat.begin([first[0]])
@@ -225,9 +225,9 @@ def rewriting(name: str, **settings: Any) -> PromptFormat:
 @pytest.mark.parametrize("name", REWRITING)
 def test_a_template_that_rewrites_history_is_refused_before_training(name: str) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.history=prefix needs .* agent low's tokenizer writes") as raised:
-        rewriting(name).refuse_rewritten_history()
+        rewriting(name).check_history_continues()
     assert "; use rollout.history=turns" in str(raised.value)
-    rewriting(name, history="turns").refuse_rewritten_history()
+    rewriting(name, history="turns").check_history_continues()
 
 
 def test_where_history_was_rewritten_is_shown() -> None:

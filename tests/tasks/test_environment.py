@@ -34,4 +34,4 @@ def test_a_retold_step_keeps_everything_but_its_observations() -> None:
         parts={"success": 1.0},
     )
     assert all(getattr(step, field.name) != field.default for field in fields(Step))  # nothing is left at its default
-    assert step.retold({"a": "new"}) == replace(step, observations={"a": "new"})
+    assert step.with_observations({"a": "new"}) == replace(step, observations={"a": "new"})

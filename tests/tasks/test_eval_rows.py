@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ippo_cli.config.schema import EvaluationConfig
-from ippo_cli.tasks.eval_rows import episodes_of, examined_rows, generations
+from ippo_cli.tasks.eval_rows import count_eval_episodes, generations_by_mode, select_eval_rows
 
 
 def settings(size: int | None = None, seed: int = 1234, n: int = 1, greedy: bool = True) -> EvaluationConfig:
@@ -11,20 +11,20 @@ def settings(size: int | None = None, seed: int = 1234, n: int = 1, greedy: bool
 
 
 def test_all_rows_are_asked_about_unless_fewer_are_wanted() -> None:
-    assert examined_rows(5, settings()) == examined_rows(5, settings(size=5)) == list(range(5))
-    assert examined_rows(5, settings(size=9)) == list(range(5))
+    assert select_eval_rows(5, settings()) == select_eval_rows(5, settings(size=5)) == list(range(5))
+    assert select_eval_rows(5, settings(size=9)) == list(range(5))
 
 
 def test_fewer_rows_are_drawn_by_the_seed_from_all_of_them() -> None:
-    drawn = examined_rows(1000, settings(size=50))
+    drawn = select_eval_rows(1000, settings(size=50))
     assert drawn == sorted(set(drawn))
     assert len(drawn) == 50
     assert max(drawn) > 500, "not the first ones"
-    assert drawn == examined_rows(1000, settings(size=50, n=8))
-    assert drawn != examined_rows(1000, settings(size=50, seed=7))
+    assert drawn == select_eval_rows(1000, settings(size=50, n=8))
+    assert drawn != select_eval_rows(1000, settings(size=50, seed=7))
 
 
 def test_sampled_rows_are_asked_about_several_times_and_greedy_ones_once() -> None:
-    assert generations(settings(n=4)) == {"sampled": 4, "greedy": 1}
-    assert episodes_of(10, settings(size=3, n=4)) == {"sampled": 12, "greedy": 3}
-    assert episodes_of(2, settings(size=3, greedy=False)) == {"sampled": 2}
+    assert generations_by_mode(settings(n=4)) == {"sampled": 4, "greedy": 1}
+    assert count_eval_episodes(10, settings(size=3, n=4)) == {"sampled": 12, "greedy": 3}
+    assert count_eval_episodes(2, settings(size=3, greedy=False)) == {"sampled": 2}

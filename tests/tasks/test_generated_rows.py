@@ -10,7 +10,7 @@ import pytest
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import ConversationConfig
 from ippo_cli.tasks import arithmetic, subjects, word_problems
-from ippo_cli.tasks.task import load_task, task_environments
+from ippo_cli.tasks.task import load_task, make_task_factory
 from ippo_cli.types import Example
 
 
@@ -145,7 +145,7 @@ def test_a_task_tells_its_agents_of_the_rows(task: str, told: dict[str, str]) ->
     config = load_config([f"task={task}", "actor=full", "actor.model=folder"]).task
     assert isinstance(config, ConversationConfig)
     loaded = load_task(config, 0)
-    world = task_environments(config)()
+    world = make_task_factory(config)()
     asked = world.reset(loaded.train[0], 0)
     assert {name for name in told} == set(config.agents)
     assert all(words in str(asked) for words in told.values()), asked

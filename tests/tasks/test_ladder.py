@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import LadderConfig
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.ladder import Ladder, ladder_examples, ladders
+from ippo_cli.tasks.ladder import Ladder, ladder_examples, make_ladder_factory
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_no_held_out_example_is_trained_on(config: LadderConfig) -> None:
 )
 def test_ladders_that_lead_nowhere_are_refused(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(load_config(["task=ladder", override]), 1)
+        check_config(load_config(["task=ladder", override]), 1)
 
 
 def test_more_examples_than_there_are_and_several_climbers_are_refused(config: LadderConfig) -> None:
@@ -64,4 +64,4 @@ def test_more_examples_than_there_are_and_several_climbers_are_refused(config: L
         ladder_examples(config, 0)
     config.agents["other"] = config.agents["climber"]
     with pytest.raises(ConfigError, match="one climbs a ladder"):
-        ladders(config)
+        make_ladder_factory(config)

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.compose.load import compose_node, resolve, typed
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig, TaskConfig
 from ippo_cli.tasks.environment import Action, Environment, Step
-from ippo_cli.tasks.protocols import TemplatedWorld, protocol_environment
-from ippo_cli.tasks.task import dry_run, most_turns, response_budgets, speakers_of_several_turns
+from ippo_cli.tasks.protocols import TemplatedEnvironment, make_protocol_factory
+from ippo_cli.tasks.task import dry_run_examples, max_turns_by_agent, multi_turn_agents, response_budgets
 from ippo_cli.tasks.templates import first_message
 
 ROW = {"letters": "ba"}
@@ -23,7 +23,7 @@ Make = Callable[..., TaskConfig]
 @pytest.fixture(scope="module")
 def task() -> Make:
     """A maker of tasks whose agents have the given templates: one, or the first and the later ones'."""
-    plain = typed(resolve(compose_node([]))).task
+    plain = build_config(resolve_config(compose_node([]))).task
 
     def make(protocol: str, num_turns: int = 1, **templates: Any) -> TaskConfig:
         texts = {name: text if isinstance(text, tuple) else (text, None) for name, text in templates.items()}
@@ -47,7 +47,7 @@ def played(environment: Environment, answers: dict[str, list[Any]], example: Any
 
 
 def test_parallel_agents_are_asked_once_and_hear_nothing(task: Make) -> None:
-    made = protocol_environment(task("parallel", low="{letters}<", high="{letters}>"))()
+    made = make_protocol_factory(task("parallel", low="{letters}<", high="{letters}>"))()
     seen, last = played(made, {"low": ["a"], "high": [("b", False)]})
     assert seen == [{"low": "ba<", "high": "ba>"}]
     assert last.unfinished == {"high"}
@@ -56,7 +56,7 @@ def test_parallel_agents_are_asked_once_and_hear_nothing(task: Make) -> None:
 
 def test_parallel_agents_hear_each_other_between_turns(task: Make) -> None:
     config = task("parallel", 3, low="{letters}<", high=("{letters}>", "{turn} {agents.low} {agents.high}|"))
-    seen, _ = played(protocol_environment(config)(), {"low": ["a", "c", "e"], "high": ["b", "d", "f"]})
+    seen, _ = played(make_protocol_factory(config)(), {"low": ["a", "c", "e"], "high": ["b", "d", "f"]})
     assert seen == [
         {"low": "ba<", "high": "ba>"},
         {"low": "\nhigh: b\n", "high": "2 a b|"},
@@ -66,14 +66,14 @@ def test_parallel_agents_hear_each_other_between_turns(task: Make) -> None:
 
 def test_everybody_hears_all_that_was_said_at_once_whatever_their_order(task: Make) -> None:
     config = task("parallel", 3, low="{letters}<", mid="{letters}~", high="{letters}>")
-    seen, _ = played(protocol_environment(config)(), {"low": list("adg"), "mid": list("beh"), "high": list("cfi")})
+    seen, _ = played(make_protocol_factory(config)(), {"low": list("adg"), "mid": list("beh"), "high": list("cfi")})
     assert seen[1] == {"low": "\nmid: b\nhigh: c\n", "mid": "\nlow: a\nhigh: c\n", "high": "\nlow: a\nmid: b\n"}
     assert seen[2]["mid"] == "\nlow: d\nhigh: f\n"
 
 
 def test_sequential_agents_see_the_answers_before_theirs(task: Make) -> None:
     config = task("sequential", low="{letters}<", mid="{heard}~", high="{agents.low}{agents.mid}>")
-    seen, last = played(protocol_environment(config)(), {"low": [("a", False)], "mid": ["b"], "high": ["c"]})
+    seen, last = played(make_protocol_factory(config)(), {"low": [("a", False)], "mid": ["b"], "high": ["c"]})
     assert seen == [{"low": "ba<"}, {"mid": "low: a~"}, {"high": "ab>"}]
     assert last.unfinished == {"low"}
 
@@ -81,7 +81,7 @@ def test_sequential_agents_see_the_answers_before_theirs(task: Make) -> None:
 def test_everybody_in_a_dialogue_sees_the_transcript(task: Make) -> None:
     both = "{transcript}|"
     config = task("dialogue", 2, low=("{letters}<", both), high=("{turn}{transcript}>", "{heard}|"))
-    seen, last = played(protocol_environment(config)(), {"low": [("a", False), "c"], "high": ["b", "d"]})
+    seen, last = played(make_protocol_factory(config)(), {"low": [("a", False), "c"], "high": ["b", "d"]})
     assert seen == [
         {"low": "ba<"},
         {"high": "1low: a>"},
@@ -93,7 +93,7 @@ def test_everybody_in_a_dialogue_sees_the_transcript(task: Make) -> None:
 
 def test_an_example_is_never_a_template_and_neither_is_an_answer(task: Make) -> None:
     config = task("sequential", low="{letters}", high="{agents.low}")
-    seen, _ = played(protocol_environment(config)(), {"low": ["{letters}{x"], "high": ["b"]}, {"letters": "{heard}"})
+    seen, _ = played(make_protocol_factory(config)(), {"low": ["{letters}{x"], "high": ["b"]}, {"letters": "{heard}"})
     assert seen == [{"low": "{heard}"}, {"high": "{letters}{x"}]
 
 
@@ -103,10 +103,10 @@ def test_an_environment_that_is_used_again_remembers_nothing(protocol: str, task
     if protocol == "parallel":
         config = task(protocol, 2, low="{letters}<", high=("{letters}>", "{transcript}{turn}>"))
     answers = {"low": ["a", ("c", False)], "high": ["b", "d"]}
-    used = protocol_environment(config)()
+    used = make_protocol_factory(config)()
     first = played(used, answers)
     used.step({name: Action("zz", finished=False) for name in used.reset(ROW, 0)})
-    assert played(used, answers) == first == played(protocol_environment(config)(), answers)
+    assert played(used, answers) == first == played(make_protocol_factory(config)(), answers)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_protocol_under_which_nobody_hears_anything_is_refused(
     protocol: str, turns: int, templates: dict[str, str], rule: str, task: Make
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
-        protocol_environment(task(protocol, turns, **templates))
+        make_protocol_factory(task(protocol, turns, **templates))
 
 
 @pytest.mark.parametrize(
@@ -146,20 +146,20 @@ def test_what_a_template_cannot_name_is_found_without_asking_anybody(
     protocol: str, turns: int, templates: dict[str, Any], rule: str, task: Make
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
-        dry_run(task(protocol, turns, **templates), [ROW])
+        dry_run_examples(task(protocol, turns, **templates), [ROW])
 
 
 def test_a_word_of_conversations_that_is_a_field_as_well_is_refused_where_both_could_be_meant(task: Make) -> None:
     row = {"letters": "ba", "turn": "left"}
-    (told,) = dry_run(task("parallel", low="{turn}"), [row]).turns
+    (told,) = dry_run_examples(task("parallel", low="{turn}"), [row]).turns
     assert told[1] == "left", "nobody hears anything here, so that only the example speaks"
     with pytest.raises(ConfigError, match="names 'turn', which both the examples and the conversation have"):
-        dry_run(task("sequential", low="{turn}", high="{heard}"), [row])
+        dry_run_examples(task("sequential", low="{turn}", high="{heard}"), [row])
 
 
 def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
     config = task("dialogue", 2, low="{letters}<", high="{heard}>")
-    shown = dry_run(config, [ROW])
+    shown = dry_run_examples(config, [ROW])
     assert (shown.end, shown.failure) == ("ended by itself", "")
     assert shown.turns == [
         ("low", "ba<", "(what low says)"),
@@ -170,10 +170,10 @@ def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
 
 
 def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[str], TaskConfig]) -> None:
-    assert speakers_of_several_turns(task("sequential", low="{letters}", high="{heard}")) == []
-    assert speakers_of_several_turns(task("dialogue", 2, low="{letters}", high="{heard}")) == ["low", "high"]
-    assert most_turns(task("dialogue", 99, low="{letters}", high="{heard}")) == {"low": 99, "high": 99}
-    assert speakers_of_several_turns(own("debate")) == ["pro", "contra", "judge"], "who knows what it does elsewhere"
+    assert multi_turn_agents(task("sequential", low="{letters}", high="{heard}")) == []
+    assert multi_turn_agents(task("dialogue", 2, low="{letters}", high="{heard}")) == ["low", "high"]
+    assert max_turns_by_agent(task("dialogue", 99, low="{letters}", high="{heard}")) == {"low": 99, "high": 99}
+    assert multi_turn_agents(own("debate")) == ["pro", "contra", "judge"], "who knows what it does elsewhere"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[st
     ],
 )
 def test_a_budget_is_that_of_all_turns_of_an_episode(overrides: list[str], turns: dict[str, int]) -> None:
-    config = typed(resolve(compose_node([*overrides, "rollout.max_new_tokens=5"])))
+    config = build_config(resolve_config(compose_node([*overrides, "rollout.max_new_tokens=5"])))
     assert response_budgets(config) == {name: 5 * count for name, count in turns.items()}
 
 
@@ -245,7 +245,7 @@ def own(tmp_path: Path, task: Make) -> Callable[[str], TaskConfig]:
 
 
 def test_a_generator_function_says_who_speaks_and_is_sent_what_was_said(own: Callable[[str], TaskConfig]) -> None:
-    made = protocol_environment(own("debate"))()
+    made = make_protocol_factory(own("debate"))()
     answers = {"pro": ["yes"], "contra": ["no"], "judge": [("hm", False), "enough"]}
     expected = [{"pro": "pro ba!", "contra": "contra ba!"}, {"judge": "yes no"}, {"judge": "hm"}]
     for _ in range(2):
@@ -257,7 +257,7 @@ def test_a_generator_function_says_who_speaks_and_is_sent_what_was_said(own: Cal
 
 
 def test_a_class_is_made_anew_for_each_episode(own: Callable[[str], TaskConfig]) -> None:
-    made = protocol_environment(own("Debate"))()
+    made = make_protocol_factory(own("Debate"))()
     for _ in range(2):
         told = made.reset(ROW, 0)
         assert told == {"pro": "ba"}
@@ -271,9 +271,13 @@ def test_a_class_is_made_anew_for_each_episode(own: Callable[[str], TaskConfig])
 def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
     own: Callable[[str], TaskConfig],
 ) -> None:
-    shown = dry_run(own("endless"), [ROW])
+    shown = dry_run_examples(own("endless"), [ROW])
     assert (len(shown.turns), shown.end) == (100, "")
-    assert most_turns(own("endless")) == most_turns(own("Debate")) == dict.fromkeys(("pro", "contra", "judge"))
+    assert (
+        max_turns_by_agent(own("endless"))
+        == max_turns_by_agent(own("Debate"))
+        == dict.fromkeys(("pro", "contra", "judge"))
+    )
 
 
 @pytest.mark.parametrize(
@@ -291,7 +295,7 @@ def test_a_protocol_that_cannot_be_followed_is_found_before_training(
     name: str, rule: str, own: Callable[[str], TaskConfig]
 ) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
-        dry_run(own(name), [ROW, ROW])
+        dry_run_examples(own(name), [ROW, ROW])
     assert str(raised.value).startswith("task.protocol=")
 
 
@@ -306,14 +310,14 @@ def test_a_protocol_that_cannot_be_followed_is_found_before_training(
 def test_a_protocol_that_fails_on_a_placeholder_may_be_right_and_is_not_refused(
     name: str, failure: str, own: Callable[[str], TaskConfig]
 ) -> None:
-    shown = dry_run(own(name), [ROW])
+    shown = dry_run_examples(own(name), [ROW])
     assert [turn[:2] for turn in shown.turns] == [("pro", "x")]
     assert failure in shown.failure
-    assert not shown.to_be_mended
+    assert not shown.is_user_error
 
 
 def test_a_protocol_that_fails_on_some_examples_alone_is_tried_on_others(own: Callable[[str], TaskConfig]) -> None:
-    shown = dry_run(own("picky"), [ROW, {"letters": "x", "field": "y"}])
+    shown = dry_run_examples(own("picky"), [ROW, {"letters": "x", "field": "y"}])
     assert [turn[1] for turn in shown.turns] == ["y"]
 
 
@@ -336,7 +340,7 @@ class Counter:
 @pytest.mark.parametrize(("later", "told"), [("{turn}{observation}", "27a"), (None, "ba7a>")])
 def test_what_a_world_tells_stands_in_the_templates(later: str | None, told: str, task: Make) -> None:
     agents = task("parallel", low=("{letters}{observation}>", later)).agents
-    world = TemplatedWorld(Counter(), agents)
+    world = TemplatedEnvironment(Counter(), agents)
     for _ in range(2):
         assert world.reset(ROW, 7) == {"low": "ba7>"}
         step = world.step({"low": Action("a")})

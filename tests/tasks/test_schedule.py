@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from ippo_cli.tasks.rows import Joined, Rows, unchanged
-from ippo_cli.tasks.schedule import ExampleSchedule, Mixture, share
+from ippo_cli.tasks.rows import ExampleRows, JoinedRows, identity
+from ippo_cli.tasks.schedule import ExampleSchedule, Mixture, rank_range
 
 ROWS = [{"letters": "abcdefghij"[: row % 7 + 1], "n": row} for row in range(10)]
 Make = Callable[..., ExampleSchedule]
@@ -23,7 +23,7 @@ def schedule() -> Make:
 
 @pytest.mark.parametrize(("total", "ranks"), [(10, 3), (8, 2), (3, 4), (0, 2), (7, 7)])
 def test_shares_cover_everything_once_and_differ_by_at_most_one(total: int, ranks: int) -> None:
-    parts = [share(total, rank, ranks) for rank in range(ranks)]
+    parts = [rank_range(total, rank, ranks) for rank in range(ranks)]
     assert [row for part in parts for row in part] == list(range(total))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
@@ -90,12 +90,12 @@ def test_only_rows_that_a_run_reaches_are_looked_at(iterations: int, rows: int, 
     assert all(example["n"] == row for row, example in asked.items())
 
 
-def two_sources(weights: list[float] | None, sizes: tuple[int, int] = (30, 700)) -> Joined:
+def two_sources(weights: list[float] | None, sizes: tuple[int, int] = (30, 700)) -> JoinedRows:
     tables = [[{"of": name, "n": row} for row in range(size)] for name, size in zip("ab", sizes, strict=True)]
-    return Joined([Rows(table, unchanged, range(len(table))) for table in tables], weights)
+    return JoinedRows([ExampleRows(table, identity, range(len(table))) for table in tables], weights)
 
 
-def asked(rows: Joined, prompts: int, first: int = 0, count: int = 0, seed: int = 3) -> list[tuple[str, int]]:
+def asked(rows: JoinedRows, prompts: int, first: int = 0, count: int = 0, seed: int = 3) -> list[tuple[str, int]]:
     schedule = ExampleSchedule(rows, seed=seed, prompts_per_iteration=prompts, num_generations=1)
     return [
         (row["of"], row["n"])
@@ -127,8 +127,8 @@ def test_the_mixed_order_is_a_function_of_seed_and_position_alone() -> None:
 
 
 def test_shares_are_whole_prompts_and_all_of_them() -> None:
-    assert Mixture([5, 5, 5], [1, 1, 1], 0).shares == [334, 333, 333]
-    assert Mixture([5, 5], [0.7, 0.3], 0).shares == [700, 300]
+    assert Mixture([5, 5, 5], [1, 1, 1], 0).prompts_per_source == [334, 333, 333]
+    assert Mixture([5, 5], [0.7, 0.3], 0).prompts_per_source == [700, 300]
 
 
 def test_sources_without_weights_are_one() -> None:

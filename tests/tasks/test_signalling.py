@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import SignallingConfig
 from ippo_cli.tasks.signalling import signalling_examples
@@ -52,4 +52,4 @@ def test_examples_are_the_seeds_alone() -> None:
 )
 def test_games_that_cannot_be_won_are_refused(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        check(load_config(["task=signalling", "reward=function", "reward.function=a.py:b", override]), 1)
+        check_config(load_config(["task=signalling", "reward=function", "reward.function=a.py:b", override]), 1)

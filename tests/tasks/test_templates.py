@@ -11,7 +11,7 @@ import pytest
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
 from ippo_cli.tasks.messages import MessagesText
-from ippo_cli.tasks.templates import example_fields, fields_of, first_message, may_hear, render_template
+from ippo_cli.tasks.templates import can_read_others, example_fields, first_message, render_template, template_fields
 
 
 @pytest.mark.parametrize(
@@ -61,12 +61,12 @@ ROW = {"q": "x", "shots": [{"q": "a", "a": 1}, {"q": "b", "a": 2}], "nothing": N
 
 def test_a_template_of_jinjas_has_its_statements_and_filters() -> None:
     assert render_template(SHOTS, ROW, "where") == "a=1\nb=2\nX="
-    assert fields_of(SHOTS, "where") == {"shots", "q"}
+    assert template_fields(SHOTS, "where") == {"shots", "q"}
     told = {"turn": "2", "agents.low": "hm", "agents.high": None}
     assert render_template("jinja: {{ turn }} {{ agents.low }}{{ agents['low'] }}", ROW, "where", told) == "2 hmhm"
-    assert fields_of("jinja: {{ agents.low }} {{ q }}", "where") == {"agents.low", "q"}
-    assert may_hear("jinja: {{ agents.low }}", "where", {"agents.high"})
-    assert not may_hear("jinja: {{ q }}", "where", set())
+    assert template_fields("jinja: {{ agents.low }} {{ q }}", "where") == {"agents.low", "q"}
+    assert can_read_others("jinja: {{ agents.low }}", "where", {"agents.high"})
+    assert not can_read_others("jinja: {{ q }}", "where", set())
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_a_function_may_be_a_template(tmp_path: Path) -> None:
     assert first_message("a", PromptConfig(template=f"{file}:hearing"), ROW) == "x", "what is heard is not known yet"
     assert first_message("a", PromptConfig(template="{turn}"), ROW) == "1"
     assert first_message("a", PromptConfig(template="jinja:{{ turn }}"), ROW) == "1"
-    assert may_hear(f"{file}:plain", "where", set()), "nobody knows"
+    assert can_read_others(f"{file}:plain", "where", set()), "nobody knows"
     for name, rule in (
         ("number", "returns 7, which is no text"),
         ("failing", r"fails \(.*KeyError: 'missing'"),
@@ -177,7 +177,7 @@ def test_messages_template(value: object, messages: object, text: str, template:
     assert isinstance(made, MessagesText)
     assert (str(made), made.messages) == (text, messages)
     assert pickle.loads(pickle.dumps(made)).messages == messages
-    assert fields_of(template, "task.agents.solo.template") == {"x"}
+    assert template_fields(template, "task.agents.solo.template") == {"x"}
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from ippo_cli.agents.initial import refuse_nothing_to_read, warm_start_lessons
+from ippo_cli.agents.initial import check_has_lessons, warm_start_lessons
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig, Alphabet, TinyActorConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.task import load_task
 from ippo_cli.tasks.templates import render_template
-from ippo_cli.tasks.warm_start import LONGEST, MOST_STEPS, played_lessons
+from ippo_cli.tasks.warm_start import MAX_EPISODE_STEPS, MAX_STEPS, play_lessons
 
 
 class Chain:
@@ -64,7 +64,7 @@ ROWS = [{"word": "ab", "sum": "3", "any": "7"}, {"word": "c", "sum": "4", "any":
 
 def test_later_agents_read_what_the_earlier_ones_are_taught_to_say() -> None:
     agents = {"one": agent("{sum}", "{any}"), "two": agent("{sum}")}
-    assert played_lessons(Chain("one", "two"), agents, ROWS, 0) == {
+    assert play_lessons(Chain("one", "two"), agents, ROWS, 0) == {
         "one": [[("ab>", "7")], [("c>", "8")]],
         "two": [[("7<", "3")], [("8<", "4")]],
     }
@@ -72,8 +72,8 @@ def test_later_agents_read_what_the_earlier_ones_are_taught_to_say() -> None:
 
 def test_an_agent_whose_answers_are_not_known_says_nothing_and_has_no_lessons() -> None:
     agents = {"one": agent(), "two": agent("{sum}")}
-    assert played_lessons(Chain("one", "two"), agents, ROWS, 0)["one"] == []
-    heard = played_lessons(Chain("two", "one"), agents, ROWS, 0)
+    assert play_lessons(Chain("one", "two"), agents, ROWS, 0)["one"] == []
+    heard = play_lessons(Chain("two", "one"), agents, ROWS, 0)
     assert heard == {"one": [], "two": [[("ab>", "3")], [("c>", "4")]]}
 
 
@@ -86,16 +86,16 @@ def test_episodes_that_never_end_are_played_with_as_few_examples_as_show_the_sam
             return super().reset(example, seed)
 
     rows = [{"word": "a"}] * 8192
-    lessons = played_lessons(Counted(), {"solo": agent()}, rows, 0)["solo"]
-    assert len(asked) == len(lessons) == MOST_STEPS // LONGEST
-    once = played_lessons(Chain("solo"), {"solo": agent("x")}, rows, 0)["solo"]
+    lessons = play_lessons(Counted(), {"solo": agent()}, rows, 0)["solo"]
+    assert len(asked) == len(lessons) == MAX_STEPS // MAX_EPISODE_STEPS
+    once = play_lessons(Chain("solo"), {"solo": agent("x")}, rows, 0)["solo"]
     assert len(once) == 8192, "those that end are all played"
 
 
 def test_random_play_is_the_seeds_alone_and_favours_no_answer() -> None:
-    found = [played_lessons(Endless(), {"solo": agent()}, ROWS * 50, seed)["solo"] for seed in (0, 0, 1)]
+    found = [play_lessons(Endless(), {"solo": agent()}, ROWS * 50, seed)["solo"] for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
-    assert {len(lesson) for lesson in found[0]} == {LONGEST}
+    assert {len(lesson) for lesson in found[0]} == {MAX_EPISODE_STEPS}
     counts = Counter(turn for lesson in found[0] for turn in lesson)
     assert set(counts) == {("p", "x"), ("p", "y"), ("q", "x"), ("q", "y")}
     for told in "pq":
@@ -108,7 +108,7 @@ def test_a_lesson_ends_where_an_episode_is_cut() -> None:
         def step(self, actions: Mapping[str, Action]) -> Step:
             return replace(super().step(actions), truncated=True)
 
-    assert [len(lesson) for lesson in played_lessons(Cut(), {"solo": agent()}, ROWS, 0)["solo"]] == [1, 1]
+    assert [len(lesson) for lesson in play_lessons(Cut(), {"solo": agent()}, ROWS, 0)["solo"]] == [1, 1]
 
 
 def test_a_ladder_is_climbed_at_random() -> None:
@@ -147,9 +147,9 @@ def test_characters_cannot_come_from_no_lessons() -> None:
     with pytest.raises(
         ConfigError, match=r"answer=null leaves actor=tiny no reference answers .*actor\.alphabet=printable"
     ):
-        refuse_nothing_to_read("solo", actor, [])
-    refuse_nothing_to_read("solo", actor, [[("a", "b")]])
-    refuse_nothing_to_read("solo", replace(actor, alphabet=Alphabet.printable), [])
+        check_has_lessons("solo", actor, [])
+    check_has_lessons("solo", actor, [[("a", "b")]])
+    check_has_lessons("solo", replace(actor, alphabet=Alphabet.printable), [])
 
 
 def test_an_environment_that_raises_costs_its_episode_and_no_other() -> None:
@@ -160,6 +160,6 @@ def test_an_environment_that_raises_costs_its_episode_and_no_other() -> None:
             return super().reset(example, seed)
 
     agents = {"one": agent("yes"), "two": agent("no")}
-    whole, lessons = (played_lessons(made("one", "two"), agents, ROWS, 0) for made in (Chain, Fragile))
+    whole, lessons = (play_lessons(made("one", "two"), agents, ROWS, 0) for made in (Chain, Fragile))
     assert len(ROWS) > 1
     assert lessons == {name: taught[1:] for name, taught in whole.items()}

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.models.tiny import byte_tokenizer
 
 CHAT = (
@@ -91,7 +91,7 @@ def mixed(root: Path, *typed: str, protocol: str = "sequential", second: str = "
     for name, words in (("train", WORDS), ("eval", WORDS[:4])):
         (root / f"{name}.jsonl").write_text("".join(json.dumps({"words": text}) + "\n" for text in words))
     heard = "{words}?" if protocol == "parallel" else "{agents.writer}?"
-    return arguments(
+    return normalize_arguments(
         [
             *of_two(family(root / "llama", "llama"), family(root / second, second), heard),
             f"task.train={root}/train.jsonl",

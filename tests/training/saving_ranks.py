@@ -22,21 +22,21 @@ from ippo_cli.reporting.run_log import RunState
 from ippo_cli.runs import checkpoint_files
 from ippo_cli.runs.folder import MANIFEST
 from ippo_cli.runs.random_streams import rng_state
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State
+from ippo_cli.training.checkpoint import CheckpointManager, TrainingProgress, TrainingState
 from ippo_cli.training.targets import Algorithm
 
 RANK = int(os.environ["RANK"])
 ALGORITHM = load_config([]).algorithm
-checkpoint_files.LISTING_S = 0.5  # nothing here comes late
+checkpoint_files.VISIBILITY_TIMEOUT_S = 0.5  # nothing here comes late
 
 
-def state(iteration: int) -> State:
+def state(iteration: int) -> TrainingState:
     """A run's state without agents: each rank has its random streams to write."""
-    return State(
+    return TrainingState(
         team=Team(agents={}, learners=[]),
         algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
         moments={},
-        progress=Progress(iteration=iteration),
+        progress=TrainingProgress(iteration=iteration),
         run=RunState(),
         rng=rng_state(),
     )
@@ -54,11 +54,11 @@ SETTINGS = CheckpointConfig(
 )
 
 
-def checkpoints(folder: Path) -> Checkpoints:
+def checkpoints(folder: Path) -> CheckpointManager:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "checkpoints").mkdir(exist_ok=True)
     distributed.barrier()
-    return Checkpoints(folder, SETTINGS)
+    return CheckpointManager(folder, SETTINGS)
 
 
 def raised(work: Any) -> str:
@@ -81,22 +81,24 @@ def shares(root: Path) -> dict[str, Any]:
     made = checkpoints(root)
     made.save(state(1))
     read: list[str] = []
-    whole = checkpoint_files.sha256_of
+    whole = checkpoint_files.file_sha256
 
     def noted(path: Path) -> str:
         read.append(path.name)
         return whole(path)
 
-    checkpoint_files.sha256_of = noted
-    intact, own = made.newest(), list(read)
+    checkpoint_files.file_sha256 = noted
+    intact, own = made.find_newest_intact(), list(read)
     damaged = []
     for file in sorted(set(intact.iterdir()) - {intact / MANIFEST}):
         content = file.read_bytes()
         distributed.barrier()
-        distributed.on_main(lambda file=file, content=content: file.write_bytes(bytes([content[0] ^ 1]) + content[1:]))
-        damaged.append((file.name, raised(made.newest)))
-        distributed.on_main(lambda file=file, content=content: file.write_bytes(content))
-    checkpoint_files.sha256_of = whole
+        distributed.run_on_main(
+            lambda file=file, content=content: file.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+        )
+        damaged.append((file.name, raised(made.find_newest_intact)))
+        distributed.run_on_main(lambda file=file, content=content: file.write_bytes(content))
+    checkpoint_files.file_sha256 = whole
     return {"intact": intact.name, "read": own, "damaged": damaged}
 
 
@@ -113,7 +115,7 @@ def in_the_way(root: Path) -> dict[str, Any]:
         root.mkdir()
         (root / "checkpoints").write_text("")
     distributed.barrier()
-    return {"raised": raised(lambda: Checkpoints(root, SETTINGS))}
+    return {"raised": raised(lambda: CheckpointManager(root, SETTINGS))}
 
 
 def on_main() -> dict[str, Any]:
@@ -123,9 +125,9 @@ def on_main() -> dict[str, Any]:
         raise ConfigError("seed=x", "is no number", "use one")
 
     return {
-        "of ours": raised(lambda: distributed.on_main(refuse)),
-        "of another kind": raised(lambda: distributed.on_main(lambda: 1 // 0)),
-        "answer": distributed.on_main(lambda: RANK),
+        "of ours": raised(lambda: distributed.run_on_main(refuse)),
+        "of another kind": raised(lambda: distributed.run_on_main(lambda: 1 // 0)),
+        "answer": distributed.run_on_main(lambda: RANK),
     }
 
 

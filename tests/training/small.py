@@ -15,18 +15,18 @@ from rank_scripts import finish, said, start_ranks
 from safetensors.torch import load_file
 from torch import Tensor
 
-from ippo_cli.compose.load import compose_node, resolve, to_yaml, typed
-from ippo_cli.config.checks import check
+from ippo_cli.compose.load import build_config, compose_node, resolve_config, to_yaml
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import Preempted
 from ippo_cli.config.schema import Config
 from ippo_cli.config.schema import Console as Style
-from ippo_cli.config.teams import holders
+from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import Run, RunState
+from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.reporting.stopwatch import Stopwatch
-from ippo_cli.runs.checkpoint_files import newest_intact
-from ippo_cli.runs.folder import reserve_folder, start_files
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
+from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.training.process import build_trainer, prepare_process, run_training
 from ippo_cli.training.trainer import Trainer
@@ -64,7 +64,7 @@ def small(overrides: Sequence[str]) -> tuple[str, ...]:
 @cache
 def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
     """Plain values; the composition of a run takes a good part of its time."""
-    return resolve(compose_node(overrides))
+    return resolve_config(compose_node(overrides))
 
 
 def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
@@ -75,8 +75,8 @@ def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
     plain["output_dir"] = str(root)
     if faults:
         plain["debug_faults"] = [part for part in faults[-1].removeprefix(FAULTS).strip("[]").split(",") if part]
-    config = typed(plain)
-    check(config, 1)
+    config = build_config(plain)
+    check_config(config, 1)
     return config, to_yaml(plain)
 
 
@@ -84,7 +84,7 @@ def new_run(root: Path, *overrides: str) -> tuple[Config, Path]:
     """A reserved run folder with its files."""
     config, yaml = small_config(root, *overrides)
     folder = reserve_folder(root / config.name)
-    start_files(folder, yaml, [f"output_dir={root}", *small(overrides)], ["ippo-train"], resumed=False)
+    write_start_files(folder, yaml, [f"output_dir={root}", *small(overrides)], ["ippo-train"], resumed=False)
     return config, folder
 
 
@@ -106,7 +106,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 def final_weights(folder: Path, agents: Sequence[str] = ("low", "high")) -> dict[str, Tensor]:
     """Weights of the newest checkpoint's `actor/` and `critic/` folders, by `agent/role/name`."""
-    found = newest_intact(folder / "checkpoints")
+    found = newest_intact_checkpoint(folder / "checkpoints")
     assert found is not None
     return {
         f"{agent}/{role}/{name}": value
@@ -121,8 +121,8 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     """A built trainer that has not walked yet."""
     config, folder = new_run(root, *overrides)
     device = prepare_process(config)
-    run = Run(folder, config.tracker, RunState())
-    console = Console(Style.plain, list(config.task.agents), holders(config))
+    run = RunLog(folder, config.tracker, RunState())
+    console = Console(Style.plain, list(config.task.agents), policy_by_agent(config))
     trainer = build_trainer(config, folder, run, console, PreemptionHandler(), device, resumed=False)
     try:
         yield trainer

@@ -27,7 +27,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.critic import ValueModel
 from ippo_cli.planning.plan import show_plan
-from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.training.trainer import Trainer
 
 CENTRAL = "critic=centralized"
@@ -76,7 +76,7 @@ def test_fed_one_agents_view_it_is_the_separate_critic_bit_for_bit(tmp_path: Pat
             renamed = {key.replace("team/value/", f"{name}/value/"): value for key, value in after.items()}
             assert without(renamed, "read_tokens", "left_out") == before
         assert rows(central)[-1][f"{name}/value/left_out_share"] == 0
-        checkpoint = newest_intact(central / "checkpoints")
+        checkpoint = newest_intact_checkpoint(central / "checkpoints")
         assert checkpoint is not None
         critic = load_file(checkpoint / ("team" if shared == "true" else name) / "critic" / "model.safetensors")
         found = {f"{name}/critic/{key}": value for key, value in critic.items()}
@@ -131,7 +131,7 @@ def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_pa
     assert last["team/value/steps"] == 8
     assert {"low/value/explained_variance", "high/value/read_tokens"} <= last.keys()
     assert last["low/value/read_tokens"] > last["low/rollout/response_length"] + last["low/rollout/observation_tokens"]
-    checkpoint = newest_intact(folder / "checkpoints")
+    checkpoint = newest_intact_checkpoint(folder / "checkpoints")
     assert checkpoint is not None
     assert sorted(folder.name for folder in checkpoint.iterdir() if folder.is_dir()) == ["high", "low", "team"]
     assert not (checkpoint / "low" / "critic").exists()
@@ -177,7 +177,7 @@ def test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
     whole = train(tmp_path, *keys)
     folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
     assert rows(folder) == rows(whole)
-    first, second = (newest_intact(run / "checkpoints") for run in (whole, folder))
+    first, second = (newest_intact_checkpoint(run / "checkpoints") for run in (whole, folder))
     assert first is not None
     assert second is not None
     for part in ("low/actor", "high/actor", "team/critic"):

@@ -24,10 +24,10 @@ from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.schema import Dtype
 from ippo_cli.models.actor import Policy, load_causal_lm, load_tokenizer
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.counterfactual import replaced
+from ippo_cli.rewards.counterfactual import replace_answer
 from ippo_cli.rewards.score import compute_raw_scores
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Draws, HfGenerator, Request, sampling_settings
+from ippo_cli.rollout.generator import HfGenerator, Request, SamplingStream, sampling_settings
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Batch, Episode
 
@@ -51,8 +51,8 @@ def spoken(episodes: Sequence[Episode]) -> list[list[tuple[str, str]]]:
     return [[(turn.agent, turn.completion.text) for turn in one.turns] for one in episodes]
 
 
-def first_batch(trainer: Trainer) -> tuple[Batch, Draws]:
-    return trainer.source.schedule.batch(0, 0, 1), Draws(seed=trainer.config.seed, purpose="train/0")
+def first_batch(trainer: Trainer) -> tuple[Batch, SamplingStream]:
+    return trainer.source.schedule.batch(0, 0, 1), SamplingStream(seed=trainer.config.seed, purpose="train/0")
 
 
 class Apart:
@@ -70,7 +70,7 @@ class Apart:
     def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         return [(agent,) for agent in agents]
 
-    def generate(self, agents: Sequence[str], requests: Any, draws: Draws, *, on_finished: Any = None) -> Any:
+    def generate(self, agents: Sequence[str], requests: Any, draws: SamplingStream, *, on_finished: Any = None) -> Any:
         assert self.source.initial is not None
         if agents != (self.agent,):
             return self.source.generator.generate(agents, requests, draws)
@@ -184,11 +184,11 @@ def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_pa
                 Request(agent=name, prompt=turn.prompt, episode=place, index=episode.index, turn=0)
                 for place, (episode, turn) in enumerate(said)
             ]
-            draws = Draws(seed=config.seed, purpose="train/1/initial")
+            draws = SamplingStream(seed=config.seed, purpose="train/1/initial")
             written = generator.generate((name,), requests, draws)
             assert [one.text for one in written] != [turn.completion.text for _, turn in said]
             anew = [
-                replaced(episode, name, (one, not one.finished))
+                replace_answer(episode, name, (one, not one.finished))
                 for one, (episode, _) in zip(written, said, strict=True)
             ]
             weights = dict.fromkeys(agents, config.reward)

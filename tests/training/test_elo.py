@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from spoken import episode
 
-from ippo_cli.training.elo import Games, results
+from ippo_cli.training.elo import GameResults, count_results
 from ippo_cli.types import Episode
 
 
@@ -19,19 +19,19 @@ def game(*rewards: Mapping[str, float], failure: Exception | None = None) -> Epi
 def test_whoever_is_paid_more_over_the_whole_game_has_won_it() -> None:
     late = game({"a": -0.3}, {"b": -1.0, "a": 1.0})
     games = [late, late, game({"a": 0.5}, {"b": 0.5}), game({"b": 1.0}), game({"a": 9.0}, failure=ValueError())]
-    assert results(games, "a", "b") == [2, 1, 1]
-    assert results(games, "b", "a") == [1, 1, 2]
+    assert count_results(games, "a", "b") == [2, 1, 1]
+    assert count_results(games, "b", "a") == [1, 1, 2]
 
 
 def test_games_of_the_current_weights_become_the_next_snapshots() -> None:
-    games = Games()
+    games = GameResults()
     games.add("p", "p@0", [3, 1, 0])
     games.add("p@0", "p", [1, 0, 0])
     games.add("p", "p", [5, 5, 5])
     games.rename({"p": "p@8"})
     games.add("p", "p@8", [2, 0, 1])
     games.add("p", "p@0", [0, 0, 0])
-    assert games.played == {"p@8": {"p@0": [3, 1, 1]}, "p": {"p@8": [2, 0, 1]}}
+    assert games.counts == {"p@8": {"p@0": [3, 1, 1]}, "p": {"p@8": [2, 0, 1]}}
     found = games.ratings(["p@0"], ["p"])
     # One more draw for each two who have met.
     assert list(found) == ["p@0", "p@8", "p"]
@@ -42,14 +42,14 @@ def test_games_of_the_current_weights_become_the_next_snapshots() -> None:
 
 
 def test_without_games_there_is_no_rating() -> None:
-    found = Games().ratings(["a@0", "b@0"], ["a", "b"])
+    found = GameResults().ratings(["a@0", "b@0"], ["a", "b"])
     assert found["a@0"] == 0.0
     assert all(math.isnan(found[name]) for name in ("b@0", "a", "b"))
-    assert [row["elo"] for row in Games().table(found)] == [0.0, None, None, None]
+    assert [row["elo"] for row in GameResults().table(found)] == [0.0, None, None, None]
 
 
 def test_snapshots_are_listed_in_the_order_of_their_iterations() -> None:
-    games = Games()
+    games = GameResults()
     for iteration in (8, 80, 16):
         games.add(f"p@{iteration}", "p@0", [1, 1, 1])
     names: Sequence[str] = list(games.ratings(["p@0"], ["p"]))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small import assert_alike, rows, train, train_on_two_ranks
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def longest(log: Path) -> list[list[int]]:
 
 
 def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> None:
-    one = rows(train(tmp_path / "one", *arguments(overrides(tmp_path, "one.log"))))
+    one = rows(train(tmp_path / "one", *normalize_arguments(overrides(tmp_path, "one.log"))))
     folder = train_on_two_ranks(
         tmp_path / "two", *overrides(tmp_path, "two.log"), "deepspeed=zero3", "rollout.zero3_gather=layer"
     )

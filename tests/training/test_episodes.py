@@ -124,7 +124,7 @@ class Polls:
             finally:
                 self.turn = None
 
-        monkeypatch.setattr(PreemptionHandler, "poll", counted)
+        monkeypatch.setattr(PreemptionHandler, "raise_if_requested", counted)
         monkeypatch.setattr(HfGenerator, "generate", noted)
 
     def forget(self, stop_at: int | None) -> None:

@@ -12,12 +12,12 @@ import torch
 from small import small_config
 from spoken import episode
 
-from ippo_cli.evaluation.estimates import by_row, intervals, paired
+from ippo_cli.evaluation.estimates import confidence_intervals, paired_comparison, row_values
 from ippo_cli.formulas.estimates import wilson
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.tasks.eval_rows import examined_rows
+from ippo_cli.tasks.eval_rows import select_eval_rows
 from ippo_cli.tasks.task import Task
-from ippo_cli.training.evaluate import _by_row, _by_turn, evaluate, row_means
+from ippo_cli.training.evaluate import _episode_values, _per_turn_means, evaluate, row_means
 from ippo_cli.types import Batch, Episode
 
 
@@ -35,7 +35,7 @@ def test_a_part_is_the_mean_over_the_rows_that_it_applies_to() -> None:
         valid=None,
     )
     numbers = torch.tensor(given.team)
-    found = row_means(_by_row(given, {"solo": numbers}, numbers.isnan(), four_episodes()), 1)
+    found = row_means(_episode_values(given, {"solo": numbers}, numbers.isnan(), four_episodes()), 1)
     assert found["exact"] == 1.0
     assert math.isnan(found["never"])
     assert found["score"] == found["solo/score"] == 2 / 3
@@ -46,7 +46,7 @@ def test_episodes_in_which_an_agent_did_not_speak_are_not_counted_as_cut() -> No
     played = [episode(("low", 0, "a"), terminated=False, truncation="environment") for _ in range(3)]
     played.append(episode(("high", 0, "a"), ("low", 1, "b")))
     numbers = {name: torch.zeros(4) for name in ("low", "high", "mute")}
-    found = row_means(_by_row(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played), 1)
+    found = row_means(_episode_values(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played), 1)
     assert (found["low/truncated_share"], found["high/truncated_share"]) == (0.75, 0.0)
     assert math.isnan(found["mute/truncated_share"])
 
@@ -58,7 +58,7 @@ def test_numbers_of_a_held_out_turn_are_of_the_episodes_that_had_it_and_scores_o
         episode(("low", 0, "", "", True, 1), ("low", 1, "", "", True, 6)),
     ]
     scores = torch.tensor([[0.5, 1.0], [0.25, 9.0], [9.0, 9.0]])
-    assert _by_turn(played, "low", scores, torch.tensor([True, True, False]), 3) == pytest.approx(
+    assert _per_turn_means(played, "low", scores, torch.tensor([True, True, False]), 3) == pytest.approx(
         {
             "response_length/turn/1": 2.0,
             "cut_share/turn/1": 1 / 3,
@@ -91,8 +91,8 @@ def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: 
         right = [float(one.index < 6 and one.example["wanted"]) for one in episodes]
         return Reward(team=right, parts={"right": right, "near": [0.5] * len(right)})
 
-    rows = examined_rows(6, config.evaluation)
-    found = evaluate(play, Task(train=(), held_out=held_out), reward, config, every_sample=True)
+    rows = select_eval_rows(6, config.evaluation)
+    found = evaluate(play, Task(train=(), held_out=held_out), reward, config, keep_all_samples=True)
     assert asked[True].index.tolist() == rows
     assert asked[False].index.tolist() == [row + 6 * sample for row in rows for sample in range(4)]
     odd = sum(row % 2 for row in rows) / 3
@@ -104,10 +104,10 @@ def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: 
     assert not [key for key in found.metrics if key.startswith(("greedy/right/", "sampled/near/"))]
     assert len(found.samples) == 15
     assert found.samples[0]["parts"] == {"right": float(rows[0] % 2), "near": 0.5}
-    by_prompt = by_row(found)
+    by_prompt = row_values(found)
     assert by_prompt["sampled/right"].tolist() == [row % 2 / 4 for row in rows]
     assert by_prompt["sampled/right/pass@2"].tolist() == [row % 2 / 2 for row in rows]
-    certain = intervals(found, seed=0)
+    certain = confidence_intervals(found, seed=0)
     assert certain["sampled/right"]["by"] == certain["sampled/right/pass@4"]["by"] == "wilson"
     assert certain["greedy/low/response_length"] == {"low": 0.0, "high": 0.0, "by": "bootstrap"}, "no share, though 0"
     assert certain["sampled/near"] == {"low": 0.5, "high": 0.5, "by": "bootstrap"}
@@ -132,7 +132,7 @@ def test_a_row_whose_samples_failed_counts_as_much_as_another_in_the_mean_and_in
 
     held_out = [{"right": row % 2 == 0} for row in range(40)]
     found = evaluate(play, Task(train=(), held_out=held_out), reward, config)
-    certain = intervals(found, seed=0)
+    certain = confidence_intervals(found, seed=0)
     assert found.failed == {"sampled": 60, "greedy": 0}
     assert found.metrics["sampled/failed_share"] == 60 / 160
     for key in ("sampled/score", "sampled/low/score"):
@@ -144,7 +144,7 @@ def test_a_row_whose_samples_failed_counts_as_much_as_another_in_the_mean_and_in
 def test_two_evaluations_are_compared_row_by_row_where_both_have_one() -> None:
     one = torch.tensor([1.0, 1.0, 1.0, 0.0, math.nan])
     other = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0])
-    found = paired(one, other, seed=0)
+    found = paired_comparison(one, other, seed=0)
     assert (found["one"], found["other"], found["difference"]) == (0.75, 0.25, 0.5)
     assert (found["rows"], found["higher"], found["lower"], found["p"]) == (4, 2, 0, 0.5)
     assert found["low"] < 0.5 < found["high"]

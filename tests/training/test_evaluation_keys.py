@@ -18,11 +18,11 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "rewards"))
 
 from servers import Said, serving
 
-from ippo_cli.compose.load import KINDS, PLAIN, load_config
+from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, load_config
 from ippo_cli.config import schema
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.evaluation import OF_BOTH, OF_MODELS, check_effect
+from ippo_cli.config.evaluation import EVALUATION_KEYS, MODEL_EVALUATION_KEYS, check_evaluation_overrides
 from ippo_cli.evaluation.evaluate_run import evaluate_model
 
 # Read, and of no effect all the same.
@@ -91,7 +91,7 @@ def keys_of(cls: type[Any], prefix: str) -> Iterator[str]:
 def every_key() -> set[str]:
     groups = {
         **{name: list(kinds.values()) for name, kinds in KINDS.items()},
-        **{key: [cls] for key, cls in PLAIN.items()},
+        **{key: [cls] for key, cls in SINGLE_SCHEMAS.items()},
     }
     found = set(keys_of(schema.RunConfig, ""))
     for group, classes in groups.items():
@@ -197,7 +197,7 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
                 *overrides,
             ]
         )
-        check(config, 1, training=False)
+        check_config(config, 1, training=False)
         prefixes.clear()
         prefixes.update({id(node): prefix for node, prefix in nodes(config)})
         kept.append(config)
@@ -209,7 +209,7 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
     read &= known
     groups = (".actor.", ".rollout.", ".reward.")  # what a group gives to all agents
     read |= {key.removeprefix("task.agents.*.") for key in read if any(group in key for group in groups)}
-    allowed = {key for key in (*OF_BOTH, *OF_MODELS) if "." in key or key not in ("task", "reward")}
+    allowed = {key for key in (*EVALUATION_KEYS, *MODEL_EVALUATION_KEYS) if "." in key or key not in ("task", "reward")}
     assert allowed <= known
     elsewhere = {"hub"}  # read where names become folders, before a configuration is evaluated
     assert {key for key in allowed - read - elsewhere if not key.endswith(".kind")} == set(), "nothing reads these"
@@ -218,12 +218,12 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("of_model", [False, True])
 def test_a_key_without_effect_is_refused_with_those_that_have_one(of_model: bool) -> None:
-    allowed = {*OF_BOTH, *(OF_MODELS if of_model else ())}
+    allowed = {*EVALUATION_KEYS, *(MODEL_EVALUATION_KEYS if of_model else ())}
     for key in every_key() - allowed:
         typed = key.replace("*", "low")
         with pytest.raises(ConfigError, match="can have no effect on") as raised:
-            check_effect([f"{typed}=1"], of_model=of_model)
+            check_evaluation_overrides([f"{typed}=1"], of_model=of_model)
         remedies = ("those of this group that can: ", "those that can are keys of ", "did you mean ")
         assert any(words in str(raised.value) for words in remedies)
     for key in allowed:
-        check_effect([f"{key.replace('*', 'low')}=1"], of_model=of_model)
+        check_evaluation_overrides([f"{key.replace('*', 'low')}=1"], of_model=of_model)

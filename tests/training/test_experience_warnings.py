@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from small import a_trainer, experience_of
 
-from ippo_cli.rewards.response_adapter import OfResponses
-from ippo_cli.training.experience_warnings import unusual_payments
+from ippo_cli.rewards.response_adapter import ResponseRewardAdapter
+from ippo_cli.training.experience_warnings import environment_reward_warnings
 
 PROTOCOLS = """
 def paying(example, agents):
@@ -32,8 +32,8 @@ def test_what_a_protocol_pays_and_no_reward_looks_at_is_warned_of_once(
     protocols: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with a_trainer(tmp_path, f"task.protocol={protocols}:paying") as trainer:
-        looks = OfResponses(trainer.source.reward, ["low", "high"], with_episodes=True)
-        assert not unusual_payments(trainer.config, looks, experience_of(trainer).episodes, 0)
+        looks = ResponseRewardAdapter(trainer.source.reward, ["low", "high"], with_episodes=True)
+        assert not environment_reward_warnings(trainer.config, looks, experience_of(trainer).episodes, 0)
         for _ in range(2):
             trainer.step()
         said = trainer.run.state.warnings["unread_payments"]
@@ -46,7 +46,7 @@ def test_a_protocol_that_pays_nobody_at_first_is_warned_of(protocols: Path, tmp_
     with a_trainer(tmp_path, f"task.protocol={protocols}:free", "reward=environment") as trainer:
         config, reward, episodes = trainer.config, trainer.source.reward, experience_of(trainer).episodes
         zero = [replace(episodes[0], rewards=[{"low": 0.0}]), *episodes[1:]]
-        assert not unusual_payments(config, reward, zero, 0)
-        assert not unusual_payments(config, reward, episodes, 1), "later on nobody may have earned anything"
+        assert not environment_reward_warnings(config, reward, zero, 0)
+        assert not environment_reward_warnings(config, reward, episodes, 1), "later on nobody may have earned anything"
         trainer.step()
         assert "protocols.py:free paid nobody in the 16 episodes" in trainer.run.state.warnings["nobody_paid"]

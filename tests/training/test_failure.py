@@ -11,7 +11,7 @@ import torch
 from small import new_run, rows, train
 
 from ippo_cli.config.errors import IppoError, NonFiniteError, RewardError
-from ippo_cli.runs.folder import all_checkpoints
+from ippo_cli.runs.folder import list_checkpoints
 from ippo_cli.training.process import run_training
 
 REWARD = '''
@@ -68,7 +68,7 @@ def test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not(tmp_p
         assert str(error).endswith("reward.py:11: KeyError: 'my_field'")
         [note] = error.__notes__
         assert note == f"saved after iteration {iteration}; to go on from there: ippo-train resume={folder}"
-        assert [path.name for path in all_checkpoints(folder / "checkpoints")] == [f"step_{iteration:08d}"]
+        assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step_{iteration:08d}"]
         monkeypatch.delenv("FAIL_AT_CALL")
         run_training(config, folder, resumed=True)
         assert rows(folder) == expected, f"failed at call {call}"
@@ -88,7 +88,7 @@ def test_nothing_is_saved_of_an_iteration_whose_update_was_begun(tmp_path, monke
 
     monkeypatch.setattr(torch.optim.AdamW, "step", failing)
     _, folder, error = failed_run(tmp_path, RuntimeError, "evaluation.every=0", "checkpoint.every=1")
-    newest = all_checkpoints(folder / "checkpoints")
+    newest = list_checkpoints(folder / "checkpoints")
     done = rows(folder)[-1]["iteration"]
     assert [int(path.name[5:]) for path in newest[-1:]] == ([done] if done else [])
     assert "saved after" not in error.__notes__[0]
@@ -104,5 +104,5 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.optim.AdamW, "step", spoiling)
     _, folder, error = failed_run(tmp_path, NonFiniteError, "evaluation.every=0", "actor.warm_start_steps=0")
     assert isinstance(error, IppoError)
-    assert all_checkpoints(folder / "checkpoints") == []
+    assert list_checkpoints(folder / "checkpoints") == []
     assert error.__notes__ == ["there is no checkpoint to go on from; start a new run"]

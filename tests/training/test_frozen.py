@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from small import a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
 
-from ippo_cli.agents.initial import description
+from ippo_cli.agents.initial import describe_source
 from ippo_cli.config.errors import Preempted
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.actor import Policy
-from ippo_cli.planning.memory import run_memory
-from ippo_cli.planning.preflight import read_material
-from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.planning.memory import estimate_memory
+from ippo_cli.planning.preflight import read_model_specs
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training
 
@@ -33,7 +33,7 @@ def test_its_weights_stay_its_initial_ones_and_others_learn(overrides: tuple[str
     holder = "shared" if "team=shared_policy" in overrides else "low"
     with a_trainer(tmp_path, *SHORT, FROZEN, *overrides) as trainer:
         team = trainer.state.team
-        assert (list(team), list(team.frozen), list(team.speakers)) == (["low"], ["high"], ["low", "high"])
+        assert (list(team), list(team.frozen), list(team.generation_policies)) == (["low"], ["high"], ["low", "high"])
         assert {learner.name for learner in team.learners} == {holder}
         policy = team.frozen["high"].policy
         assert isinstance(policy, Policy)
@@ -59,14 +59,14 @@ def test_a_run_with_one_is_resumed_exactly_and_evaluated(tmp_path: Path, monkeyp
     monkeypatch.setenv("STOP_AT_CALL", "3")
     with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
-    began = description(folder / "initial" / "high", None)["sha256"]
+    began = describe_source(folder / "initial" / "high", None)["sha256"]
     monkeypatch.delenv("STOP_AT_CALL")
     run_training(config, folder, resumed=True)
     assert rows(folder) == rows(whole)
-    assert description(folder / "initial" / "high", None)["sha256"] == began
+    assert describe_source(folder / "initial" / "high", None)["sha256"] == began
     expected, found = final_weights(whole, ["low"]), final_weights(folder, ["low"])
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-    checkpoint = newest_intact(folder / "checkpoints")
+    checkpoint = newest_intact_checkpoint(folder / "checkpoints")
     assert checkpoint is not None
     assert {path.name for path in checkpoint.iterdir() if path.is_dir()} == {"low"}
     written = json.loads(evaluate_run(config, folder, "latest", []).read_text())
@@ -78,8 +78,8 @@ def test_memory_counts_it_without_gradients_and_optimizer(tmp_path: Path) -> Non
     sizes = {}
     for frozen in ("true", "false"):
         config, _ = small_config(tmp_path, f"task.agents.high.frozen={frozen}")
-        material = read_material(config, load_task(config.task, config.seed))
-        sizes[frozen] = run_memory(config, material.shapes, 1, 16, "cpu")
+        material = read_model_specs(config, load_task(config.task, config.seed))
+        sizes[frozen] = estimate_memory(config, material.shapes, 1, 16, "cpu")
     assert [model.name for model in sizes["true"].trained] == ["low actor", "low critic"]
     (actor,) = sizes["true"].frozen
     assert (actor.name, actor.weights) == ("high actor", 4 * actor.shape.parameters)

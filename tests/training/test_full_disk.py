@@ -12,7 +12,7 @@ from disks import mounted
 from small import new_run, rows
 
 from ippo_cli.config.errors import PreflightError, StorageError
-from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.training.process import run_training
 
 REWARD = '''
@@ -68,7 +68,7 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
     assert said.count("warning: checkpoint not saved (") == 2
     assert [row["iteration"] for row in rows(folder)] == list(range(7))
     assert json.loads((folder / "run.json").read_text())["state"] == "done"
-    assert newest_intact(folder / "checkpoints") == folder / "checkpoints" / "step_00000006"
+    assert newest_intact_checkpoint(folder / "checkpoints") == folder / "checkpoints" / "step_00000006"
     assert leftovers(disk) == []
 
 
@@ -83,7 +83,7 @@ def test_a_disk_that_stays_full_ends_the_run_which_goes_on_once_there_is_room(
         run_training(config, folder, resumed=False)
     assert raised.value.exit_code == 13
     assert json.loads((folder / "run.json").read_text())["state"] == "failed"
-    assert newest_intact(folder / "checkpoints") is not None
+    assert newest_intact_checkpoint(folder / "checkpoints") is not None
     assert leftovers(disk) == []
     assert capsys.readouterr().err == ""
     (disk / "filler").unlink()

@@ -24,9 +24,9 @@ from small import (
 from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
-from ippo_cli.training.team_update import action_steps, policies_in_order, update_team
+from ippo_cli.training.team_update import environment_steps, policy_update_order, update_team
 from ippo_cli.training.trainer import Trainer
-from ippo_cli.training.update import update
+from ippo_cli.training.update import update_learner
 from ippo_cli.types import Rollout, StepContext
 
 HAPPO = ("algorithm=happo", "algorithm.mini_batch_size=8", "algorithm.sequential_correction.cap=1.2")
@@ -68,7 +68,7 @@ def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from
     factors: dict[str, Tensor] = {}
     with a_trainer(tmp_path, *keys, *HAPPO) as trainer:
         team = trainer.state.team
-        order = policies_in_order(trainer.config, list(team), 0)
+        order = policy_update_order(trainer.config, list(team), 0)
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(team, experience)
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
@@ -108,16 +108,16 @@ def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from
             if learner.is_policy:
                 own = targets[learner.name]
                 by_hand = {learner.name: replace(own, advantages=own.advantages * factors[learner.name])}
-                update(learner, experience.rollouts, by_hand, CONTEXT)
+                update_learner(learner, experience.rollouts, by_hand, CONTEXT)
                 for key, value in weights(learner).items():
                     torch.testing.assert_close(value, expected[learner.name][key], rtol=1e-3, atol=2e-5)
-                update(learner, experience.rollouts, targets, CONTEXT)
+                update_learner(learner, experience.rollouts, targets, CONTEXT)
 
 
 @pytest.mark.slow
 def test_a_factor_of_a_policy_that_does_not_move_is_exactly_one_and_nothing_is_corrected(tmp_path: Path) -> None:
     config, _ = small_config(tmp_path, *HAPPO)
-    (first, last), _ = (policies_in_order(config, ["low", "high"], iteration) for iteration in (0, 1))
+    (first, last), _ = (policy_update_order(config, ["low", "high"], iteration) for iteration in (0, 1))
     keys = ["algorithm.mini_batch_size=8", *SHORT, *LARGE_STEPS, "num_iterations=1"]
     still = [*keys, f"task.agents.{first}.actor.learning_rate=0", "++actor.weight_decay=0"]
     sequential, together = train(tmp_path, *still, *HAPPO), train(tmp_path, *still, "algorithm=ppo")
@@ -163,11 +163,11 @@ def test_under_round_robin_the_policy_whose_turn_it_is_not_stays_bit_for_bit(cri
 def test_the_order_is_drawn_anew_each_iteration_from_the_seed_and_the_iteration_alone(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     one, other = small_config(tmp_path, *HAPPO)[0], small_config(tmp_path, *HAPPO, "seed=1")[0]
-    orders = [tuple(policies_in_order(one, names, iteration)) for iteration in range(60)]
+    orders = [tuple(policy_update_order(one, names, iteration)) for iteration in range(60)]
     assert len(set(orders)) == 6
     assert all(sorted(order) == names for order in orders)
-    assert orders == [tuple(policies_in_order(one, names, iteration)) for iteration in range(60)]
-    assert orders != [tuple(policies_in_order(other, names, iteration)) for iteration in range(60)]
+    assert orders == [tuple(policy_update_order(one, names, iteration)) for iteration in range(60)]
+    assert orders != [tuple(policy_update_order(other, names, iteration)) for iteration in range(60)]
 
 
 @pytest.mark.slow
@@ -223,5 +223,7 @@ def test_steps_of_tokens_are_those_of_their_turns(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
         experience = experience_of(trainer)
     for name, rollout in experience.rollouts.items():
-        assert torch.equal(action_steps(experience.episodes, name, rollout), rollout.turn)  # both act at every step
+        assert torch.equal(
+            environment_steps(experience.episodes, name, rollout), rollout.turn
+        )  # both act at every step
         assert (rollout.turn == 1).any()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ippo_cli.engine import distributed
-from ippo_cli.training.minibatches import dealt, partition, row_tokens
+from ippo_cli.training.minibatches import balance_across_ranks, count_row_tokens, partition
 from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets
 
 
@@ -88,10 +88,10 @@ def test_every_row_moves_whole_to_one_rank(monkeypatch):
     for rank, own in enumerate(held):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         batch = Minibatch(rollout=own[0], targets=own[1], agent=own[2], num_tokens=49, num_sequences=6, num_values=49)
-        share = dealt(batch)
+        share = balance_across_ranks(batch)
         rollout, targets = share.rollout, share.targets
         assert share.num_tokens == 49
-        work.append(int(row_tokens(rollout).sum()))
+        work.append(int(count_row_tokens(rollout).sum()))
         for row, text in enumerate(rollout.texts):
             name, length = int(text), int(rollout.length[row])
             seen.append((name, length))
@@ -108,4 +108,4 @@ def test_every_row_moves_whole_to_one_rank(monkeypatch):
 def test_a_row_counts_what_is_read_for_it():
     rollout, _ = rows([3, 2], [4, 5])
     rollout.detached[1].append(DetachedTurn(column=2, prompt=[1] * 10))
-    assert row_tokens(rollout).tolist() == [7, 17]
+    assert count_row_tokens(rollout).tolist() == [7, 17]

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from small import a_trainer, assert_alike, final_weights, new_run, rows, train, train_on_two_ranks
 
 from ippo_cli.config.errors import Preempted, ResumeError
-from ippo_cli.training.opponents import drawn_snapshot, learning_seats, thinned
+from ippo_cli.training.opponents import assign_learner, evict_snapshots, sample_opponent
 from ippo_cli.training.process import run_training
 
 SHORT = ("evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0", "rollout.temperature=2.0")
@@ -45,25 +45,25 @@ def a_game(root: Path) -> list[str]:
 
 
 def test_of_too_many_snapshots_the_one_between_the_nearest_neighbours_goes() -> None:
-    assert thinned([0, 10, 20, 30], 4) == [0, 10, 20, 30]
-    assert thinned([0, 10, 20, 30], 3) == [0, 20, 30]
-    assert thinned([0, 20, 30, 40], 3) == [0, 20, 40]
-    assert thinned([0, 10], 1) == [10]
+    assert evict_snapshots([0, 10, 20, 30], 4) == [0, 10, 20, 30]
+    assert evict_snapshots([0, 10, 20, 30], 3) == [0, 20, 30]
+    assert evict_snapshots([0, 20, 30, 40], 3) == [0, 20, 40]
+    assert evict_snapshots([0, 10], 1) == [10]
     pool: list[int] = []
     for iteration in range(0, 1000, 10):
-        pool = thinned([*pool, iteration], 5)
+        pool = evict_snapshots([*pool, iteration], 5)
     assert (pool[0], pool[-1], len(pool)) == (0, 990, 5)
     assert max(b - a for a, b in pairwise(pool)) < 600
 
 
 def test_who_learns_beside_partners_is_drawn_from_the_seed_and_the_iteration_and_takes_turns() -> None:
-    seats = learning_seats(0, 3, 8, 0.5, ["a", "b"])
+    seats = assign_learner(0, 3, 8, 0.5, ["a", "b"])
     assert sorted(seat or "" for seat in seats) == ["", "", "", "", "a", "a", "b", "b"]
-    assert seats == learning_seats(0, 3, 8, 0.5, ["a", "b"])
-    assert len({tuple(learning_seats(0, iteration, 8, 0.5, ["a", "b"])) for iteration in range(20)}) > 15
-    odd = [learning_seats(0, iteration, 5, 0.2, ["a", "b"]) for iteration in range(4)]
+    assert seats == assign_learner(0, 3, 8, 0.5, ["a", "b"])
+    assert len({tuple(assign_learner(0, iteration, 8, 0.5, ["a", "b"])) for iteration in range(20)}) > 15
+    odd = [assign_learner(0, iteration, 5, 0.2, ["a", "b"]) for iteration in range(4)]
     assert [next(filter(None, seat)) for seat in odd] == ["a", "b", "a", "b"]
-    drawn = [drawn_snapshot(0, iteration, [0, 5, 9]) for iteration in range(300)]
+    drawn = [sample_opponent(0, iteration, [0, 5, 9]) for iteration in range(300)]
     assert all(drawn.count(one) > 60 for one in (0, 5, 9))
 
 
@@ -93,7 +93,7 @@ def test_snapshots_speak_for_others_and_nothing_is_learnt_from_what_they_say(tea
         targets, _ = trainer.state.algorithm.targets(team_, experience)
         played = [episode.partners for episode in experience.episodes]
         assert sorted(map(sorted, played)) == [[]] * 8 + [["high"]] * 4 + [["low"]] * 4
-        drawn = drawn_snapshot(0, 2, [0, 2])
+        drawn = sample_opponent(0, 2, [0, 2])
         assert trainer.state.progress.row is not None
         assert trainer.state.progress.row["team/partners/iteration"] == drawn
         assert trainer.state.progress.row["team/partners/share"] == 0.5
@@ -110,7 +110,7 @@ def test_snapshots_speak_for_others_and_nothing_is_learnt_from_what_they_say(tea
         # What was said for an agent is what the snapshot says to these prompts, and not what the agent would.
         says: dict[str, list[float]] = {"snapshot": [], "current": []}
         for name in ("low", "high"):
-            holder = trainer.partners._holder_of[name]  # type: ignore[union-attr]
+            holder = trainer.partners._policy_of_agent[name]  # type: ignore[union-attr]
             lm = team_[name].policy.engine.module.lm
             for which, weights in (("snapshot", after[drawn][holder]), ("current", after[3][holder])):
                 lm.load_state_dict(weights)

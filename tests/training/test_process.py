@@ -43,7 +43,7 @@ def test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, folder = new_run(tmp_path, "actor.warm_start_steps=5000")  # minutes
-    monkeypatch.setattr(Console, "progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(Console, "show_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Preempted, match="low warmed up: nothing was trained"):
         run_training(config, folder, resumed=False)
     assert json.loads((folder / "run.json").read_text())["state"] == "preempted"

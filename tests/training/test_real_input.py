@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from small import rows
 
-from ippo_cli.compose.load import compose_node, resolve, to_yaml, typed
-from ippo_cli.config.checks import check
-from ippo_cli.runs.folder import reserve_folder, start_files
+from ippo_cli.compose.load import build_config, compose_node, resolve_config, to_yaml
+from ippo_cli.config.checks import check_config
+from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.training.process import run_training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,11 +60,11 @@ def test_gsm8k_runs_with_a_small_model_and_its_own_reward_or_a_function(tmp_path
         "algorithm.kl.loss.coef=0.01",
         "actor.gradient_checkpointing=true",
     ]
-    plain = resolve(compose_node(overrides))
-    config = typed(plain)
-    check(config, 1)
+    plain = resolve_config(compose_node(overrides))
+    config = build_config(plain)
+    check_config(config, 1)
     folder = reserve_folder(tmp_path / "run")
-    start_files(folder, to_yaml(plain), overrides, ["ippo-train"], resumed=False)
+    write_start_files(folder, to_yaml(plain), overrides, ["ippo-train"], resumed=False)
     run_training(config, folder, resumed=False)
     found = rows(folder)
     assert [row["iteration"] for row in found] == [0, 1, 2], "0.1 epochs of 64 rows are two iterations of 4 prompts"

@@ -11,9 +11,9 @@ from small import new_run, rows, small_config, stopping_reward, train
 
 from ippo_cli.config.errors import ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.schema import Config
-from ippo_cli.planning.memory import run_memory
-from ippo_cli.planning.preflight import read_material
-from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.planning.memory import estimate_memory
+from ippo_cli.planning.preflight import read_model_specs
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.training.process import run_training
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz= "
@@ -35,7 +35,7 @@ def full(model: Path) -> tuple[str, ...]:
 
 
 def newest(run: Path) -> Path:
-    found = newest_intact(run / "checkpoints")
+    found = newest_intact_checkpoint(run / "checkpoints")
     assert found is not None
     return found
 
@@ -153,8 +153,8 @@ def test_memory_of_references_is_planned(model: Path, stage: Path, tmp_path: Pat
         config: Config = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", *overrides)[0]
         from ippo_cli.tasks.task import load_task
 
-        material = read_material(config, load_task(config.task, config.seed))
-        frozen = run_memory(config, material.shapes, 1, 1, "cpu", material.rewards).frozen
+        material = read_model_specs(config, load_task(config.task, config.seed))
+        frozen = estimate_memory(config, material.shapes, 1, 1, "cpu", material.rewards).frozen
         return {part.name: part.shape.parameters for part in frozen if part.name.endswith("reference")}
 
     adapter = sum(

@@ -13,7 +13,7 @@ from small import final_weights, new_run, rows, stopping_reward, train
 from ippo_cli.cli.train import main
 from ippo_cli.compose import exits
 from ippo_cli.config.errors import Preempted
-from ippo_cli.runs.folder import START_LOCK, lock
+from ippo_cli.runs.folder import START_LOCK, lock_folder
 from ippo_cli.training.process import run_training
 
 ITERATIONS = 3  # one before the checkpoint in the middle, the one it is of, and the last one
@@ -81,7 +81,7 @@ def test_leaving_beside_greedy_responses_observes_no_score_twice(tmp_path, monke
 def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys):
     folder = train(tmp_path, "num_iterations=1", "evaluation.every=0")
     before = {name: (folder / name).read_text() for name in ("config.yaml", "overrides.json", "run.json")}
-    monkeypatch.setattr(exits, "leave", sys.exit)
+    monkeypatch.setattr(exits, "exit_process", sys.exit)
 
     def resumed(*arguments):
         monkeypatch.setattr(sys, "argv", ["ippo-train", f"resume={folder}", *arguments])
@@ -94,7 +94,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
     assert "was written by 1 processes and there are 2 now" in said
     assert {name: (folder / name).read_text() for name in before} == before
 
-    with lock(folder, name=START_LOCK):  # somebody else goes on with it, and its ranks have not begun
+    with lock_folder(folder, name=START_LOCK):  # somebody else goes on with it, and its ranks have not begun
         code, said = resumed("num_iterations=3", "algorithm.entropy_coef=0.5")
     assert code == 14
     assert "in use by another process" in said

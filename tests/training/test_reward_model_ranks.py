@@ -16,7 +16,7 @@ from small_model import make
 
 from ippo_cli.config.schema import Dtype
 from ippo_cli.models.actor import load_causal_lm
-from ippo_cli.models.critic import value_model
+from ippo_cli.models.critic import make_value_model
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,7 @@ def reward_model(root: Path, kind: str) -> Path:
     make(root / "text", root / "lm", vocabulary=300, hidden=32, layers=1, seed=0)
     torch.manual_seed(0)
     if kind == "critic":
-        model = value_model(load_causal_lm(str(root / "lm"), None, Dtype.fp32).base_model, None)  # type: ignore[arg-type]
+        model = make_value_model(load_causal_lm(str(root / "lm"), None, Dtype.fp32).base_model, None)  # type: ignore[arg-type]
         torch.nn.init.normal_(model.value_head.out.weight)
     else:
         model = AutoModelForSequenceClassification.from_pretrained(root / "lm", num_labels=1)

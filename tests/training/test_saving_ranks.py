@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rank_scripts import found_by_ranks
 
-from ippo_cli.runs.checkpoint_files import damaged
+from ippo_cli.runs.checkpoint_files import find_damage
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +32,7 @@ def test_a_checkpoint_lists_what_every_rank_wrote(found: list[dict[str, Any]], r
     made = root / "shared" / "checkpoints" / "step_00000001"
     listed = json.loads((made / "manifest.json").read_text())["files"]
     assert set(listed) == {"rng_rank_0.json", "rng_rank_1.json", "state.json"}
-    assert damaged(made) is None
+    assert find_damage(made) is None
 
 
 def test_each_rank_reads_its_share_of_a_checkpoint_and_damage_in_any_is_every_ranks(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from small import a_trainer, assert_alike, rows, train, train_on_two_ranks
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ SPEAKS = "(lambda seed: seed % 5 == 0)"
 def overrides(root: Path, speaks: str = SPEAKS) -> list[str]:
     file = root / "world.py"
     file.write_text(WORLD.replace("SPEAKS(", f"{speaks}("))
-    return arguments(
+    return normalize_arguments(
         [
             "task=environment",
             f"task.environment={file}:make",

@@ -28,12 +28,12 @@ from transformers import AutoModelForCausalLM
 
 from ippo_cli.config.errors import ConfigError, Preempted
 from ippo_cli.evaluation.evaluate_run import evaluate_run
-from ippo_cli.planning.preflight import read_material
-from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.planning.preflight import read_model_specs
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Trainer
-from ippo_cli.training.update import update
+from ippo_cli.training.update import update_learner
 from ippo_cli.types import StepContext
 
 LORA = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
@@ -42,7 +42,7 @@ SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.
 
 
 def checkpoint_of(folder: Path) -> Path:
-    found = newest_intact(folder / "checkpoints")
+    found = newest_intact_checkpoint(folder / "checkpoints")
     assert found is not None
     return found
 
@@ -94,7 +94,7 @@ def test_a_learner_moves_its_own_adapter_and_nothing_else(tmp_path: Path, stage:
         for learner in team.learners:
             modules = [one.engine.module for one in team.learners]
             before, own = weights(base.lm), [weights(module) for module in modules]
-            update(learner, rollouts, targets, context)
+            update_learner(learner, rollouts, targets, context)
             assert [equal(weights(module), then) for module, then in zip(modules, own, strict=True)] == [
                 one is not learner for one in team.learners
             ]
@@ -115,7 +115,7 @@ def test_two_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None
             same = {name: experience.rollouts["low"] for name in team}
             context = StepContext(seed=0, iteration=iteration, num_iterations=2)
             for learner in team.learners:
-                update(learner, same, {name: targets["low"] for name in team}, context)
+                update_learner(learner, same, {name: targets["low"] for name in team}, context)
             one, other = (weights(team[name].policy.engine.module) for name in team)
             assert equal(one, other)
             assert equal(*(weights(team[name].critic.engine.module) for name in team))
@@ -282,4 +282,4 @@ def test_folders_and_settings_that_do_not_fit_a_base_are_refused_before_weights_
     }.items():
         config, _ = small_config(tmp_path, *keys, "actor.rank=2", "critic.rank=2", wrong)
         with pytest.raises(ConfigError, match=said):
-            read_material(config, load_task(config.task, config.seed))
+            read_model_specs(config, load_task(config.task, config.seed))

@@ -24,7 +24,7 @@ from small import (
 
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.layout import build_sequences
-from ippo_cli.runs.checkpoint_files import newest_intact
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.types import Minibatch, StepContext
 
 SHARED = "team=shared_policy"
@@ -62,7 +62,7 @@ def test_a_group_has_one_set_of_weights_and_who_stands_alone_trains_as_without_i
         mid = {key: value for key, value in before.items() if "mid/" in key}
         assert mid
         assert mid.items() <= after.items()
-    checkpoint = newest_intact(grouped / "checkpoints")
+    checkpoint = newest_intact_checkpoint(grouped / "checkpoints")
     assert checkpoint is not None
     assert {folder.name for folder in checkpoint.iterdir() if folder.is_dir()} == {"pair", "mid"}
     assert {file.stem for file in (grouped / "initial").glob("*.json")} == {"pair", "mid"}

@@ -11,7 +11,7 @@ from folders import PRINTABLE, model_folder
 from servers import Said, serving
 from small import rows, train
 
-from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, probe
+from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, find_sandbox_problem
 
 PROGRAMS = [
     {
@@ -37,7 +37,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "code_pair": PROGRAMS,
     "jsonl": PROGRAMS,
 }
-SANDBOX = f"reward.sandbox={LOCAL if probe(BWRAP) else BWRAP}"
+SANDBOX = f"reward.sandbox={LOCAL if find_sandbox_problem(BWRAP) else BWRAP}"
 CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its reward, and what a small run needs
     "math": ({"found"}, []),
     "gsm8k": ({"strict", "flexible"}, []),

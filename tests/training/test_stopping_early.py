@@ -10,7 +10,7 @@ import pytest
 from small import final_weights, new_run, rows, train
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.sweeps.lineage import inherit
+from ippo_cli.sweeps.lineage import copy_parent_run
 from ippo_cli.training.process import run_training
 from ippo_cli.training.targets import Algorithm
 
@@ -25,7 +25,7 @@ def test_a_copy_of_a_run_that_stopped_goes_on_as_the_run_would_have(tmp_path: Pa
     assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_00000002"]
     assert rows(folder) == rows(whole)[:3]
     child = folder.with_name("child")
-    inherit(folder, child)
+    copy_parent_run(folder, child)
     run_training(replace(config, stop_after=None), child, resumed=True)
     assert rows(child) == rows(whole)
     expected, found = final_weights(whole), final_weights(child)
@@ -43,7 +43,7 @@ def test_a_coefficient_that_does_not_adapt_is_the_one_that_a_resume_names() -> N
     ).algorithm
     saved = {"low": 0.05}
     coefs = [
-        Algorithm(config=config, num_generations=1, seed=0, kl_coef=saved).kl_coefs({"low": Known()})  # type: ignore[dict-item]
+        Algorithm(config=config, num_generations=1, seed=0, kl_coef=saved).active_kl_coefs({"low": Known()})  # type: ignore[dict-item]
         for config in (fixed, adapting)
     ]
     assert coefs == [{"low": 0.2}, {"low": 0.05}]

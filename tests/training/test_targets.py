@@ -11,10 +11,10 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small import a_trainer, experience_of, newest_intact
+from small import a_trainer, experience_of, find_newest_intact
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.config.checks import check
+from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.formulas import adaptive_kl_step, gae
 from ippo_cli.training.targets import next_kl_coef
@@ -116,7 +116,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         moved, _ = trainer.state.algorithm.targets(trainer.state.team, experience_of(trainer))
         assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
-        found = newest_intact(trainer.run.folder / "checkpoints")
+        found = find_newest_intact(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())
     assert stored["kl_coef"] == trainer.state.algorithm.kl_coef
 
@@ -174,10 +174,10 @@ def test_a_coefficient_that_the_checks_let_adapt_stays_positive(horizon, buffer,
     settings.horizon = horizon
     if buffer >= 5 * horizon:
         with pytest.raises(ConfigError, match=rf"^algorithm\.kl\.reward\.horizon={horizon} lets one buffer"):
-            check(ADAPTIVE, 1)
+            check_config(ADAPTIVE, 1)
         assert adaptive_kl_step(0.01, 0.0, target=0.1, horizon=horizon, num_samples=buffer) < 1e-15
         return
-    check(ADAPTIVE, 1)
+    check_config(ADAPTIVE, 1)
     coef = settings.coef
     for divergence in divergences:
         published = adaptive_kl_step(coef, divergence, target=0.1, horizon=horizon, num_samples=buffer)

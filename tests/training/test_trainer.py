@@ -10,7 +10,7 @@ from small import a_trainer, experience_of, train
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rollout.episode_state import environment_seed
-from ippo_cli.rollout.generator import Draws
+from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Example
 
@@ -22,7 +22,7 @@ def test_a_prompt_without_room_ends_a_run_before_it_begins(tmp_path: Path) -> No
 
 
 def test_an_environments_luck_is_that_of_its_seed_purpose_and_number() -> None:
-    seeds = [environment_seed(Draws(seed=3, purpose="train/1"), index) for index in (0, 5)]
+    seeds = [environment_seed(SamplingStream(seed=3, purpose="train/1"), index) for index in (0, 5)]
     assert seeds == [30391743, 1172200691], "what a run's episodes met before, they meet again"
 
 
@@ -46,6 +46,6 @@ def test_greedy_episodes_are_played_with_the_luck_of_those_that_they_are_a_basel
         assert trainer.state.team["low"].policy.objective.response_budget == 6
     greedy, sampled = seeds[:16], seeds[16:]
     assert greedy == sampled
-    draws = Draws(seed=trainer.config.seed, purpose="train/4")
+    draws = SamplingStream(seed=trainer.config.seed, purpose="train/4")
     assert sampled == [environment_seed(draws, index) for index in experience.batch.index.tolist()]
     assert len(set(sampled)) == 16

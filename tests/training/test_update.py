@@ -180,7 +180,7 @@ def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(t
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", ["separate", "value_head", "centralized"])
 def test_what_rows_begin_with_alike_is_read_once_and_changes_rounding_only(tmp_path, monkeypatch, critic):
-    monkeypatch.setattr(prefixes, "SHORTEST", 2)
+    monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 2)
     build, tokens = build_sequences, [0]
 
     def built(*given, **options):

@@ -19,7 +19,7 @@ from small import (
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.reporting.per_turn_metrics import shown_turns
+from ippo_cli.reporting.per_turn_metrics import logged_turn_counts
 from ippo_cli.training.team_update import update_team
 from ippo_cli.types import Rollout, StepContext
 
@@ -46,7 +46,7 @@ def entropies(agent: Agent, rollout: Rollout) -> Tensor:
     """Of the policy in the state before each action token, `[B, R]`."""
     found = torch.zeros_like(rollout.logprobs)
     with torch.no_grad():
-        for part, sequences in agent.policy.sequences(rollout, final=False):
+        for part, sequences in agent.policy.iterate_sequences(rollout, final=False):
             output = agent.policy.engine(
                 sequences, temperature=agent.temperature, chunk_tokens=agent.chunk_tokens, with_entropy=True
             )
@@ -64,7 +64,7 @@ def test_one_steps_entropies_are_those_of_the_policy_that_spoke(team: tuple[str,
         experience = experience_of(trainer)
         targets, _ = trainer.state.algorithm.targets(members, experience)
         apart = {name: entropies(agent, experience.rollouts[name]) for name, agent in members.items()}
-        turns = shown_turns(members, experience.episodes, trainer.turns, 8)
+        turns = logged_turn_counts(members, experience.episodes, trainer.turns, 8)
         parts = update_team(members, experience, targets, trainer.config, CONTEXT, turns)
         found = {key: value for part in parts for key, value in part.items()}
     for name, numbers in apart.items():

@@ -8,14 +8,14 @@ import pytest
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.rewards.function import FunctionReward
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 
 
 def error_of(reward: FunctionReward) -> str:
     try:
         reward([{"answer": 1}], {"solo": [""]})
     except Exception as error:
-        return located(error)
+        return format_user_error(error)
     raise AssertionError("the reward did not fail")
 
 
@@ -60,5 +60,5 @@ def test_a_file_that_cannot_be_imported_is_told_with_its_line(tmp_path: Path) ->
 
 
 def test_a_class_of_the_projects_is_told_by_its_words_alone() -> None:
-    assert located(ConfigError("seed=x", "is no number", "use 1")) == "seed=x is no number; use 1"
-    assert located(ValueError("no")) == "ValueError: no"
+    assert format_user_error(ConfigError("seed=x", "is no number", "use 1")) == "seed=x is no number; use 1"
+    assert format_user_error(ValueError("no")) == "ValueError: no"

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ippo_cli.agents.critic_view import central_view
+from ippo_cli.agents.critic_view import build_central_view
 from ippo_cli.agents.learner import Learner
 from ippo_cli.algorithms.objectives import ValueFunction
 from ippo_cli.engine.zero import Engine
-from ippo_cli.models.actor import Policy, PolicyOutput, RowsApart
+from ippo_cli.models.actor import MultiAdapterBatch, Policy, PolicyOutput
 from ippo_cli.types import CriticView, Episode, Rollout
 
 
@@ -33,8 +33,8 @@ class FrozenAgent:
         return self.policy.lm.config
 
     @property
-    def rows_apart(self) -> RowsApart | None:
-        return self.policy.rows_apart
+    def shared_base(self) -> MultiAdapterBatch | None:
+        return self.policy.shared_base
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
@@ -62,21 +62,21 @@ class Agent:
         return self.policy.engine.module.lm.config
 
     @property
-    def rows_apart(self) -> RowsApart | None:
-        return self.policy.engine.module.rows_apart
+    def shared_base(self) -> MultiAdapterBatch | None:
+        return self.policy.engine.module.shared_base
 
     @property
     def has_values(self) -> bool:
         """Whether there is a value function, a model of its own or on the policy."""
-        return isinstance(self._valuing.objective, ValueFunction)
+        return isinstance(self._value_learner.objective, ValueFunction)
 
     @property
     def value_name(self) -> str:
         """The name of the weights that its values come from; of its policy's where there are no values."""
-        return self._valuing.name
+        return self._value_learner.name
 
     @property
-    def _valuing(self) -> Learner:
+    def _value_learner(self) -> Learner:
         """Who has the values, if anybody has."""
         return self.policy if self.critic is None else self.critic
 
@@ -87,8 +87,8 @@ class Agent:
 
     def critic_view(self, episodes: Sequence[Episode], rollout: Rollout) -> CriticView | None:
         """What its critic reads of the episodes in place of its rows; None where it reads the rows."""
-        layout = self._valuing.layout
-        return None if layout is None else central_view(episodes, self.name, rollout, layout)
+        layout = self._value_learner.layout
+        return None if layout is None else build_central_view(episodes, self.name, rollout, layout)
 
     @property
     def initial(self) -> FrozenAgent:
@@ -107,17 +107,17 @@ class Agent:
         read = rollout if view is None else view.rollout
         before = torch.zeros_like(read.logprobs)
         after = before.new_zeros(len(before))
-        learner = self._valuing
+        learner = self._value_learner
         if isinstance(learner.objective, ValueFunction):
             learner.engine.eval()
-            for rows, sequences in learner.sequences(read, final=True):
+            for rows, sequences in learner.iterate_sequences(read, final=True):
                 new, final = learner.objective.values(learner.engine, sequences)
                 before[rows, : new.shape[1]] = new
                 after[rows] = final
         return before if view is None else view.gathered(before, rollout), after
 
     @torch.no_grad()
-    def rescored(self, rollout: Rollout) -> Rollout:
+    def recompute_logprobs(self, rollout: Rollout) -> Rollout:
         """The same responses with log-probabilities of the training forward; what they were drawn from stays."""
         self.policy.engine.eval()
         return replace(rollout, logprobs=self._logprobs(self.policy.engine, rollout))
@@ -131,7 +131,7 @@ class Agent:
 
     def _logprobs(self, policy: Callable[..., PolicyOutput], rollout: Rollout) -> Tensor:
         result = torch.zeros_like(rollout.logprobs)
-        for rows, sequences in self.policy.sequences(rollout, final=False):
+        for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
             new = policy(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens).logprobs
             result[rows, : new.shape[1]] = new
         return result
@@ -142,7 +142,7 @@ class Agent:
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
         self.policy.engine.eval()
-        for rows, sequences in self.policy.sequences(rollout, final=False):
+        for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
             output = self.policy.engine(
                 sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
             )

@@ -12,15 +12,21 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ippo_cli.agents.agent import Agent, FrozenAgent
-from ippo_cli.agents.centralized import critic_context, critic_layouts
+from ippo_cli.agents.centralized import build_critic_layouts, critic_context
 from ippo_cli.agents.critic_start import load_critic
 from ippo_cli.agents.learner import Learner, param_groups
-from ippo_cli.agents.references import FrozenWeights, initial_policy, make_engine, reference_policy, shared_base
+from ippo_cli.agents.references import (
+    FrozenWeights,
+    get_shared_base,
+    load_initial_policy,
+    load_reference_policy,
+    make_engine,
+)
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
-from ippo_cli.config.model_args import plain_args
+from ippo_cli.config.model_args import unquantized_args
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
     AgentConfig,
@@ -28,19 +34,19 @@ from ippo_cli.config.schema import (
     Config,
     Dtype,
     LoraActorConfig,
-    OwnCriticConfig,
+    OptimizedCriticConfig,
     ReferenceKind,
     SeparateCriticConfig,
     TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import critics, holders, members, shares_critic
+from ippo_cli.config.teams import agents_by_critic, agents_by_policy, policy_by_agent, shares_critic
 from ippo_cli.models.actor import (
     DTYPES,
     Policy,
+    check_readable_tokens,
     load_actor_lm,
     load_actor_tokenizer,
-    refuse_unreadable_tokens,
     tokenizer_setting,
 )
 from ippo_cli.models.critic import (
@@ -48,7 +54,7 @@ from ippo_cli.models.critic import (
     ValueHeadConfig,
     ValueModel,
     hidden_width,
-    value_head_from,
+    load_value_head,
 )
 from ippo_cli.models.load import backbone_of, checkpoint_activations
 from ippo_cli.models.packing import enable_packing
@@ -58,7 +64,7 @@ from ippo_cli.tasks.task import response_budgets
 if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
     from ippo_cli.models.adapters import AdapterCritic
 
-LOGITS_AT_ONCE = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
+LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
 
 
 def build_team(
@@ -73,7 +79,7 @@ def build_team(
     built: dict[str, Agent] = {}
     agents_frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
-    for holder, names in members(config).items():
+    for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
             agents_frozen[holder] = _build_frozen(config, holder, str(weights[holder]), frozen)
             continue
@@ -82,11 +88,11 @@ def build_team(
         built |= {name: replace(one, name=name) for name in names}
         learners += [one.policy] if one.critic is None else [one.policy, one.critic]
     if shares_critic(config):
-        ((name, names),) = critics(config).items()
+        ((name, names),) = agents_by_critic(config).items()
         place = None if saved is None else saved / name
         first = config.task.agents[names[0]]
-        model = _critic(config, name, first, str(weights[holders(config)[names[0]]]), place, frozen)
-        one = _critic_learner(config, name, names, model, device)
+        model = _build_critic(config, name, first, str(weights[policy_by_agent(config)[names[0]]]), place, frozen)
+        one = _build_critic_learner(config, name, names, model, device)
         built = {agent: replace(built[agent], critic=one) for agent in built}
         learners.append(one)
     team = Team(
@@ -95,21 +101,21 @@ def build_team(
         frozen=agents_frozen,
         names=tuple(config.task.agents),
     )
-    _lay_out(config, team)
+    _set_critic_layouts(config, team)
     return team
 
 
-def _lay_out(config: Config, team: Team) -> None:
+def _set_critic_layouts(config: Config, team: Team) -> None:
     """Let centralised critics read what all agents saw and said."""
     own = {agent.critic.name: agent.critic for agent in team.values() if agent.critic is not None}
     critic_contexts = {
         name: critic_context(config, critic, own[name].engine.module.backbone.config)
-        for name, names in critics(config).items()
+        for name, names in agents_by_critic(config).items()
         if isinstance(critic := config.task.agents[names[0]].critic, CentralizedCriticConfig)
     }
-    layouts = critic_layouts(
+    layouts = build_critic_layouts(
         config,
-        {name: agent.tokenizer for name, agent in team.speakers.items()},
+        {name: agent.tokenizer for name, agent in team.generation_policies.items()},
         {name: context_limit(agent.model_config, config.rollout) for name, agent in team.items()},
         critic_contexts,
     )
@@ -121,15 +127,15 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
     """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
     actor = config.task.agents[name].actor
     tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
-    policy, engine = initial_policy(config, name, actor, weights, frozen)
+    policy, engine = load_initial_policy(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
         from ippo_cli.models.adapters import AdapterPolicy
 
-        base = shared_base(config, name, actor, weights, frozen)
+        base = get_shared_base(config, name, actor, weights, frozen)
         adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
-    refuse_unreadable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
+    check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
     return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy, engine=engine)
 
 
@@ -139,23 +145,23 @@ def _build_agent(
     """The first of the agents that have these weights; the others differ from it in name."""
     agent = config.task.agents[names[0]]
     tokenizer = load_actor_tokenizer(agent.actor, weights, agent.actor.revision)
-    policy = _policy(config, holder, agent, weights, saved, frozen)
-    refuse_unreadable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
+    policy = _build_policy(config, holder, agent, weights, saved, frozen)
+    check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
     # Before an engine spreads it.
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
     reference, reference_engine = None, None
     if needs_reference(config):
-        reference, reference_engine = reference_policy(config, holder, agent.actor, weights, frozen)
+        reference, reference_engine = load_reference_policy(config, holder, agent.actor, weights, frozen)
         if agent.actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
-            refuse_unreadable_tokens(tokenizer, reference.lm, f"actor.reference={agent.actor.reference}")
+            check_readable_tokens(tokenizer, reference.lm, f"actor.reference={agent.actor.reference}")
     if reference is not None and not reference.packs:
         policy.packs = False  # the reference is given the rows that the policy reads
-    chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGITS_AT_ONCE // vocabulary, 1)
-    actor = _actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
+    chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // vocabulary, 1)
+    actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
     critic = None
-    if isinstance(agent.critic, OwnCriticConfig) and not shares_critic(config):
-        model = _critic(config, holder, agent, weights, saved, frozen)
-        critic = _critic_learner(config, holder, names, model, frozen.device)
+    if isinstance(agent.critic, OptimizedCriticConfig) and not shares_critic(config):
+        model = _build_critic(config, holder, agent, weights, saved, frozen)
+        critic = _build_critic_learner(config, holder, names, model, frozen.device)
     return Agent(
         name=names[0],
         tokenizer=tokenizer,
@@ -169,7 +175,7 @@ def _build_agent(
     )
 
 
-def _policy(
+def _build_policy(
     config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> Policy:
     """The actor's model with its initial weights, or those that were saved."""
@@ -177,9 +183,9 @@ def _policy(
     if isinstance(actor, LoraActorConfig):
         from ippo_cli.models.adapters import AdapterPolicy
 
-        base = shared_base(config, holder, actor, weights, frozen)
+        base = get_shared_base(config, holder, actor, weights, frozen)
         adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
-        policy: Policy = AdapterPolicy(base, adapter, _value_head(agent, base.lm))
+        policy: Policy = AdapterPolicy(base, adapter, _build_value_head(agent, base.lm))
         if saved is not None:
             policy.load_saved(saved)
         elif actor.adapter is not None:
@@ -188,28 +194,28 @@ def _policy(
     source, revision = (weights, actor.revision) if saved is None else (str(saved / "actor"), None)
     spreads = config.deepspeed.stage == 3
     lm = load_actor_lm(actor, source, revision, as_stored=spreads)
-    policy = Policy(lm, _value_head(agent, lm), in_step=spreads)
+    policy = Policy(lm, _build_value_head(agent, lm), in_step=spreads)
     if saved is not None and policy.value_head is not None:
-        policy.value_head.load_state_dict(value_head_from(saved / "critic").state_dict())
-    _checkpoint_gradients(lm, actor.gradient_checkpointing)
+        policy.value_head.load_state_dict(load_value_head(saved / "critic").state_dict())
+    _enable_checkpointing(lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
     return policy
 
 
-def _value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
+def _build_value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
     """Of a policy that carries one."""
     if not isinstance(agent.critic, ValueHeadCriticConfig):
         return None
-    return _head_of(agent.critic, lm, agent.actor.dtype)
+    return _make_value_head(agent.critic, lm, agent.actor.dtype)
 
 
-def _head_of(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> ValueHead:
+def _make_value_head(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> ValueHead:
     head = ValueHead(ValueHeadConfig(hidden_width(lm.config), critic.value_head_hidden_dim))
     nn.Module.to(head, dtype=DTYPES[dtype])
     return head
 
 
-def _actor_learner(
+def _build_actor_learner(
     config: Config,
     holder: str,
     names: tuple[str, ...],
@@ -248,7 +254,7 @@ def _actor_learner(
     )
 
 
-def _critic(
+def _build_critic(
     config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> ValueModel | AdapterCritic:
     """A critic with an engine of its own: on the actor's frozen base, or a model."""
@@ -257,9 +263,9 @@ def _critic(
         from ippo_cli.models.adapters import AdapterCritic
 
         assert isinstance(actor, LoraActorConfig)
-        base = shared_base(config, holder, actor, weights, frozen)
+        base = get_shared_base(config, holder, actor, weights, frozen)
         adapter = base.add(critic, "critic", config.seed, earlier=critic.warm_start, key="critic.warm_start")
-        on_base = AdapterCritic(adapter, _head_of(critic, base.lm, actor.dtype))
+        on_base = AdapterCritic(adapter, _make_value_head(critic, base.lm, actor.dtype))
         if saved is not None:
             on_base.load_saved(saved)
         elif critic.warm_start is not None:
@@ -268,19 +274,19 @@ def _critic(
     assert isinstance(critic, SeparateCriticConfig)
     if saved is not None:
         critic = replace(critic, warm_start=str(saved / "critic"))
-    args = plain_args(actor) if critic.model is None else {}
+    args = unquantized_args(actor) if critic.model is None else {}
     model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3, args=args)
-    _checkpoint_gradients(model.backbone, critic.gradient_checkpointing)
+    _enable_checkpointing(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
     return model
 
 
-def _critic_learner(
+def _build_critic_learner(
     config: Config, holder: str, names: tuple[str, ...], model: ValueModel | AdapterCritic, device: torch.device
 ) -> Learner:
     agent = config.task.agents[names[0]]
     actor, critic = agent.actor, agent.critic
-    assert isinstance(critic, OwnCriticConfig)
+    assert isinstance(critic, OptimizedCriticConfig)
     dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
     return Learner(
         name=holder,
@@ -301,6 +307,6 @@ def _response_budget(config: Config, names: tuple[str, ...]) -> int:
     return max(response_budgets(config)[name] for name in names)
 
 
-def _checkpoint_gradients(model: PreTrainedModel, on: bool) -> None:
+def _enable_checkpointing(model: PreTrainedModel, on: bool) -> None:
     if on:
         checkpoint_activations(model)

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 
 from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
-from ippo_cli.agents.critic_view import Layout
-from ippo_cli.agents.initial import embeddings
+from ippo_cli.agents.critic_view import CriticLayout
+from ippo_cli.agents.initial import embedding_count
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import CentralizedCriticConfig, Config, Credit, History, TurnValue, ValueUnit
-from ippo_cli.config.teams import critics
-from ippo_cli.config.text import listed
+from ippo_cli.config.teams import agents_by_critic
+from ippo_cli.config.text import join_names
 
 BY_TURN = {"credit": Credit.turn, "turn_value": TurnValue.first, "value_unit": ValueUnit.turn}
 """What `algorithm` must have where critics read text: then there is one value for a turn."""
 
 
-def critic_layouts(
+def build_critic_layouts(
     config: Config,
     tokenizers: Mapping[str, PreTrainedTokenizerBase],
     contexts: Mapping[str, int],
     critic_contexts: Mapping[str, int],
-) -> dict[str, Layout]:
+) -> dict[str, CriticLayout]:
     """How each centralised critic's rows are written, by the critic's name; empty for other critics.
 
     `tokenizers`, `contexts`: of each agent; `critic_contexts`: by the critic's name. Raises `ConfigError` where agents
@@ -30,16 +30,18 @@ def critic_layouts(
     """
     if not isinstance(config.critic, CentralizedCriticConfig):
         return {}
-    readers = {name: _critic_tokenizer(config, names, tokenizers) for name, names in critics(config).items()}
-    by_text = any(not _same(reader, one) for reader in readers.values() for one in tokenizers.values())
+    readers = {
+        name: _load_critic_tokenizer(config, names, tokenizers) for name, names in agents_by_critic(config).items()
+    }
+    by_text = any(not _vocabularies_match(reader, one) for reader in readers.values() for one in tokenizers.values())
     if by_text:
-        _refuse_values_of_tokens(config, tokenizers)
+        _check_values_by_turn(config, tokenizers)
     return {
-        name: Layout(
+        name: CriticLayout(
             agents=tuple(config.task.agents),
             tokenizer=readers[name],
-            by_text=by_text,
-            forgets=config.rollout.history is History.latest,
+            reads_text=by_text,
+            is_last_only=config.rollout.history is History.latest,
             context=critic_contexts[name],
             max_new_tokens={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
             contexts=dict(contexts),
@@ -61,7 +63,7 @@ def critic_context(config: Config, critic: CentralizedCriticConfig, model: PreTr
     return min(made_for, critic.context_limit or made_for)
 
 
-def _critic_tokenizer(
+def _load_critic_tokenizer(
     config: Config, names: tuple[str, ...], tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> PreTrainedTokenizerBase:
     """What a critic reads with: its model's own tokenizer, and that of its first agent where it has none."""
@@ -77,9 +79,9 @@ def _critic_tokenizer(
         if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # made by the library where files are missing
             raise FileNotFoundError("no vocabulary")
     except Exception as error:
-        first, size = tokenizers[names[0]], embeddings(source, revision)
+        first, size = tokenizers[names[0]], embedding_count(source, revision)
         known = size is None or max(first.get_vocab().values()) < size
-        if known and all(_same(first, other) for other in tokenizers.values()):
+        if known and all(_vocabularies_match(first, other) for other in tokenizers.values()):
             return first  # a critic's folder need not have one
         raise ConfigError(
             f"critic.{key}={source}",
@@ -97,7 +99,7 @@ def _critic_tokenizer(
     return tokenizer
 
 
-def _same(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+def _vocabularies_match(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Whether the other's token ids mean the same to the reader. Special tokens go by other names within a family."""
     own, its = reader.get_vocab(), other.get_vocab()
     if own == its:
@@ -107,11 +109,11 @@ def _same(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bo
     return plain[0] == plain[1] and max(its.values()) <= max(own.values())
 
 
-def _refuse_values_of_tokens(config: Config, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
+def _check_values_by_turn(config: Config, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
     if all(getattr(config.algorithm, key) is value for key, value in BY_TURN.items()):
         return
     unlike = len({frozenset(tokenizer.get_vocab().items()) for tokenizer in tokenizers.values()}) > 1
-    who = f"those of {listed(list(tokenizers))}" if unlike else "that of critic.model and the agents'"
+    who = f"those of {join_names(list(tokenizers))}" if unlike else "that of critic.model and the agents'"
     wanted = " ".join(f"algorithm.{key}={value.value}" for key, value in BY_TURN.items())
     raise ConfigError(
         "critic=centralized",

@@ -13,13 +13,13 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import ATTENTION
 from ippo_cli.config.schema import SeparateCriticConfig
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.critic import ValueHeadConfig, ValueModel, ValueModelConfig, hidden_width, value_model
+from ippo_cli.models.critic import ValueHeadConfig, ValueModel, ValueModelConfig, hidden_width, make_value_model
 from ippo_cli.models.load import (
     UnusableModel,
     backbone_of,
-    cannot_load,
+    load_error,
     load_pretrained,
-    what_is_missing,
+    missing_files_reason,
 )
 
 CLASSIFIER = "ForSequenceClassification"
@@ -38,16 +38,16 @@ def load_critic(
 
     `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`. `args`: what its actor is loaded with.
     """
-    source, of = (weights, revision) if critic.model is None else (critic.model, critic.revision)
+    source, source_revision = (weights, revision) if critic.model is None else (critic.model, critic.revision)
     options: dict[str, Any] = {"dtype": DTYPES[critic.dtype], "as_stored": as_stored}
     args = args or {}
     try:
         if critic.warm_start is None:
-            backbone = load_pretrained(AutoModel, source, revision=of, **options, **args)
-            return value_model(backbone, critic.value_head_hidden_dim)
-        kind, _ = _read_start(critic, critic.warm_start)
+            backbone = load_pretrained(AutoModel, source, revision=source_revision, **options, **args)
+            return make_value_model(backbone, critic.value_head_hidden_dim)
+        kind, _ = _read_warm_start(critic, critic.warm_start)
         if kind == "classifier":
-            model = _from_classifier(critic.warm_start, **options)
+            model = _load_from_classifier(critic.warm_start, **options)
         else:
             model = load_pretrained(ValueModel, critic.warm_start, **options)
         if args.get(ATTENTION) is not None:  # the one argument that no config.json holds
@@ -57,31 +57,33 @@ def load_critic(
         raise
     except Exception as error:
         place = critic.warm_start or source
-        raise cannot_load(_setting(critic, source), "critic", error, what_is_missing(Path(place))) from error
+        raise load_error(_format_setting(critic, source), "critic", error, missing_files_reason(Path(place))) from error
 
 
-def start_config(critic: SeparateCriticConfig) -> PreTrainedConfig:
+def warm_start_config(critic: SeparateCriticConfig) -> PreTrainedConfig:
     """The configuration of the backbone that `critic.warm_start` holds. No weight is read.
 
     Raises `ConfigError` or `PreflightError` where no critic can start from it.
     """
     assert critic.warm_start is not None
     try:
-        return _read_start(critic, critic.warm_start)[1]
+        return _read_warm_start(critic, critic.warm_start)[1]
     except ConfigError:
         raise
     except Exception as error:
-        reason = what_is_missing(Path(critic.warm_start))
-        raise cannot_load(_setting(critic, critic.warm_start), "critic", error, reason) from error
+        reason = missing_files_reason(Path(critic.warm_start))
+        raise load_error(_format_setting(critic, critic.warm_start), "critic", error, reason) from error
 
 
-def _setting(critic: SeparateCriticConfig, source: str) -> str:
+def _format_setting(critic: SeparateCriticConfig, source: str) -> str:
     if critic.warm_start is not None:
         return f"critic.warm_start={critic.warm_start}"
     return f"critic.model=null (the actor's, {source})" if critic.model is None else f"critic.model={source}"
 
 
-def _read_start(critic: SeparateCriticConfig, source: str) -> tuple[Literal["critic", "classifier"], PreTrainedConfig]:
+def _read_warm_start(
+    critic: SeparateCriticConfig, source: str
+) -> tuple[Literal["critic", "classifier"], PreTrainedConfig]:
     """What `critic.warm_start` holds, from its config.json, and the configuration of the backbone."""
     stored, _ = PreTrainedConfig.get_config_dict(source)
     kind = stored.get("model_type")
@@ -112,7 +114,7 @@ def _read_start(critic: SeparateCriticConfig, source: str) -> tuple[Literal["cri
 
 
 @torch.no_grad()
-def _from_classifier(source: str, **options: Any) -> ValueModel:
+def _load_from_classifier(source: str, **options: Any) -> ValueModel:
     """A critic with the backbone of a reward model, and with its linear map as the value head."""
     classifier = load_pretrained(AutoModelForSequenceClassification, source, **options)
     backbone = backbone_of(classifier)
@@ -123,7 +125,7 @@ def _from_classifier(source: str, **options: Any) -> ValueModel:
             f"{type(classifier).__name__} has more between its backbone and its score than one linear map; use "
             + REWARD_MODEL
         )
-    model = value_model(backbone, None)
+    model = make_value_model(backbone, None)
     out = model.value_head.out
     out.weight.copy_(maps[0].weight)
     if maps[0].bias is None:

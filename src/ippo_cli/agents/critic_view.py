@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.rollout.rows import Columns, Part, left_padded, read_between
+from ippo_cli.rollout.rows import Columns, Part, left_pad, tokens_between
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.types import CriticView, DetachedTurn, Episode, Rollout, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class CriticLayout:
     """How a critic's rows are written."""
 
     agents: tuple[str, ...]  # in the task's order
     tokenizer: PreTrainedTokenizerBase  # the critic's
-    by_text: bool  # whether all is read as text: one value for a turn; else an agent's own tokens stay as they are
-    forgets: bool  # rollout.history=latest: an agent's turns read nothing of its earlier ones
+    reads_text: bool  # whether all is read as text: one value for a turn; else an agent's own tokens stay as they are
+    is_last_only: bool  # rollout.history=latest: an agent's turns read nothing of its earlier ones
     context: int  # tokens that the critic reads as one sequence
     max_new_tokens: Mapping[str, int]  # that each agent may write in a turn
     contexts: Mapping[str, int]  # tokens that each agent may read and write as one sequence
@@ -34,7 +34,9 @@ class Layout:
         return self.tokenizer.eos_token_id
 
 
-def central_view(episodes: Sequence[Episode], agent: str, own: Rollout, layout: Layout) -> CriticView:
+def build_central_view(
+    episodes: Sequence[Episode], agent: str, agent_rollout: Rollout, layout: CriticLayout
+) -> CriticView:
     """What the critic reads of each episode for one agent, whose own rows are `own`.
 
     Step by step: what the others were told, in the order of `agents`, what the agent was told and wrote, and then what
@@ -50,61 +52,61 @@ def central_view(episodes: Sequence[Episode], agent: str, own: Rollout, layout: 
     By text, an agent's own part is text as well; it has one action column for each turn: its value is that of the
     state before the turn.
     """
-    ids = _tokens(episodes, agent, layout)
-    rows = [_row(episode, agent, layout, ids) for episode in episodes]
+    ids = _tokenize_texts(episodes, agent, layout)
+    rows = [_build_row(episode, agent, layout, ids) for episode in episodes]
     columns = Columns([row.parts for row in rows])
-    prompt_ids, prompt_mask = left_padded([row.prompt or [0] for row in rows])
-    device = own.response_ids.device
-    turn = columns.padded(columns.turn, empty=-1).to(device)
+    prompt_ids, prompt_mask = left_pad([row.prompt or [0] for row in rows])
+    device = agent_rollout.response_ids.device
+    turn = columns.pad(columns.turn, empty=-1).to(device)
     zeros = torch.zeros(turn.shape, device=device)
     rollout = Rollout(
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        response_ids=columns.padded(columns.of("ids", torch.long)).to(device),
+        response_ids=columns.pad(columns.of("ids", torch.long)).to(device),
         response_mask=turn >= 0,
         turn=turn,
         length=columns.lengths.to(device),
         logprobs=zeros,
         behavior_logprobs=zeros,
-        finished=own.finished,
-        texts=own.texts,
+        finished=agent_rollout.finished,
+        texts=agent_rollout.texts,
         detached=[row.detached for row in rows],
     )
-    column, source = (_by_turn if layout.by_text else _one_by_one)(own, rollout)
+    column, source = (_align_turns if layout.reads_text else _align_tokens)(agent_rollout, rollout)
     left_out = torch.tensor([row.left_out for row in rows], dtype=torch.bool, device=device)
     return CriticView(rollout=rollout, column=column, source=source, left_out=left_out)
 
 
-def _one_by_one(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
+def _align_tokens(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
     """Both have the same action tokens in the same order."""
-    mine, there = own.response_mask.nonzero(), view.response_mask.nonzero()
+    own_tokens, view_tokens = own.response_mask.nonzero(), view.response_mask.nonzero()
     column, source = torch.zeros_like(own.response_ids), torch.zeros_like(view.response_ids)
-    column[mine[:, 0], mine[:, 1]] = there[:, 1]
-    source[there[:, 0], there[:, 1]] = mine[:, 1]
+    column[own_tokens[:, 0], own_tokens[:, 1]] = view_tokens[:, 1]
+    source[view_tokens[:, 0], view_tokens[:, 1]] = own_tokens[:, 1]
     return column, source
 
 
-def _by_turn(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
+def _align_turns(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
     """All tokens of a turn have the value of its column, which learns the targets of the turn's last token."""
     column, source = torch.zeros_like(own.response_ids), torch.zeros_like(view.response_ids)
     for turn in range(int(own.turn.max()) + 1):
-        mine, there = own.turn == turn, view.turn == turn
-        place = there.long().argmax(dim=1, keepdim=True)
-        last = (torch.arange(mine.shape[1], device=mine.device) * mine).amax(dim=1, keepdim=True)
-        column = torch.where(mine, place, column)
-        source = torch.where(there, last, source)
+        own_mask, view_mask = own.turn == turn, view.turn == turn
+        place = view_mask.long().argmax(dim=1, keepdim=True)
+        last = (torch.arange(own_mask.shape[1], device=own_mask.device) * own_mask).amax(dim=1, keepdim=True)
+        column = torch.where(own_mask, place, column)
+        source = torch.where(view_mask, last, source)
     return column, source
 
 
-def _tokens(episodes: Sequence[Episode], agent: str, layout: Layout) -> Mapping[str, list[int]]:
+def _tokenize_texts(episodes: Sequence[Episode], agent: str, layout: CriticLayout) -> Mapping[str, list[int]]:
     """The ids of every text that is read as text."""
     texts: dict[str, None] = {}
     for episode in episodes:
         texts |= dict.fromkeys(episode.last_observations.values())
         for turn in episode.turns:
-            if layout.by_text or turn.agent != agent:
+            if layout.reads_text or turn.agent != agent:
                 texts[turn.observation] = None
-            if layout.by_text:
+            if layout.reads_text:
                 texts[turn.completion.text] = None
     texts.pop("", None)
     control = ControlTokens(layout.tokenizer)
@@ -112,24 +114,24 @@ def _tokens(episodes: Sequence[Episode], agent: str, layout: Layout) -> Mapping[
     return {"": []} | dict(zip(texts, written, strict=True))
 
 
-def _row(episode: Episode, agent: str, layout: Layout, ids: Mapping[str, list[int]]) -> _Row:
-    row, others = _Row(layout), [name for name in layout.agents if name != agent]
+def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[str, list[int]]) -> _RowBuilder:
+    row, others = _RowBuilder(layout), [name for name in layout.agents if name != agent]
     end, own = [layout.separator], episode.own(agent)
     before: Turn | None = None
     if not own:
         return row
-    for turns in _steps(episode.turns):
+    for turns in _group_by_step(episode.turns):
         for name in others:
             if name in turns:
-                row.hear([*ids[turns[name].observation], *end])
+                row.add_other_tokens([*ids[turns[name].observation], *end])
         if agent in turns:
             turn = turns[agent]
-            if layout.by_text:
-                row.read([*ids[turn.observation], *end], anew=layout.forgets)
+            if layout.reads_text:
+                row.read([*ids[turn.observation], *end], starts_sequence=layout.is_last_only)
                 row.write_text([*ids[turn.completion.text], *end], len(turn.completion.ids) > 0)
             else:
-                between = None if before is None else read_between(before, turn.prompt)
-                row.read(turn.prompt if between is None else between, anew=between is None)
+                between = None if before is None else tokens_between(before, turn.prompt)
+                row.read(turn.prompt if between is None else between, starts_sequence=between is None)
                 row.write(turn)
             before = turn
         if before is own[-1] and episode.finished(agent):
@@ -137,30 +139,35 @@ def _row(episode: Episode, agent: str, layout: Layout, ids: Mapping[str, list[in
         for name in others:
             if name in turns:
                 completion = turns[name].completion
-                said = ids[completion.text] if layout.by_text else completion.ids.tolist()
-                row.hear(said if said[-1:] == end else [*said, *end])
+                said = ids[completion.text] if layout.reads_text else completion.ids.tolist()
+                row.add_other_tokens(said if said[-1:] == end else [*said, *end])
     else:
-        _end(row, episode, agent, others, layout, ids)
+        _add_final_observations(row, episode, agent, others, layout, ids)
     row.close()
     return row
 
 
-def _end(
-    row: _Row, episode: Episode, agent: str, others: Sequence[str], layout: Layout, ids: Mapping[str, list[int]]
+def _add_final_observations(
+    row: _RowBuilder,
+    episode: Episode,
+    agent: str,
+    others: Sequence[str],
+    layout: CriticLayout,
+    ids: Mapping[str, list[int]],
 ) -> None:
     """What agents were told at the end of an episode in which the agent's part was cut."""
-    told = episode.last_observations
+    observations = episode.last_observations
     for name in others:
-        if name in told:
-            row.hear([*ids[told[name]], layout.separator])
-    if agent in episode.final and layout.by_text:
-        row.read([*ids[told[agent]], layout.separator], anew=layout.forgets)
+        if name in observations:
+            row.add_other_tokens([*ids[observations[name]], layout.separator])
+    if agent in episode.final and layout.reads_text:
+        row.read([*ids[observations[agent]], layout.separator], starts_sequence=layout.is_last_only)
     elif agent in episode.final:
-        between = read_between(episode.of(agent)[-1], episode.final[agent])
-        row.read(episode.final[agent] if between is None else between, anew=between is None)
+        between = tokens_between(episode.of(agent)[-1], episode.final[agent])
+        row.read(episode.final[agent] if between is None else between, starts_sequence=between is None)
 
 
-def _steps(turns: Iterable[Turn]) -> Iterator[dict[str, Turn]]:
+def _group_by_step(turns: Iterable[Turn]) -> Iterator[dict[str, Turn]]:
     """Turns by agent, of each step."""
     for _, step in groupby(turns, key=lambda turn: turn.step):
         yield {turn.agent: turn for turn in step}
@@ -174,41 +181,41 @@ class _Piece:
     own: bool
 
 
-class _Row:
+class _RowBuilder:
     """One row, which grows as the episode did."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: CriticLayout) -> None:
         self.prompt: list[int] = []
         self.parts: list[Part] = []
         self.detached: list[DetachedTurn] = []
         self.left_out = False
         self._layout = layout
-        self._head: list[int] = _beginning(layout) if layout.by_text else []
+        self._head: list[int] = _bos_ids(layout) if layout.reads_text else []
         self._pieces: list[_Piece] = []  # what a sequence that begins now would have
         self._unread: list[_Piece] = []  # the last of them, which are in no column yet
-        self._anew = False  # whether the next turn is a sequence of its own
+        self._starts_sequence = False  # whether the next turn is a sequence of its own
         self._turns = 0
         self._sequence = 0  # tokens of the sequence that the last column is in
         self._columns = 0
 
-    def hear(self, ids: list[int]) -> None:
+    def add_other_tokens(self, ids: list[int]) -> None:
         """What another agent was told or wrote, its separator included."""
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.own and last.ids[-1:] != [self._layout.separator]:
             self._add(_Piece([self._layout.separator], own=True))  # behind a response that was cut
         self._add(_Piece(ids, own=False))
 
-    def read(self, ids: Sequence[int], *, anew: bool) -> None:
+    def read(self, ids: Sequence[int], *, starts_sequence: bool) -> None:
         """What the agent was told; `anew`: all that it reads, and nothing of its own stands before it."""
         ids = list(ids)
-        if anew:
-            if not self._layout.by_text:
+        if starts_sequence:
+            if not self._layout.reads_text:
                 begins = int(ids[0] == self._layout.tokenizer.bos_token_id)  # a token that stays the first
                 self._head, ids = ids[:begins], ids[begins:]
-            heard = self._unread if self._layout.forgets else self._pieces
+            heard = self._unread if self._layout.is_last_only else self._pieces
             self._pieces = [piece for piece in heard if not piece.own]
             self._unread = list(self._pieces)
-        self._anew = anew
+        self._starts_sequence = starts_sequence
         self._add(_Piece(ids, own=True))
 
     def write(self, turn: Turn) -> None:
@@ -220,10 +227,10 @@ class _Row:
         self._pieces.append(_Piece(ids, own=True))
         self._turns += 1
 
-    def write_text(self, ids: list[int], valued: bool) -> None:
+    def write_text(self, ids: list[int], has_value: bool) -> None:
         """What the agent wrote, as text: one action column, before which the turn's state is read."""
         self._place(1)
-        self._write(Part.of(ids[:1], self._turns if valued else -1))
+        self._write(Part.of(ids[:1], self._turns if has_value else -1))
         self._write(Part.of(ids[1:]))
         self._pieces.append(_Piece(ids, own=True))
         self._turns += 1
@@ -240,8 +247,8 @@ class _Row:
         """Put what is unread before the next column, in a sequence that has room for so many tokens more."""
         unread = [token for piece in self._unread for token in piece.ids]
         begins = not self.prompt
-        if begins or self._anew or self._sequence + len(unread) + room > self._layout.context:
-            prompt = self._newest(room)
+        if begins or self._starts_sequence or self._sequence + len(unread) + room > self._layout.context:
+            prompt = self._truncate_pieces(room)
             if begins:
                 self.prompt = prompt
             else:
@@ -249,14 +256,14 @@ class _Row:
             self._sequence = len(prompt)
         elif unread:
             self._write(Part.of(unread))
-        self._unread, self._anew = [], False
+        self._unread, self._starts_sequence = [], False
 
     def _write(self, part: Part) -> None:
         self.parts.append(part)
         self._columns += len(part.ids)
         self._sequence += len(part.ids)
 
-    def _newest(self, room: int) -> list[int]:
+    def _truncate_pieces(self, room: int) -> list[int]:
         """All pieces that leave so much room, others' oldest left out first; of an agent's own the last tokens."""
         space = max(self._layout.context - room - len(self._head), 1)
         excess = sum(len(piece.ids) for piece in self._pieces) - space
@@ -271,7 +278,7 @@ class _Row:
         return self._head + kept[max(excess, 0) :]
 
 
-def _beginning(layout: Layout) -> list[int]:
+def _bos_ids(layout: CriticLayout) -> list[int]:
     """The token that the critic's tokenizer begins every text with, if it has one."""
     ids = layout.tokenizer("").input_ids
     return list(ids) if list(ids) == [layout.tokenizer.bos_token_id] else []

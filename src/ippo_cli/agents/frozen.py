@@ -10,7 +10,7 @@ import torch
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.adapters import has_merged_adapter
-from ippo_cli.config.model_args import quantization
+from ippo_cli.config.model_args import quantization_args
 from ippo_cli.config.schema import ActorConfig, Dtype, LoraActorConfig
 from ippo_cli.models.actor import Policy, load_actor_lm, load_actor_tokenizer, load_tokenizer
 
@@ -19,7 +19,7 @@ Record = dict[str, Any]
 this is its base's, and `adapter` is the same of its own folder, or None for one that does nothing yet."""
 
 
-def frozen_agent(
+def load_frozen_agent(
     name: str, record: Mapping[str, Any], actor: ActorConfig, device: torch.device, bases: dict[Any, Any]
 ) -> FrozenAgent:
     """Load a model, or an adapter and its base; `bases` keeps those by their model: of whoever began with it."""
@@ -38,7 +38,7 @@ def frozen_agent(
     key = "base", model, commit, actor.dtype, str(actor.model_args)
     if key not in bases:
         lm = load_actor_lm(actor, model, commit, is_base=True)
-        bases[key] = FrozenBase(lm if quantization(actor) else lm.to(device), model)  # pyright: ignore
+        bases[key] = FrozenBase(lm if quantization_args(actor) else lm.to(device), model)  # pyright: ignore
     if record["adapter"] is None:
         adapter = bases[key].add(actor, "actor", seed=0)
     else:

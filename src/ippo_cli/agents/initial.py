@@ -17,8 +17,8 @@ from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.utils import CONFIG_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED, adapter_folder, reference_folder
-from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
+from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER, find_adapter_folder, find_reference_folder
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
 from ippo_cli.config.schema import (
     ActorConfig,
     Alphabet,
@@ -30,12 +30,12 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     TinyActorConfig,
 )
-from ippo_cli.config.teams import base_of, bases, members
+from ippo_cli.config.teams import agents_by_base, agents_by_policy, base_by_policy
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_actor_tokenizer
-from ippo_cli.models.tiny import make_tiny_actor, tokenizer_of
-from ippo_cli.tasks.task import Task, task_environments
-from ippo_cli.tasks.warm_start import first_examples, played_lessons, taught_answer
+from ippo_cli.models.tiny import make_lesson_tokenizer, make_tiny_actor
+from ippo_cli.tasks.task import Task, make_task_factory
+from ippo_cli.tasks.warm_start import play_lessons, take_examples, warm_start_template
 from ippo_cli.types import Lesson
 
 WARM_START_EXAMPLES = 8192
@@ -54,9 +54,10 @@ def initial_weights(
     answers are known starts from random weights, and `say` is told.
     """
     made = {
-        base: _initial(config, base, names, task, run_folder, progress, say) for base, names in bases(config).items()
+        base: _resolve_weights(config, base, names, task, run_folder, progress, say)
+        for base, names in agents_by_base(config).items()
     }
-    return {holder: made[base] for holder, base in base_of(config).items()}
+    return {holder: made[base] for holder, base in base_by_policy(config).items()}
 
 
 def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list[Lesson]:
@@ -67,13 +68,13 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
     An agent that reads its latest observation alone has a lesson from every turn: it will never read two in a row.
     """
     agents = config.task.agents
-    scripted = all(taught_answer(agent) is not None for agent in agents.values())
+    scripted = all(warm_start_template(agent) is not None for agent in agents.values())
     # Few examples are played again and again: what is answered at random must not be learnt by heart.
-    again = cycle(first_examples(task.train, RANDOM_EPISODES))
-    examples = first_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
-    environment = task_environments(config.task)()
+    again = cycle(take_examples(task.train, RANDOM_EPISODES))
+    examples = take_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
+    environment = make_task_factory(config.task)()
     try:
-        played = played_lessons(environment, agents, examples, config.seed)
+        played = play_lessons(environment, agents, examples, config.seed)
     finally:
         environment.close()
     lessons = [lesson for name in names for lesson in played[name]]
@@ -93,15 +94,15 @@ def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config
     return warm_start_lessons(everyone, config, task)
 
 
-def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
+def pin_revisions(config: Config, weights: Weights, run_folder: Path) -> Config:
     """The same configuration, with the commit as the revision of every hub model.
 
     `initial/NAME.json` in the run's folder says what the actor of agent, group or base NAME began with: the commit, or
     every file's sha256. It is written when the run begins; where it is there, what the folder or hub holds now must be
     the same, since the KL reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
     """
-    commits = distributed.on_main(lambda: _pin(config, weights, run_folder))
-    base = {name: base for base, names in bases(config).items() for name in names}
+    commits = distributed.run_on_main(lambda: _record_weights(config, weights, run_folder))
+    base = {name: base for base, names in agents_by_base(config).items() for name in names}
     agents = {}
     for name, agent in config.task.agents.items():
         actor, record = agent.actor, base[name]
@@ -111,12 +112,12 @@ def pinned(config: Config, weights: Weights, run_folder: Path) -> Config:
     return replace(config, task=replace(config.task, agents=agents))
 
 
-def record_file(run_folder: Path, holder: str) -> Path:
+def record_path(run_folder: Path, holder: str) -> Path:
     """What an agent or group of the run began with."""
     return run_folder / "initial" / f"{holder}.json"
 
 
-def description(model: Path | str, revision: str | None, key: str = "model") -> dict[str, Any]:
+def describe_source(model: Path | str, revision: str | None, key: str = "model") -> dict[str, Any]:
     """What a model or tokenizer is: the commit of a hub id, or the sha256 of a folder's files. `key` names it."""
     if Path(model).is_dir():
         files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES)
@@ -132,10 +133,10 @@ def description(model: Path | str, revision: str | None, key: str = "model") -> 
     return {"model": str(model), "commit": commit, "sha256": {}}
 
 
-def verified(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
+def verify_record(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
     """The record of what a run began with, where that is still there. Raises `ResumeError` where a file differs."""
     if Path(model).is_dir():
-        now, before = description(model, None)["sha256"], record["sha256"]
+        now, before = describe_source(model, None)["sha256"], record["sha256"]
         if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
             raise ResumeError(
                 f"{model}: {' '.join(changed[:3])} {'are' if len(changed) > 1 else 'is'} not what this run began with, "
@@ -145,16 +146,14 @@ def verified(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
     return dict(record)
 
 
-def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
+def check_vocabularies(config: Config, weights: Weights) -> None:
     """Raise `ConfigError` for a critic or a reference to which its actor's token ids mean something else."""
-    for holder, names in members(config).items():
+    for holder, names in agents_by_policy(config).items():
         agent = config.task.agents[names[0]]
-        if not agent.frozen and (folder := _reference_of(agent.actor)) is not None and not folder[1]:
+        if not agent.frozen and (folder := _get_reference_folder(agent.actor)) is not None and not folder[1]:
             tokenizer = load_actor_tokenizer(agent.actor, str(weights[holder]), agent.actor.revision)
             remedy = "use a model of the actor's family"
-            _refuse_other_vocabulary(
-                f"actor.reference={agent.actor.reference}", str(folder[0]), None, tokenizer, remedy
-            )
+            _check_vocabulary(f"actor.reference={agent.actor.reference}", str(folder[0]), None, tokenizer, remedy)
         critic = agent.critic
         if agent.frozen or critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
             continue  # a centralised one that knows other tokens reads text
@@ -163,12 +162,10 @@ def refuse_other_vocabularies(config: Config, weights: Weights) -> None:
         if source is None or source == str(weights[holder]):
             continue
         tokenizer = load_actor_tokenizer(agent.actor, str(weights[holder]), agent.actor.revision)
-        _refuse_other_vocabulary(
-            f"critic.{key}={source}", source, critic.revision if key == "model" else None, tokenizer
-        )
+        _check_vocabulary(f"critic.{key}={source}", source, critic.revision if key == "model" else None, tokenizer)
 
 
-def _refuse_other_vocabulary(
+def _check_vocabulary(
     setting: str,
     source: str,
     revision: str | None,
@@ -176,7 +173,7 @@ def _refuse_other_vocabulary(
     remedy: str = "use a model of the actor's family, or null for the actor's own weights",
 ) -> None:
     tokens = tokenizer.get_vocab()
-    size = embeddings(source, revision)
+    size = embedding_count(source, revision)
     if size is not None and max(tokens.values()) >= size:
         raise ConfigError(
             setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
@@ -198,7 +195,7 @@ def _refuse_other_vocabulary(
         )
 
 
-def embeddings(source: str, revision: str | None) -> int | None:
+def embedding_count(source: str, revision: str | None) -> int | None:
     """Tokens that a model has embeddings for; None where its configuration does not say, or cannot be read yet."""
     try:
         settings, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
@@ -208,30 +205,30 @@ def embeddings(source: str, revision: str | None) -> int | None:
     return settings.get("text_config", settings).get("vocab_size")
 
 
-def _pin(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
+def _record_weights(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
     """Records by base, verified or written; the commits of those from the hub. Equal models are read once.
 
     An adapter that a frozen agent speaks with is read anew by every resume, and has a record of its own.
     """
     known: dict[tuple[str, str | None], dict[str, Any]] = {}
-    by_base = {base: weights[holder] for holder, base in base_of(config).items()}
+    by_base = {base: weights[holder] for holder, base in base_by_policy(config).items()}
     commits: dict[str, str | None] = {}
-    for base, names in bases(config).items():
+    for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
-        record = _recorded(record_file(run_folder, base), by_base[base], actor.revision, known)
+        record = _record_or_verify(record_path(run_folder, base), by_base[base], actor.revision, known)
         commits[base] = record["commit"]
         if actor.tokenizer is not None:
-            file = record_file(run_folder, _tokenizer_record(base))
-            record = _recorded(file, actor.tokenizer, actor.tokenizer_revision, known, "tokenizer")
+            file = record_path(run_folder, _tokenizer_record(base))
+            record = _record_or_verify(file, actor.tokenizer, actor.tokenizer_revision, known, "tokenizer")
             commits[_tokenizer_record(base)] = record["commit"]
         if config.task.agents[names[0]].frozen and isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-            places = [Path(actor.adapter), Path(actor.adapter) / BESIDE_MERGED]
+            places = [Path(actor.adapter), Path(actor.adapter) / ADAPTER_SUBFOLDER]
             for adapter in (place for place in places if (place / ADAPTER_CONFIG).is_file()):
-                _recorded(record_file(run_folder, f"{base}.adapter"), adapter, None, known)
-    for holder, names in members(config).items():
+                _record_or_verify(record_path(run_folder, f"{base}.adapter"), adapter, None, known)
+    for holder, names in agents_by_policy(config).items():
         actor = config.task.agents[names[0]].actor
-        if not config.task.agents[names[0]].frozen and (folder := _reference_of(actor)) is not None:
-            _recorded(record_file(run_folder, f"{holder}.reference"), folder[0], None, known)
+        if not config.task.agents[names[0]].frozen and (folder := _get_reference_folder(actor)) is not None:
+            _record_or_verify(record_path(run_folder, f"{holder}.reference"), folder[0], None, known)
     return commits
 
 
@@ -240,18 +237,18 @@ def _tokenizer_record(base: str) -> str:
     return f"{base}.tokenizer"
 
 
-def _reference_of(actor: ActorConfig) -> tuple[Path, bool] | None:
+def _get_reference_folder(actor: ActorConfig) -> tuple[Path, bool] | None:
     """The folder that an agent's reference is read from besides its model, and whether it is an adapter's."""
     if actor.reference == ReferenceKind.base:
         return None
     if actor.reference != ReferenceKind.initial:
-        return reference_folder(actor.reference)
+        return find_reference_folder(actor.reference)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
-        return adapter_folder(Path(actor.adapter), "actor.adapter"), True
+        return find_adapter_folder(Path(actor.adapter), "actor.adapter"), True
     return None
 
 
-def _recorded(
+def _record_or_verify(
     file: Path,
     model: Path | str,
     revision: str | None,
@@ -261,10 +258,10 @@ def _recorded(
     """What a run began with: written down, or verified where it is; `known` keeps what was read."""
     place = (str(model), revision)
     if file.exists():
-        known[place] = known.get(place) or verified(model, read_record(file))
+        known[place] = known.get(place) or verify_record(model, read_record(file))
         return known[place]
-    known[place] = known.get(place) or description(model, revision, key)
-    with storing(str(file)):
+    known[place] = known.get(place) or describe_source(model, revision, key)
+    with convert_storage_errors(str(file)):
         file.parent.mkdir(exist_ok=True)
         partial = file.with_suffix(".partial")
         partial.write_text(json.dumps(known[place], indent=1) + "\n")
@@ -286,7 +283,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
 
-def _initial(
+def _resolve_weights(
     config: Config,
     holder: str,
     names: Sequence[str],
@@ -300,51 +297,51 @@ def _initial(
         assert actor.model is not None  # checked before anything is loaded
         return actor.model
     kept = run_folder / "initial" / holder
-    distributed.on_main(lambda: _make(config, actor, holder, names, task, kept, progress, say))
+    distributed.run_on_main(lambda: _make_tiny_model(config, actor, holder, names, task, kept, progress, say))
     return kept
 
 
-def _make(
+def _make_tiny_model(
     config: Config,
     actor: TinyActorConfig,
     holder: str,
     names: Sequence[str],
     task: Task,
-    kept: Path,
+    folder: Path,
     progress: Progress,
     say: Callable[[str], None],
 ) -> None:
     """A model made locally, in the folder; one that is there already stays."""
-    if kept.is_dir():
+    if folder.is_dir():
         return
-    partial = kept.with_name(f".{holder}.partial")
+    partial = folder.with_name(f".{holder}.partial")
     cache, lessons = Path(config.output_dir) / ".cache", warm_start_lessons(names, config, task)
-    refuse_nothing_to_read(names[0], actor, lessons)
+    check_has_lessons(names[0], actor, lessons)
     if actor.warm_start_steps and not lessons:
         say(
             f"{holder} starts from random weights: task.agents.{names[0]} has no answer, and the task offers no random "
             "play"
         )
     alphabet = alphabet_lessons(names, lessons, config, task)
-    with storing(str(cache)):
+    with convert_storage_errors(str(cache)):
         made = make_tiny_actor(
             actor,
             lessons,
             config.seed,
             cache,
             lambda step, steps, loss: progress(holder, step, steps, loss),
-            tokenizer=tokenizer_of(actor.alphabet, alphabet),
+            tokenizer=make_lesson_tokenizer(actor.alphabet, alphabet),
         )
-    with storing(str(kept)):
+    with convert_storage_errors(str(folder)):
         shutil.rmtree(partial, ignore_errors=True)
         try:
             shutil.copytree(made, partial)
-            partial.rename(kept)
+            partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
-def refuse_nothing_to_read(name: str, actor: TinyActorConfig, lessons: Sequence[Lesson]) -> None:
+def check_has_lessons(name: str, actor: TinyActorConfig, lessons: Sequence[Lesson]) -> None:
     """Raise `ConfigError` where characters are to come from lessons, and there are none."""
     if actor.alphabet is Alphabet.auto and not lessons:
         raise ConfigError(

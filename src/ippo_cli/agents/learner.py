@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.agents.critic_view import Layout
+from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import Objective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
-from ippo_cli.models.layout import Sequences, build_sequences, row_tokens, token_budget_batches
+from ippo_cli.models.layout import Sequences, build_sequences, row_token_counts, token_budget_batches
 from ippo_cli.types import Minibatch, Rollout, StepContext
 
 
@@ -40,8 +40,10 @@ class Learner:
     policy_groups: int = (
         0  # how many of the engine's parameter groups hold the policy that a value head is trained with
     )
-    layout: Layout | None = None  # of the views that it reads in place of its agents' rows; None: it reads the rows
-    skipped_in_a_row: int = 0  # optimizer steps not applied since the last applied one
+    layout: CriticLayout | None = (
+        None  # of the views that it reads in place of its agents' rows; None: it reads the rows
+    )
+    consecutive_skips: int = 0  # optimizer steps not applied since the last applied one
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
         """Set the rate of an iteration (counted from 0) and return it as a share of the peak.
@@ -49,7 +51,7 @@ class Learner:
         While a value head is trained alone (`algorithm.critic_warmup`), the policy's own weights have a rate of 0.
         """
         factor = schedule_factor(self.optimizer, iteration, num_iterations)
-        held = range(self.policy_groups) if self.objective.holds_policy(iteration) else ()
+        held = range(self.policy_groups) if self.objective.freezes_policy(iteration) else ()
         self.engine.set_learning_rate(factor, held)
         return factor
 
@@ -68,29 +70,31 @@ class Learner:
         """Whether its module reads packed rows."""
         return bool(self.engine.module.packs)
 
-    def batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
+    def split_batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
         """Row numbers of the rollout in batches of that many tokens; responses to one prompt may share it there."""
         prompts = None
         if self.packs and self.share_prefixes:
             prompts = [row.tobytes() for row in rollout.prompt_ids.cpu().numpy()]
-        return token_budget_batches(row_tokens(rollout, packed=self.packs), tokens, packed=self.packs, together=prompts)
+        return token_budget_batches(
+            row_token_counts(rollout, packed=self.packs), tokens, packed=self.packs, group_keys=prompts
+        )
 
-    def sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
+    def iterate_sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
-        batches = self.batches(rollout, self.forward_batch_tokens)
+        batches = self.split_batches(rollout, self.forward_batch_tokens)
         wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
         for number in range(wanted):
             rows = batches[number] if number < len(batches) else batches[0]
-            progress.made()
-            yield rows, self._built(rollout, rows, final=final)
+            progress.heartbeat()
+            yield rows, self._build_sequences(rollout, rows, final=final)
 
     def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
         """The losses of one micro-batch, by the stage that their metrics are named after."""
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
-        sequences = self._built(batch.rollout, rows, final=self.objective.reads_final)
+        sequences = self._build_sequences(batch.rollout, rows, final=self.objective.needs_final_state)
         return self.objective.losses(self.engine, sequences, batch, context)
 
-    def _built(self, rollout: Rollout, rows: Tensor, *, final: bool) -> Sequences:
+    def _build_sequences(self, rollout: Rollout, rows: Tensor, *, final: bool) -> Sequences:
         return build_sequences(rollout, rows, packed=self.packs, share_prefixes=self.share_prefixes, final=final)
 
     def save_pretrained(

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ippo_cli.config.adapters import has_merged_adapter, read_adapter, reference_folder
-from ippo_cli.config.model_args import plain_args, quantization
+from ippo_cli.config.adapters import find_reference_folder, has_merged_adapter, read_adapter
+from ippo_cli.config.model_args import quantization_args, unquantized_args
 from ippo_cli.config.schema import (
     ActorConfig,
     Config,
@@ -20,7 +20,7 @@ from ippo_cli.config.schema import (
     OptimizerConfig,
     ReferenceKind,
 )
-from ippo_cli.config.teams import base_of
+from ippo_cli.config.teams import base_by_policy
 from ippo_cli.engine import distributed
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import (
@@ -48,11 +48,13 @@ class FrozenWeights:
     bases: dict[str, Any] = field(default_factory=dict)  # by name, of adapters
 
 
-def shared_base(config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights) -> FrozenBase:
+def get_shared_base(
+    config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
+) -> FrozenBase:
     """The frozen base of an agent's adapters, which others may share."""
     from ippo_cli.models.lora import FrozenBase
 
-    name = base_of(config)[holder]
+    name = base_by_policy(config)[holder]
     if name not in frozen.bases:
         lm = load_actor_lm(actor, weights, actor.revision, is_base=True)
         packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
@@ -60,7 +62,7 @@ def shared_base(config: Config, holder: str, actor: LoraActorConfig, weights: st
         base.packs = packs
         if actor.gradient_checkpointing:
             base.checkpoint_gradients()
-        if not quantization(actor):  # a quantised model was loaded onto its device, and cannot be moved
+        if not quantization_args(actor):  # a quantised model was loaded onto its device, and cannot be moved
             lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
         frozen.bases[name] = base
     return frozen.bases[name]
@@ -96,18 +98,18 @@ def make_engine(
     return Engine(module, groups, zero=settings, device=device)
 
 
-def initial_policy(
+def load_initial_policy(
     config: Config, holder: str, actor: ActorConfig, weights: str, frozen: FrozenWeights
 ) -> tuple[Policy, Engine[Policy] | None]:
     """An agent's model before training, frozen; that of an adapter is its base, read without any."""
     if isinstance(actor, LoraActorConfig):
         from ippo_cli.models.adapters import AdapterPolicy
 
-        return AdapterPolicy(shared_base(config, holder, actor, weights, frozen), None).eval(), None
-    return _frozen_model(config, actor, weights, actor.revision, frozen)
+        return AdapterPolicy(get_shared_base(config, holder, actor, weights, frozen), None).eval(), None
+    return _load_frozen_model(config, actor, weights, actor.revision, frozen)
 
 
-def _frozen_model(
+def _load_frozen_model(
     config: Config,
     actor: ActorConfig,
     source: str,
@@ -123,7 +125,7 @@ def _frozen_model(
     spread them over.
     """
     dtype = dtype or actor.dtype
-    key = f"{source}@{revision}:{dtype.value}:{plain_args(actor)}:{owner}"
+    key = f"{source}@{revision}:{dtype.value}:{unquantized_args(actor)}:{owner}"
     if key not in frozen.references:
         spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
         lm = load_actor_lm(actor, source, revision, dtype=dtype, as_stored=spreads)
@@ -137,32 +139,32 @@ def _frozen_model(
     return frozen.references[key]
 
 
-def reference_policy(
+def load_reference_policy(
     config: Config, holder: str, actor: ActorConfig, weights: str, frozen: FrozenWeights
 ) -> tuple[Policy, Engine[Policy] | None]:
     """What an agent's KL terms compare with: `actor.reference`. One that is updated is the agent's own."""
     folder, is_adapter = None, False
     if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
-        folder, is_adapter = reference_folder(actor.reference)
+        folder, is_adapter = find_reference_folder(actor.reference)
     if isinstance(actor, LoraActorConfig) and (folder is None or is_adapter):
-        return _reference_on_base(config, holder, actor, weights, frozen), None
+        return _load_reference_adapter(config, holder, actor, weights, frozen), None
     owner = "" if actor.reference_update_every is None else holder
     if folder is None:
-        return _frozen_model(config, actor, weights, actor.revision, frozen, owner=owner)
+        return _load_frozen_model(config, actor, weights, actor.revision, frozen, owner=owner)
     if is_adapter:
-        return _adapter_on_its_base(config, folder, actor, frozen), None
+        return _load_adapter_with_base(config, folder, actor, frozen), None
     dtype = Dtype.fp32 if has_merged_adapter(str(folder)) else actor.dtype
-    return _frozen_model(config, actor, str(folder), None, frozen, dtype=dtype, owner=owner)
+    return _load_frozen_model(config, actor, str(folder), None, frozen, dtype=dtype, owner=owner)
 
 
-def _reference_on_base(
+def _load_reference_adapter(
     config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
 ) -> Policy:
     """The reference of an adapter: another adapter on its base, or none."""
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import load_adapter
 
-    base = shared_base(config, holder, actor, weights, frozen)
+    base = get_shared_base(config, holder, actor, weights, frozen)
     earlier = None if actor.adapter is None else (Path(actor.adapter), "actor.adapter")
     if actor.reference == ReferenceKind.base:
         earlier = None
@@ -175,18 +177,18 @@ def _reference_on_base(
         return AdapterPolicy(base, adapter).eval()
     if earlier is None:
         return AdapterPolicy(base, None).eval()
-    key = f"{base_of(config)[holder]}+{earlier[0]}"
+    key = f"{base_by_policy(config)[holder]}+{earlier[0]}"
     if key not in frozen.references:
         frozen.references[key] = AdapterPolicy(base, load_adapter(base, *earlier)).eval(), None
     return frozen.references[key][0]
 
 
-def _adapter_on_its_base(config: Config, folder: Path, actor: ActorConfig, frozen: FrozenWeights) -> Policy:
+def _load_adapter_with_base(config: Config, folder: Path, actor: ActorConfig, frozen: FrozenWeights) -> Policy:
     """An adapter as the reference of an actor that is trained as a whole: the base is loaded beside it."""
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import FrozenBase, load_adapter
 
-    key = f"{folder}:{actor.dtype.value}:{plain_args(actor)}"
+    key = f"{folder}:{actor.dtype.value}:{unquantized_args(actor)}"
     if key not in frozen.references:
         source = read_adapter(folder, "actor.reference").base
         assert source is not None  # checked before a model loads

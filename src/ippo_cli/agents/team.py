@@ -35,7 +35,7 @@ class Team(Mapping[str, Agent]):
         return len(self.agents)
 
     @property
-    def speakers(self) -> dict[str, GenerationPolicy]:
+    def generation_policies(self) -> dict[str, GenerationPolicy]:
         """Everyone who may be asked for responses, in the task's order."""
         return {name: self.frozen.get(name) or self.agents[name] for name in self.names}
 

@@ -31,7 +31,7 @@ class AdvantageInputs:
     values: Tensor  # [B, R], as in `Targets`
     mask: Tensor  # [B, R] bool: action tokens
     turn: Tensor  # [B, R] int64
-    by_turn: bool  # whether the actions are turns; else tokens
+    is_by_turn: bool  # whether the actions are turns; else tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, on whatever rank
     baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
     valid: Tensor  # [B] bool: rows that have a score
@@ -52,16 +52,16 @@ GroupFormula = Callable[[Tensor, Tensor, AlgorithmConfig], Tensor]  # scores and
 
 def gae_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """Generalised advantages from a critic, the critic's own returns with a lambda of their own where asked for."""
-    advantages, returns = _gae(inputs, config, _actor_lambda(inputs, config))
+    advantages, returns = _compute_gae(inputs, config, _actor_lambda(inputs, config))
     if config.critic_gae_lambda is not None:
-        _, returns = _gae(inputs, config, config.critic_gae_lambda)
+        _, returns = _compute_gae(inputs, config, config.critic_gae_lambda)
     return AdvantageOutputs(advantages=advantages, returns=returns, usable=inputs.valid)
 
 
 def reward_to_go_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """The discounted rewards from each action on."""
     assert config.gamma is not None
-    if inputs.by_turn:  # without values GAE at lambda 1 is the sum of the later rewards
+    if inputs.is_by_turn:  # without values GAE at lambda 1 is the sum of the later rewards
         to_go, _ = turn_gae(
             inputs.rewards,
             torch.zeros_like(inputs.rewards),
@@ -90,8 +90,8 @@ def group_advantages(formula: GroupFormula) -> Estimator:
         usable = valid & (sizes[slots] > 1)
         advantages = torch.zeros_like(scores)
         advantages[usable] = formula(scores[usable], groups[usable], config)
-        mine = distributed.own_rows(score)
-        return _of_rows(inputs, advantages[mine], score, usable[mine])
+        mine = distributed.local_row_slice(score)
+        return _broadcast_rows(inputs, advantages[mine], score, usable[mine])
 
     return estimate
 
@@ -99,7 +99,7 @@ def group_advantages(formula: GroupFormula) -> Estimator:
 def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """Each response against the greedy one to the same prompt."""
     score = row_scores(inputs)
-    return _of_rows(inputs, score - inputs.baseline, score, inputs.valid)
+    return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
 
 # Each needs what the properties of `Advantage` say.
@@ -122,14 +122,14 @@ def row_scores(inputs: AdvantageInputs) -> Tensor:
 def turn_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
     """The value of each action token's turn, `[B, R]`, as `turn_value` says; gradients flow."""
     return pool_values(
-        at_turn_value(values, final_values, rollout, config),
+        substitute_final_values(values, final_values, rollout, config),
         rollout.response_mask,
         rollout.turn,
-        turn_value=_reading(config),
+        turn_value=_turn_pooling(config),
     )
 
 
-def at_turn_value(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
+def substitute_final_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
     """Values with, at `turn_value=after`, the value after the response in the place of its last token's."""
     if config.turn_value is not TurnValue.after:
         return values
@@ -139,9 +139,9 @@ def at_turn_value(values: Tensor, final_values: Tensor, rollout: Rollout, config
     return torch.where(last, final_values[:, None], values)
 
 
-def _gae(inputs: AdvantageInputs, config: AlgorithmConfig, gae_lambda: float | Tensor) -> tuple[Tensor, Tensor]:
+def _compute_gae(inputs: AdvantageInputs, config: AlgorithmConfig, gae_lambda: float | Tensor) -> tuple[Tensor, Tensor]:
     assert config.gamma is not None
-    if not inputs.by_turn:
+    if not inputs.is_by_turn:
         return gae(inputs.rewards, inputs.values, inputs.mask, gamma=config.gamma, gae_lambda=gae_lambda)
     return turn_gae(
         inputs.rewards,
@@ -150,11 +150,11 @@ def _gae(inputs: AdvantageInputs, config: AlgorithmConfig, gae_lambda: float | T
         inputs.turn,
         gamma=config.gamma,
         gae_lambda=gae_lambda,
-        turn_value=_reading(config),
+        turn_value=_turn_pooling(config),
     )
 
 
-def _reading(config: AlgorithmConfig) -> str:
+def _turn_pooling(config: AlgorithmConfig) -> str:
     """Which of a turn's tokens its value stands on; that of `after` has taken the last one's place."""
     assert config.turn_value is not None
     return "final" if config.turn_value is TurnValue.after else config.turn_value.value
@@ -166,11 +166,11 @@ def _actor_lambda(inputs: AdvantageInputs, config: AlgorithmConfig) -> float | T
         assert config.gae_lambda is not None
         return config.gae_lambda
     own = inputs.mask.sum(dim=1)
-    actions = torch.where(inputs.mask, inputs.turn, -1).amax(dim=1) + 1 if inputs.by_turn else own
+    actions = torch.where(inputs.mask, inputs.turn, -1).amax(dim=1) + 1 if inputs.is_by_turn else own
     return (1.0 - 1.0 / (config.length_adaptive_alpha * actions.clamp(min=1))).clamp(min=0.0)
 
 
-def _of_rows(inputs: AdvantageInputs, advantages: Tensor, score: Tensor, usable: Tensor) -> AdvantageOutputs:
+def _broadcast_rows(inputs: AdvantageInputs, advantages: Tensor, score: Tensor, usable: Tensor) -> AdvantageOutputs:
     """One number per row, on each of its action tokens."""
     own = inputs.mask.to(advantages.dtype)
     return AdvantageOutputs(advantages=advantages[:, None] * own, returns=score[:, None] * own, usable=usable)

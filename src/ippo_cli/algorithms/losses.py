@@ -85,7 +85,7 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         logged["ratio"] = ratio
         logged["approx_kl"] = kl_estimate(old, new, estimator="k3")
         deviation = torch.where(mask, (ratio - 1.0).abs(), 0.0).max()
-    loss = _aggregated(total, mask, batch.num_tokens, batch.num_sequences, config, response_budget)
+    loss = _aggregate_loss(total, mask, batch.num_tokens, batch.num_sequences, config, response_budget)
     return Loss(total=loss, mask=mask, per_token=logged, maxima={"ratio": deviation})
 
 
@@ -105,14 +105,14 @@ def value_objective(
         huber_delta=config.huber_delta,
     )
     assert config.value_loss_coef is not None
-    total = _aggregated(
+    total = _aggregate_loss(
         config.value_loss_coef * per_value, mask, batch.num_values, batch.num_sequences, config, response_budget
     )
     weight = batch.num_tokens / max(batch.num_values, 1)  # gives the mean per value
     return Loss(total=total, mask=mask, per_token={"loss": per_value.detach()}, weight=weight)
 
 
-def _aggregated(
+def _aggregate_loss(
     loss: Tensor, mask: Tensor, num_tokens: int, num_sequences: int, config: AlgorithmConfig, response_budget: int
 ) -> Tensor:
     return aggregate(

@@ -32,7 +32,7 @@ class Objective(Protocol):
         ...
 
     @property
-    def reads_final(self) -> bool:
+    def needs_final_state(self) -> bool:
         """Whether a loss looks at the state after the last token."""
         ...
 
@@ -40,7 +40,7 @@ class Objective(Protocol):
         """Whether anything is trained in this iteration."""
         ...
 
-    def holds_policy(self, iteration: int) -> bool:
+    def freezes_policy(self, iteration: int) -> bool:
         """Whether a policy that shares the engine keeps its weights in this iteration (counted from 0)."""
         ...
 
@@ -76,13 +76,13 @@ class PolicyObjective:
         return self.config.target_kl
 
     @property
-    def reads_final(self) -> bool:
+    def needs_final_state(self) -> bool:
         return False
 
     def trains(self, context: StepContext) -> bool:
         return context.iteration >= self.config.critic_warmup
 
-    def holds_policy(self, iteration: int) -> bool:
+    def freezes_policy(self, iteration: int) -> bool:
         return False
 
     def losses(
@@ -114,13 +114,13 @@ class ValueObjective:
         return None
 
     @property
-    def reads_final(self) -> bool:
+    def needs_final_state(self) -> bool:
         return self.config.turn_value is TurnValue.after
 
     def trains(self, context: StepContext) -> bool:
         return True
 
-    def holds_policy(self, iteration: int) -> bool:
+    def freezes_policy(self, iteration: int) -> bool:
         return False
 
     def losses(
@@ -139,19 +139,19 @@ class JointObjective(PolicyObjective):
     stage: ClassVar[str] = "joint"
 
     @property
-    def reads_final(self) -> bool:
+    def needs_final_state(self) -> bool:
         return self.config.turn_value is TurnValue.after
 
     def trains(self, context: StepContext) -> bool:
         return True
 
-    def holds_policy(self, iteration: int) -> bool:
+    def freezes_policy(self, iteration: int) -> bool:
         return iteration < self.config.critic_warmup
 
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
-        head_alone = self.holds_policy(context.iteration)
+        head_alone = self.freezes_policy(context.iteration)
         output = self._forward(engine, sequences, head_alone=head_alone)
         assert output.values is not None
         assert output.final_values is not None

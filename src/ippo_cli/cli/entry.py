@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from typing import NoReturn
 
 from ippo_cli import __version__
-from ippo_cli.cli.help import asks_for_help, asks_for_version, explain_topic, help_topic, unknown_topic
-from ippo_cli.config.errors import READER_GONE
-from ippo_cli.runs.garbage_collection import collect_seldom
-from ippo_cli.runs.output import ReaderGone, announce, flush_output, open_closed_streams, watch_readers
+from ippo_cli.cli.help import explain_topic, has_help_flag, has_version_flag, help_topic, unknown_topic_message
+from ippo_cli.config.errors import BROKEN_PIPE
+from ippo_cli.runs.garbage_collection import relax_gc
+from ippo_cli.runs.output import OutputClosed, detect_closed_output, flush_output, open_closed_streams, print_status
 
 
 def run_command(
@@ -19,7 +19,7 @@ def run_command(
     command: Callable[[list[str]], None],
     *,
     needs_arguments: bool = False,
-    own: Collection[str] = (),
+    command_keys: Collection[str] = (),
     takes_overrides: bool = True,
 ) -> NoReturn:
     """Run a command on what was typed; exit codes are in `config/errors.py`.
@@ -29,25 +29,25 @@ def run_command(
     """
     argv = sys.argv[1:]
     open_closed_streams()
-    watch_readers()
-    if asks_for_help(argv) or (needs_arguments and not argv):
+    detect_closed_output()
+    if has_help_flag(argv) or (needs_arguments and not argv):
         _show_help(help_text, help_topic(argv))
-    if asks_for_version(argv):
-        _answer(f"{name} {__version__}\n")
+    if has_version_flag(argv):
+        _suggestion_text(f"{name} {__version__}\n")
     if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
-        announce(f"{name}: reading the configuration", terminal_only=True)
-    collect_seldom()
-    from ippo_cli.compose.exits import guarded, leave  # imports Hydra, which help does not wait for
+        print_status(f"{name}: reading the configuration", terminal_only=True)
+    relax_gc()
+    from ippo_cli.compose.exits import exit_process, run_guarded  # imports Hydra, which help does not wait for
 
-    leave(guarded(lambda: command(argv), argv, own if takes_overrides else None))
+    exit_process(run_guarded(lambda: command(argv), argv, command_keys if takes_overrides else None))
 
 
-def _answer(text: str) -> NoReturn:
+def _suggestion_text(text: str) -> NoReturn:
     try:
         print(text, end="")
         flush_output()
-    except ReaderGone:
-        sys.exit(READER_GONE)
+    except OutputClosed:
+        sys.exit(BROKEN_PIPE)
     sys.exit(0)
 
 
@@ -55,6 +55,6 @@ def _show_help(help_text: str, topic: str | None) -> NoReturn:
     """The command's help, or that of one group or key."""
     text = help_text if topic is None else explain_topic(topic)
     if text is None:
-        print(unknown_topic(str(topic)), file=sys.stderr)
+        print(unknown_topic_message(str(topic)), file=sys.stderr)
         sys.exit(2)
-    _answer(text)
+    _suggestion_text(text)

@@ -83,12 +83,12 @@ summary.png, into the folder. Nothing else is read or changed.
 """
 
 
-def asks_for_help(argv: Sequence[str]) -> bool:
+def has_help_flag(argv: Sequence[str]) -> bool:
     """Whether anything that was typed is a question for help."""
     return list(argv) == ["help"] or any(argument in HELP_FLAGS for argument in argv)
 
 
-def asks_for_version(argv: Sequence[str]) -> bool:
+def has_version_flag(argv: Sequence[str]) -> bool:
     """Whether anything that was typed is a question for the version."""
     return any(argument in VERSION_FLAGS for argument in argv)
 
@@ -115,7 +115,7 @@ def explain_topic(topic: str) -> str | None:
     return None if answer is None else f"{topic}: {answer}\n"
 
 
-def unknown_topic(topic: str) -> str:
+def unknown_topic_message(topic: str) -> str:
     """An error for a group or key that does not exist, with the nearest ones."""
     known = json.loads(KEYS_FILE.read_text())
     names = [*known["groups"], *known["keys"]]
@@ -133,14 +133,14 @@ def _group_page(group: str, known: dict[str, Any]) -> str:
     width = max(map(len, options)) + 4
     lines = [f"{group}=", "", "Options (the first is the default)"]
     for option, meaning in options.items():
-        lines += _columns(f"  {option}", meaning, width)
+        lines += _format_columns(f"  {option}", meaning, width)
     keys = {name: entry for name, entry in known["keys"].items() if name.startswith(f"{group}.")}
     return "\n".join([*lines, "", f"Keys (ippo-train --help {group}.KEY explains one)", *_key_lines(keys)]) + "\n"
 
 
 def _key_lines(keys: dict[str, Any]) -> list[str]:
     width = min(max(map(len, keys), default=0) + 4, 38)
-    return [line for name, entry in keys.items() for line in _columns(f"  {name}", entry["meaning"], width)]
+    return [line for name, entry in keys.items() for line in _format_columns(f"  {name}", entry["meaning"], width)]
 
 
 def _key_page(key: str, entry: dict[str, Any]) -> str:
@@ -153,7 +153,7 @@ def _key_page(key: str, entry: dict[str, Any]) -> str:
         rows.append(("elsewhere", ", ".join(entry["peers"])))
     lines = textwrap.wrap(f"{key}: {entry['meaning'] or 'see docs/config.md'}", WIDTH, subsequent_indent="  ")
     for label, text in rows:
-        lines += _columns(f"  {label}", text, 14)
+        lines += _format_columns(f"  {label}", text, 14)
     return "\n".join(lines) + "\n"
 
 
@@ -162,7 +162,7 @@ def _peer_answer(key: str, peers: dict[str, str]) -> str | None:
     return next((peers[name] for take in (3, 2, 1) if (name := ".".join(parts[-take:])) in peers), None)
 
 
-def _columns(left: str, right: str, width: int) -> list[str]:
+def _format_columns(left: str, right: str, width: int) -> list[str]:
     """A name and its meaning beside it, over as many lines as the meaning takes."""
     lines = textwrap.wrap(right, WIDTH - width, break_on_hyphens=False) or [""]
     first = [f"{left:<{width}}{lines[0]}".rstrip()] if len(left) < width else [left, " " * width + lines[0]]

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from ippo_cli import __version__
 from ippo_cli.compose.load import config_dir
-from ippo_cli.compose.searchpath import entries
+from ippo_cli.compose.searchpath import search_path_entries
 
 INFO_FLAGS = {"--info", "-i"}
 LIBRARIES = ("torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "peft", "datasets")
@@ -19,7 +19,7 @@ def show_info(overrides: Sequence[str]) -> str:
     rows = [("ippo-cli", __version__), ("python", platform.python_version()), ("system", platform.platform(terse=True))]
     rows += [(library, _version(library)) for library in LIBRARIES]
     rows.append(("options", str(config_dir())))
-    rows += [("", str(place)) for place in entries(overrides)]
+    rows += [("", str(place)) for place in search_path_entries(overrides)]
     rows.append(("configuration", "ippo-train --cfg job [overrides]"))
     return "".join(f"{label:<15}{text}\n" for label, text in rows)
 

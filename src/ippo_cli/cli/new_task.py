@@ -40,13 +40,13 @@ agents:
 """
 
 
-def new_task(typed: Sequence[str]) -> str | None:
+def write_task_file(typed: Sequence[str]) -> str | None:
     """Write the file and its example rows; what to say about it. None where nobody asks for one."""
-    asked = [place for place, text in enumerate(typed) if text.partition("=")[0] == FLAG]
-    if not asked:
+    flag_indices = [place for place, text in enumerate(typed) if text.partition("=")[0] == FLAG]
+    if not flag_indices:
         return None
-    _, equals, value = typed[asked[0]].partition("=")
-    following = typed[asked[0] + 1 : asked[0] + 2]
+    _, equals, value = typed[flag_indices[0]].partition("=")
+    following = typed[flag_indices[0] + 1 : flag_indices[0] + 2]
     name = value if equals else "".join(following)
     file = Path(name).expanduser()
     if not name or name.startswith("-") or file.suffix != ".yaml" or not re.fullmatch(r"[\w-]+", file.stem):
@@ -60,8 +60,10 @@ def new_task(typed: Sequence[str]) -> str | None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         for part, path in rows.items():
-            _write(path, _example_rows(held_out=part == "eval"))
-        _write(file, TEMPLATE.format(**{part: _yaml_text(str(path.absolute())) for part, path in rows.items()}))
+            _write_new_file(path, _example_rows(held_out=part == "eval"))
+        _write_new_file(
+            file, TEMPLATE.format(**{part: _yaml_text(str(path.absolute())) for part, path in rows.items()})
+        )
     except OSError as error:
         raise ConfigError(f"{FLAG} {name}", f"cannot be written ({error.strerror})", "give another place") from error
     command = shell_command("ippo-train", ("task", str(file)))
@@ -78,7 +80,7 @@ def _example_rows(*, held_out: bool) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def _write(path: Path, text: str) -> None:
+def _write_new_file(path: Path, text: str) -> None:
     """Write a file that is not there yet."""
     with path.open("x", encoding="utf-8") as out:
         out.write(text)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ippo_cli.cli.train import main
-from ippo_cli.runs.parent import leave_with_parent, started_by
+from ippo_cli.runs.parent import launcher_pid, terminate_with_parent
 
 if __name__ == "__main__":
-    leave_with_parent(started_by())
+    terminate_with_parent(launcher_pid())
     main()

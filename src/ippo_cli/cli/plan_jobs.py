@@ -13,25 +13,25 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.compose.load import typed
+from ippo_cli.compose.load import build_config
 from ippo_cli.config.errors import UNEXPECTED, IppoError
-from ippo_cli.runs.garbage_collection import collect_seldom
+from ippo_cli.runs.garbage_collection import relax_gc
 
 
 def main() -> None:
     """Answer for all configurations; what planning prints is not wanted."""
-    collect_seldom()
+    relax_gc()
     file = Path(sys.argv[1])
     with redirect_stdout(StringIO()):
-        answers = [_refusal(plain) for plain in json.loads(file.read_text())]
+        answers = [_plan_error(plain) for plain in json.loads(file.read_text())]
     file.write_text(json.dumps(answers))
 
 
-def _refusal(plain: dict[str, Any]) -> tuple[str, int] | None:
+def _plan_error(plain: dict[str, Any]) -> tuple[str, int] | None:
     from ippo_cli.planning.plan import show_plan
 
     try:
-        show_plan(typed(plain))
+        show_plan(build_config(plain))
     except IppoError as error:
         return str(error), error.exit_code
     except Exception as error:

@@ -6,17 +6,17 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.runs.garbage_collection import collect_seldom
-from ippo_cli.runs.output import outlive_readers
-from ippo_cli.runs.parent import leave_with_parent, started_by
+from ippo_cli.runs.garbage_collection import relax_gc
+from ippo_cli.runs.output import ignore_closed_output
+from ippo_cli.runs.parent import launcher_pid, terminate_with_parent
 
 
 def main() -> NoReturn:
     """Train with the configuration that the folder holds."""
-    leave_with_parent(started_by())
-    outlive_readers()
-    collect_seldom()
-    from ippo_cli.compose.exits import guarded, leave
+    terminate_with_parent(launcher_pid())
+    ignore_closed_output()
+    relax_gc()
+    from ippo_cli.compose.exits import exit_process, run_guarded
 
     folder = Path(sys.argv[1])
 
@@ -30,7 +30,7 @@ def main() -> NoReturn:
         config = from_yaml(config_file(folder, resumed=resumed), with_secrets=True)
         run_training(download_models(config), folder, resumed=resumed)
 
-    leave(guarded(train, []))
+    exit_process(run_guarded(train, []))
 
 
 if __name__ == "__main__":

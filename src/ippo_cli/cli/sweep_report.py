@@ -11,53 +11,53 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import SWEEP_HELP
-from ippo_cli.runs.output import outlive_readers
+from ippo_cli.runs.output import ignore_closed_output
 
 if TYPE_CHECKING:
-    from ippo_cli.sweeps.summary import Configuration, Job, Mean, Summary
+    from ippo_cli.sweeps.summary import Configuration, JobSummary, MeanInterval, SweepSummary
 
-TO = "to"
-SHOWN_ERRORS = 20
+TO_KEY = "to"
+MAX_ERRORS = 20
 
 
 def main() -> NoReturn:
     """Entry point."""
-    run_command("ippo-sweep", SWEEP_HELP, report, takes_overrides=False)
+    run_command("ippo-sweep", SWEEP_HELP, write_report, takes_overrides=False)
 
 
-def report(argv: Sequence[str]) -> None:
+def write_report(argv: Sequence[str]) -> None:
     """Show the table, and write it as data and as a picture into the sweep's folder, or another one."""
-    from ippo_cli.config.errors import storing
-    from ippo_cli.runs.folder import from_here, write_atomically
-    from ippo_cli.sweeps.plot import can_draw, draw
-    from ippo_cli.sweeps.summary import as_data, summarized
+    from ippo_cli.config.errors import convert_storage_errors
+    from ippo_cli.runs.folder import display_path, write_atomically
+    from ippo_cli.sweeps.plot import can_draw, draw_summary
+    from ippo_cli.sweeps.summary import summarize_sweep, to_json_data
 
-    folder, to = _places(argv)
-    outlive_readers("the report")
-    summary = summarized(folder)
-    print(table(summary), flush=True)
-    with storing(str(to)):
+    folder, to = _parse_folders(argv)
+    ignore_closed_output("the report")
+    summary = summarize_sweep(folder)
+    print(format_summary(summary), flush=True)
+    with convert_storage_errors(str(to)):
         to.mkdir(parents=True, exist_ok=True)
-        write_atomically(to / "summary.json", json.dumps(as_data(summary), indent=1) + "\n")
-        write_atomically(to / "summary.csv", as_csv(summary))
+        write_atomically(to / "summary.json", json.dumps(to_json_data(summary), indent=1) + "\n")
+        write_atomically(to / "summary.csv", format_csv(summary))
         written = ["summary.json", "summary.csv"]
         if can_draw():
-            draw(summary, to / "summary.png")
+            draw_summary(summary, to / "summary.png")
             written.append("summary.png")
-    print(f"written to {from_here(to)}: {' '.join(written)}")
+    print(f"written to {display_path(to)}: {' '.join(written)}")
     if not can_draw():
         print("summary.png is not drawn: matplotlib is not installed; pip install 'ippo-cli[bench]'")
 
 
-def _places(argv: Sequence[str]) -> tuple[Path, Path]:
+def _parse_folders(argv: Sequence[str]) -> tuple[Path, Path]:
     """The sweep's folder, and where the report goes."""
     from ippo_cli.config.errors import ConfigError
 
     folders = [text for text in argv if "=" not in text or Path(text).is_dir()]
     options = [text for text in argv if text not in folders]
     for text in options:
-        if text.partition("=")[0] != TO or not text.partition("=")[2]:
-            raise ConfigError(text, "is no option of ippo-sweep", f"use {TO}=FOLDER, or leave it out")
+        if text.partition("=")[0] != TO_KEY or not text.partition("=")[2]:
+            raise ConfigError(text, "is no option of ippo-sweep", f"use {TO_KEY}=FOLDER, or leave it out")
     if len(folders) != 1 or folders[0].startswith("-"):
         raise ConfigError(" ".join(folders) or "FOLDER", "is not one folder", "give the folder that has sweep.json")
     folder = Path(folders[0]).absolute()
@@ -66,28 +66,28 @@ def _places(argv: Sequence[str]) -> tuple[Path, Path]:
     return folder, Path(options[-1].partition("=")[2]).absolute() if options else folder
 
 
-def table(summary: Summary) -> str:
+def format_summary(summary: SweepSummary) -> str:
     """One line for each configuration, or member of a population; then what failed, and how to go on."""
     from ippo_cli.config.text import format_table
     from ippo_cli.runs.folder import resume_command
-    from ippo_cli.sweeps.summary import counted
+    from ippo_cli.sweeps.summary import count_states
 
-    states = ", ".join(f"{number} {state}" for state, number in counted(summary.jobs).items())
+    states = ", ".join(f"{number} {state}" for state, number in count_states(summary.jobs).items())
     head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is going on" if summary.going_on else "")
     by_number = {job.number: job for job in summary.jobs}
     of_population = any(job.generation is not None for job in summary.jobs)
     if of_population:
         heading = ["generation", "member", "job", "from job", "values", "state", "last"]
-        rows = [_member(job, by_number) for job in sorted(summary.jobs, key=_place)]
+        rows = [_member_row(job, by_number) for job in sorted(summary.jobs, key=_member_order)]
     else:
         heading = ["overrides", "state", "n", "first", "best", "last"]
-        rows = [_line(group) for group in summary.configurations]
+        rows = [_configuration_row(group) for group in summary.configurations]
     body = "\n".join(format_table([heading, *rows]))
     metric = summary.metric or "score"
     note = f"{metric} on held-out data; best and last of a run" + (
         "" if of_population else ", means over the n jobs that ended, with 95% t-intervals"
     )
-    lines = [head, "", body, "", note, *_failures(summary)]
+    lines = [head, "", body, "", note, *_failure_lines(summary)]
     missing = [str(job.number) for job in summary.jobs if job.state == "missing"]
     if summary.going_on and missing:
         which = f"job {missing[0]} is" if len(missing) == 1 else f"jobs {' '.join(missing)} are"
@@ -97,28 +97,28 @@ def table(summary: Summary) -> str:
     return "\n".join(lines)
 
 
-def _place(job: Job) -> tuple[int, float]:
+def _member_order(job: JobSummary) -> tuple[int, float]:
     return job.generation or 0, -(job.last if job.last is not None else float("-inf"))
 
 
-def _line(group: Configuration) -> list[str]:
+def _configuration_row(group: Configuration) -> list[str]:
     last = group.mean("last")
     return [
         " ".join(group.overrides) or "(all alike)",
-        ", ".join(_told(state, number, group) for state, number in group.states.items()),
+        ", ".join(_state_label(state, number, group) for state, number in group.states.items()),
         str(last.count if last else 0),
-        *(_shown(group.mean(name)) for name in ("first", "best", "last")),
+        *(_format_mean(group.mean(name)) for name in ("first", "best", "last")),
     ]
 
 
-def _told(state: str, number: int, group: Configuration) -> str:
+def _state_label(state: str, number: int, group: Configuration) -> str:
     """`2 done`; of one that runs how far it is."""
     iterations = [job.iteration for job in group.jobs if job.state == state and job.iteration is not None]
     where = f" (iteration {max(iterations)})" if state == "running" and iterations else ""
     return f"{number} {state}{where}"
 
 
-def _member(job: Job, by_number: Mapping[int, Job]) -> list[str]:
+def _member_row(job: JobSummary, by_number: Mapping[int, JobSummary]) -> list[str]:
     """A member's line: its values, or what is another one than its parent's."""
     parent = by_number[job.parent].overrides if job.parent is not None else ()
     own = [text for text in job.overrides if text not in parent and not text.startswith("stop_after=")]
@@ -133,7 +133,7 @@ def _member(job: Job, by_number: Mapping[int, Job]) -> list[str]:
     ]
 
 
-def _shown(mean: Mean | None) -> str:
+def _format_mean(mean: MeanInterval | None) -> str:
     if mean is None:
         return "-"
     if mean.low is None or mean.high is None:
@@ -141,24 +141,28 @@ def _shown(mean: Mean | None) -> str:
     return f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
 
 
-def _failures(summary: Summary) -> list[str]:
-    from ippo_cli.config.text import cut
-    from ippo_cli.sweeps.summary import FAILED
+def _failure_lines(summary: SweepSummary) -> list[str]:
+    from ippo_cli.config.text import truncate_text
+    from ippo_cli.sweeps.summary import FAILED_STATES
 
-    failed = [job for job in summary.jobs if job.state in FAILED]
+    failed = [job for job in summary.jobs if job.state in FAILED_STATES]
     lines = []
-    for job in failed[:SHOWN_ERRORS]:
+    for job in failed[:MAX_ERRORS]:
         own = " ".join([*job.overrides, *([f"seed={job.seed}"] if job.seed else [])])
-        lines.append(cut(f"job {job.number}: {own}: {job.state}: {' '.join((job.error or 'no word').split())}"))
-    return [*lines, *([f"and {len(failed) - SHOWN_ERRORS} more"] if len(failed) > SHOWN_ERRORS else [])]
+        lines.append(
+            truncate_text(f"job {job.number}: {own}: {job.state}: {' '.join((job.error or 'no word').split())}")
+        )
+    return [*lines, *([f"and {len(failed) - MAX_ERRORS} more"] if len(failed) > MAX_ERRORS else [])]
 
 
-def as_csv(summary: Summary) -> str:
+def format_csv(summary: SweepSummary) -> str:
     """One line for each configuration."""
     text = io.StringIO()
     writer = csv.writer(text)
     names = ("first", "best", "last")
-    writer.writerow(["overrides", "jobs", "states", "n"] + [f"{name}{end}" for name in names for end in ENDS])
+    writer.writerow(
+        ["overrides", "jobs", "states", "n"] + [f"{name}{end}" for name in names for end in INTERVAL_SUFFIXES]
+    )
     for group in summary.configurations:
         means = [group.mean(name) for name in names]
         writer.writerow(
@@ -173,7 +177,7 @@ def as_csv(summary: Summary) -> str:
     return text.getvalue()
 
 
-ENDS = ("", "_low", "_high")
+INTERVAL_SUFFIXES = ("", "_low", "_high")
 
 if __name__ == "__main__":
     main()

@@ -9,20 +9,20 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ippo_cli.config.commands import hydra_override, typed_path, typed_paths
+from ippo_cli.config.commands import hydra_override, parse_path, parse_paths
 
-SHARING = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
+SPLIT_KEYS = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
 """Keys on which it depends which of the training rows are held out."""
-LISTING = "export.json"
+EXPORT_LISTING = "export.json"
 """The file of a folder that ippo-export wrote, which has one folder for each agent."""
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
 
 
-def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
+def split_command_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
     """What is typed for a command's own keys, and the overrides of a run beside them."""
-    from ippo_cli.compose.arguments import arguments
+    from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.flags import check_flags
 
     check_flags(argv, own)
@@ -34,10 +34,10 @@ def own_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str],
             found[key] = value
         else:
             rest.append(text)
-    return found, arguments(rest)
+    return found, normalize_arguments(rest)
 
 
-def refuse_mistyped(overrides: Sequence[str], own: Collection[str]) -> None:
+def check_command_keys(overrides: Sequence[str], own: Collection[str]) -> None:
     """Where a key of the command's own is missing, the one that was meant as it."""
     from ippo_cli.config.errors import ConfigError
 
@@ -46,7 +46,7 @@ def refuse_mistyped(overrides: Sequence[str], own: Collection[str]) -> None:
             raise ConfigError(text, "is no key", f"did you mean {close[0]}=?")
 
 
-def names(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """The names of a list, `[a,b]` or `a,b`."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
@@ -60,21 +60,23 @@ def resolve_run(own: dict[str, str]) -> None:
     from ippo_cli.compose.run_folders import find_run
     from ippo_cli.config.errors import ConfigError
 
-    typed = typed_paths(own.get("run", ""))
+    typed = parse_paths(own.get("run", ""))
     if len(typed) != 1:
         return
     folder, checkpoint = find_run(typed[0])
     if folder != Path(typed[0]).absolute():
-        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-        print(f"run={typed[0]} is run={shown}" + (f" checkpoint={checkpoint}" if checkpoint else ""), file=sys.stderr)
-        own["run"] = str(shown)
+        path_text = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        print(
+            f"run={typed[0]} is run={path_text}" + (f" checkpoint={checkpoint}" if checkpoint else ""), file=sys.stderr
+        )
+        own["run"] = str(path_text)
     if checkpoint is not None and own.setdefault("checkpoint", checkpoint) != checkpoint:
         raise ConfigError(
             f"checkpoint={own['checkpoint']}", f"contradicts run={typed[0]}", f"leave it out, or use run={folder}"
         )
 
 
-def yes_or_no(own: dict[str, str], key: str, default: bool) -> bool:
+def parse_bool_key(own: dict[str, str], key: str, default: bool) -> bool:
     """A key that is true or false."""
     from ippo_cli.config.errors import ConfigError
 
@@ -84,37 +86,37 @@ def yes_or_no(own: dict[str, str], key: str, default: bool) -> bool:
     return typed == "true"
 
 
-def run_config(folder: Path, run: str, overrides: list[str], *, data: bool = True) -> Config:
+def load_run_config(folder: Path, run: str, overrides: list[str], *, data: bool = True) -> Config:
     """A run's configuration with what is typed now; without `data` no held-out rows are looked for."""
-    from ippo_cli.compose.resume import refuse_changed, saved_overrides
+    from ippo_cli.compose.resume import check_unchanged_config, saved_overrides
     from ippo_cli.config.errors import ResumeError
-    from ippo_cli.runs.input_files import changed_inputs, input_files
+    from ippo_cli.runs.input_files import changed_input_warnings, input_files
 
     if not (folder / "config.yaml").is_file():
         raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
     saved = saved_overrides(folder)
-    config = composed([*saved, *overrides], overrides, of_model=False, data=data)
-    refuse_changed(folder, saved, overrides)
-    for line in changed_inputs(folder, input_files(config, data=data), ("task.", "reward.")):
+    config = compose_checked([*saved, *overrides], overrides, of_model=False, data=data)
+    check_unchanged_config(folder, saved, overrides)
+    for line in changed_input_warnings(folder, input_files(config, data=data), ("task.", "reward.")):
         print(f"warning: {line}", file=sys.stderr, flush=True)
     typed = {text.partition("=")[0].lstrip("+") for text in overrides}
     if "task.eval_size" in typed:
-        _refuse_trained_examples(config, folder)
-    _refuse_other_shares(config, typed)
+        _check_unseen_examples(config, folder)
+    _check_split_keys(config, typed)
     return config
 
 
-def model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
+def load_model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
     """The configuration of a model that is asked by every agent of a task."""
-    config = composed([*choose_models(model, overrides), *overrides], overrides, of_model=True, data=data)
-    _refuse_made_locally(config)
+    config = compose_checked([*model_overrides(model, overrides), *overrides], overrides, of_model=True, data=data)
+    _check_local_models(config)
     return config
 
 
-def choose_models(model: str, overrides: Sequence[str]) -> list[str]:
+def model_overrides(model: str, overrides: Sequence[str]) -> list[str]:
     """The overrides that `model=` stands for: one model for every agent, or those of a team that was exported."""
-    folder = typed_path(model)
-    if not (folder / LISTING).is_file():
+    folder = parse_path(model)
+    if not (folder / EXPORT_LISTING).is_file():
         return ["actor=full", hydra_override("actor.model", str(folder.absolute()) if folder.exists() else model)]
     from ippo_cli.compose.load import compose_node
 
@@ -124,14 +126,14 @@ def choose_models(model: str, overrides: Sequence[str]) -> list[str]:
 
 def exported_models(folder: Path, config: Config) -> dict[str, str] | None:
     """By agent the folders of a team that was exported; None for a folder that is a model itself."""
-    return _match_agents(folder, list(config.task.agents)) if (folder / LISTING).is_file() else None
+    return _match_agents(folder, list(config.task.agents)) if (folder / EXPORT_LISTING).is_file() else None
 
 
 def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
     """By the task's agents the folders of those exported. Raises `ConfigError` where they are others."""
     from ippo_cli.config.errors import ConfigError
 
-    exported = list(json.loads((folder / LISTING).read_text())["agents"])
+    exported = list(json.loads((folder / EXPORT_LISTING).read_text())["agents"])
     if len(exported) == len(agents) == 1:
         found = {agents[0]: folder / exported[0]}
     elif missing := [name for name in agents if name not in exported]:
@@ -150,27 +152,27 @@ def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
     return {name: str(place.absolute()) for name, place in found.items()}
 
 
-def composed(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:
+def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:
     """The configuration of these overrides, of which those typed now must have an effect."""
-    from ippo_cli.compose.arguments import with_one_search_path
-    from ippo_cli.compose.hub_names import settle_hub
-    from ippo_cli.compose.load import compose_node, resolve, typed
-    from ippo_cli.compose.user_files import check_own_files
-    from ippo_cli.config.checks import check
-    from ippo_cli.config.evaluation import check_effect
+    from ippo_cli.compose.arguments import merge_search_paths
+    from ippo_cli.compose.hub_names import check_hub_access
+    from ippo_cli.compose.load import build_config, compose_node, resolve_config
+    from ippo_cli.compose.user_files import check_user_files
+    from ippo_cli.config.checks import check_config
+    from ippo_cli.config.evaluation import check_evaluation_overrides
     from ippo_cli.config.model_hub import download_models
 
-    combined = with_one_search_path(overrides)
-    check_own_files(combined)
+    combined = merge_search_paths(overrides)
+    check_user_files(combined)
     node = compose_node(combined)  # first: what is no key at all is told as such
-    check_effect(typed_now, of_model=of_model)
-    config = typed(resolve(node))
-    check(config, 1, training=False)
-    settle_hub(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
+    check_evaluation_overrides(typed_now, of_model=of_model)
+    config = build_config(resolve_config(node))
+    check_config(config, 1, training=False)
+    check_hub_access(config, models=of_model, training=False, data=data)  # a run's models come from its checkpoint
     return download_models(config, agents=of_model)
 
 
-def _refuse_made_locally(config: Config) -> None:
+def _check_local_models(config: Config) -> None:
     """Raise `ConfigError` for an agent whose task file has it made by a run."""
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.schema import TinyActorConfig
@@ -184,7 +186,7 @@ def _refuse_made_locally(config: Config) -> None:
             )
 
 
-def _refuse_other_shares(config: Config, typed: Collection[str]) -> None:
+def _check_split_keys(config: Config, typed: Collection[str]) -> None:
     """Where a share of the training rows is held out, what else says which rows there are decides which these are."""
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.schema import JsonlConfig
@@ -192,7 +194,7 @@ def _refuse_other_shares(config: Config, typed: Collection[str]) -> None:
     if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
         return
     for key in sorted(typed):
-        if key.startswith(SHARING):
+        if key.startswith(SPLIT_KEYS):
             raise ConfigError(
                 key,
                 f"would hold out other rows than the run did (task.eval_share={config.task.eval_share}), trained ones "
@@ -201,14 +203,14 @@ def _refuse_other_shares(config: Config, typed: Collection[str]) -> None:
             )
 
 
-def _refuse_trained_examples(config: Config, folder: Path) -> None:
+def _check_unseen_examples(config: Config, folder: Path) -> None:
     """Of generated examples the first ones are held out, and the run was trained on those that follow."""
-    from ippo_cli.compose.load import typed
-    from ippo_cli.compose.resume import saved_values
+    from ippo_cli.compose.load import build_config
+    from ippo_cli.compose.resume import saved_config
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.schema import JsonlConfig
 
-    task, trained = config.task, typed(saved_values(folder)).task
+    task, trained = config.task, build_config(saved_config(folder)).task
     if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
         return
     wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)

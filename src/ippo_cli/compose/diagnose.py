@@ -10,22 +10,24 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.compose.explain import compose_once, explain, explain_several_values, first_lines
+from ippo_cli.compose.explain import compose_cached, explain_override, explain_several_values, summarize_message
 from ippo_cli.compose.load import KINDS, config_dir
-from ippo_cli.compose.plugins import plugin_not_found
-from ippo_cli.compose.searchpath import SEARCH_PATH, options_below, own_files
+from ippo_cli.compose.plugins import plugin_error_from_message
+from ippo_cli.compose.searchpath import SEARCH_PATH, list_options, user_option_files
 from ippo_cli.config.errors import ConfigError, combine_errors
 
 HIDDEN_GROUPS = ("base", "schema")
 
 
-def diagnose(overrides: Sequence[str], error: Exception) -> ConfigError:
+def diagnose_error(overrides: Sequence[str], error: Exception) -> ConfigError:
     """The overrides that cannot be applied, with their remedies; Hydra's own words where none is to blame."""
     several = re.search(r"Ambiguous value for argument '(.*)'", str(error)) is not None
     errors, _ = check_overrides(overrides, sweeps=not several)
     if errors:
         return combine_errors(errors)
-    return plugin_not_found(str(error)) or ConfigError("configuration", "cannot be composed", first_lines(error))
+    return plugin_error_from_message(str(error)) or ConfigError(
+        "configuration", "cannot be composed", summarize_message(error)
+    )
 
 
 def check_overrides(
@@ -35,49 +37,51 @@ def check_overrides(
 
     `sweeps`: whether several values of a key are a sweep, of which the first is checked.
     """
-    compose_once.cache_clear()  # files of the user's may have changed
-    ordered = sorted(overrides, key=_turn)
+    compose_cached.cache_clear()  # files of the user's may have changed
+    ordered = sorted(overrides, key=_composition_order)
     errors: list[ConfigError] = []
     good = list(base)
-    _check_part(ordered, good, errors)
+    _bisect_overrides(ordered, good, errors)
     if not sweeps:
-        errors += [found for text in ordered if text not in _single_values(text) and (found := _several(text, good))]
-    return _without_consequences(errors), good
+        errors += [
+            found for text in ordered if text not in _first_value(text) and (found := _several_values_error(text, good))
+        ]
+    return _drop_follow_up_errors(errors), good
 
 
-def groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
+def config_groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
     """The configuration groups and their options, those in folders that the overrides add included."""
     found: dict[str, list[str]] = {}
-    for group, file in (*options_below(config_dir()), *own_files(overrides)):
+    for group, file in (*list_options(config_dir()), *user_option_files(overrides)):
         if group.split("/")[0] not in HIDDEN_GROUPS:
             found.setdefault(group, []).append(file.stem)
     return found
 
 
-def offered(completions: str) -> str:
+def filter_completions(completions: str) -> str:
     """Hydra's answer to a shell's question, without the groups that are no user's choice."""
     internal = "|".join(HIDDEN_GROUPS)
     return re.sub(rf"(?<!\S)[+~]?(?:{internal})(?:[=/]\S*)?(?!\S)[ \n]?", "", completions)
 
 
-def _check_part(ordered: Sequence[str], good: list[str], errors: list[ConfigError]) -> None:
+def _bisect_overrides(ordered: Sequence[str], good: list[str], errors: list[ConfigError]) -> None:
     """Add those that can be applied to `good`, and the mistakes of the others to `errors`: halves are tried at once."""
-    single = [part for text in ordered for part in _single_values(text)]
+    single = [part for text in ordered for part in _first_value(text)]
     try:
-        compose_once((*good, *single))
+        compose_cached((*good, *single))
     except (HydraException, OmegaConfBaseException) as error:
         if len(ordered) == 1:
-            errors.append(explain(ordered[0], good, error, groups(good)))
+            errors.append(explain_override(ordered[0], good, error, config_groups(good)))
             return
         if ordered:
-            _check_part(ordered[: len(ordered) // 2], good, errors)
-            _check_part(ordered[len(ordered) // 2 :], good, errors)
+            _bisect_overrides(ordered[: len(ordered) // 2], good, errors)
+            _bisect_overrides(ordered[len(ordered) // 2 :], good, errors)
             return
         raise
     good += single
 
 
-def _without_consequences(errors: list[ConfigError]) -> list[ConfigError]:
+def _drop_follow_up_errors(errors: list[ConfigError]) -> list[ConfigError]:
     """Without keys of a group of which the chosen option is a mistake itself."""
     wrong = {error.key.lstrip("+") for error in errors if error.key.lstrip("+") in KINDS}
     return [
@@ -87,12 +91,12 @@ def _without_consequences(errors: list[ConfigError]) -> list[ConfigError]:
     ]
 
 
-def _turn(text: str) -> tuple[bool, bool]:
+def _composition_order(text: str) -> tuple[bool, bool]:
     """Folders first, for the options in them; then choices: they decide what keys exist."""
-    return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in groups()
+    return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in config_groups()
 
 
-def _single_values(text: str) -> list[str]:
+def _first_value(text: str) -> list[str]:
     """The override with the first value of a sweep: `seed=1,2` is no value outside a sweep."""
     try:
         parsed = OverridesParser.create().parse_override(text)
@@ -104,10 +108,10 @@ def _single_values(text: str) -> list[str]:
     return [text]
 
 
-def _several(text: str, good: Sequence[str]) -> ConfigError | None:
+def _several_values_error(text: str, good: Sequence[str]) -> ConfigError | None:
     """What to say of several values, unless the first of them is a mistake already."""
-    if _single_values(text)[0] not in good:
+    if _first_value(text)[0] not in good:
         return None
-    node = compose_once(tuple(good))
+    node = compose_cached(tuple(good))
     value = OmegaConf.select(node, text.partition("=")[0].lstrip("+"), throw_on_missing=False)
     return explain_several_values(text, OmegaConf.to_container(value) if OmegaConf.is_list(value) else value)

@@ -17,27 +17,27 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config.errors import (
+    BROKEN_PIPE,
     INTERRUPTED,
-    READER_GONE,
     UNEXPECTED,
     ConfigError,
     IppoError,
     StorageError,
-    disk_is_full,
-    storage_failure,
+    is_disk_full,
+    storage_error_message,
 )
-from ippo_cli.config.secrets import redacted
-from ippo_cli.runs.output import ReaderGone, flush_output
+from ippo_cli.config.secrets import redact_text
+from ippo_cli.runs.output import OutputClosed, flush_output
 
 MAX_LINES = 12
 WIDTH = 100
-LONGEST_PATH = 4096  # of Linux: longer words are no paths
-WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
-COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){WORD})+|python -c '[^']*'")
+MAX_PATH_LENGTH = 4096  # of Linux: longer words are no paths
+SHELL_WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
+COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){SHELL_WORD})+|python -c '[^']*'")
 NO_BREAK = "\ue000"  # stands for a space inside of a command; not printable, and so in no message
 
 
-def guarded(command: Callable[[], None], argv: Sequence[str], own: Collection[str] | None = None) -> int:
+def run_guarded(command: Callable[[], None], argv: Sequence[str], command_keys: Collection[str] | None = None) -> int:
     """Run a command and return its exit code; every expected failure is reported in one block.
 
     `own`: keys of the command beside those of a run; None for a command that takes no overrides.
@@ -49,10 +49,10 @@ def guarded(command: Callable[[], None], argv: Sequence[str], own: Collection[st
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
     try:
-        code = _run(command, argv, own)
+        code = _run(command, argv, command_keys)
         flush_output()
-    except ReaderGone:
-        return READER_GONE
+    except OutputClosed:
+        return BROKEN_PIPE
     return code
 
 
@@ -62,37 +62,44 @@ def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] 
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
         return _report_mistakes(error, argv, own)
     except IppoError as error:
-        return _tell(error)
+        return _report_error(error)
     except KeyboardInterrupt as error:
-        if not _told(error):
-            print(block(_with_notes(f"interrupted{'; ' + str(error) if str(error) else ''}", error)), file=sys.stderr)
+        if not _is_reported(error):
+            print(
+                format_block(_append_notes(f"interrupted{'; ' + str(error) if str(error) else ''}", error)),
+                file=sys.stderr,
+            )
         return INTERRUPTED
     except SystemExit as leaving:  # Hydra and argparse leave this way
         return leaving.code if isinstance(leaving.code, int) else (0 if leaving.code is None else 2)
     except Exception as error:
-        if disk_is_full(error):
-            return _tell(StorageError(f"a file cannot be written ({storage_failure(error)})"))
-        print(redacted(traceback.format_exc()), end="", file=sys.stderr)
+        if is_disk_full(error):
+            return _report_error(StorageError(f"a file cannot be written ({storage_error_message(error)})"))
+        print(redact_text(traceback.format_exc()), end="", file=sys.stderr)
         return UNEXPECTED
     return 0
 
 
 def _report_mistakes(error: Exception, argv: Sequence[str], own: Collection[str] | None) -> int:
     """Report every mistake of the command line of which one made the command fail."""
-    if _told(error):
+    if _is_reported(error):
         return error.exit_code if isinstance(error, ConfigError) else 2
     from ippo_cli.compose.mistakes import find_mistakes
 
     errors = find_mistakes(error, argv, own)
     if not errors:
-        print(block(str(error)), file=sys.stderr)
+        print(format_block(str(error)), file=sys.stderr)
         return 2
-    shown = [_with_notes(f"{one}{_place(one, argv)}", one) for one in errors]
-    print(block(f"ippo: {shown[0]}") if len(shown) == 1 else list_block(shown), file=sys.stderr, flush=True)
+    messages = [_append_notes(f"{one}{_error_location(one, argv)}", one) for one in errors]
+    print(
+        format_block(f"ippo: {messages[0]}") if len(messages) == 1 else format_list_block(messages),
+        file=sys.stderr,
+        flush=True,
+    )
     return errors[0].exit_code
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process with that exit code.
 
     At once if a process group ran in it: its threads may want the interpreter while that shuts down, and are then
@@ -104,71 +111,71 @@ def leave(code: int) -> NoReturn:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # how it ended is known
     atexit._run_exitfuncs()
-    with suppress(ReaderGone):
+    with suppress(OutputClosed):
         flush_output()
     os._exit(code)
 
 
-def block(message: str) -> str:
+def format_block(message: str) -> str:
     """A message of at most `MAX_LINES` lines of a terminal's width; it may quote model text, so nothing in it acts."""
-    shown = redacted(message)[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
-    spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in shown]
-    lines = [part for line in spelled for part in _wrapped(line) or [""]]
+    source_lines = redact_text(message)[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
+    spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in source_lines]
+    lines = [part for line in spelled for part in _wrap_line(line) or [""]]
     return "\n".join(lines[:MAX_LINES])
 
 
-def list_block(messages: Sequence[str]) -> str:
+def format_list_block(messages: Sequence[str]) -> str:
     """Several messages in at most `MAX_LINES` lines: the longest are cut, and the last are counted."""
     room = MAX_LINES - 1
-    shown = list(messages) if len(messages) <= room else messages[: room - 1]
-    parts = [block(message).splitlines() for message in shown]
-    left = room - (len(messages) > len(shown))
+    visible = list(messages) if len(messages) <= room else messages[: room - 1]
+    parts = [format_block(message).splitlines() for message in visible]
+    left = room - (len(messages) > len(visible))
     while sum(map(len, parts)) > left:
         longest = max(parts, key=len)
         del longest[-1]
         longest[-1] = longest[-1][: WIDTH - 4] + " ..."
-    lines = [f"{'- ' if first else '  '}{line}" for part in parts for first, line in _marked(part)]
-    more = [f"- and {len(messages) - len(shown)} more"] if len(messages) > len(shown) else []
+    lines = [f"{'- ' if first else '  '}{line}" for part in parts for first, line in _mark_first_line(part)]
+    more = [f"- and {len(messages) - len(visible)} more"] if len(messages) > len(visible) else []
     return "\n".join([f"ippo: {len(messages)} mistakes", *lines, *more])
 
 
-def _marked(lines: Sequence[str]) -> list[tuple[bool, str]]:
+def _mark_first_line(lines: Sequence[str]) -> list[tuple[bool, str]]:
     return [(place == 0, line) for place, line in enumerate(lines)]
 
 
-def _wrapped(line: str) -> list[str]:
+def _wrap_line(line: str) -> list[str]:
     """The line in parts of a terminal's width; commands and paths stay whole, so that they can be copied."""
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
     parts: list[str] = []
     for part in textwrap.wrap(whole, WIDTH - 2, break_on_hyphens=False, break_long_words=False):
-        is_copied = NO_BREAK in part or ("/" in part and len(part) < LONGEST_PATH)
+        is_copied = NO_BREAK in part or ("/" in part and len(part) < MAX_PATH_LENGTH)
         parts += [part] if is_copied else textwrap.wrap(part, WIDTH - 2, break_on_hyphens=False)
     return [part.replace(NO_BREAK, " ") for part in parts]
 
 
-def _place(error: ConfigError, argv: Sequence[str]) -> str:
+def _error_location(error: ConfigError, argv: Sequence[str]) -> str:
     """Where a file of the user's says what is wrong."""
-    from ippo_cli.compose.arguments import arguments
-    from ippo_cli.compose.user_files import written_at
+    from ippo_cli.compose.arguments import normalize_arguments
+    from ippo_cli.compose.user_files import find_key_location
 
     try:
-        place = written_at(error.key, arguments(argv))
+        place = find_key_location(error.key, normalize_arguments(argv))
     except Exception:  # whatever is wrong with the arguments themselves is what the error is about
         return ""
     return f" ({place})" if place else ""
 
 
-def _with_notes(message: str, error: BaseException) -> str:
+def _append_notes(message: str, error: BaseException) -> str:
     return "\n".join([message, *getattr(error, "__notes__", ())])
 
 
-def _tell(error: IppoError, place: str = "") -> int:
-    if not _told(error):
-        print(block(_with_notes(f"ippo: {error}{place}", error)), file=sys.stderr, flush=True)
+def _report_error(error: IppoError, place: str = "") -> int:
+    if not _is_reported(error):
+        print(format_block(_append_notes(f"ippo: {error}{place}", error)), file=sys.stderr, flush=True)
     return error.exit_code
 
 
-def _told(error: BaseException) -> bool:
+def _is_reported(error: BaseException) -> bool:
     """Whether another rank tells of it. Before the ranks have met, those of one machine find the same."""
     distributed = sys.modules.get("ippo_cli.engine.distributed")
     if distributed is None or not distributed.has_run():

@@ -12,40 +12,40 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from ippo_cli.compose.aliases import find_answer
-from ippo_cli.compose.load import KINDS, SWEEPS, compose_node, leaves
-from ippo_cli.compose.plugins import PACKAGES, no_such_plugin
-from ippo_cli.compose.searchpath import entries, own_files
-from ippo_cli.compose.yaml_source import shortest
+from ippo_cli.compose.aliases import find_suggestion
+from ippo_cli.compose.load import KINDS, SWEEP_SCHEMAS, compose_node, iter_leaves
+from ippo_cli.compose.plugins import PACKAGES, missing_plugin_error
+from ippo_cli.compose.searchpath import search_path_entries, user_option_files
+from ippo_cli.compose.yaml_source import shorten_path
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.text import closest
+from ippo_cli.config.text import closest_hint
 
-NO_LIST = "must be a list"
-TYPO = 0.8
+LIST_RULE = "must be a list"
+TYPO_CUTOFF = 0.8
 """How similar a name must be to one of ours to be taken for a mistyped one: below that an answer would be a guess."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 YAML_FILES = (".yaml", ".yml")
 
 
 @lru_cache(maxsize=8)
-def compose_once(overrides: tuple[str, ...]) -> DictConfig:
+def compose_cached(overrides: tuple[str, ...]) -> DictConfig:
     """A composition to be read; one takes half a second, and several mistakes are explained by the same."""
     return compose_node(overrides)
 
 
-def explain(text: str, good: list[str], error: Exception, options: Mapping[str, Sequence[str]]) -> ConfigError:
+def explain_override(text: str, good: list[str], error: Exception, options: Mapping[str, Sequence[str]]) -> ConfigError:
     """Why this override cannot be applied after those in `good`; `options`: those of each group."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
     if name in PACKAGES:
-        return no_such_plugin(name, value)
+        return missing_plugin_error(name, value)
     if not equals:
         return explain_argument(text, options)
     if name in options:
         return _explain_choice(text, name, value, good, options[name], error)
-    node = compose_once(tuple(good))
+    node = compose_cached(tuple(good))
     plain = OmegaConf.to_container(node, resolve=False)
-    keys = [leaf for leaf, _ in leaves(plain) if not leaf.startswith("hydra.")]
+    keys = [leaf for leaf, _ in iter_leaves(plain) if not leaf.startswith("hydra.")]
     if (wrong := _explain_agent(text, name, value, node)) is not None:
         return wrong
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
@@ -68,8 +68,8 @@ def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigE
     elif text.endswith(".py"):
         meant = f"did you mean reward=function reward.function={text}:NAME?"
     elif found := [group for group, known in options.items() if text in known]:
-        shown = [f"{'+' if group == 'experiment' else ''}{group}={text}" for group in found[:3]]
-        meant = f"did you mean {' or '.join(shown)}?"
+        choices = [f"{'+' if group == 'experiment' else ''}{group}={text}" for group in found[:3]]
+        meant = f"did you mean {' or '.join(choices)}?"
     elif text in options:
         meant = f"choose an option: {text}={'|'.join(options[text][:3])}; see ippo-train --help {text}"
     return ConfigError(repr(text), "is an unexpected argument", meant)
@@ -103,7 +103,7 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
             known = " ".join(str(known) for known in node.task.agents)
             return ConfigError(
                 text,
-                f"names no agent{closest(agent[1], known.split())}",
+                f"names no agent{closest_hint(agent[1], known.split())}",
                 f"there {'are' if known else 'is'} {known or 'none yet'}; "
                 f"+{name}{'' if agent[2] else '.template'}= adds one",
             )
@@ -117,8 +117,8 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
         return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
         return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
-    rule, remedy = value_rule(first_lines(error), name)
-    if rule == NO_LIST and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
+    rule, remedy = value_rule(summarize_message(error), name)
+    if rule == LIST_RULE and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
         remedy = f"write '{name}=[{several}]'"
     return ConfigError(text, rule, remedy)
 
@@ -136,7 +136,7 @@ def value_rule(words: str, name: str) -> tuple[str, str]:
     if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
         return "must not be null", f"give a value, or leave {name} out"
     if "ListConfig" in words:
-        return NO_LIST, f"write '{name}=[a,b]'"
+        return LIST_RULE, f"write '{name}=[a,b]'"
     return "is no value of this key", words
 
 
@@ -145,7 +145,7 @@ def explain_key(
 ) -> ConfigError:
     """A name that the composition does not have."""
     group, _, leaf = name.partition(".")
-    kinds = SWEEPS if group == "sweep" else KINDS.get(group, {})
+    kinds = SWEEP_SCHEMAS if group == "sweep" else KINDS.get(group, {})
     others = [kind for kind, cls in kinds.items() if leaf in {field.name for field in fields(cls)}]
     if others:
         return ConfigError(
@@ -154,7 +154,7 @@ def explain_key(
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
     corrected = list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key))))
-    answer = None if corrected or ".agents." in name else find_answer(name)
+    answer = None if corrected or ".agents." in name else find_suggestion(name)
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
@@ -165,7 +165,7 @@ def explain_key(
         return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
     if corrected:
         return ConfigError(text, "is no key", "did you mean " + " or ".join(corrected[:3]) + "?")
-    close = _similar(name, [*_reachable(name, keys, options)])
+    close = _similar_names(name, [*_candidate_keys(name, keys, options)])
     remedy = "did you mean " + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
     return ConfigError(text, "is no key", remedy)
 
@@ -186,55 +186,59 @@ def _explain_choice(
     """A group's option that does not exist, or one that cannot be composed."""
     option = value.strip("'\"")
     if option in options:
-        own = [shortest(file) for at, file in own_files(good) if (at, file.stem) == (group, option)]
-        return ConfigError(text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{first_lines(error)}")
+        own = [shorten_path(file) for at, file in user_option_files(good) if (at, file.stem) == (group, option)]
+        return ConfigError(
+            text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{summarize_message(error)}"
+        )
     if option.startswith("{"):
         return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
     if option.startswith("["):
-        return ConfigError(text, "names several options, and this group takes one", _choose_from(option, options))
-    for folder in entries(good):
+        return ConfigError(
+            text, "names several options, and this group takes one", _choose_option_hint(option, options)
+        )
+    for folder in search_path_entries(good):
         if (file := Path(folder) / group / f"{option}.yml").is_file():
             return ConfigError(
                 text,
-                f"lies in {shortest(file)}, and options end in .yaml",
-                f"rename it, or use {group}={shortest(file)}",
+                f"lies in {shorten_path(file)}, and options end in .yaml",
+                f"rename it, or use {group}={shorten_path(file)}",
             )
     for ending in YAML_FILES:
         if (file := Path(f"{option}{ending}").expanduser()).is_file():
             return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
     own_file = "" if "/" in option else f"; a file of your own is chosen by its path, {group}=path/to/{option}.yaml"
-    return ConfigError(text, "is an unknown option", _choose_from(option, options) + own_file)
+    return ConfigError(text, "is an unknown option", _choose_option_hint(option, options) + own_file)
 
 
-def _choose_from(given: str, options: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, options, n=1, cutoff=0.6)
+def _choose_option_hint(name: str, options: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, options, n=1, cutoff=0.6)
     return (f"closest: {close[0]}; " if close else "") + "choose from " + " ".join(options)
 
 
-def _reachable(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
+def _candidate_keys(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
     """Keys and groups that the name may have meant; agents' keys only for a name about agents."""
     wanted = [key for key in keys if (".agents." in key) == (".agents." in name)]
     return [*wanted, *(group for group in options if "." not in name)]
 
 
-def _similar(given: str, known: Sequence[str]) -> list[str]:
+def _similar_names(name: str, known: Sequence[str]) -> list[str]:
     """The names that a mistyped one may have meant."""
-    own = given.rsplit(".", 1)[-1]
+    own = name.rsplit(".", 1)[-1]
     tails = dict.fromkeys(key.rsplit(".", 1)[-1] for key in known)
     # In long names all that is similar may be the group, which the keys of a group share.
-    near = [key for key in known if "." not in given or _find_typos(own, [key.rsplit(".", 1)[-1]])]
-    close = difflib.get_close_matches(given, near, n=3, cutoff=0.6) if "." in given else _find_typos(given, near)
+    near = [key for key in known if "." not in name or _find_typos(own, [key.rsplit(".", 1)[-1]])]
+    close = difflib.get_close_matches(name, near, n=3, cutoff=0.6) if "." in name else _find_typos(name, near)
     return close or [key for tail in _find_typos(own, tails) for key in known if key.rsplit(".", 1)[-1] == tail][:3]
 
 
-def _find_typos(given: str, known: Iterable[str]) -> list[str]:
+def _find_typos(text: str, known: Iterable[str]) -> list[str]:
     """Names that are spelled like the given one, or with its letters in another order, as `seed` for `sede`."""
     names = list(known)
-    reordered = [name for name in names if sorted(name) == sorted(given)]
-    return list(dict.fromkeys([*reordered, *difflib.get_close_matches(given, names, n=3, cutoff=TYPO)]))[:3]
+    reordered = [name for name in names if sorted(name) == sorted(text)]
+    return list(dict.fromkeys([*reordered, *difflib.get_close_matches(text, names, n=3, cutoff=TYPO_CUTOFF)]))[:3]
 
 
-def first_lines(error: Exception) -> str:
+def summarize_message(error: Exception) -> str:
     """The part of a message that is about values, on one line, without Hydra's advice to use `+`."""
     words = str(error.__cause__)
     words = str(error) if words in ("None", "") else words  # a parser's cause may have none

@@ -12,36 +12,43 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.compose.load import KINDS, PLAIN
-from ippo_cli.compose.yaml_source import Source, items, lines_of, spelled
+from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS
+from ippo_cli.compose.yaml_source import YamlSource, keys_with_lines, mapping_items, node_text
 from ippo_cli.config import schema
-from ippo_cli.config.text import closest
+from ippo_cli.config.text import closest_hint
 
 KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
 
 
-def check_global(source: Source, body: Iterable[tuple[str, yaml.Node, int]]) -> None:
+def check_global_file(source: YamlSource, body: Iterable[tuple[str, yaml.Node, int]]) -> None:
     """A file that sets values of several groups, whichever options those have."""
-    groups = {**{group: (cls,) for group, cls in PLAIN.items()}, **{g: tuple(k.values()) for g, k in KINDS.items()}}
+    groups = {
+        **{group: (cls,) for group, cls in SINGLE_SCHEMAS.items()},
+        **{g: tuple(k.values()) for g, k in KINDS.items()},
+    }
     top = {leaf.name for leaf in fields(schema.RunConfig)}
     for key, node, line in body:
         if key in groups and isinstance(node, yaml.MappingNode):
-            check_mapping(source, lines_of(node), groups[key], f"{key}.", f"{key}=")
+            check_mapping(source, keys_with_lines(node), groups[key], f"{key}.", f"{key}=")
         elif key in top:
             check_mapping(source, [(key, node, line)], (schema.RunConfig,), "", "a run")
         elif key != "hydra":
-            _refuse_key(source, line, key, key, [*top, *groups], "a run")
+            _raise_unknown_key(source, line, key, key, [*top, *groups], "a run")
 
 
 def check_mapping(
-    source: Source, body: Iterable[tuple[str, yaml.Node, int]], classes: Sequence[type[Any]], prefix: str, owner: str
+    source: YamlSource,
+    body: Iterable[tuple[str, yaml.Node, int]],
+    classes: Sequence[type[Any]],
+    prefix: str,
+    owner: str,
 ) -> None:
     """Every key is one of some of the classes, with a value of its type."""
     hints = {name: hint for cls in reversed(classes) for name, hint in get_type_hints(cls).items()}
     for key, node, line in body:
         full = prefix + key
         if key not in hints:
-            _refuse_key(source, line, key, full, list(hints), owner)
+            _raise_unknown_key(source, line, key, full, list(hints), owner)
         hint = hints[key]
         if get_origin(hint) is dict and not is_dataclass(get_args(hint)[1]):  # keys of the user's choice
             continue
@@ -49,89 +56,89 @@ def check_mapping(
             _check_agents(source, node, line, full)
         elif is_dataclass(hint):
             if not isinstance(node, yaml.MappingNode):
-                if "${" in spelled(source, node):
+                if "${" in node_text(source, node):
                     continue
                 source.refuse(
                     line,
                     full,
-                    f"is {_named(source, node)}, and has keys of its own",
+                    f"is {_describe_node(source, node)}, and has keys of its own",
                     "it has: " + " ".join(leaf.name for leaf in fields(hint)),
                 )
             assert isinstance(hint, type)
-            check_mapping(source, lines_of(node), (hint,), f"{full}.", full)
+            check_mapping(source, keys_with_lines(node), (hint,), f"{full}.", full)
         else:
             _check_leaf(source, node, line, key, full, hint, classes)
 
 
-def _check_agents(source: Source, node: yaml.Node, line: int, full: str) -> None:
+def _check_agents(source: YamlSource, node: yaml.Node, line: int, full: str) -> None:
     """The named agents, each with a prompt."""
     if not isinstance(node, yaml.MappingNode):
         source.refuse(
             line,
             full,
-            f"is {_named(source, node)}, and must be named agents",
+            f"is {_describe_node(source, node)}, and must be named agents",
             'write below it a line for each, such as: solver: {template: "{question}"}',
         )
-    for agent, value, at in lines_of(node):
+    for agent, value, at in keys_with_lines(node):
         if not isinstance(value, yaml.MappingNode):
             source.refuse(
                 at,
                 f"{full}.{agent}",
-                f"is {_named(source, value)}, and must be an agent",
+                f"is {_describe_node(source, value)}, and must be an agent",
                 f'write: {agent}: {{template: "{{question}}"}}',
             )
-        check_mapping(source, lines_of(value), (schema.AgentConfig,), f"{full}.{agent}.", "an agent")
-        if "template" not in dict(items(value)) and not source.text.count("<<"):
+        check_mapping(source, keys_with_lines(value), (schema.AgentConfig,), f"{full}.{agent}.", "an agent")
+        if "template" not in dict(mapping_items(value)) and not source.text.count("<<"):
             _require_template(source, at, f"{full}.{agent}")
 
 
-def _require_template(source: Source, line: int, where: str) -> None:
+def _require_template(source: YamlSource, line: int, where: str) -> None:
     source.refuse(line, f"{where}.template", "is missing", 'give the prompt: template: "{question}"')
 
 
 def _check_leaf(
-    source: Source, node: yaml.Node, line: int, key: str, full: str, hint: Any, classes: Sequence[type[Any]]
+    source: YamlSource, node: yaml.Node, line: int, key: str, full: str, hint: Any, classes: Sequence[type[Any]]
 ) -> None:
-    written = spelled(source, node)
+    written = node_text(source, node)
     if hint is Any or (isinstance(node, yaml.ScalarNode) and "${" in written):
         return  # what an interpolation stands for is known when all is composed
     try:
-        value = cast(DictConfig, OmegaConf.create(_alone(node, key)))[key]
+        value = cast(DictConfig, OmegaConf.create(_single_key_document(node, key)))[key]
     except (
         yaml.YAMLError,
         OmegaConfBaseException,
     ):  # an anchor that lies elsewhere, say: composing tells what is wrong with it
         return
-    if any(_fits(cls, key, value) for cls in classes):
+    if any(_is_valid_value(cls, key, value) for cls in classes):
         return
     if isinstance(node, yaml.MappingNode) and node.flow_style:
         source.refuse(
             line,
             f"{full}: {written}",
-            f"is a mapping, and must be {expected(hint)}",
+            f"is a mapping, and must be {describe_type(hint)}",
             f'put quotes around it: {key}: "{written}"',
         )
-    source.refuse(line, full, f"is {_named(source, node)}", f"it must be {expected(hint)}")
+    source.refuse(line, full, f"is {_describe_node(source, node)}", f"it must be {describe_type(hint)}")
 
 
-def _fits(cls: type[Any], key: str, value: Any) -> bool:
+def _is_valid_value(cls: type[Any], key: str, value: Any) -> bool:
     if key not in get_type_hints(cls):
         return False
     try:
-        OmegaConf.merge(OmegaConf.structured(schema.unset(cls)), {key: value})
+        OmegaConf.merge(OmegaConf.structured(schema.build_unset(cls)), {key: value})
     except OmegaConfBaseException:
         return False
     return True
 
 
-def _alone(node: yaml.Node, key: str) -> str:
+def _single_key_document(node: yaml.Node, key: str) -> str:
     """A document of this key and value alone."""
     return yaml.serialize(
         yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", key), node)])
     )
 
 
-def expected(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """A type in words."""
     if get_origin(hint) is list:
         (item,) = get_args(hint)
@@ -147,15 +154,17 @@ def _is_enum(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, Enum)
 
 
-def _named(source: Source, node: yaml.Node) -> str:
+def _describe_node(source: YamlSource, node: yaml.Node) -> str:
     """What a node is, in words."""
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     if isinstance(node, yaml.MappingNode):
         return "a mapping"
-    return "empty" if not spelled(source, node) else repr(spelled(source, node))
+    return "empty" if not node_text(source, node) else repr(node_text(source, node))
 
 
-def _refuse_key(source: Source, line: int, key: str, full: str, known: Sequence[str], owner: str) -> NoReturn:
+def _raise_unknown_key(
+    source: YamlSource, line: int, key: str, full: str, known: Sequence[str], owner: str
+) -> NoReturn:
     remedy = "it has: " + " ".join(known)
-    source.refuse(line, full, f"is no key of {owner}{closest(key, known)}", remedy)
+    source.refuse(line, full, f"is no key of {owner}{closest_hint(key, known)}", remedy)

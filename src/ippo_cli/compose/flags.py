@@ -4,55 +4,68 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ippo_cli.compose.arguments import LAUNCHERS
+from ippo_cli.compose.arguments import LAUNCHER_FLAGS
 from ippo_cli.config.errors import ConfigError, combine_errors
 
-ALONE = ("-m", "--multirun", "--resolve", "-sc", "--shell-completion", "-r", "--run", "--hydra-help", "--info", "-i")
-CFG = ("--cfg", "-c")
-WITH_VALUE = (*CFG, "--config-dir", "-cd", "--package", "-p")
-NEED_CFG = ("--resolve", "--package", "-p")
-OURS = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
+VALUELESS_FLAGS = (
+    "-m",
+    "--multirun",
+    "--resolve",
+    "-sc",
+    "--shell-completion",
+    "-r",
+    "--run",
+    "--hydra-help",
+    "--info",
+    "-i",
+)
+CFG_FLAGS = ("--cfg", "-c")
+VALUE_FLAGS = (*CFG_FLAGS, "--config-dir", "-cd", "--package", "-p")
+CFG_OPTION_FLAGS = ("--resolve", "--package", "-p")
+UNSUPPORTED_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--experimental-rerun")
 
 
-def check_flags(typed: Sequence[str], own: Collection[str] = ()) -> None:
+def check_flags(typed: Sequence[str], command_keys: Collection[str] = ()) -> None:
     """Raise `ConfigError` with every argument that is no flag of this program; `own` are a command's keys."""
-    if errors := list(flag_errors(typed, own)):
+    if errors := list(flag_errors(typed, command_keys)):
         raise combine_errors(errors)
 
 
-def flag_errors(typed: Sequence[str], own: Collection[str] = ()) -> Iterator[ConfigError]:
+def flag_errors(typed: Sequence[str], command_keys: Collection[str] = ()) -> Iterator[ConfigError]:
     """The mistakes among the flags."""
     names = [text.partition("=")[0] for text in typed]
     for place, (text, flag) in enumerate(zip(typed, names, strict=True)):
-        if not text.startswith("-") or text.startswith(LAUNCHERS):
+        if not text.startswith("-") or text.startswith(LAUNCHER_FLAGS):
             continue
-        value = text.partition("=")[2] or _next(typed, place)
-        if flag in OURS:
+        value = text.partition("=")[2] or _next_argument(typed, place)
+        if flag in UNSUPPORTED_FLAGS:
             yield ConfigError(flag, "is not supported", "add a folder of your own with --config-dir=FOLDER")
-        elif flag in CFG and value not in ("job", "hydra", "all"):
+        elif flag in CFG_FLAGS and value not in ("job", "hydra", "all"):
             yield ConfigError(text, "shows nothing", "use --cfg job, or --cfg job --resolve")
-        elif flag in NEED_CFG and not set(names) & set(CFG):
+        elif flag in CFG_OPTION_FLAGS and not set(names) & set(CFG_FLAGS):
             yield ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
-        elif flag not in (*ALONE, *WITH_VALUE):
-            shown = f"{text} {value}" if value and "=" not in text else text
+        elif flag not in (*VALUELESS_FLAGS, *VALUE_FLAGS):
+            flag_text = f"{text} {value}" if value and "=" not in text else text
             yield ConfigError(
-                shown, "is no flag; settings are written without dashes, as key=value", _instead(flag, value, own)
+                flag_text,
+                "is no flag; settings are written without dashes, as key=value",
+                _suggest_override(flag, value, command_keys),
             )
 
 
-def _next(typed: Sequence[str], place: int) -> str:
+def _next_argument(typed: Sequence[str], place: int) -> str:
     """The argument behind a flag, if it may be the flag's value."""
     following = typed[place + 1] if place + 1 < len(typed) else ""
     return "" if following.startswith("-") or "=" in following else following
 
 
-def _instead(flag: str, value: str, own: Collection[str]) -> str:
+def _suggest_override(flag: str, value: str, command_keys: Collection[str]) -> str:
     """What to type: the same key without dashes if there is one, else what a mistyped key is answered with."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from ippo_cli.compose.diagnose import diagnose, groups
+    from ippo_cli.compose.diagnose import config_groups, diagnose_error
     from ippo_cli.compose.load import compose_node
 
     key = flag.lstrip("-").replace("-", "_")
@@ -60,10 +73,14 @@ def _instead(flag: str, value: str, own: Collection[str]) -> str:
         return "see ippo-train --help"
     override = f"{key}={value or 'VALUE'}"
     missing = object()
-    if key in own or key in groups() or OmegaConf.select(compose_node([]), key, default=missing) is not missing:
+    if (
+        key in command_keys
+        or key in config_groups()
+        or OmegaConf.select(compose_node([]), key, default=missing) is not missing
+    ):
         return f"use {override}"
     try:
         compose_node([override])
     except (HydraException, OmegaConfBaseException) as error:
-        return str(diagnose([override], error)).partition("; ")[2]
+        return str(diagnose_error([override], error)).partition("; ")[2]
     return f"use {override}"

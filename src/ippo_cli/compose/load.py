@@ -17,13 +17,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from ippo_cli.compose.mix import complete_parts, typed_parts
-from ippo_cli.compose.path_keys import absolute_place, dump_yaml, load_yaml, make_absolute
-from ippo_cli.compose.searchpath import OWN_OPTIONS, register_option_files
+from ippo_cli.compose.mix import build_parts, complete_parts
+from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
+from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
 from ippo_cli.config import schema
 from ippo_cli.config.batch_sizes import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.secrets import kept, refuse_secrets, restored
+from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "gymnasium": schema.GymnasiumConfig,
         "pettingzoo": schema.PettingzooConfig,
         "reasoning_gym": schema.ReasoningGymConfig,
-        "environment": schema.OwnEnvironmentConfig,
+        "environment": schema.UserEnvironmentConfig,
     },
     "actor": {
         "tiny": schema.TinyActorConfig,
@@ -87,7 +87,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
     },
 }
 # Groups of one schema.
-PLAIN: dict[str, type[Any]] = {
+SINGLE_SCHEMAS: dict[str, type[Any]] = {
     "algorithm": schema.AlgorithmConfig,
     "deepspeed": schema.DeepspeedConfig,
     "checkpoint": schema.CheckpointConfig,
@@ -96,7 +96,7 @@ PLAIN: dict[str, type[Any]] = {
     "plan": schema.PlanConfig,
 }
 # Kinds of `sweep=`, which a run knows nothing of.
-SWEEPS: dict[str, type[schema.SweepConfig]] = {
+SWEEP_SCHEMAS: dict[str, type[schema.SweepConfig]] = {
     "grid": schema.GridSweepConfig,
     "optuna": schema.OptunaSweepConfig,
     "population": schema.PopulationSweepConfig,
@@ -113,7 +113,7 @@ PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
 def config_dir() -> Path:
     """The folder of YAML groups: inside the installed package, else the checkout's."""
-    return OWN_OPTIONS
+    return BUILTIN_OPTIONS
 
 
 @cache
@@ -136,37 +136,35 @@ def compose_node(overrides: Sequence[str]) -> DictConfig:
 
 def load_config(overrides: Sequence[str] = ()) -> schema.Config:
     """The typed configuration that these overrides give."""
-    return typed(resolve(compose_node(overrides)))
+    return build_config(resolve_config(compose_node(overrides)))
 
 
-def resolve(node: DictConfig) -> dict[str, Any]:
+def resolve_config(node: DictConfig) -> dict[str, Any]:
     """Plain values of a run: interpolations resolved, each agent's overrides merged over its groups."""
-    _refuse_kinds_alone(node)
+    _check_kinds(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
         if OmegaConf.is_missing(agent, "template"):
             raise ConfigError(f"task.agents.{name}.template", "is missing", "give the prompt, such as '{question}'")
-        own = {leaf: _value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
-        agents[str(name)] = own | _groups_of(node, agent, name)
+        own = {leaf: _read_value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
+        agents[str(name)] = own | _agent_groups(node, agent, name)
     bare = copy.deepcopy(node)
     with open_dict(bare):
         bare.pop("hydra", None)
         bare.pop("sweep", None)
         bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
-    plain = _container(bare)
+    plain = _to_container(bare)
     plain["task"]["agents"] = agents
     complete_parts(plain["reward"], config_dir() / "reward")
     _complete_reward_models(plain["reward"])
-    refuse_secrets(plain)
-    return _with_absolute_places(plain)
+    check_secrets(plain)
+    return _make_paths_absolute(plain)
 
 
-def _with_absolute_places(value: Any, key: str = "") -> Any:
+def _make_paths_absolute(value: Any, key: str = "") -> Any:
     """The values with the full paths of files and folders: a run is resumed and evaluated from anywhere."""
     if isinstance(value, dict):
-        return {
-            name: _with_absolute_places(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()
-        }
+        return {name: _make_paths_absolute(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()}
     return make_absolute(key, value)
 
 
@@ -174,34 +172,36 @@ def _complete_reward_models(reward: dict[str, Any]) -> None:
     """Give reward models that are folders their full paths, in place; the model of a judge is a name at a server."""
     for part in (reward, *(reward.get("parts") or {}).values()):
         if part["kind"] == schema.RewardKind.model.value and part.get("model"):
-            part["model"] = absolute_place(part["model"])
+            part["model"] = absolute_path(part["model"])
 
 
-def typed(plain: dict[str, Any]) -> schema.Config:
+def build_config(plain: dict[str, Any]) -> schema.Config:
     """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
-    groups = {name: _typed_group(name, _part(plain, name, "")) for name in (*KINDS, *PLAIN)}
+    groups = {name: _build_group(name, _get_group(plain, name, "")) for name in (*KINDS, *SINGLE_SCHEMAS)}
     if isinstance(reward := groups["reward"], schema.MixRewardConfig):
-        reward.parts = typed_parts(reward, lambda part, where: _of_kind("reward", part, f"{where}."))
-    for name, agent in _part(plain["task"], "agents", "task.").items():
+        reward.parts = build_parts(reward, lambda part, where: _build_kind("reward", part, f"{where}."))
+    for name, agent in _get_group(plain["task"], "agents", "task.").items():
         where = f"task.agents.{name}."
-        own = {group: _typed_group(group, _part(agent, group, where), where) for group in KINDS_PER_AGENT}
+        own = {group: _build_group(group, _get_group(agent, group, where), where) for group in KINDS_PER_AGENT}
         for group, cls in KEYS_PER_AGENT.items():
-            own[group] = _object(cls, _part(agent, group, where), f"{where}{group}.")
+            own[group] = _to_object(cls, _get_group(agent, group, where), f"{where}{group}.")
         agent = {leaf: value for leaf, value in agent.items() if leaf not in PER_AGENT}
-        groups["task"].agents[name] = schema.AgentConfig(**vars(_object(schema.SpeakerConfig, agent, where)), **own)
-    run = _object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
+        groups["task"].agents[name] = schema.AgentConfig(
+            **vars(_to_object(schema.AgentPromptConfig, agent, where)), **own
+        )
+    run = _to_object(schema.RunConfig, {name: value for name, value in plain.items() if name not in groups}, "")
     return schema.Config(**vars(run), **groups)
 
 
-def typed_sweep(node: DictConfig) -> schema.SweepConfig:
+def build_sweep_config(node: DictConfig) -> schema.SweepConfig:
     """The sweep of a composition."""
-    plain = _container(node.sweep)
-    return _object(SWEEPS[str(plain["kind"])], plain, "sweep.")
+    plain = _to_container(node.sweep)
+    return _to_object(SWEEP_SCHEMAS[str(plain["kind"])], plain, "sweep.")
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
     """The text of a run's `config.yaml`, in which secrets are names of variables."""
-    return dump_yaml(kept(plain))
+    return dump_yaml(mask_secrets(plain))
 
 
 def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
@@ -209,11 +209,11 @@ def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
 
     `with_secrets`: for the run itself, names of variables that hold secrets are their values again.
     """
-    plain = written(path)
-    return typed(restored(plain) if with_secrets else plain)
+    plain = read_run_config(path)
+    return build_config(restore_secrets(plain) if with_secrets else plain)
 
 
-def written(path: Path) -> dict[str, Any]:
+def read_run_config(path: Path) -> dict[str, Any]:
     """The plain values of a run's `config.yaml`, as they stand there."""
     try:
         plain = load_yaml(path.read_text(encoding="utf-8"))
@@ -224,22 +224,22 @@ def written(path: Path) -> dict[str, Any]:
     return plain  # type: ignore[return-value]
 
 
-def shown(node: DictConfig, *, resolve: bool) -> str:
+def format_composition(node: DictConfig, *, resolve: bool) -> str:
     """The composition as YAML without what no agent overrides: what `--cfg job` prints."""
     plain = OmegaConf.to_container(node, resolve=resolve, enum_to_str=True)
-    return OmegaConf.to_yaml(OmegaConf.create(_without_missing(plain)))
+    return OmegaConf.to_yaml(OmegaConf.create(_drop_missing(plain)))
 
 
-def leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def iter_leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Dotted names and values of all leaves."""
     if isinstance(plain, dict) and plain:
         for key, value in plain.items():
-            yield from leaves(value, f"{prefix}.{key}" if prefix else str(key))
+            yield from iter_leaves(value, f"{prefix}.{key}" if prefix else str(key))
     else:
         yield prefix, plain
 
 
-def _refuse_kinds_alone(node: DictConfig) -> None:
+def _check_kinds(node: DictConfig) -> None:
     """Raise where `kind` alone was changed: the other keys of the group are those of another kind."""
     for group, kinds in KINDS.items():
         kind = str(getattr(node[group].kind, "value", node[group].kind))
@@ -249,52 +249,52 @@ def _refuse_kinds_alone(node: DictConfig) -> None:
             raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it comes with an option", remedy)
 
 
-def _without_missing(plain: Any) -> Any:
+def _drop_missing(plain: Any) -> Any:
     if not isinstance(plain, dict):
         return plain
-    kept = {key: _without_missing(value) for key, value in plain.items() if value != "???"}
-    return {key: value for key, value in kept.items() if value != {} or plain[key] == {}}
+    present = {key: _drop_missing(value) for key, value in plain.items() if value != "???"}
+    return {key: value for key, value in present.items() if value != {} or plain[key] == {}}
 
 
-def _groups_of(node: DictConfig, agent: DictConfig, name: str) -> dict[str, Any]:
+def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, Any]:
     """One agent's values of every group: its own over the run's.
 
     Where its actor is of another kind than the run's, its own values of actor and critic stand over what options of
     these kinds give; where only its critic is, those of the critic do. Nothing that is said of the run's reaches it.
     """
-    kinds = {group: _kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
+    kinds = {group: _agent_kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
     others = [group for group, kind in kinds.items() if kind != node[group].kind.value]
     if others:
         node = copy.deepcopy(node)
-        options = _options(node.task.kind.value, kinds)
+        options = _compose_kinds(node.task.kind.value, kinds)
         for group in KINDS_PER_AGENT if "actor" in others else others:
             node[group] = options[group]
     found: dict[str, Any] = {}
     for group in PER_AGENT:
-        own = _merged(node, group, agent[group], name)
+        own = _merge_group(node, group, agent[group], name)
         if group == "actor" and any(not OmegaConf.is_missing(agent.actor, leaf) for leaf in agent.actor):
             node = copy.deepcopy(node)
             node.actor = own  # what a critic takes from its actor, such as the number format, is taken from this one
-        found[group] = _container(own)
+        found[group] = _to_container(own)
         if group in KEYS_PER_AGENT:
             known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
             found[group] = {leaf: value for leaf, value in found[group].items() if leaf in known}
     return found
 
 
-def _options(task: str, kinds: Mapping[str, str]) -> DictConfig:
+def _compose_kinds(task: str, kinds: Mapping[str, str]) -> DictConfig:
     """The composition with options of these kinds: beside a world, what a model made locally starts with follows it."""
     world = [f"task={task}"] if (config_dir() / "base" / "actor" / f"{task}.yaml").is_file() else []
     return compose_node([*world, *(f"{group}={kind}" for group, kind in kinds.items())])
 
 
-def _kind(own: DictConfig, shared: DictConfig) -> str:
+def _agent_kind(own: DictConfig, shared: DictConfig) -> str:
     """Which kind of a group an agent has: its own choice, or the run's."""
     kind = shared.kind if OmegaConf.is_missing(own, "kind") else own.kind
     return str(kind.value)
 
 
-def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictConfig:
+def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictConfig:
     """A group's values with those of one agent over them."""
     overrides = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
     for leaf, value in overrides.items():
@@ -307,27 +307,27 @@ def _merged(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictCo
     return OmegaConf.merge(node[group], overrides)  # type: ignore[return-value]
 
 
-def _value(node: DictConfig, leaf: Any) -> Any:
+def _read_value(node: DictConfig, leaf: Any) -> Any:
     try:
         return node[leaf]
     except OmegaConfBaseException as error:
-        raise _unusable(error) from error
+        raise _unusable_value_error(error) from error
 
 
-def _unusable(error: OmegaConfBaseException) -> ConfigError:
+def _unusable_value_error(error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(str(error.full_key), "has no usable value", str(error).splitlines()[0])
 
 
-def _container(node: Any) -> dict[str, Any]:
+def _to_container(node: Any) -> dict[str, Any]:
     try:
         plain = OmegaConf.to_container(node, resolve=True, enum_to_str=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        raise _unusable(error) from error
+        raise _unusable_value_error(error) from error
     assert isinstance(plain, dict)
     return plain  # type: ignore[return-value]
 
 
-def _part(plain: Any, name: str, where: str) -> dict[str, Any]:
+def _get_group(plain: Any, name: str, where: str) -> dict[str, Any]:
     """A group of a configuration that was written down."""
     part = plain.get(name) if isinstance(plain, dict) else None
     if not isinstance(part, dict):
@@ -335,20 +335,22 @@ def _part(plain: Any, name: str, where: str) -> dict[str, Any]:
     return part
 
 
-def _typed_group(group: str, value: dict[str, Any], where: str = "") -> Any:
+def _build_group(group: str, value: dict[str, Any], where: str = "") -> Any:
     where = f"{where}{group}."
-    return _object(PLAIN[group], value, where) if group in PLAIN else _of_kind(group, value, where)
+    return (
+        _to_object(SINGLE_SCHEMAS[group], value, where) if group in SINGLE_SCHEMAS else _build_kind(group, value, where)
+    )
 
 
-def _of_kind(group: str, value: dict[str, Any], where: str) -> Any:
+def _build_kind(group: str, value: dict[str, Any], where: str) -> Any:
     kind = str(value.get("kind"))
     if kind not in KINDS[group]:
         raise ConfigError(f"{where}kind={kind}", "is not known", "use one of " + " ".join(KINDS[group]))
-    _refuse_keys_of_others(group, kind, value, where)
-    return _object(KINDS[group][kind], value | ({"agents": {}} if group == "task" else {}), where)
+    _check_keys_of_kind(group, kind, value, where)
+    return _to_object(KINDS[group][kind], value | ({"agents": {}} if group == "task" else {}), where)
 
 
-def _refuse_keys_of_others(group: str, kind: str, value: dict[str, Any], where: str) -> None:
+def _check_keys_of_kind(group: str, kind: str, value: dict[str, Any], where: str) -> None:
     """Raise for a key that another kind of the group has: it was added by force, for it may have any keys below it."""
     known = {option: {leaf.name for leaf in fields(cls)} for option, cls in KINDS[group].items()}
     for leaf in value.keys() - known[kind]:
@@ -356,9 +358,9 @@ def _refuse_keys_of_others(group: str, kind: str, value: dict[str, Any], where: 
             raise ConfigError(f"{where}{leaf}", f"is no key of {group}={kind}", "use " + " or ".join(others))
 
 
-def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
+def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
     try:
-        return OmegaConf.to_object(OmegaConf.merge(_structured(cls), _literal(value)))  # type: ignore
+        return OmegaConf.to_object(OmegaConf.merge(_structured_schema(cls), _escape_values(value)))  # type: ignore
     except (ConfigKeyError, ConfigAttributeError) as error:
         known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
         raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
@@ -369,20 +371,20 @@ def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
             "every key needs a value",
         ) from error
     except OmegaConfBaseException as error:
-        written = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
+        written = OmegaConf.select(OmegaConf.create(_escape_values(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if written == "???" else f"={written}")
         raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
 
 
 @cache
-def _structured(cls: type[Any]) -> DictConfig:
-    return OmegaConf.structured(schema.unset(cls))
+def _structured_schema(cls: type[Any]) -> DictConfig:
+    return OmegaConf.structured(schema.build_unset(cls))
 
 
-def _literal(value: Any) -> Any:
+def _escape_values(value: Any) -> Any:
     """The same values for OmegaConf to take as they are: a string of the user's may hold `${`."""
     if isinstance(value, dict):
-        return {key: _literal(part) for key, part in value.items()}
+        return {key: _escape_values(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [_literal(part) for part in value]
+        return [_escape_values(part) for part in value]
     return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value

@@ -12,43 +12,47 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.config.errors import ConfigError, IppoError, collect_errors, split_errors
 
-KEYS_OF_RUNS = ("resume", "run")
+RUN_KEYS = ("resume", "run")
 NO_OVERRIDES = ("--new-task",)
 
 
-def find_mistakes(error: Exception, typed: Sequence[str], own: Collection[str] | None) -> list[ConfigError]:
+def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collection[str] | None) -> list[ConfigError]:
     """The mistakes of a command line on which a command failed with `error`, which is among them.
 
     `own`: keys of the command that are no run's; None for a command that takes no overrides. Empty where Hydra failed
     for another reason than a mistake.
     """
     first = list(split_errors(error)) if isinstance(error, ConfigError) else []
-    if own is None or any(text.startswith(NO_OVERRIDES) for text in typed):
+    if command_keys is None or any(text.startswith(NO_OVERRIDES) for text in typed):
         return first
     try:
-        others = _check_line(typed, own)
+        others = _check_command_line(typed, command_keys)
     except (IppoError, HydraException, OmegaConfBaseException, OSError, ValueError):
         others = []  # nothing more can be checked with what failed
     if first or others:
         return collect_errors([lambda: others], first)
-    from ippo_cli.compose.arguments import arguments, is_override
-    from ippo_cli.compose.diagnose import diagnose
+    from ippo_cli.compose.arguments import is_override, normalize_arguments
+    from ippo_cli.compose.diagnose import diagnose_error
 
     try:
-        return [diagnose([text for text in arguments(_overrides(typed, own)) if is_override(text)], error)]
+        return [
+            diagnose_error(
+                [text for text in normalize_arguments(_run_overrides(typed, command_keys)) if is_override(text)], error
+            )
+        ]
     except (HydraException, OmegaConfBaseException):
         return []
 
 
-def _check_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]:
+def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]:
     """The mistakes of flags, of arguments one by one, and of the configuration that the good ones give."""
     from ippo_cli.compose.arguments import SWEEP_FLAGS
     from ippo_cli.compose.diagnose import check_overrides
     from ippo_cli.compose.flags import flag_errors
-    from ippo_cli.config.evaluation import check_effect
+    from ippo_cli.config.evaluation import check_evaluation_overrides
 
     errors = list(flag_errors(typed, own))
-    readable = _readable(_overrides(typed, own), errors)
+    readable = _normalize_valid(_run_overrides(typed, own), errors)
     if any(text.startswith("=") for text in readable):
         return errors
     base, is_sweep = _saved_overrides(typed), any(flag in typed for flag in SWEEP_FLAGS)
@@ -56,67 +60,67 @@ def _check_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]
     errors += wrong
     if "run" in own:
         typed_now, of_model = [text for text in readable if text in good], any(text[:6] == "model=" for text in typed)
-        errors = collect_errors([lambda: check_effect(typed_now, of_model=of_model)], errors)
-    return errors + _broken_rules(good, errors, training="run" not in own)
+        errors = collect_errors([lambda: check_evaluation_overrides(typed_now, of_model=of_model)], errors)
+    return errors + _rule_errors(good, errors, training="run" not in own)
 
 
-def _overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
+def _run_overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
     """What is typed for a run's keys; the folder after `--config-dir` stays, as its options are known by it."""
     from ippo_cli.compose.arguments import FOLDER_FLAGS
-    from ippo_cli.compose.flags import ALONE
+    from ippo_cli.compose.flags import VALUELESS_FLAGS
 
     others = (*own, "resume")
-    kept: list[str] = []
+    result: list[str] = []
     flag = ""  # whose value may follow
     for text in typed:
         key, equals, _ = text.partition("=")
         is_value = bool(flag) and not equals and not text.startswith("-")
         is_other = is_value or text.startswith("-") or key in others
         if key in FOLDER_FLAGS or (is_value and flag in FOLDER_FLAGS) or not is_other:
-            kept.append(text)
-        flag = key if text.startswith("-") and not equals and key not in ALONE else ""
-    return kept
+            result.append(text)
+        flag = key if text.startswith("-") and not equals and key not in VALUELESS_FLAGS else ""
+    return result
 
 
-def _readable(texts: Sequence[str], errors: list[ConfigError]) -> list[str]:
+def _normalize_valid(texts: Sequence[str], errors: list[ConfigError]) -> list[str]:
     """The arguments in the form that Hydra takes, without those that have a mistake by themselves."""
-    from ippo_cli.compose.arguments import arguments
+    from ippo_cli.compose.arguments import normalize_arguments
 
     try:
-        return arguments(texts)
+        return normalize_arguments(texts)
     except ConfigError:
         good: list[str] = []
         for text in texts:
             try:
-                arguments([text])
+                normalize_arguments([text])
             except ConfigError as error:
                 errors += split_errors(error)
             else:
                 good.append(text)
-        return arguments(good)
+        return normalize_arguments(good)
 
 
-def _broken_rules(good: Sequence[str], errors: Sequence[ConfigError], *, training: bool) -> list[ConfigError]:
+def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training: bool) -> list[ConfigError]:
     """Rules that the configuration of the good overrides breaks.
 
     Beside a mistake only typed keys are judged, and no rule with a key that may have been meant by a mistaken one.
     """
-    from ippo_cli.compose.diagnose import groups
-    from ippo_cli.compose.explain import compose_once
-    from ippo_cli.compose.load import resolve, typed
-    from ippo_cli.config.checks import check
+    from ippo_cli.compose.diagnose import config_groups
+    from ippo_cli.compose.explain import compose_cached
+    from ippo_cli.compose.load import build_config, resolve_config
+    from ippo_cli.config.checks import check_config
     from ippo_cli.config.hardware import world_size
     from ippo_cli.engine.launchers import external_world_size
 
     def check_rules() -> None:
-        config = typed(resolve(compose_once(tuple(good))))
-        check(config, world_size(config, external_world_size()), training=training)
+        config = build_config(resolve_config(compose_cached(tuple(good))))
+        check_config(config, world_size(config, external_world_size()), training=training)
 
     keys = {text.partition("=")[0].lstrip("+~") for text in good}
     found = collect_errors([check_rules], errors)[len(errors) :]
     if not errors:
         return found
-    choice_is_wrong = any(error.key.lstrip("+") in groups() for error in errors)
+    choice_is_wrong = any(error.key.lstrip("+") in config_groups() for error in errors)
     meant = {key for error in errors for key in re.findall(r"[a-z_]+(?:\.\w+)+", str(error).partition("; ")[2])}
     return [
         error
@@ -132,6 +136,6 @@ def _saved_overrides(typed: Sequence[str]) -> list[str]:
 
     for text in typed:
         key, _, value = text.partition("=")
-        if key in KEYS_OF_RUNS and (folder := Path(os.path.expanduser(value))).is_dir():
+        if key in RUN_KEYS and (folder := Path(os.path.expanduser(value))).is_dir():
             return saved_overrides(folder) if (folder / "overrides.json").is_file() else []
     return []

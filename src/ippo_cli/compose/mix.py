@@ -12,20 +12,20 @@ from omegaconf import OmegaConf
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import MixRewardConfig, RewardConfig, RewardKind
 
-Typed = Callable[[dict[str, Any], str], RewardConfig]
-COMMON = tuple(leaf.name for leaf in fields(RewardConfig))
+BuildReward = Callable[[dict[str, Any], str], RewardConfig]
+COMMON_KEYS = tuple(leaf.name for leaf in fields(RewardConfig))
 
 
 def complete_parts(reward: dict[str, Any], options: Path) -> None:
     """Give each part of a mix, in place, what the option of its kind in this folder says of keys that it leaves out."""
     if reward.get("kind") != RewardKind.mix.value:
         return
-    reward["parts"] = {name: _complete(name, part, options) for name, part in reward["parts"].items()}
+    reward["parts"] = {name: _complete_part(name, part, options) for name, part in reward["parts"].items()}
 
 
-def typed_parts(mix: MixRewardConfig, typed: Typed) -> dict[str, RewardConfig]:
+def build_parts(mix: MixRewardConfig, typed: BuildReward) -> dict[str, RewardConfig]:
     """Each part as a reward of its kind; what all rewards have is the mix's."""
-    common = {name: getattr(mix, name) for name in COMMON if name != "kind"}
+    common = {name: getattr(mix, name) for name in COMMON_KEYS if name != "kind"}
     common["processor"] = list(mix.processor)
     parts: dict[str, RewardConfig] = {}
     for name, part in mix.parts.items():
@@ -38,7 +38,7 @@ def typed_parts(mix: MixRewardConfig, typed: Typed) -> dict[str, RewardConfig]:
     return parts
 
 
-def _complete(name: str, part: Any, options: Path) -> Any:
+def _complete_part(name: str, part: Any, options: Path) -> Any:
     kind = part.get("kind") if isinstance(part, Mapping) else None
     where = f"reward.parts.{name}"
     known = [member.value for member in RewardKind if member is not RewardKind.mix]
@@ -48,4 +48,4 @@ def _complete(name: str, part: Any, options: Path) -> Any:
         raise ConfigError(f"{where}.kind={kind}", "is no reward that can be a part", f"use one of {' '.join(known)}")
     option = OmegaConf.to_container(OmegaConf.load(options / f"{kind}.yaml"))
     assert isinstance(option, dict)
-    return {key: value for key, value in option.items() if key != "defaults" and key not in COMMON} | {**part}
+    return {key: value for key, value in option.items() if key != "defaults" and key not in COMMON_KEYS} | {**part}

@@ -9,57 +9,57 @@ from typing import Any
 
 import yaml
 
-from ippo_cli.config.python_names import is_function_of_file, names_code
+from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import ReferenceKind, RunConfig
 
-CODE = (".function", "task.protocol", "task.environment", "tracker.callback")  # a file, and a name in it
-PLACES = re.compile(
+CODE_KEYS = (".function", "task.protocol", "task.environment", "tracker.callback")  # a file, and a name in it
+PATH_PATTERN = re.compile(
     r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.protocol|task\.environment"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)|tracker\.callback"
     r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer)|critic\.(model|warm_start)))"
 )
-MAYBE_CODE = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or a text
-TEXTS = re.compile(
+MAYBE_CODE_KEYS = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or a text
+TEXT_KEYS = re.compile(
     r"\+{0,2}(task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|system)"
     r"|reward\.(parts\.\w+\.)?template|task\.filter)"
 )
 _DOLLAR = re.compile(r"(\\*)\$\{(?!\w+(?:\.\w+)+\}|\w[\w.]*:)(?:(\w+)\})?")
 
 
-def is_place(key: str, value: str) -> bool:
+def is_path_value(key: str, value: str) -> bool:
     """Whether a value may name a file or folder: of keys that may be texts too, only a function's name does."""
     if key.endswith("actor.reference") and value in [kind.value for kind in ReferenceKind]:
         return False
-    return PLACES.fullmatch(key) is not None and (not MAYBE_CODE.fullmatch(key) or is_function_of_file(value))
+    return PATH_PATTERN.fullmatch(key) is not None and (not MAYBE_CODE_KEYS.fullmatch(key) or is_function_path(value))
 
 
 def make_absolute(key: str, value: Any, base: Path | None = None) -> Any:
     """The value with absolute paths for files and folders that exist, relative to `base` or where the user is."""
-    if isinstance(value, list) and PLACES.fullmatch(key):
+    if isinstance(value, list) and PATH_PATTERN.fullmatch(key):
         return [make_absolute(key, part, base) for part in value]
-    if not isinstance(value, str) or not is_place(key, value):
+    if not isinstance(value, str) or not is_path_value(key, value):
         return value
-    is_code = key.endswith(CODE) or MAYBE_CODE.fullmatch(key)
+    is_code = key.endswith(CODE_KEYS) or MAYBE_CODE_KEYS.fullmatch(key)
     place, colon, name = value.rpartition(":") if is_code else (value, "", "")
     if colon and not place.endswith(".py"):
         return value  # a module, which may have the name of a folder here
-    return f"{absolute_place(place, base)}{colon}{name}"
+    return f"{absolute_path(place, base)}{colon}{name}"
 
 
-def absolute_place(place: str, base: Path | None = None) -> str:
+def absolute_path(place: str, base: Path | None = None) -> str:
     """An absolute path if there is such a file or folder, or files of such a pattern, or a file with a name in it."""
     from ippo_cli.config.data import expand_pattern, is_pattern
 
     if not place:
         return place
-    if names_code(place):
+    if is_code_reference(place):
         file, _, name = place.rpartition(":")
-        return f"{absolute_place(file, base)}:{name}" if file.endswith(".py") else place
+        return f"{absolute_path(file, base)}:{name}" if file.endswith(".py") else place
     try:
         path = Path(place).expanduser()  # no shell does this behind a `=`
         path = path if base is None else base / path
-        there = path.exists() or (is_pattern(str(path)) and bool(expand_pattern(str(path))))
-        return str(path.absolute()) if there else place
+        exists = path.exists() or (is_pattern(str(path)) and bool(expand_pattern(str(path))))
+        return str(path.absolute()) if exists else place
     except (RuntimeError, OSError, ValueError):  # no such user; a name too long or odd for a file
         return place
 
@@ -84,7 +84,7 @@ def escape_interpolations(text: str) -> str:
 def read_option(text: str, group: str, folder: Path) -> Any:
     """The values of a user's YAML file of a group: paths are relative to its folder, and texts may hold `${`."""
     is_global = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE) is not None
-    return _complete(load_yaml(text), "" if is_global else group.replace("/", "."), folder)
+    return _resolve_option_value(load_yaml(text), "" if is_global else group.replace("/", "."), folder)
 
 
 def load_yaml(text: str) -> Any:
@@ -103,8 +103,11 @@ def dump_yaml(plain: Any) -> str:
     )
 
 
-def _complete(value: Any, key: str, folder: Path) -> Any:
+def _resolve_option_value(value: Any, key: str, folder: Path) -> Any:
     if isinstance(value, dict):
-        return {name: _complete(part, f"{key}.{name}" if key else str(name), folder) for name, part in value.items()}
+        return {
+            name: _resolve_option_value(part, f"{key}.{name}" if key else str(name), folder)
+            for name, part in value.items()
+        }
     value = make_absolute(key, value, folder)
-    return escape_interpolations(value) if isinstance(value, str) and TEXTS.fullmatch(key) else value
+    return escape_interpolations(value) if isinstance(value, str) and TEXT_KEYS.fullmatch(key) else value

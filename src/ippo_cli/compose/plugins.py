@@ -22,7 +22,7 @@ PACKAGES = {
 }
 
 
-def no_such_plugin(group: str, option: str) -> ConfigError:
+def missing_plugin_error(group: str, option: str) -> ConfigError:
     """What to say of an option of `hydra/launcher` or `hydra/sweeper` that Hydra does not find."""
     if (group, option) == ("hydra/sweeper", "optuna"):
         return ConfigError(f"{group}={option}", "is a plugin for optuna below 3", "use sweep=optuna")
@@ -33,7 +33,7 @@ def no_such_plugin(group: str, option: str) -> ConfigError:
     return ConfigError(f"{group}={option}", "is not known", f"use one of {known}, or install the package that has it")
 
 
-def plugin_not_found(words: str) -> ConfigError | None:
+def plugin_error_from_message(words: str) -> ConfigError | None:
     """The same, from Hydra's message about an option that a file of one's own chooses; None if it is about others."""
     match = re.search(r"(hydra/launcher|hydra/sweeper)/(\w+)", words)
-    return no_such_plugin(match[1], match[2]) if match else None
+    return missing_plugin_error(match[1], match[2]) if match else None

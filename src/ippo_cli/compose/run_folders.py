@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ippo_cli.config.errors import ConfigError, ResumeError
 
-ROOT = "outputs"
+DEFAULT_ROOT = "outputs"
 """Where `run=latest` looks: the default of `output_dir`."""
 CHECKPOINT = re.compile(r"step_0*(\d+)")
 
@@ -23,9 +23,9 @@ def find_run(typed: str, key: str = "run") -> tuple[Path, str | None]:
         return folder, None
     for above in list(folder.parents)[:4]:
         if _is_run(above):
-            return above, _checkpoint_below(above, folder, f"{key}={typed}")
+            return above, _checkpoint_from_path(above, folder, f"{key}={typed}")
     if typed == "latest" and not folder.exists():
-        folder = Path(ROOT).absolute()
+        folder = Path(DEFAULT_ROOT).absolute()
     runs = sorted({file.parent for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(f"{pattern}/config.yaml")})
     runs = [run for run in runs if _is_run(run)]
     if not runs:
@@ -37,7 +37,7 @@ def _is_run(folder: Path) -> bool:
     return (folder / "config.yaml").is_file() and (folder / "overrides.json").is_file()
 
 
-def _checkpoint_below(run: Path, place: Path, setting: str) -> str | None:
+def _checkpoint_from_path(run: Path, place: Path, setting: str) -> str | None:
     """The iteration of the checkpoint that a path below a run lies in; None for the folder of all of them."""
     parts = place.relative_to(run).parts
     if parts == ("checkpoints",):

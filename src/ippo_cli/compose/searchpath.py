@@ -18,7 +18,7 @@ from ippo_cli.compose.path_keys import read_option
 SEARCH_PATH = "hydra.searchpath="
 FILE_SCHEME = "option"
 PACKAGE = Path(__file__).resolve().parents[1]
-OWN_OPTIONS = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
+BUILTIN_OPTIONS = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parents[1] / "conf"
 
 
 class OptionFile(ConfigSource):
@@ -65,7 +65,7 @@ class OptionFolder(FileConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path)).resolve()
-        if file.is_relative_to(OWN_OPTIONS.resolve()) or not file.is_file():
+        if file.is_relative_to(BUILTIN_OPTIONS.resolve()) or not file.is_file():
             return super().load_config(config_path)
         text = file.read_text(encoding="utf-8")
         return ConfigResult(
@@ -82,31 +82,31 @@ def register_option_files() -> None:
     SourcesRegistry.instance().types["file"] = OptionFolder
 
 
-def entry(place: Path, group: str | None = None) -> str:
+def search_path_entry(place: Path, group: str | None = None) -> str:
     """A place as it stands in the search path: a folder of groups, or the file of one option of a group."""
     return f"{FILE_SCHEME}://{group}={place}" if group else str(place)
 
 
-def entries(overrides: Iterable[str]) -> list[str]:
+def search_path_entries(overrides: Iterable[str]) -> list[str]:
     """What the overrides add to the search path, each once."""
     parser = OverridesParser.create()
     added = [parser.parse_override(text).value() for text in overrides if text.startswith(SEARCH_PATH)]
     return list(dict.fromkeys(str(place) for places in added if isinstance(places, list) for place in places))
 
 
-def own_files(overrides: Sequence[str]) -> list[tuple[str, Path]]:
+def user_option_files(overrides: Sequence[str]) -> list[tuple[str, Path]]:
     """Group and file of every option that the overrides add."""
     files: list[tuple[str, Path]] = []
-    for place in entries(overrides):
+    for place in search_path_entries(overrides):
         if place.startswith(f"{FILE_SCHEME}://"):
             group, _, file = place.removeprefix(f"{FILE_SCHEME}://").partition("=")
             files.append((group, Path(file)))
         else:
-            files += options_below(Path(place.removeprefix("file://")))
+            files += list_options(Path(place.removeprefix("file://")))
     return files
 
 
-def options_below(root: Path) -> list[tuple[str, Path]]:
+def list_options(root: Path) -> list[tuple[str, Path]]:
     """Group and file of every option in a folder of groups."""
     files = ((str(file.parent.relative_to(root)), file) for file in sorted(root.rglob("*.yaml")))
     return [(group, file) for group, file in files if group != "."]

@@ -9,36 +9,44 @@ from typing import Any
 
 import yaml
 
-from ippo_cli.compose.file_values import check_global, check_mapping
-from ippo_cli.compose.load import KINDS, PLAIN, config_dir
-from ippo_cli.compose.searchpath import options_below, own_files
-from ippo_cli.compose.yaml_source import Source, items, lines_of, shortest, spelled, text_of, tree_of
+from ippo_cli.compose.file_values import check_global_file, check_mapping
+from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, config_dir
+from ippo_cli.compose.searchpath import list_options, user_option_files
+from ippo_cli.compose.yaml_source import (
+    YamlSource,
+    keys_with_lines,
+    mapping_items,
+    node_text,
+    parse_tree,
+    read_source_text,
+    shorten_path,
+)
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.text import closest
+from ippo_cli.config.text import closest_hint
 
 SELF, HERE = "_self_", "@_here_"
 Options = Mapping[tuple[str, str], Path]
 
 
-def check_own_files(overrides: Sequence[str]) -> None:
+def check_user_files(overrides: Sequence[str]) -> None:
     """Raise `ConfigError` for the first mistake in a file of the user's that the overrides choose."""
-    own = {(group, file.stem): file for group, file in own_files(overrides)}
+    own = {(group, file.stem): file for group, file in user_option_files(overrides)}
     if not own:
         return
-    builtin = {(group, file.stem): file for group, file in options_below(config_dir())}
-    for name in chosen(overrides):
+    builtin = {(group, file.stem): file for group, file in list_options(config_dir())}
+    for name in chosen_options(overrides):
         if name in own:
             if name in builtin:
                 raise ConfigError(
-                    shortest(own[name]),
+                    shorten_path(own[name]),
                     f"has the name of {'='.join(name)}, which would be used instead",
                     "give the file a name of its own",
                 )
             _check_file(name, own, builtin | own, None, ())
 
 
-def chosen(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
+def chosen_options(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
     """Group and option of everything that may be a choice; of a sweep, all of its values."""
     for text in overrides:
         key, equals, value = text.lstrip("+").partition("=")
@@ -46,25 +54,25 @@ def chosen(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
             yield from ((key, part.strip().strip("'\"")) for part in value.split(","))
 
 
-def written_at(key: str, overrides: Sequence[str]) -> str | None:
+def find_key_location(key: str, overrides: Sequence[str]) -> str | None:
     """File and line where the user's files give a key, dotted as in errors; None where none of them does."""
     if any(text.lstrip("+").startswith(f"{key}=") for text in overrides):
         return None
-    own = {(group, file.stem): file for group, file in own_files(overrides)}
+    own = {(group, file.stem): file for group, file in user_option_files(overrides)}
     group, _, inside = key.partition(".")
-    for name in chosen(overrides):
+    for name in chosen_options(overrides):
         if name not in own:
             continue
-        node: yaml.Node | None = yaml.compose(text_of(own[name]), Loader=yaml.SafeLoader)
+        node: yaml.Node | None = yaml.compose(read_source_text(own[name]), Loader=yaml.SafeLoader)
         line = None
         for part in (inside if name[0] == group else key).split("."):
             if not isinstance(node, yaml.MappingNode):
                 node, line = None, None
                 break
-            line = next((at for at_key, _, at in lines_of(node) if at_key == part), None)
-            node = dict(items(node)).get(part)
+            line = next((at for at_key, _, at in keys_with_lines(node) if at_key == part), None)
+            node = dict(mapping_items(node)).get(part)
         if line is not None:
-            return f"{shortest(own[name])}, line {line}"
+            return f"{shorten_path(own[name])}, line {line}"
     return None
 
 
@@ -73,22 +81,22 @@ def _check_file(
 ) -> None:
     """Check one file and, before it, the user's own files that it starts from."""
     group, _ = name
-    source = Source(own[name], group, text_of(own[name]))
-    root = tree_of(source)
-    named = dict(items(root))
+    source = YamlSource(own[name], group, read_source_text(own[name]))
+    root = parse_tree(source)
+    named = dict(mapping_items(root))
     is_global = re.search(r"^#\s*@package\s+_global_", source.text, re.MULTILINE) is not None
     listed = _defaults(source, named.get("defaults"), options)
-    kind = _class_of(name, options) or parent
+    kind = _option_schema(name, options) or parent
     for below in listed:
         if below in own and below not in (*seen, name):
             _check_file(below, own, options, kind if below[0] == group else None, (*seen, name))
-    body = [(key, value, line) for key, value, line in lines_of(root) if key != "defaults"]
+    body = [(key, value, line) for key, value, line in keys_with_lines(root) if key != "defaults"]
     if is_global:
-        check_global(source, body)
+        check_global_file(source, body)
     elif kind is not None:
         check_mapping(source, body, (kind,), "", f"{group}=")
-        _check_agents_named(source, root, kind, named)
-    elif group in KINDS or group in PLAIN or group == "sweep":
+        _check_has_agents(source, root, kind, named)
+    elif group in KINDS or group in SINGLE_SCHEMAS or group == "sweep":
         names = [schema_name for schema_name in schema.SCHEMAS if schema_name.split("_")[0] == group]
         first = f"  - /schema/{'NAME' if len(names) > 1 else names[0]}{HERE}"
         source.refuse(
@@ -100,7 +108,7 @@ def _check_file(
         )
 
 
-def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[tuple[str, str]]:
+def _defaults(source: YamlSource, node: yaml.Node | None, options: Options) -> list[tuple[str, str]]:
     """Group and option of everything that the file starts from, each known to be there."""
     if node is None:
         return []
@@ -108,7 +116,7 @@ def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[
         source.refuse(node, "defaults", "is no list", f"write one entry per line, such as '  - {SELF}'")
     names: list[tuple[str, str]] = []
     for part in node.value:
-        name = _entry(source, part)
+        name = _default_option(source, part)
         if name is None:
             continue
         group, option = name
@@ -116,12 +124,14 @@ def _defaults(source: Source, node: yaml.Node | None, options: Options) -> list[
         if option not in known and "${" not in option:
             groups = sorted({g for g, _ in options} | {"schema"})
             remedy = f"there are {' '.join(known)}" if known else f"there are the groups {' '.join(groups)}"
-            source.refuse(part, spelled(source, part), f"names nothing that is there{closest(option, known)}", remedy)
+            source.refuse(
+                part, node_text(source, part), f"names nothing that is there{closest_hint(option, known)}", remedy
+            )
         names.append(name)
     return names
 
 
-def _entry(source: Source, node: yaml.Node) -> tuple[str, str] | None:
+def _default_option(source: YamlSource, node: yaml.Node) -> tuple[str, str] | None:
     """Group and option of an entry of a defaults list; None for what chooses nothing."""
     if isinstance(node, yaml.MappingNode) and len(node.value) == 1:
         (key, value) = node.value[0]
@@ -131,40 +141,40 @@ def _entry(source: Source, node: yaml.Node) -> tuple[str, str] | None:
         if "optional" in words:
             return None
         group = words[-1].partition("@")[0]
-        return _absolute(source, group), value.value.removesuffix(".yaml")
+        return _absolute_group(source, group), value.value.removesuffix(".yaml")
     if not isinstance(node, yaml.ScalarNode) or node.value == SELF:
         return None
     group, _, option = node.value.partition("@")[0].rpartition("/")
-    return (_absolute(source, group) if group else source.group), option.removesuffix(".yaml")
+    return (_absolute_group(source, group) if group else source.group), option.removesuffix(".yaml")
 
 
-def _absolute(source: Source, group: str) -> str:
+def _absolute_group(source: YamlSource, group: str) -> str:
     """A group as seen from the file's own: `/base` is at the top, and so is every group from `experiment/`."""
     if group.startswith("/") or not source.group:
         return group.strip("/")
     return f"{source.group}/{group}"
 
 
-def _class_of(name: tuple[str, str], options: Options, seen: Sequence[tuple[str, str]] = ()) -> type[Any] | None:
+def _option_schema(name: tuple[str, str], options: Options, seen: Sequence[tuple[str, str]] = ()) -> type[Any] | None:
     """The schema that an option names, itself or through what it starts from."""
     group, option = name
     if group == "schema":
         return schema.SCHEMAS.get(option)
     if name not in options or name in seen:
         return None
-    source = Source(options[name], group, text_of(options[name]))
+    source = YamlSource(options[name], group, read_source_text(options[name]))
     root = yaml.compose(source.text, Loader=yaml.SafeLoader)
-    listed = dict(items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
+    listed = dict(mapping_items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
-        below = _entry(source, part)
+        below = _default_option(source, part)
         if below is not None and below[0] in ("schema", "base", group):
-            cls = _class_of(below, options, (*seen, name))
+            cls = _option_schema(below, options, (*seen, name))
             if cls is not None:
                 return cls
     return None
 
 
-def _check_agents_named(source: Source, root: yaml.Node, kind: type[Any], named: Mapping[str, yaml.Node]) -> None:
+def _check_has_agents(source: YamlSource, root: yaml.Node, kind: type[Any], named: Mapping[str, yaml.Node]) -> None:
     """A task file names its agents, unless it starts from another one that does."""
     if not issubclass(kind, schema.TaskConfig) or "agents" in named:
         agents = named.get("agents")
@@ -172,6 +182,8 @@ def _check_agents_named(source: Source, root: yaml.Node, kind: type[Any], named:
             source.refuse(agents, "agents", "names nobody", 'name one: solver: {template: "{question}"}')
         return
     listed = named.get("defaults")
-    entries = [_entry(source, part) for part in (listed.value if isinstance(listed, yaml.SequenceNode) else ())]
+    entries = [
+        _default_option(source, part) for part in (listed.value if isinstance(listed, yaml.SequenceNode) else ())
+    ]
     if all(entry is None or entry[0] in ("schema", "base") for entry in entries):
         source.refuse(root, "agents", "are missing", 'add, for one: agents: {solver: {template: "{question}"}}')

@@ -12,11 +12,11 @@ import yaml
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
 
-QUOTES = 'text with {braces}, a colon or a # stands in quotes: template: "{question}"'
+QUOTE_HINT = 'text with {braces}, a colon or a # stands in quotes: template: "{question}"'
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class YamlSource:
     """A file of the user's: where it lies, which group it is an option of, and its text."""
 
     path: Path
@@ -25,70 +25,70 @@ class Source:
 
     def refuse(self, node: yaml.Node | int, key: str, rule: str, remedy: str) -> NoReturn:
         line = node if isinstance(node, int) else node.start_mark.line + 1
-        raise ConfigError(f"{shortest(self.path)}, line {line}: {key}", rule, remedy)
+        raise ConfigError(f"{shorten_path(self.path)}, line {line}: {key}", rule, remedy)
 
 
-def shortest(path: Path) -> str:
+def shorten_path(path: Path) -> str:
     """A path relative to where one stands, if it lies below."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def text_of(path: Path) -> str:
+def read_source_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         place = find_undecodable_byte(path) or str(error)
-        raise ConfigError(shortest(path), f"cannot be read ({place})", ENCODING_REMEDY) from error
+        raise ConfigError(shorten_path(path), f"cannot be read ({place})", ENCODING_REMEDY) from error
     except OSError as error:
-        raise ConfigError(shortest(path), f"cannot be read ({error})", "it must be a text file in UTF-8") from error
+        raise ConfigError(shorten_path(path), f"cannot be read ({error})", "it must be a text file in UTF-8") from error
 
 
-def tree_of(source: Source) -> yaml.MappingNode:
+def parse_tree(source: YamlSource) -> yaml.MappingNode:
     """The file's nodes, with their lines; no key stands twice in one mapping."""
     try:
         root = yaml.compose(source.text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        shown = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
+        line_text = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
         if "'\\t'" in str(error.problem):
-            source.refuse(line, shown, "begins with a tab", "indent with spaces")
-        source.refuse(line, shown, f"is no YAML ({error.problem})", f"close every bracket and quote; {QUOTES}")
+            source.refuse(line, line_text, "begins with a tab", "indent with spaces")
+        source.refuse(line, line_text, f"is no YAML ({error.problem})", f"close every bracket and quote; {QUOTE_HINT}")
     except yaml.YAMLError as error:
         source.refuse(1, "", f"is no YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
     if root is None:  # nothing, or comments alone
-        raise ConfigError(shortest(source.path), "is empty", "ippo-train --new-task FILE writes one to start from")
+        raise ConfigError(shorten_path(source.path), "is empty", "ippo-train --new-task FILE writes one to start from")
     if not isinstance(root, yaml.MappingNode):
-        source.refuse(root, spelled(source, root), "is no mapping", "write 'key: value' lines")
-    _refuse_duplicates(source, root)
+        source.refuse(root, node_text(source, root), "is no mapping", "write 'key: value' lines")
+    _check_duplicates(source, root)
     return root
 
 
-def _refuse_duplicates(source: Source, node: yaml.Node) -> None:
+def _check_duplicates(source: YamlSource, node: yaml.Node) -> None:
     if isinstance(node, yaml.SequenceNode):
         for part in node.value:
-            _refuse_duplicates(source, part)
+            _check_duplicates(source, part)
     if not isinstance(node, yaml.MappingNode):
         return
     lines: dict[str, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            source.refuse(key, spelled(source, key), "is no key", QUOTES)
+            source.refuse(key, node_text(source, key), "is no key", QUOTE_HINT)
         if key.value in lines:
             source.refuse(key, key.value, f"stands twice; first in line {lines[key.value]}", "keep one of them")
         lines[key.value] = key.start_mark.line + 1
-        _refuse_duplicates(source, value)
+        _check_duplicates(source, value)
 
 
-def items(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
+def mapping_items(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
     yield from ((key.value, value) for key, value in node.value if key.value != "<<")
 
 
-def lines_of(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
+def keys_with_lines(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
     """Keys and values, with the line of the key."""
     yield from ((key.value, value, key.start_mark.line + 1) for key, value in node.value if key.value != "<<")
 
 
-def spelled(source: Source, node: yaml.Node) -> str:
+def node_text(source: YamlSource, node: yaml.Node) -> str:
     """A node as it stands in the file, on one line."""
     return " ".join(source.text[node.start_mark.index : node.end_mark.index].split())[:60]

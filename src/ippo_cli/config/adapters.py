@@ -15,10 +15,10 @@ from ippo_cli.config.schema import AdapterInit, AdapterMismatch, LoraConfig
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-BESIDE_MERGED = "adapter"
+ADAPTER_SUBFOLDER = "adapter"
 """In the folder of a model that an adapter is merged into: the adapter."""
 PEFT_PREFIX = "base_model.model."  # before a module's path in PEFT's files
-UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
+UNSUPPORTED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "bias": (("none",), "biases belong to the base, which agents and the reference share"),
     "modules_to_save": ((None, []), "whole modules belong to the base, which agents and the reference share"),
     "lora_bias": ((False,), "adapters here are two matrices"),
@@ -45,12 +45,12 @@ class StoredAdapter:
 
 def has_merged_adapter(model: str) -> bool:
     """Whether an adapter is merged into the model of a folder."""
-    return (Path(model) / BESIDE_MERGED / ADAPTER_CONFIG).is_file()
+    return (Path(model) / ADAPTER_SUBFOLDER / ADAPTER_CONFIG).is_file()
 
 
-def adapter_folder(folder: Path, setting: str) -> Path:
+def find_adapter_folder(folder: Path, setting: str) -> Path:
     """Where in the folder an adapter is: at its top, beside the model that it is merged into, or in `actor/`."""
-    for place in (folder, folder / BESIDE_MERGED, folder / "actor", folder / "actor" / BESIDE_MERGED):
+    for place in (folder, folder / ADAPTER_SUBFOLDER, folder / "actor", folder / "actor" / ADAPTER_SUBFOLDER):
         if all((place / name).is_file() for name in ADAPTER_FILES):
             return place
     if setting == "critic.warm_start" and (folder / "config.json").is_file():
@@ -65,7 +65,7 @@ def adapter_folder(folder: Path, setting: str) -> Path:
     )
 
 
-def reference_folder(reference: str) -> tuple[Path, bool]:
+def find_reference_folder(reference: str) -> tuple[Path, bool]:
     """The folder that `actor.reference` names, or what of a run's agent is in it, and whether that is an adapter.
 
     Raises `PreflightError` where it is neither an adapter nor a model.
@@ -83,7 +83,7 @@ def reference_folder(reference: str) -> tuple[Path, bool]:
 
 def read_adapter(folder: Path, setting: str) -> StoredAdapter:
     """The settings of an adapter. Raises `PreflightError` where it is of a kind that cannot be trained here."""
-    where, place = f"{setting}={folder}", adapter_folder(folder, setting)
+    where, place = f"{setting}={folder}", find_adapter_folder(folder, setting)
     try:
         stored = json.loads((place / ADAPTER_CONFIG).read_text())
         if stored["peft_type"] != "LORA":
@@ -101,10 +101,10 @@ def read_adapter(folder: Path, setting: str) -> StoredAdapter:
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PreflightError(f"{where}: {ADAPTER_CONFIG} cannot be read ({error!r})") from error
-    for key, (values, reason) in UNSUPPORTED.items():
+    for key, (values, reason) in UNSUPPORTED_SETTINGS.items():
         if key in stored and stored[key] not in values:
             raise PreflightError(f"{where}: its {key} is {stored[key]}, which adapters here cannot have: {reason}")
-    ranks = _ranks(place / ADAPTER_WEIGHTS, where)
+    ranks = _read_ranks(place / ADAPTER_WEIGHTS, where)
     return StoredAdapter(
         folder=place,
         settings=replace(settings, target_modules=list(ranks)),
@@ -113,7 +113,7 @@ def read_adapter(folder: Path, setting: str) -> StoredAdapter:
     )
 
 
-def _ranks(file: Path, where: str) -> dict[str, int]:
+def _read_ranks(file: Path, where: str) -> dict[str, int]:
     """By module path, from the header of the weights."""
     try:
         with file.open("rb") as opened:
@@ -134,19 +134,19 @@ def pattern_value(pattern: Mapping[str, Any], path: str, otherwise: Any) -> Any:
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
 
 
-def rank_of(settings: LoraConfig, path: str) -> int:
+def rank_for_module(settings: LoraConfig, path: str) -> int:
     """The rank of an adapter on a module."""
     return int(pattern_value(settings.rank_pattern, path, settings.rank))
 
 
-def scale_of(settings: LoraConfig, path: str, rank: int | None = None) -> float:
+def scale_for_module(settings: LoraConfig, path: str, rank: int | None = None) -> float:
     """What `B A` is multiplied with on a module."""
     alpha = float(pattern_value(settings.alpha_pattern, path, settings.alpha))
-    rank = rank_of(settings, path) if rank is None else rank
+    rank = rank_for_module(settings, path) if rank is None else rank
     return alpha / (rank**0.5 if settings.use_rslora else rank)
 
 
-def merged_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable[str]) -> LoraConfig:
+def merge_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable[str]) -> LoraConfig:
     """Settings of an adapter that both fit into: the larger rank of each module, and the modules of both.
 
     `paths` are the modules that `settings` mean. The scale stays that of `settings`.
@@ -156,14 +156,14 @@ def merged_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable
     if not settings.rank_pattern and not stored.settings.rank_pattern:
         pattern: dict[str, int] = {}
     else:
-        ranks = {path: rank_of(settings, path) for path in wanted}
+        ranks = {path: rank_for_module(settings, path) for path in wanted}
         both = {path: max(ranks.get(path, 0), stored.rank(path)) for path in {**ranks, **stored.ranks}}
         pattern = {re.escape(path): own for path, own in both.items() if own != rank}
     modules = [*wanted, *(path for path in stored.ranks if path not in wanted)]
     return replace(settings, rank=rank, rank_pattern=pattern, target_modules=modules)
 
 
-def starting_settings(
+def resolve_initial_settings(
     settings: LoraConfig, earlier: str | None, key: str, paths: Callable[[], Iterable[str]]
 ) -> LoraConfig:
     """Settings of an adapter that starts from an `earlier` one, whose folder `key` names.
@@ -179,7 +179,7 @@ def starting_settings(
                 f"{key}={earlier}: adapter_mismatch=merge is for adapters without use_dora, whose norms belong to one "
                 "rank and scale; use the earlier adapter's settings with adapter_mismatch=error"
             )
-        return merged_settings(settings, stored, paths())
+        return merge_settings(settings, stored, paths())
     check_same_settings(settings, stored, f"{key}={earlier}")
     return settings
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 from typing import Any
 
-from ippo_cli.config.batch_sizes import divisors, policy_steps
+from ippo_cli.config.batch_sizes import format_divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Advantage,
@@ -16,7 +16,7 @@ from ippo_cli.config.schema import (
     Credit,
     CriticKind,
     Objective,
-    OwnCriticConfig,
+    OptimizedCriticConfig,
     Processor,
     RatioLevel,
     Reweight,
@@ -34,13 +34,13 @@ def _check_steps(config: Config) -> Iterator[ConfigError]:
     for name, agent in config.task.agents.items():
         if agent.algorithm.mini_batch_size != algorithm.mini_batch_size:
             minis[f"task.agents.{name}.algorithm.mini_batch_size"] = agent.algorithm.mini_batch_size
-        if isinstance(agent.critic, OwnCriticConfig):
+        if isinstance(agent.critic, OptimizedCriticConfig):
             where = "" if agent.critic.mini_batch_size == shared_critic else f"task.agents.{name}."
             minis[f"{where}critic.mini_batch_size"] = agent.critic.mini_batch_size
     for key, mini in minis.items():
         if mini is not None and size % mini:
             yield ConfigError(
-                f"{key}={mini}", f"does not divide rollout.buffer_size={size}", "use one of " + divisors(size)
+                f"{key}={mini}", f"does not divide rollout.buffer_size={size}", "use one of " + format_divisors(size)
             )
     for name, agent in config.task.agents.items():
         steps, own = policy_steps(config, agent), agent.algorithm
@@ -110,19 +110,19 @@ def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
         )
 
 
-def _check_pieces(config: Config) -> Iterator[ConfigError]:
+def _check_applicability(config: Config) -> Iterator[ConfigError]:
     """Every key that has no part in this algorithm is at rest, and every key that has one is set."""
-    for key, value, inactive, reason, needed in applicability(config):
+    for key, value, inactive, reason, needed in applicability_rules(config):
         rests = value is inactive or value == inactive
-        shown = "null" if value is None else str(getattr(value, "value", value))
+        value_text = "null" if value is None else str(getattr(value, "value", value))
         if reason is not None and not rests:
             rest = "null" if inactive is None else str(getattr(inactive, "value", inactive))
-            yield ConfigError(f"algorithm.{key}={shown}", f"has no effect: {reason}", f"use {rest.lower()}")
+            yield ConfigError(f"algorithm.{key}={value_text}", f"has no effect: {reason}", f"use {rest.lower()}")
         if reason is None and needed is not None and rests:
-            yield ConfigError(f"algorithm.{key}={shown}", "is needed by this algorithm", f"use {needed}")
+            yield ConfigError(f"algorithm.{key}={value_text}", "is needed by this algorithm", f"use {needed}")
 
 
-def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
+def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
     """Keys of `algorithm` that mean something only beside others.
 
     Each with its value, the value that leaves it out, why it means nothing here (None where it does), and what to set
@@ -130,7 +130,9 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
     """
     algorithm = config.algorithm
     advantage = algorithm.advantage.value
-    scored = None if algorithm.advantage.walks else f"advantage={advantage} gives one number to a whole response"
+    scored = (
+        None if algorithm.advantage.is_per_action else f"advantage={advantage} gives one number to a whole response"
+    )
     valued = None if algorithm.advantage.needs_critic else f"advantage={advantage} has no values"
     grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} divides by no deviation"
     turned = valued or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
@@ -180,7 +182,7 @@ def applicability(config: Config) -> Iterator[tuple[str, Any, Any, str | None, s
         yield key, attrgetter(key)(algorithm), inactive, reason, needed
 
 
-def _check_rows(config: Config) -> Iterator[ConfigError]:
+def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
     """What an algorithm asks of the buffer, its scores and its sampler."""
     algorithm, rollout, reward = config.algorithm, config.rollout, config.reward
     advantage, correction = algorithm.advantage, algorithm.behavior_correction
@@ -194,7 +196,7 @@ def _check_rows(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             f"rollout.num_generations={rollout.num_generations}",
             f"leaves algorithm.{what} nothing to compare a response with",
-            "use one of " + " ".join(divisors(rollout.buffer_size).split()[1:]),
+            "use one of " + " ".join(format_divisors(rollout.buffer_size).split()[1:]),
         )
     if advantage is Advantage.greedy_baseline and Processor.zscore in reward.processor:
         yield ConfigError(
@@ -210,7 +212,7 @@ def _check_rows(config: Config) -> Iterator[ConfigError]:
             "is one value for a whole response",
             "set algorithm.credit=turn algorithm.value_unit=turn",
         )
-    once = isinstance(config.task, ConversationConfig) and config.task.answers_once
+    once = isinstance(config.task, ConversationConfig) and config.task.is_one_turn_per_agent
     if algorithm.turn_value is TurnValue.after and not once:
         yield ConfigError(
             "algorithm.turn_value=after",
@@ -262,5 +264,5 @@ def _check_kl(config: Config) -> Iterator[ConfigError]:
         )
 
 
-ALGORITHM_RULES = (_check_steps, _check_critic, _check_kl, _check_pieces, _check_rows)
+ALGORITHM_RULES = (_check_steps, _check_critic, _check_kl, _check_applicability, _check_buffer_requirements)
 """Each yields every error that it finds, or raises the first one."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import AgentConfig, Config, OwnCriticConfig
-from ippo_cli.config.teams import critics
+from ippo_cli.config.schema import AgentConfig, Config, OptimizedCriticConfig
+from ippo_cli.config.teams import agents_by_critic
 
 CRITIC_STEPS = 8
 """At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
@@ -14,7 +14,7 @@ mini-batches; the last one may have fewer rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arithmetic:
+class BatchSizes:
     """The sizes that follow from the configuration."""
 
     num_iterations: int
@@ -25,7 +25,7 @@ class Arithmetic:
     critic_steps: dict[str, int]  # likewise, by the critic's name; of critics that are models of their own
 
 
-def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
+def compute_batch_sizes(config: Config, world_size: int, train_rows: int) -> BatchSizes:
     """All batch sizes; `train_rows` is the number of training examples (used with `num_epochs` only)."""
     size, generations = config.rollout.buffer_size, config.rollout.num_generations
     prompts = size // generations
@@ -37,10 +37,10 @@ def arithmetic(config: Config, world_size: int, train_rows: int) -> Arithmetic:
     critic_steps = {
         name: math.ceil(size / critic_mini_batch_size(config, agent))
         * (agent.critic.ppo_epochs or agent.algorithm.ppo_epochs)
-        for name, names in critics(config).items()
-        if isinstance((agent := config.task.agents[names[0]]).critic, OwnCriticConfig)
+        for name, names in agents_by_critic(config).items()
+        if isinstance((agent := config.task.agents[names[0]]).critic, OptimizedCriticConfig)
     }
-    return Arithmetic(
+    return BatchSizes(
         num_iterations=iterations,
         last_iteration=min(config.stop_after or iterations, iterations),
         prompts_per_iteration=prompts,
@@ -66,7 +66,7 @@ def critic_mini_batch_size(config: Config, agent: AgentConfig) -> int:
     Where the policy takes the whole buffer in one step, the critic takes `CRITIC_STEPS`: with one it follows the mean
     of the returns and nothing else.
     """
-    assert isinstance(agent.critic, OwnCriticConfig)
+    assert isinstance(agent.critic, OptimizedCriticConfig)
     return (
         agent.critic.mini_batch_size
         or agent.algorithm.mini_batch_size
@@ -86,6 +86,6 @@ def fit_mini_batch(preset: int, buffer_size: int) -> int:
     return next((size for size in between if buffer_size % size == 0), preset)
 
 
-def divisors(number: int) -> str:
+def format_divisors(number: int) -> str:
     """All numbers that divide it, to be offered in an error."""
     return " ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

@@ -10,16 +10,16 @@ from functools import partial
 from typing import Any
 
 from ippo_cli.config.applicability import ALGORITHM_RULES
-from ippo_cli.config.batch_sizes import divisors
+from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.data import check_data
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
-from ippo_cli.config.faults import fault
+from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.model_args import check_model_args
-from ippo_cli.config.python_names import name_missing
+from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
@@ -28,6 +28,7 @@ from ippo_cli.config.schema import (
     Alphabet,
     Config,
     ConversationConfig,
+    EnvironmentTaskConfig,
     GymnasiumConfig,
     History,
     JsonlConfig,
@@ -40,11 +41,10 @@ from ippo_cli.config.schema import (
     SortingConfig,
     TaskConfig,
     TinyActorConfig,
-    WorldConfig,
     Zero3Gather,
 )
-from ippo_cli.config.teams import check_team, refuse_unusable_name
-from ippo_cli.config.time_limit import check_time_limit
+from ippo_cli.config.teams import check_team, check_usable_name
+from ippo_cli.config.time_limit import check_deadline
 
 # What names a world, with an example.
 WORLD_NAMES = {
@@ -54,7 +54,7 @@ WORLD_NAMES = {
 }
 
 
-def check(config: Config, world_size: int, *, training: bool = True) -> None:
+def check_config(config: Config, world_size: int, *, training: bool = True) -> None:
     """Raise `ConfigError` with every rule that the configuration breaks; an evaluation needs no training data."""
     rules: list[Check] = [
         *(partial(rule, config) for rule in RUN_RULES),
@@ -97,7 +97,7 @@ def constraint_errors(node: Any, prefix: str = "") -> list[ConfigError]:
     for key, value, constraint in sorted(
         constrained_leaves(node, prefix), key=lambda leaf: leaf[0].startswith("task.agents.")
     ):
-        broken = _broken_rule(value, constraint)
+        broken = _find_violation(value, constraint)
         of_group = key.split(".", 3)[-1] if key.startswith("task.agents.") else key
         if broken is None or (of_group != key and broken_by_group.get(of_group) == str(value)):
             continue
@@ -112,10 +112,10 @@ def check_constraints(node: Any, prefix: str = "") -> None:
         raise combine_errors(errors)
 
 
-def _broken_rule(value: Any, constraint: Constraint | None) -> tuple[str, str] | None:
+def _find_violation(value: Any, constraint: Constraint | None) -> tuple[str, str] | None:
     if isinstance(value, float) and not math.isfinite(value):
         return "must be a finite number", "use a finite number"
-    return None if value is None or constraint is None else constraint.broken(value)
+    return None if value is None or constraint is None else constraint.violation(value)
 
 
 def _check_resume(config: Config) -> None:
@@ -144,8 +144,8 @@ def _check_iterations(config: Config) -> Iterator[ConfigError]:
 
 def _check_processes(config: Config) -> Iterator[ConfigError]:
     for text in config.debug_faults:
-        fault(text)
-    check_time_limit(config.checkpoint.must_save_by)
+        parse_fault(text)
+    check_deadline(config.checkpoint.must_save_by)
     if config.launch.watchdog_s is not None and config.launch.watchdog_first_s < config.launch.watchdog_s:
         yield ConfigError(
             f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
@@ -239,7 +239,7 @@ def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
 
 def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     where = f"task.agents.{name}"
-    refuse_unusable_name(where, name)
+    check_usable_name(where, name)
     chat = config.task.chat_template if isinstance(config.task, JsonlConfig) else False
     if agent.system is not None and (chat is False or isinstance(agent.actor, TinyActorConfig)):
         raise ConfigError(
@@ -271,7 +271,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             raise ConfigError(
                 f"actor.num_heads={actor.num_heads}",
                 f"must divide actor.hidden_size={actor.hidden_size} into even parts",
-                "use one of " + divisors(actor.hidden_size // 2),
+                "use one of " + format_divisors(actor.hidden_size // 2),
             )
         if chat is True:
             raise ConfigError(
@@ -279,7 +279,11 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
                 "needs a tokenizer with a chat template, and actor=tiny's has none",
                 "use actor=full, or task.chat_template=auto",
             )
-        known = agent.answer is not None or agent.warm_start_answer is not None or isinstance(config.task, WorldConfig)
+        known = (
+            agent.answer is not None
+            or agent.warm_start_answer is not None
+            or isinstance(config.task, EnvironmentTaskConfig)
+        )
         if actor.alphabet is Alphabet.auto and not known:
             raise ConfigError(
                 f"{where}.answer=null",
@@ -303,12 +307,12 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
 
 def _check_turns(config: Config) -> None:
     task, history = config.task, config.rollout.history
-    if isinstance(task, WorldConfig):
+    if isinstance(task, EnvironmentTaskConfig):
         _check_world(task, history)
         return
     assert isinstance(task, ConversationConfig)
     if task.protocol.endswith(".py"):
-        raise ConfigError(*name_missing("task.protocol", task.protocol))
+        raise ConfigError(*missing_name_message("task.protocol", task.protocol))
     if task.protocol not in PROTOCOLS and not re.fullmatch(r"[^:]+\.py:[A-Za-z_]\w*", task.protocol):
         raise ConfigError(
             f"task.protocol={task.protocol}",
@@ -321,7 +325,7 @@ def _check_turns(config: Config) -> None:
             "is more than the one turn of each agent in task.protocol=sequential",
             "use task.protocol=dialogue, in which agents answer each other for any number of turns",
         )
-    if not task.answers_once:
+    if not task.is_one_turn_per_agent:
         return
     for name, agent in task.agents.items():
         if agent.turn_template is not None:
@@ -338,7 +342,7 @@ def _check_turns(config: Config) -> None:
         )
 
 
-def _check_world(task: WorldConfig, history: History) -> None:
+def _check_world(task: EnvironmentTaskConfig, history: History) -> None:
     for key, example in WORLD_NAMES.items():
         if hasattr(task, key) and getattr(task, key) is None:
             raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
@@ -360,7 +364,7 @@ def _check_buffer(config: Config, world_size: int) -> None:
         raise ConfigError(
             f"rollout.num_generations={rollout.num_generations}",
             f"does not divide rollout.buffer_size={size}",
-            "use one of " + divisors(size),
+            "use one of " + format_divisors(size),
         )
     if size < world_size:
         raise ConfigError(

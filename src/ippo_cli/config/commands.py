@@ -30,7 +30,7 @@ def quote_for_shell(text: str) -> str:
     if text.isprintable():
         quoted = shlex.quote(text)
         return f"'{text}'" if quoted == text and "," in text else quoted  # in a sentence a comma ends a word
-    escaped = "".join(c if c.isprintable() and c not in "\\'" else _escape(c) for c in text)
+    escaped = "".join(c if c.isprintable() and c not in "\\'" else _escape_character(c) for c in text)
     return f"$'{escaped}'"
 
 
@@ -39,23 +39,23 @@ def quote_for_hydra(value: str) -> str:
     return "'" + re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), value) + "'"
 
 
-def typed_path(value: str) -> Path:
+def parse_path(value: str) -> Path:
     """The path that was typed as a key's value: as it is where there is such a file, else without Hydra's quotes."""
-    if not _exists(_expanded(value)) and (bare := _without_quotes(value)) != value:
-        return _expanded(bare)
-    return _expanded(value)
+    if not _exists(_expand_home(value)) and (bare := _strip_quotes(value)) != value:
+        return _expand_home(bare)
+    return _expand_home(value)
 
 
-def typed_paths(value: str) -> list[str]:
+def parse_paths(value: str) -> list[str]:
     """The paths of a list, `[a,b]` or `a,b`: one path where there is one of this name."""
     if not value.strip():  # else `Path("")`, the folder of the user
         return []
-    if _exists(typed_path(value)):
-        return [str(typed_path(value))]
+    if _exists(parse_path(value)):
+        return [str(parse_path(value))]
     inner = value[1:-1] if _LIST.fullmatch(value) else value
     # A comma inside of quotes belongs to a path.
     parts = re.findall(r"""\s*('(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^,]+)\s*(?:,|\Z)""", inner)
-    return [str(typed_path(part.strip())) for part in parts if part.strip()]
+    return [str(parse_path(part.strip())) for part in parts if part.strip()]
 
 
 def last_value(arguments: Sequence[str], key: str) -> str | None:
@@ -63,13 +63,13 @@ def last_value(arguments: Sequence[str], key: str) -> str | None:
     return next((text.partition("=")[2] for text in reversed(arguments) if text.startswith(f"{key}=")), None)
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     if character in "\\'":
         return f"\\{character}"
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
-def _without_quotes(value: str) -> str:
+def _strip_quotes(value: str) -> str:
     """The value of a text in quotes; any other text is itself."""
     if len(value) < 2 or value[0] not in "'\"" or value[-1] != value[0]:
         return value
@@ -82,7 +82,7 @@ def _without_quotes(value: str) -> str:
         return value
 
 
-def _expanded(value: str) -> Path:
+def _expand_home(value: str) -> Path:
     """The path with `~` as a home, which no shell does behind a `=`; a file may have the name itself."""
     try:
         return Path(value) if _exists(Path(value)) else Path(value).expanduser()

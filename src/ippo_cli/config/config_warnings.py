@@ -8,12 +8,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from ippo_cli.config.adapters import has_merged_adapter
-from ippo_cli.config.batch_sizes import Arithmetic
+from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.checks import constrained_leaves
-from ippo_cli.config.constraints import usual_values
+from ippo_cli.config.constraints import typical_ranges
 from ippo_cli.config.data import has_splits
-from ippo_cli.config.python_names import is_function_of_file
-from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.python_names import is_function_path
+from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import (
     PROTOCOLS,
     ActorKind,
@@ -27,40 +27,40 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     TinyActorConfig,
 )
-from ippo_cli.config.teams import members
-from ippo_cli.config.text import listed
+from ippo_cli.config.teams import agents_by_policy
+from ippo_cli.config.text import join_names
 
-HIGHEST_USUAL_RATE = 1e-5  # of PPO on all weights of a pretrained model: verl takes 1e-6 for actors, 1e-5 for critics
-UNUSUAL_ACTOR_RATE = 1e-4  # above this, small models included, somebody likely meant another model
-UNUSUAL_CRITIC_RATE = 5e-4
+MAX_TYPICAL_RATE = 1e-5  # of PPO on all weights of a pretrained model: verl takes 1e-6 for actors, 1e-5 for critics
+MAX_ACTOR_RATE = 1e-4  # above this, small models included, somebody likely meant another model
+MAX_CRITIC_RATE = 5e-4
 FEWEST_PASSES, MOST_PASSES = 0.1, 50.0  # over the training data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class WarningInputs:
     """What the rules look at."""
 
     config: Config
-    plan: Arithmetic
+    plan: BatchSizes
     train_rows: int
     held_out_rows: int | None = None
-    dry_failure: str = ""  # what the user's code raised where placeholders stood for answers
+    dry_run_failure: str = ""  # what the user's code raised where placeholders stood for answers
     newer_environment: str | None = None  # the newest version of an environment that is configured in an older one
 
 
-def unusual_settings(settings: Settings) -> dict[str, str]:
+def config_warnings(settings: WarningInputs) -> dict[str, str]:
     """What each rule that is broken has to say: `key=value; what is unusual; what would be usual`."""
-    said = {name: rule(settings) for name, rule in RULES.items()}
-    return {name: text for name, text in said.items() if text is not None}
+    warnings = {name: rule(settings) for name, rule in RULES.items()}
+    return {name: text for name, text in warnings.items() if text is not None}
 
 
-def _actor_rate(settings: Settings) -> str | None:
+def _actor_rate(settings: WarningInputs) -> str | None:
     agents = settings.config.task.agents
     rates = {name: agent.actor.learning_rate for name, agent in agents.items() if agent.actor.kind is ActorKind.full}
-    return _rate("actor", rates, agents, UNUSUAL_ACTOR_RATE)
+    return _rates_above("actor", rates, agents, MAX_ACTOR_RATE)
 
 
-def _critic_rate(settings: Settings) -> str | None:
+def _critic_rate(settings: WarningInputs) -> str | None:
     agents = settings.config.task.agents
     rates = {
         name: agent.critic.learning_rate
@@ -68,22 +68,24 @@ def _critic_rate(settings: Settings) -> str | None:
         if isinstance(agent.critic, SeparateCriticConfig)
         and (agent.actor.kind is ActorKind.full or agent.critic.model is not None)
     }
-    return _rate("critic", rates, agents, UNUSUAL_CRITIC_RATE)
+    return _rates_above("critic", rates, agents, MAX_CRITIC_RATE)
 
 
-def _rate(group: str, rates: Mapping[str, float], agents: Collection[str], above: float) -> str | None:
+def _rates_above(group: str, rates: Mapping[str, float], agents: Collection[str], above: float) -> str | None:
     unusual = [name for name, rate in rates.items() if rate > above]
     if not unusual:
         return None
     highest = max(rates[name] for name in unusual)
-    where = f"{group}.learning_rate" if len(unusual) == len(agents) else f"{group}.learning_rate of {listed(unusual)}"
+    where = (
+        f"{group}.learning_rate" if len(unusual) == len(agents) else f"{group}.learning_rate of {join_names(unusual)}"
+    )
     return (
-        f"{where} is {highest:g}, {highest / HIGHEST_USUAL_RATE:.0f} times what pretrained weights usually take; "
+        f"{where} is {highest:g}, {highest / MAX_TYPICAL_RATE:.0f} times what pretrained weights usually take; "
         "use 1e-6 to 1e-5"
     )
 
 
-def _few_prompts(settings: Settings) -> str | None:
+def _few_prompts(settings: WarningInputs) -> str | None:
     rows, prompts = settings.train_rows, settings.plan.prompts_per_iteration
     if not isinstance(settings.config.task, JsonlConfig) or rows >= prompts:
         return None
@@ -93,7 +95,7 @@ def _few_prompts(settings: Settings) -> str | None:
     )
 
 
-def _passes(settings: Settings) -> str | None:
+def _epoch_count(settings: WarningInputs) -> str | None:
     """Of data that somebody chose; generated tasks are as large as they are."""
     if not isinstance(settings.config.task, JsonlConfig) or settings.config.num_iterations is None:
         return None
@@ -107,58 +109,58 @@ def _passes(settings: Settings) -> str | None:
     )
 
 
-def _warmups(settings: Settings) -> str | None:
+def _warmups(settings: WarningInputs) -> str | None:
     iterations = settings.plan.num_iterations
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:
         return f"algorithm.critic_warmup={warmup} is all of the {iterations} iterations: no actor is trained; lower it"
     agents = settings.config.task.agents
     slow = {name: agent.actor.warmup_iterations for name, agent in agents.items()}
-    slow = {name: given for name, given in slow.items() if given >= iterations}
+    slow = {name: steps for name, steps in slow.items() if steps >= iterations}
     if not slow:
         return None
-    whose = f"{listed(list(slow))} never" if len(slow) < len(agents) else "no actor ever"
+    subject = f"{join_names(list(slow))} never" if len(slow) < len(agents) else "no actor ever"
     return (
         f"actor.warmup_iterations={max(slow.values())} is all of the {iterations} iterations: "
-        f"{whose} reaches the learning rate; lower it"
+        f"{subject} reaches the learning rate; lower it"
     )
 
 
-def _dry_failure(settings: Settings) -> str | None:
-    if not settings.dry_failure:
+def _dry_run_failure(settings: WarningInputs) -> str | None:
+    if not settings.dry_run_failure:
         return None
     return (
-        f"an episode fails with placeholders as answers ({settings.dry_failure}); "
+        f"an episode fails with placeholders as answers ({settings.dry_run_failure}); "
         "if it fails with others as well, nothing will be trained on"
     )
 
 
-def _older_environment(settings: Settings) -> str | None:
+def _outdated_environment(settings: WarningInputs) -> str | None:
     if settings.newer_environment is None:
         return None
     env_id = getattr(settings.config.task, "env_id", None)
     return f"task.env_id={env_id} is an older version; {settings.newer_environment} is the newest"
 
 
-def _equal_prompts(settings: Settings) -> str | None:
+def _identical_prompts(settings: WarningInputs) -> str | None:
     """Of agents that are asked at once about the same example, by one policy, for different answers."""
     task = settings.config.task
     if not isinstance(task, ConversationConfig) or task.protocol != "parallel":
         return None
-    for names in members(settings.config).values():
-        asked: dict[tuple[str, str | None], str] = {}
+    for names in agents_by_policy(settings.config).values():
+        agents_by_prompt: dict[tuple[str, str | None], str] = {}
         for name in names:
             agent = task.agents[name]
-            first = asked.setdefault((agent.template, agent.system), name)
+            first = agents_by_prompt.setdefault((agent.template, agent.system), name)
             if agent.answer != task.agents[first].answer:
                 return (
-                    f"{listed([first, name])} are one policy and have the same prompt for different answers; "
+                    f"{join_names([first, name])} are one policy and have the same prompt for different answers; "
                     "say in their templates who is asked"
                 )
     return None
 
 
-def _unknown_characters(settings: Settings) -> str | None:
+def _unknown_characters(settings: WarningInputs) -> str | None:
     """Of agents that know the characters of known answers alone, and hear somebody who may write any."""
     task, agents = settings.config.task, settings.config.task.agents
     if isinstance(task, ConversationConfig) and task.protocol == "parallel":
@@ -172,13 +174,13 @@ def _unknown_characters(settings: Settings) -> str | None:
     if not free or not limited:
         return None
     return (
-        f"{listed(limited)} reads characters of known answers alone (actor.alphabet=auto), and all else that "
-        f"{listed(free)} may write as <unk>; use task.agents.{limited[0]}.actor.alphabet=printable"
+        f"{join_names(limited)} reads characters of known answers alone (actor.alphabet=auto), and all else that "
+        f"{join_names(free)} may write as <unk>; use task.agents.{limited[0]}.actor.alphabet=printable"
     )
 
 
-def _unsafe_sandbox(settings: Settings) -> str | None:
-    for where, own in rewards_of(settings.config):
+def _unsafe_sandbox(settings: WarningInputs) -> str | None:
+    for where, own in rewards_with_prefixes(settings.config):
         if isinstance(own.reward, CodeRunConfig) and own.reward.sandbox is Sandbox.unsafe_local:
             return (
                 f"{where}.sandbox=unsafe_local runs what a model writes as you, with your files and your network; "
@@ -187,11 +189,11 @@ def _unsafe_sandbox(settings: Settings) -> str | None:
     return None
 
 
-def _same_rows(settings: Settings) -> str | None:
+def _same_rows(settings: WarningInputs) -> str | None:
     task = settings.config.task
     if not isinstance(task, JsonlConfig) or task.eval_share is not None:
         return None
-    both = [source for source in _whole(task.eval) if source in _whole(task.train)]
+    both = [source for source in _unsplit_sources(task.eval) if source in _unsplit_sources(task.train)]
     if not both:
         return None
     return (
@@ -200,14 +202,14 @@ def _same_rows(settings: Settings) -> str | None:
     )
 
 
-def _unread_split(settings: Settings) -> str | None:
+def _unread_split(settings: WarningInputs) -> str | None:
     """A part of a dataset that somebody asks for, where a file gives all of its rows."""
     task = settings.config.task
     if not isinstance(task, JsonlConfig):
         return None
     for key in ("train", "eval"):
         split = getattr(task, f"{key}_split")
-        whole = _whole(getattr(task, key))
+        whole = _unsplit_sources(getattr(task, key))
         if "[" in split and whole:
             return (
                 f"task.{key}_split={split} is of datasets; of {whole[0]} all rows are used, or task.{key}_size of them"
@@ -215,14 +217,14 @@ def _unread_split(settings: Settings) -> str | None:
     return None
 
 
-def _whole(sources: str | list[str] | None) -> list[str]:
+def _unsplit_sources(sources: str | list[str] | None) -> list[str]:
     """Those of which all rows are read."""
     return [
         source for source in (sources if isinstance(sources, list) else [sources]) if source and not has_splits(source)
     ]
 
 
-def _rounded_merge(settings: Settings) -> str | None:
+def _rounded_merge(settings: WarningInputs) -> str | None:
     """Merged models have float32 weights, for bf16 loses most of what a short training changed."""
     for agent in settings.config.task.agents.values():
         actor, critic = agent.actor, agent.critic
@@ -239,14 +241,14 @@ def _rounded_merge(settings: Settings) -> str | None:
     return None
 
 
-def _constant_prompts(settings: Settings) -> str | None:
+def _constant_prompts(settings: WarningInputs) -> str | None:
     """Templates that name nothing of their rows, so that every row has the same prompt or the same reference."""
     task = settings.config.task
     if not isinstance(task, JsonlConfig) or task.protocol not in PROTOCOLS:
         return None
     for name, agent in task.agents.items():
         for leaf, text in (("template", agent.template), ("answer", agent.answer)):
-            if text and is_constant(text):
+            if text and is_constant_template(text):
                 what = "prompt" if leaf == "template" else "reference"
                 return (
                     f"task.agents.{name}.{leaf}={text!r:.40} names no field of rows: every row has the same {what}; "
@@ -255,29 +257,29 @@ def _constant_prompts(settings: Settings) -> str | None:
     return None
 
 
-def is_constant(template: str) -> bool:
+def is_constant_template(template: str) -> bool:
     """Whether a template is a text without a field."""
-    if is_function_of_file(template) or template.startswith("messages:"):
+    if is_function_path(template) or template.startswith("messages:"):
         return False
     if template.startswith("jinja:"):
         return "{{" not in template and "{%" not in template
     return all(field is None for _, field, _, _ in string.Formatter().parse(template))
 
 
-def _sizes(settings: Settings) -> str | None:
+def _sizes_beyond_data(settings: WarningInputs) -> str | None:
     """Sizes that ask for more rows than there are."""
     task, held_out = settings.config.task, settings.held_out_rows
-    if (line := more_than_held_out(settings.config, held_out)) is not None:
+    if (line := eval_size_warning(settings.config, held_out)) is not None:
         return line
     if isinstance(task, JsonlConfig):
-        for key, there in (("train_size", settings.train_rows), ("eval_size", held_out)):
+        for key, available in (("train_size", settings.train_rows), ("eval_size", held_out)):
             size = getattr(task, key)
-            if size is not None and there is not None and size > there:
-                return f"task.{key}={size} is more than the {there} rows there are: all of them are used"
+            if size is not None and available is not None and size > available:
+                return f"task.{key}={size} is more than the {available} rows there are: all of them are used"
     return None
 
 
-def more_than_held_out(config: Config, held_out: int | None) -> str | None:
+def eval_size_warning(config: Config, held_out: int | None) -> str | None:
     """A line about `evaluation.size` where it is more than the rows that are held out."""
     size = config.evaluation.size
     if size is None or held_out is None or size <= held_out:
@@ -285,10 +287,10 @@ def more_than_held_out(config: Config, held_out: int | None) -> str | None:
     return f"evaluation.size={size} is more than the {held_out} held-out rows: all of them are used"
 
 
-def _magnitudes(settings: Settings) -> str | None:
+def _atypical_values(settings: WarningInputs) -> str | None:
     """Numbers far from what their fields usually hold: a slip of the key, or another library's unit."""
     found: dict[str, str] = {}
-    leaves = constrained_leaves(settings.config, of_fields=usual_values)
+    leaves = constrained_leaves(settings.config, of_fields=typical_ranges)
     for key, value, usual in sorted(leaves, key=lambda leaf: leaf[0].startswith("task.agents.")):
         if usual is not None and (why := usual.warning(value)) is not None:
             short = re.sub(r"^task\.agents\.\w+\.", "", key)  # agents repeat what their group says
@@ -297,18 +299,18 @@ def _magnitudes(settings: Settings) -> str | None:
     return None if not found else " and ".join(f"{key}={text}" for key, text in list(found.items())[:2])
 
 
-RULES: dict[str, Callable[[Settings], str | None]] = {
+RULES: dict[str, Callable[[WarningInputs], str | None]] = {
     "actor_learning_rate": _actor_rate,
     "critic_learning_rate": _critic_rate,
     "rounded_merge": _rounded_merge,
-    "magnitudes": _magnitudes,
-    "sizes": _sizes,
+    "magnitudes": _atypical_values,
+    "sizes": _sizes_beyond_data,
     "few_prompts": _few_prompts,
-    "passes": _passes,
+    "passes": _epoch_count,
     "warmups": _warmups,
-    "dry_run": _dry_failure,
-    "older_environment": _older_environment,
-    "equal_prompts": _equal_prompts,
+    "dry_run": _dry_run_failure,
+    "older_environment": _outdated_environment,
+    "equal_prompts": _identical_prompts,
     "unknown_characters": _unknown_characters,
     "unsafe_sandbox": _unsafe_sandbox,
     "same_rows": _same_rows,

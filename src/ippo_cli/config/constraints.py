@@ -9,7 +9,7 @@ from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hint
 
 
 class Constraint(Protocol):
-    def broken(self, value: Any) -> tuple[str, str] | None:
+    def violation(self, value: Any) -> tuple[str, str] | None:
         """The rule and what would work, where this value breaks it; values of other types are let through."""
         ...
 
@@ -34,7 +34,7 @@ class Range:
         right = ")" if self.open_high or math.isinf(self.high) else "]"
         return f"{left}{self.low:.12g}, {self.high:.12g}{right}"
 
-    def broken(self, value: Any) -> tuple[str, str] | None:
+    def violation(self, value: Any) -> tuple[str, str] | None:
         if not isinstance(value, int | float):
             return None
         if value < self.low or (self.open_low and value == self.low):
@@ -48,7 +48,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Usual:
+class TypicalRange:
     """The interval of values that users mean; others are allowed, with a warning. 0 switches something off."""
 
     low: float = 0.0
@@ -70,7 +70,7 @@ class OneOf:
     def __str__(self) -> str:
         return ""  # the field's comment explains them one by one
 
-    def broken(self, value: Any) -> tuple[str, str] | None:
+    def violation(self, value: Any) -> tuple[str, str] | None:
         return None if value in self.choices else ("is not known", "use one of " + " ".join(self.choices))
 
 
@@ -81,7 +81,7 @@ class NotEmpty:
     def __str__(self) -> str:
         return ""
 
-    def broken(self, value: Any) -> tuple[str, str] | None:
+    def violation(self, value: Any) -> tuple[str, str] | None:
         return ("names nothing", "give a file, a folder or a name") if value in ("", []) else None
 
 
@@ -90,22 +90,22 @@ NonNegativeInt = Annotated[int, Range(0)]
 PositiveFloat = Annotated[float, Range(0.0, open_low=True)]
 NonNegativeFloat = Annotated[float, Range(0.0)]
 UnitFloat = Annotated[float, Range(0.0, 1.0)]
-LearningRate = Annotated[float, Range(0.0, 1.0), Usual(1e-9, 0.03)]
-PositiveLearningRate = Annotated[float, Range(0.0, 1.0, open_low=True), Usual(1e-9, 0.1)]
-Coefficient = Annotated[float, Range(0.0), Usual(high=10.0)]
-WeightDecay = Annotated[float, Range(0.0), Usual(high=1.0)]
-Epsilon = Annotated[float, Range(0.0, open_low=True), Usual(high=1e-2)]
-GradNorm = Annotated[float, Range(0.0), Usual(1e-3, 1e4)]
+LearningRate = Annotated[float, Range(0.0, 1.0), TypicalRange(1e-9, 0.03)]
+PositiveLearningRate = Annotated[float, Range(0.0, 1.0, open_low=True), TypicalRange(1e-9, 0.1)]
+Coefficient = Annotated[float, Range(0.0), TypicalRange(high=10.0)]
+WeightDecay = Annotated[float, Range(0.0), TypicalRange(high=1.0)]
+Epsilon = Annotated[float, Range(0.0, open_low=True), TypicalRange(high=1e-2)]
+GradNorm = Annotated[float, Range(0.0), TypicalRange(1e-3, 1e4)]
 GREEDY = (
     "a policy without randomness learns nothing, and greedy decoding is for evaluation: evaluation.greedy=true (and "
     "evaluation.sampled=false for nothing else), or greedy=true in ippo-chat"
 )
-Temperature = Annotated[float, Range(0.0, open_low=True, at_low=GREEDY), Usual(0.05, 5.0)]
-RepetitionPenalty = Annotated[float, Range(0.0, open_low=True), Usual(0.2, 5.0)]
-LoraAlpha = Annotated[float, Range(0.0, open_low=True), Usual(high=2048.0)]
-ClipRange = Annotated[float, Range(0.0, open_low=True), Usual(1e-6, 10.0)]
-KlLimit = Annotated[float, Range(0.0, open_low=True), Usual(high=100.0)]
-EntropyCoefficient = Annotated[float, Usual(high=1.0)]
+Temperature = Annotated[float, Range(0.0, open_low=True, at_low=GREEDY), TypicalRange(0.05, 5.0)]
+RepetitionPenalty = Annotated[float, Range(0.0, open_low=True), TypicalRange(0.2, 5.0)]
+LoraAlpha = Annotated[float, Range(0.0, open_low=True), TypicalRange(high=2048.0)]
+ClipRange = Annotated[float, Range(0.0, open_low=True), TypicalRange(1e-6, 10.0)]
+KlLimit = Annotated[float, Range(0.0, open_low=True), TypicalRange(high=100.0)]
+EntropyCoefficient = Annotated[float, TypicalRange(high=1.0)]
 Seed = Annotated[int, Range(0, 2**31 - 1)]
 Name = Annotated[str, NotEmpty()]
 
@@ -113,23 +113,23 @@ Name = Annotated[str, NotEmpty()]
 @cache
 def constraints(cls: type[Any]) -> dict[str, Constraint]:
     """The constraint of each field of a schema class that has one."""
-    by_field = {name: constraint_of(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
+    by_field = {name: constraint_from_hint(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
     return {name: constraint for name, constraint in by_field.items() if constraint is not None}
 
 
 @cache
-def usual_values(cls: type[Any]) -> dict[str, Usual]:
+def typical_ranges(cls: type[Any]) -> dict[str, TypicalRange]:
     """The usual values of each field of a schema class that has some."""
     hints = get_type_hints(cls, include_extras=True).items()
-    return {name: usual for name, hint in hints for usual in _metadata(hint) if isinstance(usual, Usual)}
+    return {name: usual for name, hint in hints for usual in _find_metadata(hint) if isinstance(usual, TypicalRange)}
 
 
-def constraint_of(hint: Any) -> Constraint | None:
+def constraint_from_hint(hint: Any) -> Constraint | None:
     """What is written with a type, or with the type beside `None`."""
-    return next((part for part in _metadata(hint) if not isinstance(part, Usual)), None)
+    return next((part for part in _find_metadata(hint) if not isinstance(part, TypicalRange)), None)
 
 
-def _metadata(hint: Any) -> tuple[Any, ...]:
+def _find_metadata(hint: Any) -> tuple[Any, ...]:
     if get_origin(hint) is Annotated:
         return hint.__metadata__
-    return next((found for part in get_args(hint) if (found := _metadata(part))), ())
+    return next((found for part in get_args(hint) if (found := _find_metadata(part))), ())

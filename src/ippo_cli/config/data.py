@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.python_names import is_function_of_file, names_code
+from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import JsonlConfig
 
 CHAT_TEMPLATES = ("auto", True, False)
-MIXED = 1000  # prompts in which every source has its share; a smaller share than one of these cannot be had
+MIX_RESOLUTION = 1000  # prompts in which every source has its share; a smaller share than one of these cannot be had
 
 
 def is_pattern(source: str) -> bool:
@@ -29,7 +29,7 @@ def expand_pattern(source: str) -> list[str]:
 
 def has_splits(source: str) -> bool:
     """Whether one part of a source is read, as of folders and datasets; of files, patterns and functions it is all."""
-    return not (names_code(source) or is_pattern(source) or Path(source).is_file())
+    return not (is_code_reference(source) or is_pattern(source) or Path(source).is_file())
 
 
 def check_data(task: JsonlConfig, *, training: bool) -> None:
@@ -56,7 +56,7 @@ def check_data(task: JsonlConfig, *, training: bool) -> None:
             )
     if task.map is not None and ":" not in task.map:
         raise ConfigError(f"task.map={task.map}", "does not say where and what", "write path/to/file.py:function")
-    if task.filter is not None and task.filter.endswith(".py") and not is_function_of_file(task.filter):
+    if task.filter is not None and task.filter.endswith(".py") and not is_function_path(task.filter):
         raise ConfigError(f"task.filter={task.filter}", "names a file, and not what in it", "write file.py:function")
 
 
@@ -89,9 +89,11 @@ def _check_weights(task: JsonlConfig) -> None:
             f"must have a number above 0 for each of several sources, and task.train names {sources}",
             "use task.train=[a.jsonl,b.jsonl] task.weights=[2,1]",
         )
-    if min(weights) / sum(weights) < 1 / MIXED:
+    if min(weights) / sum(weights) < 1 / MIX_RESOLUTION:
         raise ConfigError(
-            f"task.weights={weights}", f"gives a source less than 1 of {MIXED} prompts", "leave that source out"
+            f"task.weights={weights}",
+            f"gives a source less than 1 of {MIX_RESOLUTION} prompts",
+            "leave that source out",
         )
     if task.train_size is not None:
         raise ConfigError(

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class IppoError(Exception):
@@ -19,10 +19,10 @@ class IppoError(Exception):
     told = False  # whether another rank tells of it
 
     def __reduce__(self) -> tuple[Callable[..., IppoError], tuple[type[IppoError], str]]:
-        return _with_message, (type(self), str(self))  # between ranks, whatever the arguments of its kind are
+        return _rebuild_error, (type(self), str(self))  # between ranks, whatever the arguments of its kind are
 
 
-def _with_message(kind: type[IppoError], message: str) -> IppoError:
+def _rebuild_error(kind: type[IppoError], message: str) -> IppoError:
     return kind.__new__(kind, message)
 
 
@@ -70,8 +70,8 @@ def collect_errors(checks: Iterable[Check], found: Sequence[ConfigError] = ()) -
     for check in checks:
         earlier = list(errors)
         try:
-            for error in _run(check):
-                if not any(_names(error, old.key) for old in earlier) and str(error) not in map(str, errors):
+            for error in _run_check(check):
+                if not any(_mentions_key(error, old.key) for old in earlier) and str(error) not in map(str, errors):
                     errors.append(error)
         except Exception:
             if not errors:
@@ -79,14 +79,14 @@ def collect_errors(checks: Iterable[Check], found: Sequence[ConfigError] = ()) -
     return errors
 
 
-def _run(check: Check) -> Iterator[ConfigError]:
+def _run_check(check: Check) -> Iterator[ConfigError]:
     try:
         yield from check() or ()
     except ConfigError as error:
         yield from split_errors(error)
 
 
-def _names(error: ConfigError, key: str) -> bool:
+def _mentions_key(error: ConfigError, key: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(key)}(?![\w.])", str(error)) is not None
 
 
@@ -139,52 +139,56 @@ class PreemptionRequested(BaseException):
 
 
 INTERRUPTED = 130  # Ctrl-C
-READER_GONE = 141  # what a shell says of SIGPIPE: the output of a command that only prints is read no more
+BROKEN_PIPE = 141  # what a shell says of SIGPIPE: the output of a command that only prints is read no more
 HUNG = 11  # ended by its watchdog
 UNEXPECTED = 1
 
 
 @contextmanager
-def storing(what: str) -> Iterator[None]:
+def convert_storage_errors(target: str) -> Iterator[None]:
     """Raise `StorageError` where a file cannot be written; `what` says which."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, IppoError) or (reason := storage_failure(error)) is None:
+        if isinstance(error, IppoError) or (reason := storage_error_message(error)) is None:
             raise
-        raise StorageError(f"{what} cannot be written ({reason})") from error
+        raise StorageError(f"{target} cannot be written ({reason})") from error
 
 
-def storage_failure(error: BaseException) -> str | None:
+def storage_error_message(error: BaseException) -> str | None:
     """The operating system's words where a file could not be written or read; None for any other failure.
 
     `torch.save` raises a RuntimeError in the place of its OSError, and safetensors and tokenizers have kinds of their
     own, which quote the system.
     """
-    cause = system_error(error)
+    cause = find_os_error(error)
     if cause is not None:
         return f"{cause.strerror}: {cause.filename}" if cause.filename else str(cause.strerror)
     text = " ".join(str(error).split())
     return text if "(os error " in text else None
 
 
-def disk_is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Whether there was no room for a file."""
-    cause = system_error(error)
-    return cause.errno in FULL if cause is not None else any(f"(os error {code})" in str(error) for code in FULL)
+    cause = find_os_error(error)
+    return (
+        cause.errno in DISK_FULL_ERRNOS
+        if cause is not None
+        else any(f"(os error {code})" in str(error) for code in DISK_FULL_ERRNOS)
+    )
 
 
-def system_error(error: BaseException) -> OSError | None:
+def find_os_error(error: BaseException) -> OSError | None:
     """The OSError of the operating system that an exception is, or was raised for."""
     link: BaseException | None = error
     while link is not None and not (isinstance(link, OSError) and link.errno is not None):
-        if isinstance(link, shutil.Error) and (first := _first_of_a_folder(link)) is not None:
+        if isinstance(link, shutil.Error) and (first := _first_copy_error(link)) is not None:
             return first
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     return link
 
 
-def _first_of_a_folder(error: shutil.Error) -> OSError | None:
+def _first_copy_error(error: shutil.Error) -> OSError | None:
     """Why the first file of a folder could not be copied: `copytree` keeps its errors as text alone."""
     number = re.search(r"\[Errno (\d+)\]", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None

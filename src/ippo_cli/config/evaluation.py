@@ -11,7 +11,7 @@ from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.schema import Config, JsonlConfig
 
 # Groups of which another option may be chosen, and keys; `*` stands for an agent's name.
-OF_BOTH = (
+EVALUATION_KEYS = (
     "task",
     "reward",
     "task.primary_metric",
@@ -136,7 +136,7 @@ OF_BOTH = (
     "deterministic",
 )
 # Of a Hugging Face model; a run has these, and another value would be another run's.
-OF_MODELS = (
+MODEL_EVALUATION_KEYS = (
     "seed",
     "hub",
     "task.train",
@@ -154,7 +154,7 @@ OF_MODELS = (
     "task.agents.*.actor.model_args",
 )
 # Of OF_BOTH, what says how fast or on what an evaluation is computed, and not what is asked or how it is scored.
-OF_COMPUTING = (
+COMPUTE_KEYS = (
     "actor.dtype",
     "task.agents.*.actor.dtype",
     "rollout.decode_batch_size",
@@ -170,7 +170,7 @@ SEARCH_PATH = "hydra.searchpath"
 EXPERIMENT = "experiment"
 
 
-def refuse_unlike(first: str, config: Config, run: str, other: Config) -> None:
+def check_comparable_runs(first: str, config: Config, run: str, other: Config) -> None:
     """Raise `ConfigError` where two runs do not ask the same agents in the same way, or score them otherwise."""
     agents, others = list(config.task.agents), list(other.task.agents)
     if agents != others:
@@ -179,19 +179,21 @@ def refuse_unlike(first: str, config: Config, run: str, other: Config) -> None:
             f"has the agents {' '.join(others)}, and {first} has {' '.join(agents)}",
             "cross-play is between runs with the same agents",
         )
-    here, there = dict(_asked(config)), dict(_asked(other))
+    first_settings, other_settings = dict(_scoring_settings(config)), dict(_scoring_settings(other))
     # Agents last: what a group gives to all of them is told by the group's name.
-    for key in sorted(dict.fromkeys((*here, *there)), key=lambda key: key.startswith("task.agents.")):
-        if here.get(key) != there.get(key):
+    for key in sorted(
+        dict.fromkeys((*first_settings, *other_settings)), key=lambda key: key.startswith("task.agents.")
+    ):
+        if first_settings.get(key) != other_settings.get(key):
             raise ConfigError(
                 f"run={run}",
-                f"has {key}={_shown(there.get(key))}, and {first} has {_shown(here.get(key))}",
+                f"has {key}={_format_value(other_settings.get(key))}, and {first} has {_format_value(first_settings.get(key))}",
                 f"leave it out, or give all of them one: {key}=VALUE",
             )
-    _refuse_other_division(first, config, run, other)
+    _check_same_split(first, config, run, other)
 
 
-def _refuse_other_division(first: str, config: Config, run: str, other: Config) -> None:
+def _check_same_split(first: str, config: Config, run: str, other: Config) -> None:
     """Raise `ConfigError` where rows that the first run holds out are among those that the other was trained on."""
     if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
         return
@@ -204,25 +206,25 @@ def _refuse_other_division(first: str, config: Config, run: str, other: Config) 
         if sides[1][key] != value:
             raise ConfigError(
                 f"run={run}",
-                f"has {key}={_shown(sides[1][key])}, and {first} has {_shown(value)}: rows that one of them holds out "
+                f"has {key}={_format_value(sides[1][key])}, and {first} has {_format_value(value)}: rows that one of them holds out "
                 f"(task.eval_share={config.task.eval_share}) the other was trained on",
                 "name data that is new to both: task.eval_share=null task.eval=FILE",
             )
 
 
-def _asked(config: Config) -> Iterator[tuple[str, Any]]:
+def _scoring_settings(config: Config) -> Iterator[tuple[str, Any]]:
     """What is asked, how it is sampled and how it is scored."""
-    known = {*OF_BOTH, "task.kind", "reward.kind"} - {*OF_COMPUTING}
+    known = {*EVALUATION_KEYS, "task.kind", "reward.kind"} - {*COMPUTE_KEYS}
     for key, value, _ in constrained_leaves(config):
-        if key.startswith(("task.", "rollout.", "reward.", "evaluation.")) and _general(key) in known:
+        if key.startswith(("task.", "rollout.", "reward.", "evaluation.")) and _wildcard_key(key) in known:
             yield key, value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "null" if value is None else str(getattr(value, "value", value))
 
 
-def _general(key: str) -> str:
+def _wildcard_key(key: str) -> str:
     """A key with `*` for an agent's name, without what is of the user's choice."""
     return re.sub(
         r"^((?:task|(?:task\.agents\.\*\.)?actor)\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
@@ -231,37 +233,37 @@ def _general(key: str) -> str:
     )
 
 
-def check_effect(overrides: Iterable[str], *, of_model: bool) -> None:
+def check_evaluation_overrides(overrides: Iterable[str], *, of_model: bool) -> None:
     """Raise `ConfigError` with every override that can change nothing about an evaluation."""
-    known = (*OF_BOTH, *OF_MODELS) if of_model else OF_BOTH
+    known = (*EVALUATION_KEYS, *MODEL_EVALUATION_KEYS) if of_model else EVALUATION_KEYS
     errors: list[ConfigError] = []
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
-        if _general(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
+        if _wildcard_key(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
             continue
         of = "a model's" if of_model else "a run's"
-        errors.append(ConfigError(text, f"can have no effect on {of} evaluation", _instead(key, known)))
+        errors.append(ConfigError(text, f"can have no effect on {of} evaluation", _suggest_keys(key, known)))
     if errors:
         raise combine_errors(errors)
 
 
-def _instead(key: str, known: Sequence[str]) -> str:
+def _suggest_keys(key: str, known: Sequence[str]) -> str:
     """For a name without a group the keys of that name, else those of its group that have an effect; else all groups.
 
     A key of a group has another meaning in other groups: `reward.model` is no `actor.model`.
     """
-    group, _, leaf = _general(key).rpartition(".")
+    group, _, leaf = _wildcard_key(key).rpartition(".")
     same = [other for other in known if not group and other.rpartition(".")[2] == leaf and "*" not in other]
     if same:
         return "did you mean " + " or ".join(f"{other}=" for other in same) + "?"
     of_group = [other for other in known if group and other.startswith(f"{group}.")]
     if of_group:
-        return f"those of this group that can: {_listed(of_group)}"
+        return f"those of this group that can: {_join_keys(of_group)}"
     groups = dict.fromkeys(other.partition(".")[0] for other in known)
     return f"those that can are keys of {' '.join(groups)}; see ippo-eval --help KEY"
 
 
-def _listed(keys: Iterable[str]) -> str:
+def _join_keys(keys: Iterable[str]) -> str:
     """Keys with what they have in common written once: `rollout.{temperature,top_p}`."""
     groups: dict[str, list[str]] = {}
     for key in keys:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ippo_cli.config.errors import ConfigError
 
-POINTS = (
+FAULT_POINTS = (
     "compose",
     "init",
     "generate",
@@ -38,7 +38,7 @@ SIGNALS = {
 }
 DISK_ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES}
 HANG = "hang"  # nothing more happens, and no signal is heard
-KINDS = (*SIGNALS, *DISK_ERRORS, "error", HANG)
+FAULT_KINDS = (*SIGNALS, *DISK_ERRORS, "error", HANG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +51,17 @@ class Fault:
     rank: int
 
 
-def fault(text: str) -> Fault:
+def parse_fault(text: str) -> Fault:
     """`POINT:KIND[:TIME[:RANK]]`, such as `save.rename:sigkill:2:1`. Raises `ConfigError` for anything else."""
     wanted = "use POINT:KIND[:TIME[:RANK]], such as save.rename:sigkill:2"
     parts = text.split(":")
     if not 2 <= len(parts) <= 4:
         raise ConfigError(f"debug_faults=[{text}]", f"has {len(parts)} parts", wanted)
     point, kind, time, rank = parts + ["1", "0"][len(parts) - 2 :]
-    if point not in POINTS:
-        raise ConfigError(f"debug_faults=[{text}]", f"names no point; these are {' '.join(POINTS)}", wanted)
-    if kind not in KINDS:
-        raise ConfigError(f"debug_faults=[{text}]", f"names no kind; these are {' '.join(KINDS)}", wanted)
+    if point not in FAULT_POINTS:
+        raise ConfigError(f"debug_faults=[{text}]", f"names no point; these are {' '.join(FAULT_POINTS)}", wanted)
+    if kind not in FAULT_KINDS:
+        raise ConfigError(f"debug_faults=[{text}]", f"names no kind; these are {' '.join(FAULT_KINDS)}", wanted)
     if not re.fullmatch(r"[1-9]\d*", time) or not re.fullmatch(r"\d+", rank):
         raise ConfigError(f"debug_faults=[{text}]", "has no whole numbers for a time and a rank", wanted)
     return Fault(point=point, kind=kind, time=int(time), rank=int(rank))

@@ -8,16 +8,16 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, Mode
 
 
-def world_size(config: Config, outside: int | None) -> int:
+def world_size(config: Config, external_ranks: int | None) -> int:
     """Ranks of the run that is started or planned; `outside`: how many another launcher has started."""
-    return config.plan.devices or outside or config.launch.processes * config.launch.nodes
+    return config.plan.devices or external_ranks or config.launch.processes * config.launch.nodes
 
 
 def check_plan(config: Config) -> None:
     """Raise `ConfigError` for figures that are incomplete, or that nothing would read."""
-    given = {part.name: getattr(config.plan, part.name) for part in fields(config.plan)}
-    stated = [f"plan.{name}={value}" for name, value in given.items() if value is not None]
-    missing = [f"plan.{name}" for name, value in given.items() if value is None]
+    plan_values = {part.name: getattr(config.plan, part.name) for part in fields(config.plan)}
+    stated = [f"plan.{name}={value}" for name, value in plan_values.items() if value is not None]
+    missing = [f"plan.{name}" for name, value in plan_values.items() if value is None]
     if stated and missing:
         raise ConfigError(
             stated[0],

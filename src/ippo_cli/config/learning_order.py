@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, UpdateOrder
-from ippo_cli.config.teams import learning_members
+from ippo_cli.config.teams import trained_agents_by_policy
 
-ONE_AFTER_ANOTHER = ("sequential", "dialogue")  # protocols in which no two agents act at the same step
+SEQUENTIAL_PROTOCOLS = ("sequential", "dialogue")  # protocols in which no two agents act at the same step
 
 
 def check_learning_order(config: Config) -> None:
     """Raise `ConfigError` for the first rule that is broken."""
     order, every = config.team.update_order, config.team.round_robin_every
-    policies = learning_members(config)
+    policies = trained_agents_by_policy(config)
     if not policies:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.frozen=true",
@@ -35,7 +35,7 @@ def check_learning_order(config: Config) -> None:
             "set team.update_order=round_robin as well, or leave it out",
         )
     _check_correction(config)
-    _check_partners(config)
+    _check_opponent_pool(config)
 
 
 def _check_correction(config: Config) -> None:
@@ -60,7 +60,7 @@ def _check_correction(config: Config) -> None:
             "use at least 1, such as 2.0, or null",
         )
     task = config.task
-    if pooling is not None and isinstance(task, ConversationConfig) and task.protocol in ONE_AFTER_ANOTHER:
+    if pooling is not None and isinstance(task, ConversationConfig) and task.protocol in SEQUENTIAL_PROTOCOLS:
         raise ConfigError(
             f"algorithm.sequential_correction.pooling={pooling.value}",
             f"corrects for what others do at the same step, and with task.protocol={task.protocol} each step is one "
@@ -69,7 +69,7 @@ def _check_correction(config: Config) -> None:
         )
 
 
-def _check_partners(config: Config) -> None:
+def _check_opponent_pool(config: Config) -> None:
     partners, learning = config.team.partners, [n for n, agent in config.task.agents.items() if not agent.frozen]
     for key, example in (("size", "8"), ("share", "0.5")):
         value = getattr(partners, key)

@@ -10,7 +10,7 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import ActorConfig, CheckpointWeights, Config, LoraActorConfig, TinyActorConfig
 
 # Arguments of `from_pretrained` that the loader decides about, and what to use instead.
-OWNED = {
+LOADER_ARGS = {
     "pretrained_model_name_or_path": "use actor.model",
     "config": "give the values of the configuration one by one",
     "dtype": "use actor.dtype",
@@ -53,31 +53,35 @@ OWNED = {
     "use_flash_attention_2": "use actor.model_args.attn_implementation=flash_attention_2",
 }
 ATTENTION = "attn_implementation"
-BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
+QUANTIZATION_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 BITSANDBYTES = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype", "llm_int8_threshold")
 """What belongs to the quantisation beside its width."""
 
 
 def quantized_bits(actor: ActorConfig) -> int | None:
     """Bits of a weight in the frozen base of an adapter; None where it has the model's number format."""
-    return next((bits for key, bits in BITS.items() if actor.model_args.get(key)), None)
+    return next((bits for key, bits in QUANTIZATION_BITS.items() if actor.model_args.get(key)), None)
 
 
-def quantization(actor: ActorConfig) -> dict[str, Any]:
+def quantization_args(actor: ActorConfig) -> dict[str, Any]:
     """What a `BitsAndBytesConfig` is made of; empty without quantisation."""
     if quantized_bits(actor) is None:
         return {}
-    return {key: value for key, value in actor.model_args.items() if key in BITS or key in BITSANDBYTES}
+    return {key: value for key, value in actor.model_args.items() if key in QUANTIZATION_BITS or key in BITSANDBYTES}
 
 
-def plain_args(actor: ActorConfig) -> dict[str, Any]:
+def unquantized_args(actor: ActorConfig) -> dict[str, Any]:
     """The other arguments: the implementation of attention, and values of the model's configuration."""
-    return {key: value for key, value in actor.model_args.items() if key not in BITS and key not in BITSANDBYTES}
+    return {
+        key: value
+        for key, value in actor.model_args.items()
+        if key not in QUANTIZATION_BITS and key not in BITSANDBYTES
+    }
 
 
-def config_values(actor: ActorConfig) -> dict[str, Any]:
+def model_config_overrides(actor: ActorConfig) -> dict[str, Any]:
     """Of the arguments, values of the model's configuration."""
-    return {key: value for key, value in plain_args(actor).items() if key != ATTENTION}
+    return {key: value for key, value in unquantized_args(actor).items() if key != ATTENTION}
 
 
 def check_model_args(config: Config) -> Iterator[ConfigError]:
@@ -93,25 +97,25 @@ def check_model_args(config: Config) -> Iterator[ConfigError]:
             continue
         seen.add(where)
         for key, value in agent.actor.model_args.items():
-            if key in OWNED:
-                yield ConfigError(f"{where}.model_args.{key}={value}", "is decided by other keys", OWNED[key])
+            if key in LOADER_ARGS:
+                yield ConfigError(f"{where}.model_args.{key}={value}", "is decided by other keys", LOADER_ARGS[key])
         yield from _check_quantization(config, agent.actor, where)
 
 
 def _check_quantization(config: Config, actor: ActorConfig, where: str) -> Iterator[ConfigError]:
     args = actor.model_args
-    given = [key for key in (*BITS, *BITSANDBYTES) if key in args]
-    if not given:
+    quantization_keys = [key for key in (*QUANTIZATION_BITS, *BITSANDBYTES) if key in args]
+    if not quantization_keys:
         return
-    for key in BITS:
+    for key in QUANTIZATION_BITS:
         if key in args and not isinstance(args[key], bool):
             yield ConfigError(f"{where}.model_args.{key}={args[key]}", "must be true or false", "use true or false")
-    setting = f"{where}.model_args.{given[0]}={args[given[0]]}"
-    wanted = [key for key in BITS if args.get(key)]
+    setting = f"{where}.model_args.{quantization_keys[0]}={args[quantization_keys[0]]}"
+    wanted = [key for key in QUANTIZATION_BITS if args.get(key)]
     if len(wanted) > 1:
         yield ConfigError(setting, "and load_in_8bit=true exclude each other", "set one of them")
     elif not wanted:
-        if set(given) & set(BITSANDBYTES):
+        if set(quantization_keys) & set(BITSANDBYTES):
             yield ConfigError(
                 setting, "has no effect without quantisation", "add load_in_4bit=true or load_in_8bit=true"
             )
@@ -126,7 +130,7 @@ def _check_quantization(config: Config, actor: ActorConfig, where: str) -> Itera
         yield ConfigError(setting, "has no whole weights to merge an adapter into", "use checkpoint.weights=adapter")
 
 
-def check_quantization_device(config: Config, device: str, *, here: bool) -> None:
+def check_quantization_device(config: Config, device: str, *, is_local: bool) -> None:
     """Raise `PreflightError` where a quantised base cannot be held: on a CPU, or `here` without its library."""
     for agent in config.task.agents.values():
         bits = quantized_bits(agent.actor)
@@ -138,16 +142,16 @@ def check_quantization_device(config: Config, device: str, *, here: bool) -> Non
                 f"{setting}: weights of {bits} bits are computed with on a CUDA GPU, and this run is on a {device}; "
                 "leave it out, or plan for a GPU: mode=plan plan=h100"
             )
-        if here and find_spec("bitsandbytes") is None:
+        if is_local and find_spec("bitsandbytes") is None:
             raise PreflightError(f"{setting}: it needs the package bitsandbytes; pip install 'ippo-cli[quantization]'")
 
 
-def check_config_values(values: Mapping[str, Any], unused: Mapping[str, Any], model: str, kind: str) -> None:
+def check_model_config_overrides(values: Mapping[str, Any], unused: Mapping[str, Any], model: str, kind: str) -> None:
     """Raise `ConfigError` for arguments that neither `from_pretrained` nor the model's configuration knows."""
     if unused:
         key = sorted(unused)[0]
         raise ConfigError(
             f"actor.model_args.{key}={values[key]}",
             f"is no argument, and no value of the configuration of {model} ({kind})",
-            f"use {ATTENTION}, {', '.join(BITS)}, or a key of its config.json",
+            f"use {ATTENTION}, {', '.join(QUANTIZATION_BITS)}, or a key of its config.json",
         )

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriticConfig
 
 
-def model_names(config: Config, *, agents: bool = True) -> Iterator[tuple[str, Any, str, str | None]]:
+def find_model_keys(config: Config, *, agents: bool = True) -> Iterator[tuple[str, Any, str, str | None]]:
     """Every key that may name a model: how it is typed, what holds it, the key's name there, and its revision's.
 
     Without `agents` those of reward models alone.
@@ -24,7 +24,7 @@ def model_names(config: Config, *, agents: bool = True) -> Iterator[tuple[str, A
         if isinstance(agent.critic, SeparateCriticConfig):
             yield "critic.model", agent.critic, "model", "revision"
             yield "critic.warm_start", agent.critic, "warm_start", None
-    for where, own in rewards_of(config):
+    for where, own in rewards_with_prefixes(config):
         if isinstance(own.reward, ModelRewardConfig):
             yield f"{where}.model", own.reward, "model", "revision"
 
@@ -48,7 +48,7 @@ def download_models(config: Config, *, agents: bool = True) -> Config:
         return config
     check_hub(config)
     config = copy.deepcopy(config)
-    for setting, holder, key, revision in model_names(config, agents=agents):
+    for setting, holder, key, revision in find_model_keys(config, agents=agents):
         name = getattr(holder, key)
         if name is not None and not Path(name).exists():
             setattr(holder, key, _download(setting, name, revision and getattr(holder, revision)))

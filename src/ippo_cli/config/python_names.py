@@ -6,17 +6,17 @@ import ast
 import re
 from pathlib import Path
 
-OFFERED = 8
+MAX_SUGGESTIONS = 8
 _OF_FILE = re.compile(r"[^\n{}]+\.py:[A-Za-z_]\w*")
 _CODE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
-def names_code(value: str) -> bool:
+def is_code_reference(value: str) -> bool:
     """Whether a value is `path.py:name` or `module:name`, which no file of data and no name on the hub is."""
     return _CODE.fullmatch(value) is not None
 
 
-def is_function_of_file(value: str) -> bool:
+def is_function_path(value: str) -> bool:
     """Whether a text is `path.py:name` and nothing else: of a text that is asked with, a function is meant then.
 
     A path with a space must be one of a file: `Fix main.py:run` is a prompt.
@@ -26,7 +26,7 @@ def is_function_of_file(value: str) -> bool:
     return not re.search(r"\s", value) or Path(value.rpartition(":")[0]).expanduser().is_file()
 
 
-def named_in(file: Path) -> list[str]:
+def public_definitions(file: Path) -> list[str]:
     """Functions and classes that a file defines, in its order; none where it cannot be read as Python."""
     try:
         nodes = ast.parse(file.read_text(encoding="utf-8")).body
@@ -36,12 +36,14 @@ def named_in(file: Path) -> list[str]:
     return [node.name for node in nodes if isinstance(node, kinds) and not node.name.startswith("_")]
 
 
-def name_missing(key: str, value: str) -> tuple[str, str, str]:
+def missing_name_message(key: str, value: str) -> tuple[str, str, str]:
     """Setting, rule and remedy for a key whose value names a file and nothing in it."""
-    there = named_in(Path(value))[:OFFERED]
-    remedy = " or ".join(f"{key}={value}:{name}" for name in there[:2]) if there else f"write {key}={value}:NAME"
+    candidates = public_definitions(Path(value))[:MAX_SUGGESTIONS]
+    remedy = (
+        " or ".join(f"{key}={value}:{name}" for name in candidates[:2]) if candidates else f"write {key}={value}:NAME"
+    )
     return (
         f"{key}={value}",
         "names a file, and not what in it",
-        f"use {remedy}{'; it has: ' + ' '.join(there) if len(there) > 2 else ''}" if there else remedy,
+        f"use {remedy}{'; it has: ' + ' '.join(candidates) if len(candidates) > 2 else ''}" if candidates else remedy,
     )

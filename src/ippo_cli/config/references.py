@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ippo_cli.config.adapters import check_same_settings, read_adapter, reference_folder
-from ippo_cli.config.credit import replays
+from ippo_cli.config.adapters import check_same_settings, find_reference_folder, read_adapter
+from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ActorConfig, AdapterMismatch, Config, LoraActorConfig, ReferenceKind
 
@@ -28,7 +28,7 @@ def is_default_reference(actor: ActorConfig) -> bool:
 
 
 def _check_effect(config: Config, actor: ActorConfig, where: str) -> None:
-    if is_default_reference(actor) or (actor.reference == ReferenceKind.initial and _is_plain(actor)):
+    if is_default_reference(actor) or (actor.reference == ReferenceKind.initial and _starts_from_base(actor)):
         return
     key = f"{where}.reference={actor.reference}"
     if actor.reference_update_every is not None:
@@ -40,7 +40,7 @@ def _check_effect(config: Config, actor: ActorConfig, where: str) -> None:
             "has no effect: no KL term compares the actor with its reference",
             "set algorithm.kl.reward.coef or algorithm.kl.loss.coef, or leave it out",
         )
-    if replays(config):
+    if needs_replays(config):
         raise ConfigError(
             key,
             "changes the policies that credit is measured against, which are the initial ones",
@@ -48,7 +48,7 @@ def _check_effect(config: Config, actor: ActorConfig, where: str) -> None:
         )
 
 
-def _is_plain(actor: ActorConfig) -> bool:
+def _starts_from_base(actor: ActorConfig) -> bool:
     """Whether the initial weights are the base's as well."""
     return actor.reference_update_every is None and getattr(actor, "adapter", None) is None
 
@@ -63,7 +63,7 @@ def _check_reference(actor: ActorConfig, where: str) -> None:
                 key, f"is the model below an adapter, and actor={actor.kind.value} has none", "use initial"
             )
         return
-    folder, is_adapter = reference_folder(actor.reference)
+    folder, is_adapter = find_reference_folder(actor.reference)
     if not is_adapter:
         return
     adapter = read_adapter(folder, f"{where}.reference")
@@ -86,7 +86,7 @@ def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
         )
     if actor.reference in (ReferenceKind.initial, ReferenceKind.base):
         return
-    folder, is_adapter = reference_folder(actor.reference)
+    folder, is_adapter = find_reference_folder(actor.reference)
     if is_adapter is not isinstance(actor, LoraActorConfig):
         has, needs = ("an adapter", "whole models") if is_adapter else ("a whole model", "adapters")
         raise ConfigError(
@@ -101,7 +101,7 @@ def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
 def _check_stage(config: Config, actor: ActorConfig, where: str) -> None:
     if config.deepspeed.stage != 3 or actor.reference in (ReferenceKind.initial, ReferenceKind.base):
         return
-    if reference_folder(actor.reference)[1]:
+    if find_reference_folder(actor.reference)[1]:
         raise ConfigError(
             f"{where}.reference={actor.reference}",
             "is an adapter, whose base lies whole on every rank, and deepspeed.stage=3 spreads models",

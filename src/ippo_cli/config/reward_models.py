@@ -28,7 +28,7 @@ def _check_remote(reward: RemoteRewardConfig, where: str) -> None:
     example = "http://127.0.0.1:8000/v1" if isinstance(reward, JudgeRewardConfig) else "http://127.0.0.1:8000/score"
     if reward.url is None:
         raise ConfigError(f"{where}.url=null", "names no server", f"set {where}.url={example}")
-    if not _is_address(reward.url):
+    if not _is_http_url(reward.url):
         raise ConfigError(f"{where}.url={reward.url}", "is no address of HTTP", f"write {where}.url={example}")
     if reward.token_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", reward.token_env):
         raise ConfigError(  # which is not repeated: it may be the token
@@ -36,7 +36,7 @@ def _check_remote(reward: RemoteRewardConfig, where: str) -> None:
         )
 
 
-def _is_address(url: str) -> bool:
+def _is_http_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         _ = parts.port

@@ -35,10 +35,10 @@ def check_reward_weights(config: Config) -> None:
                     f"{where}.turn_weight=0", "leaves no reward: reward=environment pays turn by turn", "use 1.0"
                 )
         elif not isinstance(config.reward, FunctionRewardConfig | MixRewardConfig):
-            _refuse_idle(config, where, weights)
+            _check_unused_weights(config, where, weights)
 
 
-def _refuse_idle(config: Config, where: str, weights: RewardWeightsConfig) -> None:
+def _check_unused_weights(config: Config, where: str, weights: RewardWeightsConfig) -> None:
     """Of a reward that judges examples: it gives nothing by turn, and walks have no share that is one agent's own."""
     kind = config.reward.kind.value
     if weights.turn_weight != 1.0:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.python_names import names_code
+from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.config.reward_models import check_reward_model
 from ippo_cli.config.reward_weights import check_reward_weights
 from ippo_cli.config.schema import (
@@ -20,6 +20,7 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     CreditAssignment,
     EnvironmentRewardConfig,
+    EnvironmentTaskConfig,
     ExactMatchConfig,
     FormatRewardConfig,
     FunctionRewardConfig,
@@ -33,15 +34,14 @@ from ippo_cli.config.schema import (
     Processor,
     RewardConfig,
     Sandbox,
-    WorldConfig,
 )
 
 SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local where nothing can be lost"
-COMPARES = (ExactMatchConfig, Gsm8kRewardConfig, MathRewardConfig, NumberRewardConfig)
-JUDGES_EXAMPLES = (*COMPARES, CodeRunConfig, GridRewardConfig)
+REFERENCE_REWARDS = (ExactMatchConfig, Gsm8kRewardConfig, MathRewardConfig, NumberRewardConfig)
+EXAMPLE_REWARDS = (*REFERENCE_REWARDS, CodeRunConfig, GridRewardConfig)
 
 
-def rewards_of(config: Config) -> Iterator[tuple[str, Config]]:
+def rewards_with_prefixes(config: Config) -> Iterator[tuple[str, Config]]:
     """The run's reward, or each part of a mix in its place; and what its keys begin with."""
     if isinstance(config.reward, MixRewardConfig):
         for name, part in config.reward.parts.items():
@@ -56,13 +56,13 @@ def check_rewards(config: Config) -> None:
         _check_mix(config, config.reward)
     _check_reward(config)
     _check_reward_batches(config)
-    for where, own in rewards_of(config):
+    for where, own in rewards_with_prefixes(config):
         _check_keys(own.reward, where)
         check_reward_model(own.reward, where)
         _check_reward_of_task(own, where)
 
 
-def whole_batch(reward: RewardConfig) -> bool:
+def needs_whole_batch(reward: RewardConfig) -> bool:
     """Whether its numbers compare the rows of a batch."""
     parts = reward.parts.values() if isinstance(reward, MixRewardConfig) else [reward]
     return any(isinstance(part, FunctionRewardConfig) and part.whole_batch for part in parts)
@@ -148,15 +148,15 @@ def _check_reward(config: Config) -> None:
             "are no interval",
             "set clip_low below clip_high",
         )
-    for where, own in rewards_of(config):
+    for where, own in rewards_with_prefixes(config):
         _check_weights_and_names(own.reward, where)
-    if whole_batch(reward) and reward.reward_batch_rows:
+    if needs_whole_batch(reward) and reward.reward_batch_rows:
         raise ConfigError(
             f"reward.reward_batch_rows={reward.reward_batch_rows}",
             "asks about parts of a batch, and reward.whole_batch=true rules that out",
             "set one of them to 0 or false",
         )
-    if whole_batch(reward) and config.algorithm.advantage is Advantage.greedy_baseline:
+    if needs_whole_batch(reward) and config.algorithm.advantage is Advantage.greedy_baseline:
         raise ConfigError(
             "reward.whole_batch=true",
             "compares greedy responses with each other, and algorithm.advantage=greedy_baseline subtracts their scores "
@@ -168,7 +168,7 @@ def _check_reward(config: Config) -> None:
 def _check_processors(reward: RewardConfig) -> None:
     names = [step.value for step in Processor]
     for step in reward.processor:
-        if step not in names and not names_code(step) and not step.endswith(".py"):
+        if step not in names and not is_code_reference(step) and not step.endswith(".py"):
             close = difflib.get_close_matches(step, names, n=1)
             raise ConfigError(
                 f"reward.processor=[{step}]",
@@ -190,7 +190,9 @@ def _check_weights_and_names(reward: RewardConfig, where: str) -> None:
 
 def _check_reward_batches(config: Config) -> None:
     reward = config.reward
-    if reward.reward_batch_rows and not (isinstance(config.task, ConversationConfig) and config.task.answers_once):
+    if reward.reward_batch_rows and not (
+        isinstance(config.task, ConversationConfig) and config.task.is_one_turn_per_agent
+    ):
         raise ConfigError(
             f"reward.reward_batch_rows={reward.reward_batch_rows}",
             "rewards rows while others are written, and rows of several turns end together",
@@ -201,7 +203,7 @@ def _check_reward_batches(config: Config) -> None:
 def _check_reward_of_task(config: Config, where: str) -> None:
     """What a reward asks of the task."""
     reward = config.reward
-    world = isinstance(config.task, WorldConfig)
+    world = isinstance(config.task, EnvironmentTaskConfig)
     own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
     if isinstance(reward, EnvironmentRewardConfig) and not (world or own_protocol):
         raise ConfigError(
@@ -209,7 +211,7 @@ def _check_reward_of_task(config: Config, where: str) -> None:
             f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
             "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
         )
-    if isinstance(reward, JUDGES_EXAMPLES) and world:
+    if isinstance(reward, EXAMPLE_REWARDS) and world:
         raise ConfigError(
             f"{where}.kind={reward.kind.value}",
             f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
@@ -228,7 +230,7 @@ def _check_reward_of_task(config: Config, where: str) -> None:
             "use task=code_pair, or reward=code",
         )
     answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
-    if isinstance(reward, COMPARES) and not answers:
+    if isinstance(reward, REFERENCE_REWARDS) and not answers:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.answer=null",
             f"leaves {reward.kind.value} nothing to compare with",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ippo_cli.config.batch_sizes import divisors
+from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.checks import check_constraints
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, OptunaSweepConfig, PopulationSweepConfig, SweepConfig, SweepKind
@@ -23,7 +23,7 @@ def check_sweep(sweep: SweepConfig) -> None:
         )
 
 
-def check_job_of(sweep: SweepConfig, config: Config) -> None:
+def check_sweep_job(sweep: SweepConfig, config: Config) -> None:
     """Raise `ConfigError` for a run that a sweep of this kind can do nothing with."""
     if config.launch.nodes > 1:
         raise ConfigError(
@@ -39,7 +39,7 @@ def check_job_of(sweep: SweepConfig, config: Config) -> None:
         _check_generations(sweep, config)
 
 
-def refuse_alone(sweep: SweepConfig) -> None:
+def check_multirun_flag(sweep: SweepConfig) -> None:
     """Raise `ConfigError` for a sweep that is chosen without `-m`."""
     if sweep.kind is not SweepKind.grid or sweep.at_once != 1:
         setting = f"sweep={sweep.kind.value}" if sweep.kind is not SweepKind.grid else f"sweep.at_once={sweep.at_once}"
@@ -56,5 +56,5 @@ def _check_generations(sweep: PopulationSweepConfig, config: Config) -> None:
         raise ConfigError(
             f"sweep.generations={sweep.generations}",
             f"does not divide num_iterations={iterations}",
-            f"use one of {divisors(iterations)}",
+            f"use one of {format_divisors(iterations)}",
         )

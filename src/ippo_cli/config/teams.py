@@ -16,56 +16,58 @@ from ippo_cli.config.schema import (
     Config,
     LoraActorConfig,
     LoraConfig,
+    OptimizedCriticConfig,
     OptimizerConfig,
-    OwnCriticConfig,
     SharedBaseConfig,
     SharedPolicyConfig,
 )
 
-SHARED = "shared"  # the group of all agents where none is named
-TEAM = "team"  # the critic of all agents
-RESERVED = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
+SHARED_GROUP = "shared"  # the group of all agents where none is named
+TEAM_CRITIC = "team"  # the critic of all agents
+RESERVED_NAMES = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
 
 REFERENCE_KEYS = {"reference", "reference_update_every"}
 
 
-def members(config: Config) -> dict[str, tuple[str, ...]]:
+def agents_by_policy(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each set of trained weights, in the task's order, by the name that the weights go by.
 
     That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
     own where nobody else has its weights, as those of a frozen agent.
     """
-    groups = _groups(config) if isinstance(config.team, SharedPolicyConfig) else {}
-    return _grouped(config, groups)
+    groups = _team_groups(config) if isinstance(config.team, SharedPolicyConfig) else {}
+    return _agents_by_group(config, groups)
 
 
-def bases(config: Config) -> dict[str, tuple[str, ...]]:
+def agents_by_base(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents whose actors begin as one model, in the task's order, by the name that it goes by.
 
     Under `team=shared_base` one model lies frozen in memory below the adapters of a group. Elsewhere whoever has
     weights of its own has a base of its own, of the same name.
     """
-    return _grouped(config, _groups(config))
+    return _agents_by_group(config, _team_groups(config))
 
 
-def base_of(config: Config) -> dict[str, str]:
+def base_by_policy(config: Config) -> dict[str, str]:
     """By the name that trained weights go by, that of the model they begin as."""
-    return {holder: base for base, names in bases(config).items() for holder in _holders_among(config, names)}
+    return {
+        holder: base for base, names in agents_by_base(config).items() for holder in _policies_for_agents(config, names)
+    }
 
 
-def _holders_among(config: Config, names: Sequence[str]) -> list[str]:
-    holder_of = holders(config)
+def _policies_for_agents(config: Config, names: Sequence[str]) -> list[str]:
+    holder_of = policy_by_agent(config)
     return list(dict.fromkeys(holder_of[name] for name in names))
 
 
-def _groups(config: Config) -> Mapping[str, Sequence[str]]:
+def _team_groups(config: Config) -> Mapping[str, Sequence[str]]:
     team = config.team
     if isinstance(team, SharedPolicyConfig | SharedBaseConfig):
-        return team.groups or {SHARED: [name for name, agent in config.task.agents.items() if not agent.frozen]}
+        return team.groups or {SHARED_GROUP: [name for name, agent in config.task.agents.items() if not agent.frozen]}
     return {}
 
 
-def _grouped(config: Config, groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
+def _agents_by_group(config: Config, groups: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     group_of = {name: group for group, names in groups.items() for name in names}
     found: dict[str, list[str]] = {}
     for name in config.task.agents:
@@ -73,24 +75,24 @@ def _grouped(config: Config, groups: Mapping[str, Sequence[str]]) -> dict[str, t
     return {group: tuple(names) for group, names in found.items()}
 
 
-def learning_members(config: Config) -> dict[str, tuple[str, ...]]:
+def trained_agents_by_policy(config: Config) -> dict[str, tuple[str, ...]]:
     """The same without agents that are frozen: whose weights have a learner."""
     agents = config.task.agents
-    return {holder: names for holder, names in members(config).items() if not agents[names[0]].frozen}
+    return {holder: names for holder, names in agents_by_policy(config).items() if not agents[names[0]].frozen}
 
 
-def holders(config: Config) -> dict[str, str]:
+def policy_by_agent(config: Config) -> dict[str, str]:
     """By agent, the name that its weights go by."""
-    return {agent: holder for holder, agents in members(config).items() for agent in agents}
+    return {agent: holder for holder, agents in agents_by_policy(config).items() for agent in agents}
 
 
-def critics(config: Config) -> dict[str, tuple[str, ...]]:
+def agents_by_critic(config: Config) -> dict[str, tuple[str, ...]]:
     """The agents of each critic with an optimizer of its own, in the task's order, by the name that it goes by."""
     agents = config.task.agents
     if shares_critic(config):
-        return {TEAM: tuple(name for name, agent in agents.items() if not agent.frozen)}
-    learning = learning_members(config)
-    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, OwnCriticConfig)}
+        return {TEAM_CRITIC: tuple(name for name, agent in agents.items() if not agent.frozen)}
+    learning = trained_agents_by_policy(config)
+    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, OptimizedCriticConfig)}
 
 
 def shares_critic(config: Config) -> bool:
@@ -98,13 +100,13 @@ def shares_critic(config: Config) -> bool:
     return isinstance(config.critic, CentralizedCriticConfig) and config.critic.shared
 
 
-def refuse_unusable_name(where: str, name: str) -> None:
+def check_usable_name(where: str, name: str) -> None:
     """Raise `ConfigError` for an agent's or a group's name that cannot stand in metric names and folders."""
-    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED:
+    if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED_NAMES:
         raise ConfigError(
             where,
             "is used in metric names and folders",
-            "use letters, digits and '_', and none of " + " ".join(RESERVED),
+            "use letters, digits and '_', and none of " + " ".join(RESERVED_NAMES),
         )
 
 
@@ -113,26 +115,26 @@ def check_team(config: Config) -> None:
     team, agents = config.team, config.task.agents
     for name, agent in agents.items():
         if agent.frozen:
-            _refuse_training_values(config, name, agent)
+            _check_frozen_settings(config, name, agent)
     if shares_critic(config):
         _check_shared_critic(config)
     _check_adapters(config)
     if not isinstance(team, SharedPolicyConfig | SharedBaseConfig):
         return
-    if not team.groups and SHARED in agents:
+    if not team.groups and SHARED_GROUP in agents:
         raise ConfigError(
             "team.groups={}",
-            f"puts all agents into a group named {SHARED}, and one of them has that name",
+            f"puts all agents into a group named {SHARED_GROUP}, and one of them has that name",
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
     _check_groups(team.groups, agents)
     if isinstance(team, SharedBaseConfig):
         _check_bases(config)
         return
-    for group, names in members(config).items():
+    for group, names in agents_by_policy(config).items():
         for name in names[1:]:
             why = f"both are in group {group}, which has one {{part}}", "use another group"
-            _refuse_unequal(OF_GROUPS, why, names[0], agents[names[0]], name, agents[name])
+            _check_equal_settings(SHARED_SETTINGS, why, names[0], agents[names[0]], name, agents[name])
 
 
 def _check_adapters(config: Config) -> None:
@@ -167,7 +169,7 @@ def _check_targets(part: str, targets: Any) -> None:
         isinstance(targets, list) and targets and all(isinstance(target, str) and target for target in targets)
     ):
         raise ConfigError(
-            f"{part}.target_modules={_shown(targets)}",
+            f"{part}.target_modules={_format_value(targets)}",
             "is neither all-linear nor a list of names",
             f"use {part}.target_modules=all-linear or {part}.target_modules=[q_proj,v_proj]",
         )
@@ -176,7 +178,7 @@ def _check_targets(part: str, targets: Any) -> None:
 def _check_bases(config: Config) -> None:
     """Agents on one base: all with adapters, and of one model."""
     agents = config.task.agents
-    for group, names in bases(config).items():
+    for group, names in agents_by_base(config).items():
         if agents[names[0]].frozen:
             continue  # who is frozen stands alone
         for name in names:
@@ -194,14 +196,14 @@ def _check_bases(config: Config) -> None:
         )
         for name in names[1:]:
             why = f"both are in group {group}, which has one base", "use another group"
-            _refuse_unequal({"actor": ()}, why, names[0], agents[names[0]], name, agents[name], free=own)
+            _check_equal_settings({"actor": ()}, why, names[0], agents[names[0]], name, agents[name], free=own)
 
 
 def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, AgentConfig]) -> None:
     group_of: dict[str, str] = {}
     for group, names in groups.items():
         where, written = f"team.groups.{group}", f"team.groups.{group}=[{','.join(map(str, names))}]"
-        refuse_unusable_name(where, group)
+        check_usable_name(where, group)
         if group in agents:
             raise ConfigError(where, "has the name of an agent", "give the group another name")
         if not names:
@@ -222,22 +224,22 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, Agen
 
 def _check_shared_critic(config: Config) -> None:
     agents = config.task.agents
-    if TEAM in members(config) or TEAM in agents:
+    if TEAM_CRITIC in agents_by_policy(config) or TEAM_CRITIC in agents:
         raise ConfigError(
             "critic.shared=true",
-            f"makes a critic named {TEAM}, and an agent or a group has that name",
+            f"makes a critic named {TEAM_CRITIC}, and an agent or a group has that name",
             "give the agent or the group another name, or use critic.shared=false",
         )
     first, *others = [name for name, agent in agents.items() if not agent.frozen]
     why = "critic.shared=true has one for all", "use critic.shared=false"
     for name in others:
-        _refuse_unequal({"critic": ()}, why, first, agents[first], name, agents[name])
+        _check_equal_settings({"critic": ()}, why, first, agents[first], name, agents[name])
         for key in ("mini_batch_size", "ppo_epochs"):  # what the critic takes from its agents where it has none
             one, other = (getattr(agents[agent].algorithm, key) for agent in (first, name))
             if getattr(agents[first].critic, key) is None and one != other:
                 raise ConfigError(
                     f"critic.{key}=null",
-                    f"follows algorithm.{key}, which is {_shown(one)} of {first} and {_shown(other)} of {name}, and "
+                    f"follows algorithm.{key}, which is {_format_value(one)} of {first} and {_format_value(other)} of {name}, and "
                     "critic.shared=true has one critic for all",
                     f"set critic.{key}",
                 )
@@ -245,10 +247,10 @@ def _check_shared_critic(config: Config) -> None:
 
 # What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
 # at one temperature; how else each of them is sampled is its own.
-OF_GROUPS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
+SHARED_SETTINGS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
 
 
-def _refuse_unequal(
+def _check_equal_settings(
     parts: Mapping[str, tuple[str, ...]],
     why: tuple[str, str],
     first: str,
@@ -269,13 +271,13 @@ def _refuse_unequal(
             wanted, value = getattr(one, key), getattr(other, key, None)
             if key not in free and wanted != value:
                 raise ConfigError(
-                    f"task.agents.{name}.{part}.{key}={_shown(value)}",
-                    f"differs from {first}'s {_shown(wanted)}, and {rule.format(part=key if keys else part)}",
+                    f"task.agents.{name}.{part}.{key}={_format_value(value)}",
+                    f"differs from {first}'s {_format_value(wanted)}, and {rule.format(part=key if keys else part)}",
                     f"set {part}.{key} for all of them, or {remedy}",
                 )
 
 
-def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> None:
+def _check_frozen_settings(config: Config, name: str, agent: AgentConfig) -> None:
     """Raise where a frozen agent is given values of training that others do not have: nothing would read them.
 
     Those of an agent with another kind of actor are that kind's, whether or not they were given.
@@ -290,11 +292,11 @@ def _refuse_training_values(config: Config, name: str, agent: AgentConfig) -> No
             value = getattr(own, field.name)
             if field.name not in free and value != getattr(common, field.name):
                 raise ConfigError(
-                    f"task.agents.{name}.{part}.{field.name}={_shown(value)}",
+                    f"task.agents.{name}.{part}.{field.name}={_format_value(value)}",
                     f"has no effect: task.agents.{name}.frozen=true, and who is frozen is not trained",
                     "leave it out, or set frozen=false",
                 )
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "null" if value is None else str(getattr(value, "value", value))

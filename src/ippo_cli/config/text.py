@@ -20,7 +20,7 @@ def text_width(text: str) -> int:
     return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me") for c in text)
 
 
-def cut(text: str, width: int = LINE_WIDTH) -> str:
+def truncate_text(text: str, width: int = LINE_WIDTH) -> str:
     """The text, ended with an ellipsis where it is wider than `width` columns."""
     if text_width(text) <= width:
         return text
@@ -29,23 +29,23 @@ def cut(text: str, width: int = LINE_WIDTH) -> str:
     return text + "…"
 
 
-def shortened(name: str, width: int = NAME_WIDTH) -> str:
+def shorten_name(name: str, width: int = NAME_WIDTH) -> str:
     """A name of at most `width` columns; its end, which often tells it from others, stays."""
     if text_width(name) <= width:
         return name
     end = name[-(width // 3) :] if width >= 3 else ""
-    return cut(name, width - text_width(end)) + end
+    return truncate_text(name, width - text_width(end)) + end
 
 
-def listed(names: Sequence[str], most: int = 3) -> str:
+def join_names(names: Sequence[str], most: int = 3) -> str:
     """Names in a sentence: `low and high`, `a, b and c`, `a, b, c and 17 more`."""
-    shown = [shortened(name) for name in names[:most]]
+    parts = [shorten_name(name) for name in names[:most]]
     if len(names) > most:
-        shown.append(f"{len(names) - most} more")
-    return " and ".join(part for part in (", ".join(shown[:-1]), shown[-1]) if part)
+        parts.append(f"{len(names) - most} more")
+    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 
-def fitting(parts: Sequence[str], width: int) -> str:
+def join_fitting(parts: Sequence[str], width: int) -> str:
     """As many parts as fit, separated by commas, and how many more there are."""
     for count in range(len(parts), 0, -1):
         left = [f"and {len(parts) - count} more"] if count < len(parts) else []
@@ -64,23 +64,23 @@ def format_table(rows: Sequence[Sequence[str]], *, width: int = PAGE_WIDTH, numb
         max(text_width(word) for row in rows for word in (row[column].split() or [""])) for column in range(len(widths))
     ]
     for floors in (words, [0] * len(widths)):  # words are broken only where nothing else makes the table fit
-        _narrow(widths, [max(floor, COLUMN_WIDTH) for floor in floors], width - 2 * (len(widths) - 1))
+        _shrink_columns(widths, [max(floor, COLUMN_WIDTH) for floor in floors], width - 2 * (len(widths) - 1))
     lines = []
     for row in rows:
         cells = [
             textwrap.wrap(cell, size, break_on_hyphens=False) or [""] for cell, size in zip(row, widths, strict=True)
         ]
         for part in range(max(map(len, cells))):
-            shown = [cell[part] if part < len(cell) else "" for cell in cells]
+            line_cells = [cell[part] if part < len(cell) else "" for cell in cells]
             padded = [
                 text.rjust(size) if numbers and column else text.ljust(size)
-                for column, (text, size) in enumerate(zip(shown, widths, strict=True))
+                for column, (text, size) in enumerate(zip(line_cells, widths, strict=True))
             ]
             lines.append("  ".join(padded).rstrip())
     return lines
 
 
-def _narrow(widths: list[int], floors: Sequence[int], width: int) -> None:
+def _shrink_columns(widths: list[int], floors: Sequence[int], width: int) -> None:
     """Lower the greatest widths until their sum fits, none below its floor."""
     while sum(widths) > width:
         wide = [column for column, size in enumerate(widths) if size > floors[column]]
@@ -89,12 +89,12 @@ def _narrow(widths: list[int], floors: Sequence[int], width: int) -> None:
         widths[max(wide, key=lambda column: widths[column])] -= 1
 
 
-def columns(names: Iterable[str]) -> str:
+def format_columns(names: Iterable[str]) -> str:
     """Names of a table's columns or an example's fields, those in quotes of which one would not see where they end."""
     return " ".join(name if re.fullmatch(r"[\w.-]+", name) else repr(name) for name in map(str, names))
 
 
-def closest(name: str, known: Sequence[str]) -> str:
+def closest_hint(name: str, known: Sequence[str]) -> str:
     """The known name that a mistyped one is nearest to, in brackets; nothing where none is near."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (closest: {close[0]})" if close else ""

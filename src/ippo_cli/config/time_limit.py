@@ -9,41 +9,43 @@ from datetime import datetime
 
 from ippo_cli.config.errors import ConfigError
 
-AUTO = "auto"
-KEY = "checkpoint.must_save_by"
+AUTO_DEADLINE = "auto"
+DEADLINE_KEY = "checkpoint.must_save_by"
 
 
-def limit_of(setting: str | None, began: float, job_end: Callable[[], float | None]) -> float | None:
+def resolve_deadline(setting: str | None, began: float, job_end: Callable[[], float | None]) -> float | None:
     """The limit in seconds since 1970, of a process that began at such a second; None for none.
 
     `job_end` is asked where the setting leaves it to the scheduler.
     """
     if setting is None:
         return None
-    if setting == AUTO:
+    if setting == AUTO_DEADLINE:
         return job_end()
     try:
         seconds = float(setting)
     except ValueError:
-        return _moment(setting)
+        return _parse_time(setting)
     if not math.isfinite(seconds) or seconds <= 0:
-        raise ConfigError(f"{KEY}={setting}", "is no time to come", "use seconds from the start, above 0")
+        raise ConfigError(f"{DEADLINE_KEY}={setting}", "is no time to come", "use seconds from the start, above 0")
     return began + seconds
 
 
-def check_time_limit(setting: str | None) -> None:
+def check_deadline(setting: str | None) -> None:
     """Raise `ConfigError` for what is no time, or for one that has passed."""
-    limit = limit_of(setting, time.time(), lambda: None)
+    limit = resolve_deadline(setting, time.time(), lambda: None)
     if limit is not None and limit <= time.time():
-        raise ConfigError(f"{KEY}={setting}", "has passed", f"use a later time, or {KEY}={AUTO}")
+        raise ConfigError(
+            f"{DEADLINE_KEY}={setting}", "has passed", f"use a later time, or {DEADLINE_KEY}={AUTO_DEADLINE}"
+        )
 
 
-def _moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         return datetime.fromisoformat(text).timestamp()  # one without a zone is the machine's
     except ValueError:
         raise ConfigError(
-            f"{KEY}={text}",
+            f"{DEADLINE_KEY}={text}",
             "is no time",
-            f"use {AUTO}, null, seconds from the start, or a time such as 2030-01-31T18:00:00",
+            f"use {AUTO_DEADLINE}, null, seconds from the start, or a time such as 2030-01-31T18:00:00",
         ) from None

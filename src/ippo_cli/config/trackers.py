@@ -14,7 +14,7 @@ def remote_trackers(config: TrackerConfig) -> list[str]:
     return [name for name, kind in kinds.items() if isinstance(config, kind)]
 
 
-def refuse_missing_package(config: TrackerConfig) -> None:
+def check_tracker_packages(config: TrackerConfig) -> None:
     """Raise `ConfigError` where the package of W&B or MLflow is asked for and not installed."""
     for package in remote_trackers(config):
         spec = find_spec(package)

@@ -20,10 +20,10 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
-from ippo_cli.engine.launchers import LISTENING, Ranks, meeting_point, ranks_from
+from ippo_cli.engine.launchers import LISTENING_SOCKET, Ranks, detect_ranks, rendezvous_address
 
 T = TypeVar("T")
-SCATTERED_AT_ONCE = 1 << 20  # elements, of all ranks together
+SCATTER_CHUNK = 1 << 20  # elements, of all ranks together
 
 
 _stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can meet again
@@ -41,15 +41,15 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     global _store, _timeout, _trainings
     if dist.is_initialized():
         raise RuntimeError("the process group is already running; call shutdown() first")
-    ranks = ranks_from(os.environ)
+    ranks = detect_ranks(os.environ)
     _timeout = timedelta(seconds=timeout_s)
     _trainings += 1
     # Saving a model may import DeepSpeed, through another library, and it settles on a device when it is imported.
     os.environ.setdefault("DS_ACCELERATOR", device)
     if device == "cuda":
-        torch.cuda.set_device(device_of(device, ranks))
+        torch.cuda.set_device(rank_device(device, ranks))
     restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    _store = distributed_c10d.PrefixStore(f"{restarts}.{_trainings}", _opened_store(ranks))
+    _store = distributed_c10d.PrefixStore(f"{restarts}.{_trainings}", _open_store(ranks))
     dist.init_process_group(
         backend="cpu:gloo,cuda:nccl" if device == "cuda" else "gloo",
         store=_store,
@@ -60,24 +60,24 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     return ranks
 
 
-def _opened_store(ranks: Ranks) -> Any:
+def _open_store(ranks: Ranks) -> Any:
     """The store the ranks meet in; a port is opened once per process, since it cannot be reused at once."""
     if ranks.world_size == 1:
         return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-    address, port = meeting_point(os.environ)
+    address, port = rendezvous_address(os.environ)
     key = (address, port, ranks.rank, ranks.world_size)
     if key not in _stores:
         # torchrun already listens on this port, and says so.
         listens = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         _stores[key] = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
-            address, port, ranks.world_size, listens, timeout=_timeout, master_listen_fd=_given_socket()
+            address, port, ranks.world_size, listens, timeout=_timeout, master_listen_fd=_take_listening_socket()
         )
     return _stores[key]
 
 
-def _given_socket() -> int | None:
+def _take_listening_socket() -> int | None:
     """The socket that this process was started with to meet others, by its number; it is this process's alone."""
-    given = os.environ.pop(LISTENING, None)
+    given = os.environ.pop(LISTENING_SOCKET, None)
     if given is None:
         return None
     os.set_inheritable(int(given), False)
@@ -92,17 +92,17 @@ def shutdown() -> None:
         dist.destroy_process_group()
 
 
-def has_run() -> bool:
+def was_initialized() -> bool:
     """Whether a process group ever ran in this process."""
     return _trainings > 0
 
 
-def timeout() -> timedelta:
+def collective_timeout() -> timedelta:
     """How long a collective waits for the other ranks, as given to `init`."""
     return _timeout
 
 
-def device_of(device: str, ranks: Ranks) -> torch.device:
+def rank_device(device: str, ranks: Ranks) -> torch.device:
     """The device of a rank. A launcher may show each rank its own GPU alone, which is then number 0."""
     if device == "cuda":
         return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
@@ -130,15 +130,15 @@ def barrier() -> None:
 
 def all_sum(tensor: Tensor) -> Tensor:
     """The sum over ranks, as a new tensor of the same shape, the same bits on every rank."""
-    return _reduced(tensor, dist.ReduceOp.SUM)
+    return _all_reduce(tensor, dist.ReduceOp.SUM)
 
 
 def all_max(tensor: Tensor) -> Tensor:
     """The elementwise maximum over ranks, as a new tensor."""
-    return _reduced(tensor, dist.ReduceOp.MAX)
+    return _all_reduce(tensor, dist.ReduceOp.MAX)
 
 
-def _reduced(tensor: Tensor, op: Any) -> Tensor:
+def _all_reduce(tensor: Tensor, op: Any) -> Tensor:
     result = tensor.detach().clone()
     if world_size() > 1:
         dist.all_reduce(result, op=op)
@@ -158,24 +158,26 @@ def synchronize_errors(kinds: tuple[type[BaseException], ...] = (Exception, Pree
     Inside no rank may wait for one that failed; where this holds for some `kinds` of errors alone, others pass as they
     are. A `PreemptionRequested` is raised on all ranks as itself, and comes before failures, which will be met again.
     """
-    own: BaseException | None = None
+    own_error: BaseException | None = None
     try:
         yield
     except kinds as error:
-        own = error
-    level = 2 if isinstance(own, PreemptionRequested) else int(own is not None)
+        own_error = error
+    level = 2 if isinstance(own_error, PreemptionRequested) else int(own_error is not None)
     try:
         highest = int(all_max(torch.tensor(level)).item())
     except RuntimeError:  # another rank is gone
-        if own is not None:
-            raise own from None
+        if own_error is not None:
+            raise own_error from None
         raise
     if highest == 2:
-        raise own if isinstance(own, PreemptionRequested) else PreemptionRequested
+        raise own_error if isinstance(own_error, PreemptionRequested) else PreemptionRequested
     if highest == 1:
-        codes = gather_objects(None if own is None else own.exit_code if isinstance(own, IppoError) else UNEXPECTED)
-        if own is not None:
-            raise own
+        codes = gather_objects(
+            None if own_error is None else own_error.exit_code if isinstance(own_error, IppoError) else UNEXPECTED
+        )
+        if own_error is not None:
+            raise own_error
         first = next(number for number, code in enumerate(codes) if code is not None)
         raise OtherRankFailed(first, codes[first])
 
@@ -185,7 +187,7 @@ def lost_connection(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
-def steps_taken() -> int:
+def collective_count() -> int:
     """Collectives of the process group so far: ranks that count alike can go on with the same one."""
     if world_size() == 1:
         return 0
@@ -195,17 +197,17 @@ def steps_taken() -> int:
         return 0
 
 
-def exchange_exit_reports(words: str, patience_s: float) -> dict[int, str]:
+def exchange_exit_reports(report: str, patience_s: float) -> dict[int, str]:
     """What ranks that are about to leave say, this one's `words` among it, by rank. To be called once.
 
     Not collective, and it works where the process group is broken: ranks that are gone, or do not leave within
     `patience_s`, are missing. Without rank 0, which may keep the store, all others can be.
     """
-    by_rank = {rank(): words}
+    by_rank = {rank(): report}
     if world_size() == 1:
         return by_rank
     try:
-        _store.set(f"words/{rank()}", words)
+        _store.set(f"words/{rank()}", report)
         deadline = time.monotonic() + patience_s
         while len(by_rank) < world_size() and time.monotonic() < deadline:
             for other in set(range(world_size())) - by_rank.keys():
@@ -220,37 +222,37 @@ def exchange_exit_reports(words: str, patience_s: float) -> dict[int, str]:
     return dict(sorted(by_rank.items()))
 
 
-def announce(word: str) -> bool:
+def set_flag(name: str) -> bool:
     """Leave a word that `announced` finds on every rank; False where that failed. Waits for nobody, in any thread."""
     store = _store
     try:
         if store is not None:
-            store.set(f"announced/{word}", "")
+            store.set(f"announced/{name}", "")
     except RuntimeError:  # the rank that keeps the store is gone
         return False
     return store is not None
 
 
-def announced(word: str) -> bool:
+def flag_is_set(name: str) -> bool:
     """Whether some rank of this training has left the word. Waits for nobody, in any thread."""
     store = _store
     try:
-        return store is not None and bool(store.check([f"announced/{word}"]))
+        return store is not None and bool(store.check([f"announced/{name}"]))
     except RuntimeError:
         return False
 
 
-def counted(what: str, more: int) -> int:
+def add_to_counter(name: str, increment: int) -> int:
     """What all ranks of this training have counted together, with `more` of this one; 0 where nobody answers. Waits for
     no rank but the one that keeps the store, in any thread."""
     store = _store
     try:
-        return 0 if store is None else int(store.add(f"counted/{what}", more))
+        return 0 if store is None else int(store.add(f"counted/{name}", increment))
     except RuntimeError:
         return 0
 
 
-def own_rows(tensor: Tensor) -> slice:
+def local_row_slice(tensor: Tensor) -> slice:
     """Where this rank's rows stand in what `all_gather_rows` gives for a tensor of as many rows. Collective."""
     first = sum(_row_counts(tensor)[: rank()])
     return slice(first, first + len(tensor))
@@ -273,7 +275,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
     padded[: len(tensor)] = tensor.detach()
     parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather([_bytes(part) for part in parts], _bytes(padded))
+    dist.all_gather([_as_bytes(part) for part in parts], _as_bytes(padded))
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
@@ -284,25 +286,25 @@ def scatter(values: Tensor, into: Tensor, device: torch.device) -> None:
     where messages are; little is sent, and cast, at a time. Collective.
     """
     count = len(into)
-    for start in range(0, count, max(SCATTERED_AT_ONCE // world_size(), 1)):
-        piece = into[start : start + max(SCATTERED_AT_ONCE // world_size(), 1)]
+    for start in range(0, count, max(SCATTER_CHUNK // world_size(), 1)):
+        piece = into[start : start + max(SCATTER_CHUNK // world_size(), 1)]
         sent = torch.empty_like(piece, device=device) if piece.device != device else piece
         parts = None
         if is_main():
             firsts = [start + number * count for number in range(world_size())]
-            parts = [_bytes(_filled(values[first : first + len(piece)], sent)) for first in firsts]
-        dist.scatter(_bytes(sent), parts, src=0)
+            parts = [_as_bytes(_pad_like(values[first : first + len(piece)], sent)) for first in firsts]
+        dist.scatter(_as_bytes(sent), parts, src=0)
         if sent is not piece:
             piece.copy_(sent)
 
 
-def _filled(values: Tensor, like: Tensor) -> Tensor:
+def _pad_like(values: Tensor, like: Tensor) -> Tensor:
     """The values with the type, the device and the length of another tensor, 0 where they end before it."""
     values = values.to(like)
     return values if len(values) == len(like) else torch.cat([values, values.new_zeros(len(like) - len(values))])
 
 
-def _bytes(tensor: Tensor) -> Tensor:
+def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
 
 
@@ -315,7 +317,7 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     return box[0]
 
 
-def on_main(work: Callable[[], T]) -> T:
+def run_on_main(work: Callable[[], T]) -> T:
     """What `work` returns on rank 0, on every rank. What it raises there every rank raises: none waits for it alone."""
     if world_size() == 1:
         return work()
@@ -327,12 +329,12 @@ def on_main(work: Callable[[], T]) -> T:
         except Exception as raised:  # once the others know
             error = raised
     known = error if error is None or isinstance(error, IppoError) else OtherRankFailed(0, UNEXPECTED)
-    result, told = broadcast_object((result, known))
+    result, main_error = broadcast_object((result, known))
     if error is not None:
         raise error
-    if told is not None:
-        told.told = True
-        raise told
+    if main_error is not None:
+        main_error.told = True
+        raise main_error
     return result  # type: ignore[return-value]
 
 
@@ -360,7 +362,7 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     return mean, variance
 
 
-def first_to_say(message: str) -> bool:
+def claim_log_once(message: str) -> bool:
     """Whether no rank of this training has said this before: for what all of them find out. Waits for nobody."""
     if _store is None:
         return True
@@ -370,10 +372,10 @@ def first_to_say(message: str) -> bool:
         return True
 
 
-def same_everywhere(value: str, what: str) -> None:
+def check_same_on_ranks(value: str, name: str) -> None:
     """Raises RuntimeError on every rank, naming those whose `value` differs from rank 0's."""
     values = gather_objects(value)
     odd = [index for index, other in enumerate(values) if other != values[0]]
     if odd:
         listing = "; ".join(f"rank {index}: {values[index]}" for index in [0, *odd])
-        raise RuntimeError(f"{what} differs between ranks {[0, *odd]}; all ranks must agree ({listing})")
+        raise RuntimeError(f"{name} differs between ranks {[0, *odd]}; all ranks must agree ({listing})")

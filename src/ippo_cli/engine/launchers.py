@@ -13,9 +13,9 @@ from datetime import datetime
 
 from ippo_cli.config.errors import ConfigError
 
-LISTENING = "IPPO_LISTENING"  # the socket, by its number, that whoever started rank 0 has opened for it
+LISTENING_SOCKET = "IPPO_LISTENING"  # the socket, by its number, that whoever started rank 0 has opened for it
 STARTED_BY = "IPPO_STARTED_BY"  # the process that started a rank of its own
-NODE = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
+NODE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
 
@@ -32,11 +32,11 @@ class Ranks:
 def external_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
     """How many ranks torchrun, the deepspeed launcher or srun started this process among; None if none of them did."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
-        return _number(environ, "WORLD_SIZE")
+        return _parse_number(environ, "WORLD_SIZE")
     return _srun_tasks(environ)
 
 
-def unused_world_size(environ: Mapping[str, str], ranks: int) -> str | None:
+def unused_world_size_warning(environ: Mapping[str, str], ranks: int) -> str | None:
     """A line about a number of processes that the environment names, and that this run of `ranks` does not use."""
     if "RANK" in environ or _srun_tasks(environ) is not None:
         return None
@@ -60,7 +60,7 @@ def _srun_tasks(environ: Mapping[str, str]) -> int | None:
     return tasks if tasks > 1 else None
 
 
-def ranks_from(environ: Mapping[str, str]) -> Ranks:
+def detect_ranks(environ: Mapping[str, str]) -> Ranks:
     """The ranks that torchrun's variables name, else those of srun, else one process alone.
 
     SLURM's variables count only inside a step of several tasks: a batch script sees them too, and so does a
@@ -75,7 +75,7 @@ def ranks_from(environ: Mapping[str, str]) -> Ranks:
     if missing := [name for name in names if name not in environ]:
         given = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
         raise ConfigError(given, f"needs {' and '.join(missing)}", f"set {' and '.join(names)}, or unset both")
-    rank, world_size = (_number(environ, name) for name in names)
+    rank, world_size = (_parse_number(environ, name) for name in names)
     if rank >= world_size:
         raise ConfigError(
             f"{names[0]}={rank}", f"is no rank of {names[1]}={world_size}", f"use 0 to {max(world_size - 1, 0)}"
@@ -87,7 +87,7 @@ def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
     """The rank within the machine: as the launcher says, or where its other variables leave one possibility."""
     for name in LOCAL_RANKS:
         if name in environ:
-            return _number(environ, name)
+            return _parse_number(environ, name)
     here = local_world_size(environ)
     if here is not None:
         return rank % here
@@ -100,7 +100,7 @@ def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
     )
 
 
-def _number(environ: Mapping[str, str], name: str) -> int:
+def _parse_number(environ: Mapping[str, str], name: str) -> int:
     if not environ[name].isdecimal():
         raise ConfigError(f"{name}={environ[name]}", "is set in the environment and is no number", "use 0, 1, 2, ...")
     return int(environ[name])
@@ -109,7 +109,7 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 def node_rank(environ: Mapping[str, str], nodes: int) -> int:
     """Which of several machines this is, where the same line is typed on each. Raises `ConfigError` where none says."""
     setting = f"launch.nodes={nodes}"
-    missing = [name for name in NODE if name not in environ]
+    missing = [name for name in NODE_VARIABLES if name not in environ]
     example = "MASTER_ADDR=node1 MASTER_PORT=29500 NODE_RANK=0 ippo-train ..., with another NODE_RANK on each machine"
     if missing:
         raise ConfigError(setting, f"needs {' and '.join(missing)} in the environment", f"type {example}")
@@ -122,7 +122,7 @@ def node_rank(environ: Mapping[str, str], nodes: int) -> int:
 def local_world_size(environ: Mapping[str, str]) -> int | None:
     """How many of the ranks share this process's machine; None where the launcher does not say."""
     if "RANK" in environ:
-        return max(_number(environ, "LOCAL_WORLD_SIZE"), 1) if "LOCAL_WORLD_SIZE" in environ else None
+        return max(_parse_number(environ, "LOCAL_WORLD_SIZE"), 1) if "LOCAL_WORLD_SIZE" in environ else None
     if _srun_tasks(environ) is None or not {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"} <= environ.keys():
         return None
     node = int(environ["SLURM_NODEID"])
@@ -142,7 +142,7 @@ def cores_per_rank(environ: Mapping[str, str], world_size: int) -> int:
     return max(cores // (local_world_size(environ) or world_size), 1)
 
 
-def meeting_point(environ: Mapping[str, str]) -> tuple[str, int]:
+def rendezvous_address(environ: Mapping[str, str]) -> tuple[str, int]:
     """Address and port where the ranks meet: MASTER_ADDR and MASTER_PORT, else the first machine of the SLURM step.
 
     The port that srun's ranks agree on without a word is made from the job and step id.
@@ -194,40 +194,40 @@ def submitted_job(environ: Mapping[str, str]) -> str | None:
     return slurm_job(environ) if environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
 
 
-def restarts(environ: Mapping[str, str]) -> int:
+def restart_count(environ: Mapping[str, str]) -> int:
     """How often SLURM has started this job again."""
     return int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
-def may_requeue(environ: Mapping[str, str]) -> bool:
+def should_requeue(environ: Mapping[str, str]) -> bool:
     """Whether this job is to be put back into SLURM's queue when it has saved. Batch scripts do it themselves."""
-    return submitted_job(environ) is not None and restarts(environ) < int(environ.get("IPPO_MAX_REQUEUES", "100"))
+    return submitted_job(environ) is not None and restart_count(environ) < int(environ.get("IPPO_MAX_REQUEUES", "100"))
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
     """Put this job back into SLURM's queue, which ends it; False where SLURM refuses."""
     job = slurm_job(environ)
-    return job is not None and _slurm("scontrol", "requeue", job) is not None
+    return job is not None and _run_slurm("scontrol", "requeue", job) is not None
 
 
-def ask_to_leave(job: str) -> None:
+def terminate_job(job: str) -> None:
     """Send SIGTERM to what a SLURM job runs, on whichever machine that is."""
-    _slurm("scancel", "--signal=TERM", job)
+    _run_slurm("scancel", "--signal=TERM", job)
 
 
-def queued(jobs: Sequence[str]) -> dict[str, str] | None:
+def queue_states(jobs: Sequence[str]) -> dict[str, str] | None:
     """The states of those of these SLURM jobs that run or wait to; None where SLURM cannot be asked."""
     if not jobs:
         return {}
     # Asked for one job alone, which it no longer knows, squeue fails as if it could not be asked: never for one alone.
-    said = _slurm("squeue", "--noheader", "--format=%i %T", f"--jobs={','.join([*jobs, jobs[0]])}")
+    said = _run_slurm("squeue", "--noheader", "--format=%i %T", f"--jobs={','.join([*jobs, jobs[0]])}")
     if said is None:
         return None
     states = (line.split() for line in said.splitlines())
     return {words[0]: words[1] for words in states if len(words) == 2}
 
 
-def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
+def job_end_time(environ: Mapping[str, str] = os.environ) -> float | None:
     """When SLURM ends this job, in seconds since 1970; None outside of jobs, and for one without a limit.
 
     A moment that has passed is another job's: its variables stay in shells that outlive it, such as tmux's.
@@ -238,13 +238,13 @@ def job_end(environ: Mapping[str, str] = os.environ) -> float | None:
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():
         end = float(environ["SLURM_JOB_END_TIME"])
         return end if end > time.time() else None
-    said = _slurm("scontrol", "show", "job", job, "--oneliner") or ""
+    said = _run_slurm("scontrol", "show", "job", job, "--oneliner") or ""
     match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said)  # Unknown without a limit
     end = None if match is None else datetime.fromisoformat(match[1]).timestamp()
     return end if end is not None and end > time.time() else None
 
 
-def _slurm(*command: str) -> str | None:
+def _run_slurm(*command: str) -> str | None:
     """What one of SLURM's commands says; None where it fails."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)

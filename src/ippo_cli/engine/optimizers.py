@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-def client_optimizer(
+def make_client_optimizer(
     name: str, groups: list[dict[str, Any]], *, max_grad_norm: float | None, device: torch.device
 ) -> torch.optim.Optimizer:
     """A torch optimizer; one that guards and clips its own step if `max_grad_norm` is given."""

@@ -11,63 +11,63 @@ from contextlib import contextmanager
 
 _count = 0
 _steps = 0
-_allowed_until: list[float] = []  # on the monotonic clock: ends of what has a limit of its own
-_writing = 0  # how many are writing large files just now
+_granted_until: list[float] = []  # on the monotonic clock: ends of what has a limit of its own
+_open_writes = 0  # how many are writing large files just now
 
 
-def made() -> None:
+def heartbeat() -> None:
     """Something was done that would not be done for ever."""
     global _count
     _count += 1
 
 
-def step_made() -> None:
+def record_iteration() -> None:
     """A whole iteration of training was done."""
     global _steps
     _steps += 1
-    made()
+    heartbeat()
 
 
-def steps() -> int:
+def iteration_count() -> int:
     """Iterations that this process has done."""
     return _steps
 
 
-def count() -> int:
+def progress_count() -> int:
     """How much this process has done so far; where files are being written, bytes count as well."""
-    return _count + (_bytes_moved() if _writing else 0)
+    return _count + (_io_bytes() if _open_writes else 0)
 
 
 @contextmanager
-def within(seconds: float) -> Iterator[None]:
+def grant_time(seconds: float) -> Iterator[None]:
     """What is called inside has a limit of its own: up to then it counts as going on, however silent it is."""
     until = time.monotonic() + seconds
-    _allowed_until.append(until)
+    _granted_until.append(until)
     try:
         yield
     finally:
-        _allowed_until.remove(until)
-        made()
+        _granted_until.remove(until)
+        heartbeat()
 
 
-def allowed() -> bool:
+def has_granted_time() -> bool:
     """Whether this process is inside of something whose own limit has not been reached."""
-    return any(time.monotonic() < until for until in list(_allowed_until))
+    return any(time.monotonic() < until for until in list(_granted_until))
 
 
 @contextmanager
-def writing() -> Iterator[None]:
+def track_written_bytes() -> Iterator[None]:
     """Large files are written inside: their bytes count, as one of them may take minutes."""
-    global _writing
-    _writing += 1
+    global _open_writes
+    _open_writes += 1
     try:
         yield
     finally:
-        _writing -= 1
-        made()
+        _open_writes -= 1
+        heartbeat()
 
 
-def _bytes_moved() -> int:
+def _io_bytes() -> int:
     """What this process has written and, to see what it wrote, read; 0 where the system does not say."""
     try:
         with open("/proc/self/io") as file:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 VALUE = "value"  # beside the names of the optimizer's own tensors
-Whole = dict[str, Tensor]
+FullState = dict[str, Tensor]
 """A parameter in fp32, flat, and what its optimizer keeps of it: flat as well, or one number such as `step`."""
 
 
@@ -25,8 +25,8 @@ class Shards:
     def __init__(self, folder: Path, names: Sequence[str], read: Callable[[str], dict[str, Any]]) -> None:
         """`names`: of the parameters that are trained, in the optimizer's order."""
         self.names = names
-        models = sorted(folder.glob("*model_states.pt"), key=_rank)
-        files = sorted(folder.glob("*optim_states.pt"), key=_rank)
+        models = sorted(folder.glob("*model_states.pt"), key=_rank_of_file)
+        files = sorted(folder.glob("*optim_states.pt"), key=_rank_of_file)
         if not models:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
         self.model = read(str(models[0]))
@@ -37,22 +37,22 @@ class Shards:
         """The module's state; of weights that were split only names are there."""
         return self.model["module"]
 
-    def __iter__(self) -> Iterator[tuple[str, Whole]]:
+    def __iter__(self) -> Iterator[tuple[str, FullState]]:
         """Every parameter by its name."""
         if not self._parts:
-            yield from self._unsplit()
+            yield from self._stage0_states()
         elif "param_slice_mappings" in self._parts[0]:
-            yield from self._sliced()
+            yield from self._stage12_states()
         else:
             yield from self._split()
 
-    def _unsplit(self) -> Iterator[tuple[str, Whole]]:
+    def _stage0_states(self) -> Iterator[tuple[str, FullState]]:
         """Of stage 0: the torch optimizer's state as it is."""
         states = self.model["optimizer"]["state"]
         for number, name in enumerate(self.names):
-            yield name, {VALUE: self.module[name].flatten(), **_flat(states.get(number, {}))}
+            yield name, {VALUE: self.module[name].flatten(), **_flatten_state(states.get(number, {}))}
 
-    def _sliced(self) -> Iterator[tuple[str, Whole]]:
+    def _stage12_states(self) -> Iterator[tuple[str, FullState]]:
         """Of stages 1 and 2: a group is one long row of parameters, and each rank has a stretch of it."""
         for group in range(len(self._parts[0]["param_slice_mappings"])):
             places = [part["param_slice_mappings"][group] for part in self._parts]
@@ -61,33 +61,33 @@ class Shards:
             for name in dict.fromkeys(name for own in places for name in own):
                 slices = [(rank, own[name]) for rank, own in enumerate(places) if name in own]
                 ranges = [(rank, place.start, place.numel) for rank, place in slices]
-                yield name, _joined(values, states, ranges)
+                yield name, _join_shards(values, states, ranges)
 
-    def _split(self) -> Iterator[tuple[str, Whole]]:
+    def _split(self) -> Iterator[tuple[str, FullState]]:
         """Of stage 3: each parameter is split over all ranks, its end filled up."""
         values = [torch.cat([group.flatten() for group in part["fp32_flat_groups"]]) for part in self._parts]
-        states = [_in_a_row(part["optimizer_state_dict"]["state"]) for part in self._parts]
+        states = [_concatenate_groups(part["optimizer_state_dict"]["state"]) for part in self._parts]
         shapes = {name: shape for group in self.model["param_shapes"] for name, shape in group.items()}
         start = 0
         for name, shape in shapes.items():
             numel = int(torch.Size(shape).numel())
             own = -(-numel // len(self._parts))
-            whole = _joined(values, states, [(rank, start, own) for rank in range(len(self._parts))])
+            whole = _join_shards(values, states, [(rank, start, own) for rank in range(len(self._parts))])
             yield name, {key: tensor if tensor.ndim == 0 else tensor[:numel] for key, tensor in whole.items()}
             start += own
 
 
-def _rank(file: Path) -> int:
+def _rank_of_file(file: Path) -> int:
     """`zero_pp_rank_12_mp_rank_00_optim_states.pt` -> 12."""
     _, found, after = file.name.partition("pp_rank_")
     return int(after.split("_")[0]) if found else 0
 
 
-def _flat(state: Mapping[str, Any]) -> Whole:
+def _flatten_state(state: Mapping[str, Any]) -> FullState:
     return {key: tensor.flatten() if tensor.ndim else tensor for key, tensor in state.items()}
 
 
-def _in_a_row(states: Mapping[int, Mapping[str, Tensor]]) -> Whole:
+def _concatenate_groups(states: Mapping[int, Mapping[str, Tensor]]) -> FullState:
     """The states of all of a rank's groups as those of one."""
     keys = states[0] if states else {}
     return {
@@ -96,9 +96,9 @@ def _in_a_row(states: Mapping[int, Mapping[str, Tensor]]) -> Whole:
     }
 
 
-def _joined(
+def _join_shards(
     values: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], ranges: Sequence[tuple[int, int, int]]
-) -> Whole:
+) -> FullState:
     """A parameter from (rank, start, length) of its parts."""
     whole = {VALUE: torch.cat([values[rank].narrow(0, start, length) for rank, start, length in ranges])}
     for key, first in states[ranges[0][0]].items():
@@ -108,7 +108,7 @@ def _joined(
 
 
 @torch.no_grad()
-def restore(module: nn.Module, shards: Shards, zero: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+def restore_shards(module: nn.Module, shards: Shards, zero: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
     """Write what this rank holds of a module and its optimizer, both fresh; `zero`: what DeepSpeed drives, which at
     stage 0 is the optimizer itself."""
     buffers, params = dict(module.named_buffers()), dict(module.named_parameters())
@@ -118,7 +118,7 @@ def restore(module: nn.Module, shards: Shards, zero: Any, optimizer: torch.optim
     for name, whole in shards:
         if name not in missing:
             raise RuntimeError(f"the checkpoint holds another module: {name} is not trained here")
-        _put(params[name], whole, zero, optimizer, rank)
+        _write_parameter(params[name], whole, zero, optimizer, rank)
         missing.remove(name)
     if missing:
         raise RuntimeError(f"the checkpoint holds another module: {len(missing)} names are missing")
@@ -127,9 +127,11 @@ def restore(module: nn.Module, shards: Shards, zero: Any, optimizer: torch.optim
         persistent[0].all_gather(persistent)
 
 
-def _put(param: nn.Parameter, whole: Whole, zero: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
+def _write_parameter(
+    param: nn.Parameter, whole: FullState, zero: Any, optimizer: torch.optim.Optimizer, rank: int
+) -> None:
     if hasattr(param, "ds_tensor"):
-        _put_split(param, whole, zero, rank)
+        _write_partition(param, whole, zero, rank)
         return
     param.copy_(whole[VALUE].view(param.shape))
     fragment = getattr(param, "_hp_mapping", None)
@@ -139,14 +141,14 @@ def _put(param: nn.Parameter, whole: Whole, zero: Any, optimizer: torch.optim.Op
         fragment.hp_fragment.copy_(part.pop(VALUE))
         flat = optimizer.param_groups[fragment.param_group_index]["params"][0]
         for key, tensor in part.items():
-            _fill(optimizer.state[flat], key, tensor, flat, of_group.start)
+            _write_slice(optimizer.state[flat], key, tensor, flat, of_group.start)
     elif zero is optimizer:  # stage 0; elsewhere this rank holds nothing else of it
         for key, tensor in whole.items():
             if key != VALUE:
-                _fill(optimizer.state[param], key, tensor, param, 0)
+                _write_slice(optimizer.state[param], key, tensor, param, 0)
 
 
-def _fill(state: dict[str, Any], key: str, tensor: Tensor, like: Tensor, start: int) -> None:
+def _write_slice(state: dict[str, Any], key: str, tensor: Tensor, like: Tensor, start: int) -> None:
     """Write a stretch of one of the optimizer's tensors; those that it does not have yet are made."""
     if not tensor.ndim:
         state[key] = tensor.clone()
@@ -156,7 +158,7 @@ def _fill(state: dict[str, Any], key: str, tensor: Tensor, like: Tensor, start: 
     state[key].view(-1).narrow(0, start, len(tensor)).copy_(tensor)
 
 
-def _put_split(param: Any, whole: Whole, zero: Any, rank: int) -> None:
+def _write_partition(param: Any, whole: FullState, zero: Any, rank: int) -> None:
     """The part of a parameter of stage 3 that this rank has."""
 
     def part(tensor: Tensor, length: int) -> Tensor:
@@ -171,4 +173,4 @@ def _put_split(param: Any, whole: Whole, zero: Any, rank: int) -> None:
     for key, tensor in whole.items():
         if key != VALUE:
             own = part(tensor, value.numel()) if tensor.ndim else tensor
-            _fill(zero.optimizer.state[flat], key, own, flat, start)
+            _write_slice(zero.optimizer.state[flat], key, own, flat, start)

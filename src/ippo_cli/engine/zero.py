@@ -24,15 +24,15 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
-from ippo_cli.engine.optimizers import client_optimizer
-from ippo_cli.engine.reshard import Shards, restore
+from ippo_cli.engine.optimizers import make_client_optimizer
+from ippo_cli.engine.reshard import Shards, restore_shards
 
 M = TypeVar("M", bound=nn.Module)
 
 TAG = "shards"  # the folder that DeepSpeed makes inside the caller's
 HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
 
-_known_world: Any = None  # the process group that DeepSpeed's own groups were cloned from
+_last_world: Any = None  # the process group that DeepSpeed's own groups were cloned from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,22 +81,22 @@ class Engine(Generic[M]):
         self._max_grad_norm: float = config["gradient_clipping"]
         self._factor = 1.0
         self._held: frozenset[int] = frozenset()  # numbers of the groups that steps leave as they are
-        self._whole = False
-        self._loadable = True
+        self._is_gathered = False
+        self._can_load = True
         if self._stage == 0:
             config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it knows the norm
         if not groups and self._stage < 3:
             raise ValueError(f"an engine without parameters to train needs stage 3, not {self._stage}")
         self._optimizer = None
         if groups:
-            self._optimizer = client_optimizer(
+            self._optimizer = make_client_optimizer(
                 optimizer, groups, max_grad_norm=self._max_grad_norm if self._stage == 0 else None, device=device
             )
         if self._stage == 3:
-            _split(module, config, device)
+            _partition_module(module, config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer reports memory in bare prints
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
-        self._ds.module_state_dict = self._own_state
+        self._ds.module_state_dict = self._trained_state
         self._ds._copy_recovery_script = lambda folder: None
         # Alone there is nobody to add gradients up with: DeepSpeed would flatten them all and copy them back.
         # ZeRO's own optimizers gather what they step on in the same call, and must be given it.
@@ -104,7 +104,7 @@ class Engine(Generic[M]):
         if self._alone and self._stage < 2:
             self._ds.enable_backward_allreduce = False
         if groups:  # nothing of others is saved
-            self._ds.checkpoint_engine.load = _read
+            self._ds.checkpoint_engine.load = _read_file
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, through the engine: what comes out may go into `backward`."""
@@ -163,13 +163,13 @@ class Engine(Generic[M]):
             if "step" in state and not state["exp_avg_sq"].any():
                 state["step"].zero_()
 
-    def set_learning_rate(self, factor: float, held: Collection[int] = ()) -> None:
+    def set_learning_rate(self, factor: float, frozen_groups: Collection[int] = ()) -> None:
         """Sets every group's learning rate to its base times `factor`: schedules are the caller's.
 
         Steps leave the `held` groups (by their number) unchanged, weight decay included; the caller's loss gives them
         no gradient.
         """
-        self._factor, self._held = factor, frozenset(held)
+        self._factor, self._held = factor, frozenset(frozen_groups)
         assert self._optimizer is not None
         for number, (group, base) in enumerate(zip(self._optimizer.param_groups, self._hyperparameters, strict=True)):
             group["lr"] = 0.0 if number in self._held else base["lr"] * factor
@@ -186,17 +186,17 @@ class Engine(Generic[M]):
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
         try:
-            with torch.no_grad(), self._weights(gather):
+            with torch.no_grad(), self._gather_weights(gather):
                 yield self.module
         finally:
             for part, training in modes:
                 part.training = training
 
     @contextlib.contextmanager
-    def _weights(self, gather: Literal["all", "layer"]) -> Iterator[None]:
+    def _gather_weights(self, gather: Literal["all", "layer"]) -> Iterator[None]:
         if gather not in ("all", "layer"):
             raise ValueError(f"gather={gather}; use one of all layer")
-        if self._stage < 3 or self._whole:
+        if self._stage < 3 or self._is_gathered:
             yield
             return
         # Weights that the last forward left on the way or in place would be counted wrongly.
@@ -207,12 +207,12 @@ class Engine(Generic[M]):
             finally:
                 self._ds.optimizer.empty_partition_cache()
             return
-        with _gathered(list(self.module.parameters())), _lifted(self._hooks()):
-            self._whole = True
+        with _gather_parameters(list(self.module.parameters())), _suspend_hooks(self._hooks()):
+            self._is_gathered = True
             try:
                 yield
             finally:
-                self._whole = False
+                self._is_gathered = False
 
     def _hooks(self) -> list[Any]:
         """The handles of every hook that DeepSpeed put on the module."""
@@ -232,8 +232,8 @@ class Engine(Generic[M]):
         copies: dict[int, Tensor] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if id(tensor) not in copies:
-                whole = self._stage < 3 or self._whole or not isinstance(tensor, nn.Parameter)
-                with contextlib.nullcontext() if whole else _gathered([tensor]):
+                whole = self._stage < 3 or self._is_gathered or not isinstance(tensor, nn.Parameter)
+                with contextlib.nullcontext() if whole else _gather_parameters([tensor]):
                     copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
             result[name] = copies[id(tensor)]
         return result if distributed.is_main() else None
@@ -253,8 +253,8 @@ class Engine(Generic[M]):
         except OSError as error:
             failures.append(error)
         if not distributed.any_rank(bool(failures)):  # a rank that left here would be waited for in what follows
-            self._ds.checkpoint_engine.save = lambda state_dict, path: _write(state_dict, path, written, failures)
-            self._loadable = False
+            self._ds.checkpoint_engine.save = lambda state_dict, path: _write_file(state_dict, path, written, failures)
+            self._can_load = False
             self._ds.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
         if failures:
             raise failures[0]
@@ -265,29 +265,29 @@ class Engine(Generic[M]):
 
         Learning rates and the other hyperparameters stay those given to this engine.
         """
-        if not self._loadable:
+        if not self._can_load:
             raise RuntimeError("an engine that has saved cannot load (ZeRO 3 would mix up its shards); build a new one")
         with contextlib.redirect_stdout(io.StringIO()):  # here too
             self._ds._get_all_ckpt_names = self._shard_files
-            path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._take_state)
+            path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._load_module_state)
         if path is None:
             raise FileNotFoundError(f"{folder}: no shards of an engine here")
-        self._with_own_hyperparameters()
+        self._restore_hyperparameters()
 
     def load_resharded(self, folder: Path | str) -> None:
         """The same for what another number of ranks has saved, at whichever stage. Every rank reads all files."""
-        if not self._loadable:
+        if not self._can_load:
             raise RuntimeError("an engine that has saved cannot load; build a new one")
         assert self._optimizer is not None
-        shards = Shards(Path(folder) / TAG, self._names, lambda path: _read(path, mapped=True))
-        restore(self.module, shards, self._ds.optimizer, self._optimizer, distributed.rank())
-        self._with_own_hyperparameters()
+        shards = Shards(Path(folder) / TAG, self._names, lambda path: _read_file(path, mapped=True))
+        restore_shards(self.module, shards, self._ds.optimizer, self._optimizer, distributed.rank())
+        self._restore_hyperparameters()
 
     def _shard_files(self, folder: str, tag: str) -> list[str]:
         """What DeepSpeed globs for, in folders with brackets as well."""
         return sorted(glob.glob(self._ds._get_ckpt_name(glob.escape(folder), tag, mp_placeholder="*")))
 
-    def _with_own_hyperparameters(self) -> None:
+    def _restore_hyperparameters(self) -> None:
         assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})
@@ -295,7 +295,7 @@ class Engine(Generic[M]):
         if self._stage > 0:
             self._ds.optimizer.clip_grad = self._max_grad_norm
 
-    def _own_state(self, **_: Any) -> dict[str, Tensor]:
+    def _trained_state(self, **_: Any) -> dict[str, Tensor]:
         """The parameters that this engine trains, and the buffers: what DeepSpeed writes as the module's state."""
         state = self.module.state_dict(keep_vars=True)
         return {
@@ -304,8 +304,8 @@ class Engine(Generic[M]):
             if id(tensor) in self._owned or not isinstance(tensor, nn.Parameter)
         }
 
-    def _take_state(self, src: dict[str, Tensor], dst: nn.Module) -> None:
-        expected = self._own_state()
+    def _load_module_state(self, src: dict[str, Tensor], dst: nn.Module) -> None:
+        expected = self._trained_state()
         if src.keys() != expected.keys():
             odd = sorted(src.keys() ^ expected.keys())
             raise RuntimeError(f"the checkpoint holds another module: {len(odd)} names differ, such as {odd[:3]}")
@@ -327,7 +327,7 @@ class Engine(Generic[M]):
 
 def _deepspeed(device: torch.device) -> Any:
     """DeepSpeed for this kind of device, quiet, compiling nothing, on the current process group."""
-    global _known_world
+    global _last_world
     if not torch.distributed.is_initialized():
         raise RuntimeError("an engine needs a process group; call distributed.init() first")
     os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -348,13 +348,13 @@ def _deepspeed(device: torch.device) -> Any:
         raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {accelerator.device_name()} already")
     # Nothing is known to be compatible, so nothing is compiled: the shared-memory reduction wants g++ and ninja.
     deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
-    if torch.distributed.group.WORLD is not _known_world:
-        _known_world = torch.distributed.group.WORLD
-        groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.timeout())
+    if torch.distributed.group.WORLD is not _last_world:
+        _last_world = torch.distributed.group.WORLD
+        groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.collective_timeout())
     return deepspeed
 
 
-def _split(module: nn.Module, config: dict[str, Any], device: torch.device) -> None:
+def _partition_module(module: nn.Module, config: dict[str, Any], device: torch.device) -> None:
     """Makes the module's weights those of stage 3, as rank 0 has them, one parameter after another.
 
     DeepSpeed would cast and move the module first, whole, and then write rank 0's weights into those of every other
@@ -377,7 +377,7 @@ def _split(module: nn.Module, config: dict[str, Any], device: torch.device) -> N
         distributed.scatter(values, param.ds_tensor, device)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _gathered(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+def _gather_parameters(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
     """Whole weights to read, on every rank; parameters that are not partitioned are left alone."""
     from deepspeed.runtime.zero import GatheredParameters
 
@@ -385,7 +385,7 @@ def _gathered(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[N
 
 
 @contextlib.contextmanager
-def _lifted(handles: list[Any]) -> Iterator[None]:
+def _suspend_hooks(handles: list[Any]) -> Iterator[None]:
     """Takes hooks off and lays them back in their old order; hooks of others are not touched."""
     ours = {handle.id for handle in handles}
     tables = {id(table): table for handle in handles if (table := handle.hooks_dict_ref()) is not None}
@@ -403,11 +403,11 @@ def _lifted(handles: list[Any]) -> Iterator[None]:
             table.update(now)
 
 
-def _write(state: dict[str, Any], path: str, written: list[Path], failures: list[Exception]) -> None:
+def _write_file(state: dict[str, Any], path: str, written: list[Path], failures: list[Exception]) -> None:
     """Writes one file down to the disk; keeps the failure, since the other ranks wait for this one at a barrier."""
     try:
         with open(path, "wb") as file:
-            torch.save(_without_enums(state), file)
+            torch.save(_replace_enums(state), file)
             file.flush()
             os.fsync(file.fileno())
         written.append(Path(path))
@@ -415,18 +415,18 @@ def _write(state: dict[str, Any], path: str, written: list[Path], failures: list
         failures.append(error)
 
 
-def _without_enums(state: Any) -> Any:
+def _replace_enums(state: Any) -> Any:
     """The same with values for members of enums, which Python before 3.11.4 pickles as calls: these are no data."""
     if isinstance(state, Enum):
         return state.value
     if type(state) is dict:
-        return {key: _without_enums(value) for key, value in state.items()}
+        return {key: _replace_enums(value) for key, value in state.items()}
     if type(state) in (list, tuple):
-        return type(state)(map(_without_enums, state))
+        return type(state)(map(_replace_enums, state))
     return state
 
 
-def _read(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
+def _read_file(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
     """Reads one file as data: of all the classes a pickle may name, only the three that DeepSpeed writes."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum

@@ -9,28 +9,28 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ippo_cli.config.errors import storing
+from ippo_cli.config.errors import convert_storage_errors
 from ippo_cli.config.schema import Config
-from ippo_cli.config.secrets import kept
+from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.engine import distributed
-from ippo_cli.evaluation.estimates import by_row, paired
+from ippo_cli.evaluation.estimates import paired_comparison, row_values
 from ippo_cli.evaluation.evaluate_run import (
-    Examination,
-    Subject,
-    all_samples,
-    examination,
+    EvaluatedWeights,
+    EvaluationTask,
+    gather_samples,
     load_policies,
+    open_evaluation_task,
     samples_file,
     write_samples,
 )
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import finite
+from ippo_cli.reporting.run_log import replace_non_finite
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
 
 SIDES = ("one", "other")
-Side = tuple[Config, Subject]
+Side = tuple[Config, EvaluatedWeights]
 """Whose weights, and the configuration that says how they are loaded."""
 
 
@@ -40,7 +40,7 @@ def compare(
     names: tuple[str, str],
     root: Path,
     overrides: Sequence[str],
-    trained: Mapping[Path, Config] = MappingProxyType({}),
+    trained_configs: Mapping[Path, Config] = MappingProxyType({}),
 ) -> Path:
     """Score both as the first configuration asks and scores, row by row, and test the differences. Returns the file.
 
@@ -50,37 +50,40 @@ def compare(
     config = one[0]
     device = prepare_process(config)
     try:
-        with examination(config, device) as exam, Console(config.tracker.console, list(config.task.agents)) as console:
-            exam = exam.new_to(trained)
+        with (
+            open_evaluation_task(config, device) as exam,
+            Console(config.tracker.console, list(config.task.agents)) as console,
+        ):
+            exam = exam.exclude_rows_of_runs(trained_configs)
             for line in exam.left_out:
-                console.say(line)
+                console.print_line(line)
             results: list[Evaluation] = []
             samples: list[dict[str, Any]] = []
             loaded: dict[Any, Any] = {}
             policies = [load_policies(own, subject, device, loaded) for own, subject in (one, other)]
             teams = [(players, exam.formats(players)) for players in policies]
-            exam = exam.fitting(teams)
+            exam = exam.drop_too_long_rows(teams)
             for side, name, (players, formats) in zip(SIDES, names, teams, strict=True):
-                result = exam.scores(players, formats, console, every_sample=True)
-                samples += [{"of": side, **row} for row in all_samples(result)]
+                result = exam.scores(players, formats, console, keep_all_samples=True)
+                samples += [{"of": side, **row} for row in gather_samples(result)]
                 primary = config.task.primary_metric
                 failed = sum(result.failed.values())
                 without = f", {failed} episodes without a reward" if failed else ""
-                console.say(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
+                console.print_line(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
                 results.append(result)
-            found = _differences(results, config.evaluation.seed)
-            record = _record((one, other), names, results, found, overrides, exam)
-            target = root / "evaluations" / _file_name((one, other), config.evaluation.seed, overrides)
-            distributed.on_main(lambda: _write(target, record, samples))
-            for line in table(found, config.task.primary_metric):
-                console.say(line)
-            console.say(f"written to {target} and {samples_file(target).name}")
+            found = _compare_metrics(results, config.evaluation.seed)
+            record = _build_record((one, other), names, results, found, overrides, exam)
+            target = root / "evaluations" / _result_file_name((one, other), config.evaluation.seed, overrides)
+            distributed.run_on_main(lambda: _write_results(target, record, samples))
+            for line in difference_lines(found, config.task.primary_metric):
+                console.print_line(line)
+            console.print_line(f"written to {target} and {samples_file(target).name}")
     finally:
         distributed.shutdown()
     return target
 
 
-def table(differences: Mapping[str, Mapping[str, float]], primary: str) -> list[str]:
+def difference_lines(differences: Mapping[str, Mapping[str, float]], primary: str) -> list[str]:
     """The differences in words, the task's metric first."""
     order = sorted(differences, key=lambda key: key != primary)
     width = max(map(len, order), default=0) + 2
@@ -95,45 +98,45 @@ def table(differences: Mapping[str, Mapping[str, float]], primary: str) -> list[
     return lines
 
 
-def _differences(results: Sequence[Evaluation], seed: int) -> dict[str, dict[str, float]]:
+def _compare_metrics(results: Sequence[Evaluation], seed: int) -> dict[str, dict[str, float]]:
     """Of each metric that both have for some same row."""
-    one, other = map(by_row, results)
-    found = {key: paired(values, other[key], seed) for key, values in one.items() if key in other}
+    one, other = map(row_values, results)
+    found = {key: paired_comparison(values, other[key], seed) for key, values in one.items() if key in other}
     return {key: row for key, row in found.items() if row["rows"]}
 
 
-def _record(
+def _build_record(
     sides: tuple[Side, Side],
     names: tuple[str, str],
     results: Sequence[Evaluation],
     differences: Mapping[str, Mapping[str, float]],
     overrides: Sequence[str],
-    exam: Examination,
+    exam: EvaluationTask,
 ) -> dict[str, Any]:
     config = exam.config
-    told = {
+    side_records = {
         side: {
             "name": name,
             **subject.told,
             "models": subject.models,
             "failed": result.failed,
-            "metrics": finite(result.metrics),
+            "metrics": replace_non_finite(result.metrics),
         }
         for side, name, (_, subject), result in zip(SIDES, names, sides, results, strict=True)
     }
     return {
-        **told,
+        **side_records,
         "overrides": list(overrides),
         "rows": len(exam.asked),
         "too_long": exam.too_long,
         "trained_on": exam.trained_on,
         "evaluation": {"seed": config.evaluation.seed, "generations": results[0].generations},
         "primary_metric": config.task.primary_metric,
-        "differences": {key: finite(row) for key, row in differences.items()},
+        "differences": {key: replace_non_finite(row) for key, row in differences.items()},
     }
 
 
-def _file_name(sides: tuple[Side, Side], seed: int, overrides: Sequence[str]) -> str:
+def _result_file_name(sides: tuple[Side, Side], seed: int, overrides: Sequence[str]) -> str:
     """The same for the same comparison."""
     others = [text for text in overrides if not text.startswith("evaluation.seed=")]
     models = [[subject.told, subject.models] for _, subject in sides]
@@ -141,8 +144,8 @@ def _file_name(sides: tuple[Side, Side], seed: int, overrides: Sequence[str]) ->
     return f"compare-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}.json"
 
 
-def _write(target: Path, record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
-    with storing(str(target)):
+def _write_results(target: Path, record: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+    with convert_storage_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_samples(samples_file(target), samples)
-        write_atomically(target, json.dumps(kept(dict(record)), indent=1) + "\n")
+        write_atomically(target, json.dumps(mask_secrets(dict(record)), indent=1) + "\n")

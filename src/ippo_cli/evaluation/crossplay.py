@@ -17,25 +17,32 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, storing
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
 from ippo_cli.config.schema import Config, Dtype
-from ippo_cli.config.secrets import kept
-from ippo_cli.config.teams import holders
+from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
-from ippo_cli.evaluation.estimates import by_row
-from ippo_cli.evaluation.evaluate_run import Examination, Subject, adapters_of, examination, find_weights, load_policies
-from ippo_cli.evaluation.heat_map import NO_PICTURE, can_draw, draw
+from ippo_cli.evaluation.estimates import row_values
+from ippo_cli.evaluation.evaluate_run import (
+    EvaluatedWeights,
+    EvaluationTask,
+    adapters_by_agent,
+    find_weights,
+    load_policies,
+    open_evaluation_task,
+)
+from ippo_cli.evaluation.heat_map import NO_PICTURE, can_draw, draw_heat_maps
 from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.preflight import device_kind, this_machine
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import finite
-from ippo_cli.runs.folder import all_checkpoints, write_atomically
+from ippo_cli.reporting.run_log import replace_non_finite
+from ippo_cli.runs.folder import list_checkpoints, write_atomically
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
 
-ALL = "all"
+ALL_CHECKPOINTS = "all"
 Pairing = tuple[int, ...]
 """Whom each agent comes from: numbers of origins, in the order of the agents."""
 
@@ -46,11 +53,11 @@ class Origin:
 
     name: str
     config: Config  # of the run
-    subject: Subject
+    weights: EvaluatedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class CrossPlayTable:
     """One agent beside partners: of each origin (rows) beside the others of each origin (columns)."""
 
     agent: str
@@ -68,7 +75,7 @@ def cross_play(
     configs: Mapping[Path, Config],
     checkpoints: Sequence[str],
     overrides: Sequence[str],
-    trained: Mapping[Path, Config] = MappingProxyType({}),
+    trained_configs: Mapping[Path, Config] = MappingProxyType({}),
 ) -> Path:
     """Score every pairing of the checkpoints of one run or several. Returns the folder of what is written.
 
@@ -76,53 +83,55 @@ def cross_play(
     Every pairing is asked about the held-out examples of the first run, with the same random numbers, but for those
     that another one was trained on: `trained` says with what, where seeds differ.
     """
-    origins = _origins(configs, checkpoints)
+    origins = _find_origins(configs, checkpoints)
     config, root = origins[0].config, next(iter(configs))
     agents = list(config.task.agents)
-    pairings = list(dict.fromkeys(pairing for agent in agents for _, _, pairing in cells(agents, agent, len(origins))))
-    weights = _refuse_too_many(origins)
+    pairings = list(
+        dict.fromkeys(pairing for agent in agents for _, _, pairing in table_cells(agents, agent, len(origins)))
+    )
+    weights = _check_memory(origins)
     device = prepare_process(config)
     try:
-        with examination(config, device) as exam, Console(config.tracker.console, agents) as console:
-            exam = exam.new_to(trained)
-            console.say(
+        with open_evaluation_task(config, device) as exam, Console(config.tracker.console, agents) as console:
+            exam = exam.exclude_rows_of_runs(trained_configs)
+            console.print_line(
                 f"cross-play of {len(origins)} checkpoints: {len(pairings)} pairings x {len(exam.asked)} rows; "
                 f"{weights.models} models with {weights.shown} of weights on this {device.type}"
             )
             for line in exam.left_out:
-                console.say(line)
+                console.print_line(line)
             if not can_draw():
-                console.warn([NO_PICTURE])
+                console.print_warnings([NO_PICTURE])
             loaded: dict[Any, Any] = {}
-            players = [load_policies(origin.config, origin.subject, device, loaded) for origin in origins]
-            teams = [_team(players, agents, pairing) for pairing in pairings]
+            players = [load_policies(origin.config, origin.weights, device, loaded) for origin in origins]
+            teams = [_assemble_team(players, agents, pairing) for pairing in pairings]
             formats = [exam.formats(team) for team in teams]  # what cannot be asked is told before anybody is
-            exam = exam.fitting(list(zip(teams, formats, strict=True)))
+            exam = exam.drop_too_long_rows(list(zip(teams, formats, strict=True)))
             found: dict[Pairing, Evaluation] = {}
             for pairing, team, asked in zip(pairings, teams, formats, strict=True):
                 found[pairing] = exam.scores(team, asked, console)
-            tables = _tables(agents, len(origins), found, config.task.primary_metric)
+            tables = _build_tables(agents, len(origins), found, config.task.primary_metric)
             names = [origin.name for origin in origins]
-            target = root / "evaluations" / _folder_name(origins, config.evaluation.seed, overrides)
-            record = _record(origins, agents, found, tables, overrides, exam, weights)
-            distributed.on_main(lambda: _write(target, record, tables, names))
+            target = root / "evaluations" / _result_folder_name(origins, config.evaluation.seed, overrides)
+            record = _build_record(origins, agents, found, tables, overrides, exam, weights)
+            distributed.run_on_main(lambda: _write_results(target, record, tables, names))
             for table in tables:
-                for line in shown(table, names):
-                    console.say(line)
-            console.say(f"written to {target}")
+                for line in table_lines(table, names):
+                    console.print_line(line)
+            console.print_line(f"written to {target}")
     finally:
         distributed.shutdown()
     return target
 
 
-def _origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list[Origin]:
+def _find_origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list[Origin]:
     """Every checkpoint that is named, of every run; what is named twice is there once. Raises `ConfigError`."""
-    found: list[tuple[Path, Config, Subject]] = []
+    found: list[tuple[Path, Config, EvaluatedWeights]] = []
     for folder, config in configs.items():
-        there = [INITIAL, *(str(int(path.name.split("_")[1])) for path in all_checkpoints(folder / "checkpoints"))]
-        for checkpoint in there if list(checkpoints) == [ALL] else checkpoints:
+        names = [INITIAL, *(str(int(path.name.split("_")[1])) for path in list_checkpoints(folder / "checkpoints"))]
+        for checkpoint in names if list(checkpoints) == [ALL_CHECKPOINTS] else checkpoints:
             try:
-                subject = find_weights(folder, checkpoint, holders(config), adapters_of(config))
+                subject = find_weights(folder, checkpoint, policy_by_agent(config), adapters_by_agent(config))
             except ResumeError as error:
                 raise ConfigError(
                     f"checkpoints={checkpoint}", f"cannot be used ({error})", "name others, or checkpoints=all"
@@ -144,7 +153,7 @@ def _origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list
         Origin(
             name="/".join([*([runs[folder]] if several else []), *([subject.name] if each or not several else [])]),
             config=config,
-            subject=subject,
+            weights=subject,
         )
         for folder, config, subject in found
     ]
@@ -161,7 +170,7 @@ def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Weights:
+class _WeightTotals:
     """Of all models together, each once."""
 
     models: int
@@ -172,19 +181,19 @@ class _Weights:
         return f"{self.size / GIB:.2f} GiB" if self.size >= GIB else f"{self.size / 2**20:.1f} MiB"
 
 
-def _refuse_too_many(origins: Sequence[Origin]) -> _Weights:
+def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
     """What all models take. Raises `PreflightError` where they do not fit into this machine together."""
     sizes: dict[tuple[str, str | None, str], float] = {}
     for origin in origins:
         for name, agent in origin.config.task.agents.items():
-            record, dtype = origin.subject.models[name], agent.actor.dtype
+            record, dtype = origin.weights.models[name], agent.actor.dtype
             key = (record["model"], record["commit"], dtype.value)
             if key not in sizes:
                 shape = actor_shape(empty_model(load_config(record["model"], record["commit"])))
                 sizes[key] = shape.parameters * (4.0 if dtype is Dtype.fp32 else 2.0)
-    weights = _Weights(models=len(sizes), size=sum(sizes.values()))
+    weights = _WeightTotals(models=len(sizes), size=sum(sizes.values()))
     machine = this_machine(device_kind(origins[0].config.launch.device), 1)
-    lacking = machine.lacks(weights.size, 0.0)
+    lacking = machine.memory_shortfall(weights.size, 0.0)
     if lacking is not None:
         raise PreflightError(
             f"crossplay=true holds {weights.models} models, {weights.shown} of weights, and this {lacking[0]} has "
@@ -193,56 +202,65 @@ def _refuse_too_many(origins: Sequence[Origin]) -> _Weights:
     return weights
 
 
-def cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
+def table_cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
     """Row, column and pairing of one agent's table: it comes from the row's origin, all others from the column's."""
     for row in range(origins):
         for column in range(origins):
             yield row, column, tuple(row if name == agent else column for name in agents)
 
 
-def _team(
+def _assemble_team(
     players: Sequence[Mapping[str, FrozenAgent]], agents: Sequence[str], pairing: Pairing
 ) -> dict[str, FrozenAgent]:
     return {name: players[origin][name] for name, origin in zip(agents, pairing, strict=True)}
 
 
-def _tables(agents: Sequence[str], origins: int, found: Mapping[Pairing, Evaluation], primary: str) -> list[Table]:
+def _build_tables(
+    agents: Sequence[str], origins: int, found: Mapping[Pairing, Evaluation], primary: str
+) -> list[CrossPlayTable]:
     """Of the task's metric where all agents are paid the same, else of each agent's own score.
 
     With two agents who are paid the same one table says all: the other's is its transpose.
     """
     mode = primary.partition("/")[0]
-    rows = {pairing: by_row(one) for pairing, one in found.items()}
-    own = {name: f"{mode}/{name}/score" for name in agents}
-    alike = all(_equal(each[own[name]], each[own[agents[0]]]) for each in rows.values() for name in agents[1:])
-    shown = agents[:1] if alike and len(agents) == 2 else agents
-    return [_table(agents, name, origins, primary if alike else own[name], found, rows) for name in shown]
+    rows = {pairing: row_values(one) for pairing, one in found.items()}
+    score_keys = {name: f"{mode}/{name}/score" for name in agents}
+    has_equal_scores = all(
+        _scores_match(each[score_keys[name]], each[score_keys[agents[0]]])
+        for each in rows.values()
+        for name in agents[1:]
+    )
+    shown = agents[:1] if has_equal_scores and len(agents) == 2 else agents
+    return [
+        _build_table(agents, name, origins, primary if has_equal_scores else score_keys[name], found, rows)
+        for name in shown
+    ]
 
 
-def _equal(scores: Tensor, others: Tensor) -> bool:
+def _scores_match(scores: Tensor, others: Tensor) -> bool:
     """Whether two agents had the same scores wherever both had one: who did not speak in an episode has none in it."""
     both = torch.isfinite(scores) & torch.isfinite(others)
     return torch.equal(scores[both], others[both])
 
 
-def _table(
+def _build_table(
     agents: Sequence[str],
     agent: str,
     origins: int,
     metric: str,
     found: Mapping[Pairing, Evaluation],
     rows: Mapping[Pairing, Mapping[str, Tensor]],
-) -> Table:
+) -> CrossPlayTable:
     scores = [[0.0] * origins for _ in range(origins)]
     errors = [[0.0] * origins for _ in range(origins)]
     together, apart = [], []
-    for row, column, pairing in cells(agents, agent, origins):
+    for row, column, pairing in table_cells(agents, agent, origins):
         of_rows = rows[pairing].get(metric)
         scores[row][column] = found[pairing].metrics[metric]
         errors[row][column] = math.nan if of_rows is None else standard_error(of_rows)
         (together if row == column else apart).append((scores[row][column], of_rows))
     self_play, cross = (sum(score for score, _ in part) / len(part) for part in (together, apart))
-    return Table(
+    return CrossPlayTable(
         agent=agent,
         others=[name for name in agents if name != agent],
         metric=metric,
@@ -251,7 +269,7 @@ def _table(
         self_play=self_play,
         cross_play=cross,
         gap=self_play - cross,
-        gap_standard_error=_gap_error([part for _, part in together], [part for _, part in apart]),
+        gap_standard_error=_gap_standard_error([part for _, part in together], [part for _, part in apart]),
     )
 
 
@@ -261,22 +279,22 @@ def standard_error(values: Tensor) -> float:
     return float(there.std() / math.sqrt(len(there))) if len(there) > 1 else math.nan
 
 
-def _gap_error(together: Sequence[Tensor | None], apart: Sequence[Tensor | None]) -> float:
+def _gap_standard_error(self_play_values: Sequence[Tensor | None], cross_play_values: Sequence[Tensor | None]) -> float:
     """Of the mean of self-play cells minus that of cross-play cells: all have the same examples and random numbers.
 
     What a row adds to the error is its part in every cell that has it, each weighed as the cell is in the gap.
     """
-    if any(part is None or not torch.isfinite(part).any() for part in (*together, *apart)):
+    if any(part is None or not torch.isfinite(part).any() for part in (*self_play_values, *cross_play_values)):
         return math.nan
-    parts = [(part.double(), 1 / len(together)) for part in together if part is not None]
-    parts += [(part.double(), -1 / len(apart)) for part in apart if part is not None]
+    parts = [(part.double(), 1 / len(self_play_values)) for part in self_play_values if part is not None]
+    parts += [(part.double(), -1 / len(cross_play_values)) for part in cross_play_values if part is not None]
     rows = torch.stack([torch.isfinite(part) for part, _ in parts]).any(dim=0).sum()
     moved = [weight * (part - part.nanmean()).nan_to_num() / torch.isfinite(part).sum() for part, weight in parts]
     squares = torch.stack(moved).sum(dim=0).square().sum()
     return float((squares * rows / (rows - 1)).sqrt()) if rows > 1 else math.nan
 
 
-def shown(table: Table, names: Sequence[str]) -> list[str]:
+def table_lines(table: CrossPlayTable, names: Sequence[str]) -> list[str]:
     """A table in words, rows numbered by their origins."""
     label = max(len(table.agent) + 8, *(len(f"[{number}] {name}") for number, name in enumerate(names))) + 2
     heading = f"{table.agent} from"
@@ -295,19 +313,19 @@ def shown(table: Table, names: Sequence[str]) -> list[str]:
     return lines
 
 
-def _record(
+def _build_record(
     origins: Sequence[Origin],
     agents: Sequence[str],
     found: Mapping[Pairing, Evaluation],
-    tables: Sequence[Table],
+    tables: Sequence[CrossPlayTable],
     overrides: Sequence[str],
-    exam: Examination,
-    weights: _Weights,
+    exam: EvaluationTask,
+    weights: _WeightTotals,
 ) -> dict[str, Any]:
     config = origins[0].config
     return {
         "origins": [
-            {"name": origin.name, **origin.subject.told, "seed": origin.config.seed, "models": origin.subject.models}
+            {"name": origin.name, **origin.weights.told, "seed": origin.config.seed, "models": origin.weights.models}
             for origin in origins
         ],
         "agents": list(agents),
@@ -319,34 +337,36 @@ def _record(
         "models": weights.models,
         "weight_bytes": weights.size,
         "primary_metric": config.task.primary_metric,
-        "tables": [finite(vars(table)) for table in tables],
+        "tables": [replace_non_finite(vars(table)) for table in tables],
         "pairings": [
             {
                 "agents": {name: origins[origin].name for name, origin in zip(agents, pairing, strict=True)},
-                "metrics": finite(one.metrics),
+                "metrics": replace_non_finite(one.metrics),
             }
             for pairing, one in found.items()
         ],
     }
 
 
-def _folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str]) -> str:
+def _result_folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str]) -> str:
     """The same for the same cross-play."""
     others = [text for text in overrides if not text.startswith("evaluation.seed=")]
-    identity = json.dumps([[origin.subject.told for origin in origins], others], sort_keys=True)
+    identity = json.dumps([[origin.weights.told for origin in origins], others], sort_keys=True)
     return f"crossplay-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 
-def _write(target: Path, record: dict[str, Any], tables: Sequence[Table], names: Sequence[str]) -> None:
-    with storing(str(target)):
+def _write_results(
+    target: Path, record: dict[str, Any], tables: Sequence[CrossPlayTable], names: Sequence[str]
+) -> None:
+    with convert_storage_errors(str(target)):
         target.mkdir(parents=True, exist_ok=True)
-        write_atomically(target / "crossplay.json", json.dumps(kept(record), indent=1) + "\n")
-        write_atomically(target / "crossplay.csv", _csv(tables, names))
+        write_atomically(target / "crossplay.json", json.dumps(mask_secrets(record), indent=1) + "\n")
+        write_atomically(target / "crossplay.csv", _format_csv(tables, names))
         if can_draw():
-            draw(tables, names, target / "crossplay.png")
+            draw_heat_maps(tables, names, target / "crossplay.png")
 
 
-def _csv(tables: Sequence[Table], names: Sequence[str]) -> str:
+def _format_csv(tables: Sequence[CrossPlayTable], names: Sequence[str]) -> str:
     """A line for each cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

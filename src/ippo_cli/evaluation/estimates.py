@@ -10,31 +10,31 @@ from torch import Tensor
 
 from ippo_cli.engine import distributed
 from ippo_cli.formulas.estimates import bootstrap_interval, share_interval, sign_flip_p
-from ippo_cli.training.evaluate import Evaluation, passes
+from ippo_cli.training.evaluate import Evaluation, pass_at_k_by_row
 
 Rows = Mapping[str, Tensor]
 
 
-def by_row(result: Evaluation) -> dict[str, Tensor]:
+def row_values(result: Evaluation) -> dict[str, Tensor]:
     """What each held-out row has of the metrics that are means over rows, `[rows]`: means over its episodes, and its
     pass@k. NaN where it has none. Collective."""
     found: dict[str, Tensor] = {}
-    for key, values in _episodes(result).items():
+    for key, values in _gather_episode_values(result).items():
         mode, _, name = key.partition("/")
         found[key] = values.nanmean(dim=1)
-        for passed, chances in passes(name, values).items():
+        for passed, chances in pass_at_k_by_row(name, values).items():
             if f"{mode}/{passed}" in result.metrics:
                 found[f"{mode}/{passed}"] = chances
     return found
 
 
-def intervals(result: Evaluation, seed: int) -> dict[str, dict[str, Any]]:
+def confidence_intervals(result: Evaluation, seed: int) -> dict[str, dict[str, Any]]:
     """Of each metric that is a mean over rows, where its true mean lies with a confidence of 95 %, and by which method.
 
     Shares, which are 0 or 1 in every episode, and their pass@k: Wilson's interval for the trials that the rows are
     worth; all else: the bootstrap over rows. Collective.
     """
-    episodes, rows = _episodes(result), by_row(result)
+    episodes, rows = _gather_episode_values(result), row_values(result)
     found: dict[str, dict[str, Any]] = {}
     for key, values in rows.items():
         counted = episodes[key.partition("/pass@")[0]]
@@ -52,7 +52,7 @@ def intervals(result: Evaluation, seed: int) -> dict[str, dict[str, Any]]:
 def length_summary(result: Evaluation) -> dict[str, dict[str, float]]:
     """How long agents' parts of episodes are, in action tokens. Collective."""
     found: dict[str, dict[str, float]] = {}
-    for key, values in _episodes(result).items():
+    for key, values in _gather_episode_values(result).items():
         if key.endswith("/response_length"):
             quantiles = torch.tensor([0.0, 0.5, 0.9, 1.0], dtype=torch.float64)
             low, median, most, high = values.flatten().quantile(quantiles).tolist()
@@ -60,7 +60,7 @@ def length_summary(result: Evaluation) -> dict[str, dict[str, float]]:
     return found
 
 
-def paired(one: Tensor, other: Tensor, seed: int) -> dict[str, float]:
+def paired_comparison(one: Tensor, other: Tensor, seed: int) -> dict[str, float]:
     """How `one` differs from `other`, `[rows]` of the same rows; rows that either lacks are left out.
 
     The mean of one minus other, its interval of 95 % by the bootstrap over rows, and how likely so large a difference
@@ -82,7 +82,7 @@ def paired(one: Tensor, other: Tensor, seed: int) -> dict[str, float]:
     }
 
 
-def _episodes(result: Evaluation) -> dict[str, Tensor]:
+def _gather_episode_values(result: Evaluation) -> dict[str, Tensor]:
     """By metric, the numbers of all ranks' episodes, `[rows, n]`."""
     return {
         key: distributed.all_gather_rows(values).view(-1, result.generations[key.partition("/")[0]])

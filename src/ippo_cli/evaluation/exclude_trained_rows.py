@@ -21,22 +21,22 @@ from ippo_cli.types import Example
 
 # Tasks that promise that no held-out row is trained on, and draw both from the same few. Worlds count seeds, of which
 # runs of different seeds share none; signals are the same ones in training; of files it is told beforehand.
-DIVIDED = (SortingConfig, LettersConfig, GridConfig, RelayConfig, LadderConfig)
+SEED_SPLIT_TASKS = (SortingConfig, LettersConfig, GridConfig, RelayConfig, LadderConfig)
 
 
-def unseen_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Path, Config]) -> list[int]:
+def exclude_trained_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Path, Config]) -> list[int]:
     """The places of held-out rows that none of these runs was trained on: by folder, what each was trained with.
 
     Raises `PreflightError` where there is none.
     """
     places = list(range(len(held_out)))
-    if not isinstance(task, DIVIDED):
+    if not isinstance(task, SEED_SPLIT_TASKS):
         return places
-    names = list(_named(held_out)) if runs else []
+    names = list(_row_keys(held_out)) if runs else []
     for folder, trained in runs.items():
         if trained.task.kind is not task.kind:
             continue
-        rows = set(_named(SOURCES[trained.task.kind](trained.task, trained.seed)[0]))
+        rows = set(_row_keys(SOURCES[trained.task.kind](trained.task, trained.seed)[0]))
         places = [place for place in places if names[place] not in rows]
         if not places:
             raise PreflightError(
@@ -47,5 +47,5 @@ def unseen_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Pat
     return places
 
 
-def _named(rows: Iterable[Example]) -> Iterable[str]:
+def _row_keys(rows: Iterable[Example]) -> Iterable[str]:
     return (json.dumps(row, sort_keys=True, default=str) for row in rows)

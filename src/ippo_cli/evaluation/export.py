@@ -19,40 +19,40 @@ from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.agent import FrozenAgent
-from ippo_cli.agents.frozen import frozen_agent
-from ippo_cli.config.adapters import ADAPTER_CONFIG, BESIDE_MERGED
-from ippo_cli.config.errors import ConfigError, StorageError, storing
+from ippo_cli.agents.frozen import load_frozen_agent
+from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
+from ippo_cli.config.errors import ConfigError, StorageError, convert_storage_errors
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig, SamplingConfig
-from ippo_cli.config.teams import critics, holders
+from ippo_cli.config.teams import agents_by_critic, policy_by_agent
 from ippo_cli.engine import distributed
-from ippo_cli.evaluation.evaluate_run import Subject, adapters_of, find_weights
+from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, adapters_by_agent, find_weights
 from ippo_cli.evaluation.model_card import model_card
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.agreement import HALF_PRECISION, agree, deviation, in_float32, probe_ids
+from ippo_cli.models.agreement import HALF_PRECISION, compute_in_float32, outputs_match, probe_ids, relative_error
 from ippo_cli.models.critic import (
     ValueHead,
     ValueHeadConfig,
     ValueModel,
     ValueModelConfig,
-    value_head_from,
-    value_model,
+    load_value_head,
+    make_value_model,
 )
 from ippo_cli.models.load import backbone_of
 from ippo_cli.rollout.decode import stop_ids
-from ippo_cli.runs.checkpoint_files import sha256_of, sync_folder
-from ippo_cli.runs.folder import from_here, warn, write_atomically
+from ippo_cli.runs.checkpoint_files import file_sha256, fsync_folder
+from ippo_cli.runs.folder import display_path, print_warning, write_atomically
 from ippo_cli.training.process import prepare_process
 
-LISTING = "export.json"
-PROBED = 64  # tokens whose logits are compared
-LOST = 0.01  # of what an adapter changed, that an export may lose
-NOISE = 1e-5  # of the size of logits, that float32 computations of the same model differ by
-LOW_SHARE = 0.9  # of what an adapter changed: below it a merged model is warned of
+EXPORT_FILE = "export.json"
+PROBE_TOKENS = 64  # tokens whose logits are compared
+MAX_LOST_FRACTION = 0.01  # of what an adapter changed, that an export may lose
+FP32_NOISE = 1e-5  # of the size of logits, that float32 computations of the same model differ by
+MIN_KEPT_FRACTION = 0.9  # of what an adapter changed: below it a merged model is warned of
 PROBE_TEXT = "Two and two: 2 + 2 = 4. Äpfel, 苹果\n"  # on which tokenizers are compared
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ExportRequest:
     """What of a run is exported, and where to."""
 
     run: Path
@@ -65,37 +65,37 @@ class Wanted:
     command: str  # that exports, for the model cards
 
 
-def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
+def export_agents(config: Config, request: ExportRequest, say: Callable[[str], None]) -> Path:
     """Write the folders, check them, and give them their name. Returns it. Raises `IppoError` where it cannot be."""
-    subject = find_weights(wanted.run, wanted.checkpoint, holders(config), adapters_of(config))
-    agents = list(wanted.agents) or list(config.task.agents)
+    weights = find_weights(request.run, request.checkpoint, policy_by_agent(config), adapters_by_agent(config))
+    agents = list(request.agents) or list(config.task.agents)
     if strangers := [name for name in agents if name not in config.task.agents]:
         raise ConfigError(f"agent={strangers[0]}", "is no agent of this run", f"it has {' '.join(config.task.agents)}")
-    if not wanted.merged or wanted.dtype is not None:
-        _check_adapters(config, wanted, agents)
-    if wanted.to.exists() and (not wanted.to.is_dir() or any(wanted.to.iterdir())):
-        raise ConfigError(f"to={wanted.to}", "is there already", "name a folder that is not there yet")
-    critic_folders = _critics(config, subject, wanted, agents) if wanted.critic else {}
+    if not request.merged or request.dtype is not None:
+        _check_adapters(config, request, agents)
+    if request.to.exists() and (not request.to.is_dir() or any(request.to.iterdir())):
+        raise ConfigError(f"to={request.to}", "is there already", "name a folder that is not there yet")
+    critic_folders = _find_critics(config, weights, request, agents) if request.critic else {}
     device = prepare_process(config)
-    partial = wanted.to.with_name(f".{wanted.to.name}.partial")
+    partial = request.to.with_name(f".{request.to.name}.partial")
     try:
-        with storing(str(wanted.to)):
+        with convert_storage_errors(str(request.to)):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             checked: dict[str, Any] = {}
             for name in agents:
-                policy = frozen_agent(name, subject.models[name], config.task.agents[name].actor, device, {})
-                _write(policy, subject.models[name], partial / name, config, name, wanted)
-                checked[name] = _check(policy, partial / name, name, wanted)
+                policy = load_frozen_agent(name, weights.models[name], config.task.agents[name].actor, device, {})
+                _write_model(policy, weights.models[name], partial / name, config, name, request)
+                checked[name] = _verify_model(policy, partial / name, name, request)
                 if name in critic_folders:
                     critic = partial / name / "critic"
-                    checked[name] |= _write_critic(policy, critic_folders[name], critic, wanted, name)
-                card = model_card(config, name, wanted.run, subject, wanted.command, merged=wanted.merged)
+                    checked[name] |= _write_critic(policy, critic_folders[name], critic, request, name)
+                card = model_card(config, name, request.run, weights, request.command, merged=request.merged)
                 write_atomically(partial / name / "README.md", card)
                 if (share := checked[name].get("kept_share")) is not None:
                     say(f"{name}: {share:.4f} of what its adapter changed is kept ({checked[name]['dtype']} weights)")
-                    if share < LOW_SHARE:
-                        warn(
+                    if share < MIN_KEPT_FRACTION:
+                        print_warning(
                             f"{name}: merged in bf16, {1 - share:.0%} of what its adapter changed is lost to rounding; "
                             "leave out dtype=bf16, or use merged=false and serve the adapter beside its base"
                         )
@@ -105,50 +105,54 @@ def export(config: Config, wanted: Wanted, say: Callable[[str], None]) -> Path:
                     if key in checked[name]
                 ]
                 say(f"{name}: verified to load identically: " + ", ".join(errors))
-            _finish(partial, wanted, subject, checked)
+            _finalize(partial, request, weights, checked)
     finally:
         distributed.shutdown()
-    say(f"written to {from_here(wanted.to)}: " + " ".join(f"{name}/" for name in agents))
-    return wanted.to
+    say(f"written to {display_path(request.to)}: " + " ".join(f"{name}/" for name in agents))
+    return request.to
 
 
-def _check_adapters(config: Config, wanted: Wanted, agents: Sequence[str]) -> None:
+def _check_adapters(config: Config, request: ExportRequest, agents: Sequence[str]) -> None:
     for name in agents:
         if isinstance(config.task.agents[name].actor, LoraActorConfig):
             continue
-        if not wanted.merged:
+        if not request.merged:
             raise ConfigError(
                 "merged=false", f"asks for adapters, and agent {name} is trained as a whole", "leave it out"
             )
-        assert wanted.dtype is not None
+        assert request.dtype is not None
         raise ConfigError(
-            f"dtype={wanted.dtype.value}",
+            f"dtype={request.dtype.value}",
             f"is the type of merged adapters, and agent {name} is trained as a whole: its weights are copied",
             "leave it out",
         )
-    if not wanted.merged and wanted.dtype is not None:
+    if not request.merged and request.dtype is not None:
         raise ConfigError(
-            f"dtype={wanted.dtype.value}", "is the type of merged weights, and merged=false merges none", "leave it out"
+            f"dtype={request.dtype.value}",
+            "is the type of merged weights, and merged=false merges none",
+            "leave it out",
         )
 
 
-def _critics(config: Config, subject: Subject, wanted: Wanted, agents: Sequence[str]) -> dict[str, Path]:
+def _find_critics(
+    config: Config, subject: EvaluatedWeights, request: ExportRequest, agents: Sequence[str]
+) -> dict[str, Path]:
     """Where each agent's critic lies in the checkpoint; of `critic=value_head` that is the head by itself."""
     if "checkpoint" not in subject.told or not subject.told["iteration"]:
         raise ConfigError("critic=true", "asks for critics, and there are none before training", "leave it out")
-    root = wanted.run / "checkpoints" / subject.name
-    own = {agent: name for name, members in critics(config).items() for agent in members}
-    found = {name: root / own.get(name, holders(config)[name]) / "critic" for name in agents}
+    root = request.run / "checkpoints" / subject.name
+    own = {agent: name for name, members in agents_by_critic(config).items() for agent in members}
+    found = {name: root / own.get(name, policy_by_agent(config)[name]) / "critic" for name in agents}
     if lacking := [name for name, folder in found.items() if not folder.is_dir()]:
         raise ConfigError("critic=true", f"asks for the critic of {lacking[0]}, which has none", "leave it out")
     return found
 
 
-def _write(
-    policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, wanted: Wanted
+def _write_model(
+    policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, request: ExportRequest
 ) -> None:
     """What is loaded, as libraries read it. Files of a checkpoint that are a model already are copied as they are."""
-    source, merged = Path(record["model"]), wanted.merged
+    source, merged = Path(record["model"]), request.merged
     whole, actor = "adapter" not in record, config.task.agents[name].actor
     trained = "tokenizer" in record  # the files of a checkpoint hold what these keys changed
     if whole and merged and source.is_dir() and (trained or not (actor.tokenizer or actor.model_args)):
@@ -157,24 +161,24 @@ def _write(
             if "/" not in file:
                 shutil.copyfile(source / file, target / file)
     elif whole and not merged:  # a checkpoint of merged models keeps the adapter beside them
-        shutil.copytree(source / BESIDE_MERGED, target)
+        shutil.copytree(source / ADAPTER_SUBFOLDER, target)
         policy.tokenizer.save_pretrained(target)
     else:
         work = target.with_name(f"{target.name}.work")
-        options = {} if whole or wanted.dtype is None else {"merged_dtype": DTYPES[wanted.dtype]}
+        options = {} if whole or request.dtype is None else {"merged_dtype": DTYPES[request.dtype]}
         folder, *_ = policy.policy.save(work, policy.policy.state_dict(), policy.tokenizer, merged=merged, **options)
         folder.rename(target)
         shutil.rmtree(work)
     if merged:
         ends = stop_ids(policy.policy.lm, policy.tokenizer)
-        _write_generation(target, config.task.agents[name].rollout, policy.tokenizer, ends)
+        _write_generation_config(target, config.task.agents[name].rollout, policy.tokenizer, ends)
         return
     settings = json.loads((target / ADAPTER_CONFIG).read_text())
     # What peft makes a model for by itself; a checkpoint's adapter may be a critic's.
     (target / ADAPTER_CONFIG).write_text(json.dumps(settings | {"task_type": "CAUSAL_LM"}, indent=2) + "\n")
 
 
-def _write_generation(
+def _write_generation_config(
     target: Path, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> None:
     """How the agent was sampled in training, as libraries sample unless they are told otherwise.
@@ -197,7 +201,7 @@ def _write_generation(
 
 
 @torch.no_grad()
-def _check(policy: FrozenAgent, folder: Path, name: str, wanted: Wanted) -> dict[str, Any]:
+def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportRequest) -> dict[str, Any]:
     """Load the folder as others would, and compare what it computes. Raises `StorageError` where that is not the same.
 
     All is computed in float32, so that rounding hides nothing. What is lost of an adapter is measured by what the
@@ -208,7 +212,7 @@ def _check(policy: FrozenAgent, folder: Path, name: str, wanted: Wanted) -> dict
         raise StorageError(f"{folder}: its tokenizer reads a text in another way than the run's; nothing is exported")
     lm, device = policy.policy.lm, policy.policy.lm.device
     model: Any
-    if wanted.merged:
+    if request.merged:
         stored = "auto" if hasattr(policy.policy, "adapter") else lm.dtype  # what is copied may be rounded by the run
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=stored)
     else:
@@ -216,31 +220,31 @@ def _check(policy: FrozenAgent, folder: Path, name: str, wanted: Wanted) -> dict
 
         model = load_with_peft(folder, lm.dtype)
     model = model.to(device).eval()
-    ids = probe_ids(PROBED, policy.model_config.get_text_config().vocab_size, device)
+    ids = probe_ids(PROBE_TOKENS, policy.model_config.get_text_config().vocab_size, device)
 
     def logits(model: Any) -> Tensor:
-        with in_float32(model):
+        with compute_in_float32(model):
             return model(input_ids=ids, use_cache=False).logits[0].float()
 
     with policy.policy.reading():
         expected = logits(lm)
     actual = logits(model)
-    found = {"deviation": deviation(actual, expected), "probed_tokens": PROBED}
+    found = {"deviation": relative_error(actual, expected), "probed_tokens": PROBE_TOKENS}
     found["dtype"] = str(model.dtype).removeprefix("torch.")
     differs = f"{folder}: loaded from there, agent {name} computes something else"
     adapter = getattr(policy.policy, "adapter", None)
     if adapter is None:
-        if not found["deviation"] <= NOISE:
+        if not found["deviation"] <= FP32_NOISE:
             raise StorageError(f"{differs} (logits differ by {found['deviation']:.1e} of their size); nothing exported")
         return found
     with adapter.base.reading(None):
         base = logits(lm)
     expected, actual, base = (part.log_softmax(-1) for part in (expected, actual, base))
     effect, error = float((expected - base).norm()), float((actual - expected).norm())
-    noise = NOISE * float(expected.norm())
-    rounds = wanted.merged and wanted.dtype is Dtype.bf16
-    same = error <= LOST * effect + noise if not rounds else found["deviation"] <= HALF_PRECISION
-    if wanted.merged:
+    noise = FP32_NOISE * float(expected.norm())
+    rounds = request.merged and request.dtype is Dtype.bf16
+    same = error <= MAX_LOST_FRACTION * effect + noise if not rounds else found["deviation"] <= HALF_PRECISION
+    if request.merged:
         same = same and _has_merged_weights(model, policy.policy)
     if not same:
         raise StorageError(
@@ -261,26 +265,30 @@ def _has_merged_weights(model: Any, policy: Any) -> bool:
     )
 
 
-def _write_critic(policy: FrozenAgent, source: Path, target: Path, wanted: Wanted, name: str) -> dict[str, float]:
+def _write_critic(
+    policy: FrozenAgent, source: Path, target: Path, request: ExportRequest, name: str
+) -> dict[str, float]:
     """The critic's folder: a value model that loads by itself, with what a value head reads of the exported actor.
 
     With `merged=false` it is what the checkpoint holds, a head or an adapter, beside the adapter that it belongs to.
     Returns by how much its values differ once it is loaded. Raises `StorageError` where they are others.
     """
-    head = value_head_from(source) if _model_type(source) == ValueHeadConfig.model_type else None
-    if head is None or not wanted.merged:
+    head = load_value_head(source) if _model_type(source) == ValueHeadConfig.model_type else None
+    if head is None or not request.merged:
         shutil.copytree(source, target)
         for file in source.rglob("*"):
-            if file.is_file() and sha256_of(file) != sha256_of(target / file.relative_to(source)):
+            if file.is_file() and file_sha256(file) != file_sha256(target / file.relative_to(source)):
                 raise StorageError(f"{target}: {file.name} is not what was copied; nothing is exported")
     else:
-        model = value_model(AutoModel.from_pretrained(target.parent, dtype="auto"), head.config.value_head_hidden_dim)
+        model = make_value_model(
+            AutoModel.from_pretrained(target.parent, dtype="auto"), head.config.value_head_hidden_dim
+        )
         model.value_head.load_state_dict(head.state_dict())
         model.save_pretrained(target)
         policy.tokenizer.save_pretrained(target)
     if _model_type(target) != ValueModelConfig.model_type:
         return {}  # an adapter or a head computes nothing by itself
-    return {"critic_deviation": _check_values(policy, source, target, name, head)}
+    return {"critic_deviation": _verify_critic(policy, source, target, name, head)}
 
 
 def _model_type(folder: Path) -> str | None:
@@ -289,15 +297,15 @@ def _model_type(folder: Path) -> str | None:
 
 
 @torch.no_grad()
-def _check_values(policy: FrozenAgent, source: Path, folder: Path, name: str, head: ValueHead | None) -> float:
+def _verify_critic(policy: FrozenAgent, source: Path, folder: Path, name: str, head: ValueHead | None) -> float:
     """Load the critic as `reward.model` and `critic.warm_start` do, and compare its values with the run's."""
     device = policy.policy.lm.device
     loaded: Any = ValueModel.from_pretrained(folder, use_safetensors=True)
     loaded = loaded.to(device).eval()
-    ids = probe_ids(PROBED, loaded.backbone.config.get_text_config().vocab_size, device)
+    ids = probe_ids(PROBE_TOKENS, loaded.backbone.config.get_text_config().vocab_size, device)
 
     def values(backbone: Any, head: Any, given: Tensor) -> Tensor:
-        with in_float32(backbone), in_float32(head):
+        with compute_in_float32(backbone), compute_in_float32(head):
             return head(backbone(input_ids=given, use_cache=False).last_hidden_state.float())
 
     if head is None:
@@ -310,28 +318,28 @@ def _check_values(policy: FrozenAgent, source: Path, folder: Path, name: str, he
         with policy.policy.reading():
             expected, wrong = (values(backbone, head, given) for given in (ids, ids.roll(1, dims=1)))
     actual = values(loaded.backbone, loaded.value_head, ids)
-    if not agree([actual], [expected], [wrong]):
+    if not outputs_match([actual], [expected], [wrong]):
         raise StorageError(
             f"{folder}: loaded from there, the critic of agent {name} computes something else (values differ by "
-            f"{deviation(actual, expected):.1e} of their size); nothing is exported"
+            f"{relative_error(actual, expected):.1e} of their size); nothing is exported"
         )
-    return deviation(actual, expected)
+    return relative_error(actual, expected)
 
 
-def _finish(partial: Path, wanted: Wanted, subject: Subject, checked: Mapping[str, Any]) -> None:
+def _finalize(partial: Path, request: ExportRequest, subject: EvaluatedWeights, checked: Mapping[str, Any]) -> None:
     """List what is there, see that it is on the disk, and rename the folder."""
     files = sorted(file for file in partial.rglob("*") if file.is_file())
     listed = {
-        str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": sha256_of(file)} for file in files
+        str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in files
     }
-    record = {**subject.told, "command": wanted.command, "agents": dict(checked), "files": listed}
-    write_atomically(partial / LISTING, json.dumps(record, indent=1) + "\n")
+    record = {**subject.told, "command": request.command, "agents": dict(checked), "files": listed}
+    write_atomically(partial / EXPORT_FILE, json.dumps(record, indent=1) + "\n")
     for file in files:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
     for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
-        sync_folder(folder)
-    if wanted.to.is_dir():
-        wanted.to.rmdir()
-    partial.rename(wanted.to)
-    sync_folder(wanted.to.parent)
+        fsync_folder(folder)
+    if request.to.is_dir():
+        request.to.rmdir()
+    partial.rename(request.to)
+    fsync_folder(request.to.parent)

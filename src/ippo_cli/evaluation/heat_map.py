@@ -11,7 +11,7 @@ NO_PICTURE = "crossplay.png is not drawn: matplotlib is not installed; pip insta
 CELL, MARGIN = 0.95, 2.2  # inches
 
 
-class Drawable(Protocol):
+class HeatMapTable(Protocol):
     """What is drawn of a table."""
 
     @property
@@ -31,7 +31,7 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw(tables: Sequence[Drawable], names: Sequence[str], file: Path) -> None:
+def draw_heat_maps(tables: Sequence[HeatMapTable], names: Sequence[str], file: Path) -> None:
     """One heat map for each table, beside one another, of one scale of colours."""
     from matplotlib.figure import Figure
 

@@ -10,39 +10,39 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.schema import Config, JsonlConfig, LoraActorConfig
-from ippo_cli.config.secrets import kept
-from ippo_cli.evaluation.evaluate_run import Subject
+from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHOWN_SCORES = 12
 
 
-def model_card(config: Config, agent: str, run: Path, subject: Subject, command: str, *, merged: bool) -> str:
+def model_card(config: Config, agent: str, run: Path, weights: EvaluatedWeights, command: str, *, merged: bool) -> str:
     """Markdown with the header that the hub reads."""
     others = [name for name in config.task.agents if name != agent]
     beside = f" beside {', '.join(others)}" if others else ""
-    iteration = subject.told.get("iteration", 0)
-    began = _began(config, agent)
+    iteration = weights.told.get("iteration", 0)
+    began = _base_description(config, agent)
     parts = [
-        _header(config, agent, merged=merged),
+        _hub_header(config, agent, merged=merged),
         f"# {agent}, of the run {config.name}",
         f"A language model {'' if merged else 'adapter (peft, LoRA) '}trained by ippo-cli as the agent `{agent}`"
         f"{beside}, after {iteration} iterations. It began as {began}.",
         "## Use",
-        _block(_use(agent, merged=merged), "python"),
-        _sampled(config, agent, merged=merged),
+        _code_block(_usage_example(agent, merged=merged), "python"),
+        _sampling_section(config, agent, merged=merged),
         "What it is told in training, with the fields of an example in braces"
-        + (", as the user's message of its chat template:" if _chats(config) else ":"),
-        _block("\n".join(_asked(config, agent))),
+        + (", as the user's message of its chat template:" if _has_chat_template(config) else ":"),
+        _code_block("\n".join(_prompt_lines(config, agent))),
         "## Data",
-        _block(_yaml(config.task, leave_out=("agents", "primary_metric"))),
+        _code_block(_format_yaml(config.task, leave_out=("agents", "primary_metric"))),
         "## Reward",
-        _block(_yaml(config.reward)),
+        _code_block(_format_yaml(config.reward)),
         "## Algorithm",
-        _block(
+        _code_block(
             "\n".join(
                 [
-                    _yaml(config.algorithm),
+                    _format_yaml(config.algorithm),
                     f"critic: {config.task.agents[agent].critic.kind.value}",
                     f"team: {config.team.kind.value}",
                     f"learning_rate: {config.task.agents[agent].actor.learning_rate:g}",
@@ -53,15 +53,15 @@ def model_card(config: Config, agent: str, run: Path, subject: Subject, command:
             )
         ),
         "## Scores",
-        _scores(config, run, subject),
+        _score_section(config, run, weights),
         "## Commands",
-        _block("\n".join([*_lines(run / "command.txt"), command]), "bash"),
-        _block("\n".join(_versions(run))),
+        _code_block("\n".join([*_read_lines(run / "command.txt"), command]), "bash"),
+        _code_block("\n".join(_version_lines(run))),
     ]
-    return str(kept("\n\n".join(parts))) + "\n"
+    return str(mask_secrets("\n\n".join(parts))) + "\n"
 
 
-def _header(config: Config, agent: str, *, merged: bool) -> str:
+def _hub_header(config: Config, agent: str, *, merged: bool) -> str:
     """What the hub reads of a card."""
     model = config.task.agents[agent].actor
     source = getattr(model, "model", None)
@@ -75,14 +75,14 @@ def _header(config: Config, agent: str, *, merged: bool) -> str:
     return "\n".join([*lines, "---"])
 
 
-def _began(config: Config, agent: str) -> str:
+def _base_description(config: Config, agent: str) -> str:
     actor = config.task.agents[agent].actor
     source = getattr(actor, "model", None)
     adapter = " with a LoRA adapter" if isinstance(actor, LoraActorConfig) else ""
     return f"a small model that the run made itself{adapter}" if source is None else f"`{source}`{adapter}"
 
 
-def _use(agent: str, *, merged: bool) -> str:
+def _usage_example(agent: str, *, merged: bool) -> str:
     library, kind = ("transformers", "AutoModelForCausalLM") if merged else ("peft", "AutoPeftModelForCausalLM")
     return (
         f"from {library} import {kind}\n"
@@ -92,7 +92,7 @@ def _use(agent: str, *, merged: bool) -> str:
     )
 
 
-def _sampled(config: Config, agent: str, *, merged: bool) -> str:
+def _sampling_section(config: Config, agent: str, *, merged: bool) -> str:
     """How responses were drawn in training, and what of that a library does by itself."""
     sampling = config.task.agents[agent].rollout
     does = (
@@ -101,29 +101,32 @@ def _sampled(config: Config, agent: str, *, merged: bool) -> str:
         else "an adapter has no generation config, so tell `generate`"
     )
     ends = ", and needs `tokenizer=tokenizer` for the stop strings" if sampling.stop_strings else ""
-    return f"In training it was sampled as follows; {does}{ends}:\n\n{_block(_yaml(sampling))}"
+    return f"In training it was sampled as follows; {does}{ends}:\n\n{_code_block(_format_yaml(sampling))}"
 
 
-def _chats(config: Config) -> bool:
+def _has_chat_template(config: Config) -> bool:
     return isinstance(config.task, JsonlConfig) and config.task.chat_template is not False
 
 
-def _asked(config: Config, agent: str) -> Iterator[str]:
+def _prompt_lines(config: Config, agent: str) -> Iterator[str]:
     asked = config.task.agents[agent]
     for key in ("system", "template", "turn_template"):
         if (text := getattr(asked, key)) is not None:
             yield f"{key}: {text}"
 
 
-def _scores(config: Config, run: Path, subject: Subject) -> str:
+def _score_section(config: Config, run: Path, subject: EvaluatedWeights) -> str:
     """Of the run's own evaluation of these weights and of those before training, and of evaluations since."""
-    rows = _evaluations(run)
+    rows = _metrics_by_iteration(run)
     before, now = rows.get(0, {}), rows.get(int(subject.told.get("iteration", 0)), {})
     known = [key for key in dict.fromkeys([config.task.primary_metric, *now, *before]) if "/turn/" not in key]
     lines = []
     if known and (now or before):
         lines = ["| held-out metric | before training | these weights |", "|---|---|---|"]
-        lines += [f"| `{key}` | {_number(before.get(key))} | {_number(now.get(key))} |" for key in known[:SHOWN_SCORES]]
+        lines += [
+            f"| `{key}` | {_format_number(before.get(key))} | {_format_number(now.get(key))} |"
+            for key in known[:SHOWN_SCORES]
+        ]
     for file in sorted((run / "evaluations").glob(f"{subject.name}-*.json")):
         try:
             found = json.loads(file.read_text())
@@ -137,15 +140,15 @@ def _scores(config: Config, run: Path, subject: Subject) -> str:
         typed = " ".join(found.get("overrides", [])) or "as in training"
         lines += [
             "",
-            f"`ippo-eval` on {count} rows: `{metric}` {_number(score) or 'unknown'}{certain} ({_inline(typed)})",
+            f"`ippo-eval` on {count} rows: `{metric}` {_format_number(score) or 'unknown'}{certain} ({_inline_code(typed)})",
         ]
     return "\n".join(lines) or "These weights were not evaluated."
 
 
-def _evaluations(run: Path) -> dict[int, dict[str, float]]:
+def _metrics_by_iteration(run: Path) -> dict[int, dict[str, float]]:
     """Held-out metrics by iteration."""
     found: dict[int, dict[str, float]] = {}
-    for line in _lines(run / "metrics.jsonl"):
+    for line in _read_lines(run / "metrics.jsonl"):
         try:
             row = json.loads(line)
             scores = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
@@ -156,7 +159,7 @@ def _evaluations(run: Path) -> dict[int, dict[str, float]]:
     return found
 
 
-def _versions(run: Path) -> Iterator[str]:
+def _version_lines(run: Path) -> Iterator[str]:
     try:
         packages: Mapping[str, str] = json.loads((run / "env.json").read_text())["packages"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -165,14 +168,14 @@ def _versions(run: Path) -> Iterator[str]:
         yield f"{name} {version}"
 
 
-def _lines(file: Path) -> list[str]:
+def _read_lines(file: Path) -> list[str]:
     try:
         return file.read_text().splitlines()
     except OSError:
         return []
 
 
-def _yaml(node: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> str:
+def _format_yaml(node: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> str:
     """The leaves of a group of keys that say something."""
     lines: list[str] = []
     for leaf in fields(node):
@@ -180,29 +183,29 @@ def _yaml(node: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> str:
         if leaf.name in leave_out or value is None:
             continue
         if is_dataclass(value):
-            lines.append(_yaml(value, f"{prefix}{leaf.name}."))
+            lines.append(_format_yaml(value, f"{prefix}{leaf.name}."))
         else:
-            lines.append(f"{prefix}{leaf.name}: {_plain(value)}")
+            lines.append(f"{prefix}{leaf.name}: {_format_value(value)}")
     return "\n".join(line for line in lines if line)
 
 
-def _plain(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, list):
-        return "[" + ", ".join(map(_plain, value)) + "]"
+        return "[" + ", ".join(map(_format_value, value)) + "]"
     return str(getattr(value, "value", value))
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.4f}"
 
 
-def _inline(text: str) -> str:
+def _inline_code(text: str) -> str:
     """Text between backticks, whatever it holds."""
     ticks = "`" * (max([0, *map(len, re.findall("`+", text))]) + 1)
     return f"{ticks}{text}{ticks}" if "`" not in (text[:1], text[-1:]) else f"{ticks} {text} {ticks}"
 
 
-def _block(text: str, language: str = "") -> str:
+def _code_block(text: str, language: str = "") -> str:
     """Text as it is, behind a fence that is longer than any in it."""
     fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", text)), 3)
     return f"{fence}{language}\n{text}\n{fence}"

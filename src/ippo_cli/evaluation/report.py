@@ -18,23 +18,23 @@ Rows = list[list[str]]
 """The heading, then one row for each line of a table."""
 
 
-def render_report(written: Path, form: str) -> str:
+def render_report(path: Path, output_format: str) -> str:
     """The report of an evaluation's file, or of the folder that cross-play wrote, in one of `FORMS` or as JSON."""
-    file = written / "crossplay.json" if written.is_dir() else written
+    file = path / "crossplay.json" if path.is_dir() else path
     text = file.read_text()
-    return text if form == "json" else FORMS[form](report_rows(json.loads(text)))
+    return text if output_format == "json" else FORMATTERS[output_format](report_rows(json.loads(text)))
 
 
 def report_rows(record: Mapping[str, Any]) -> Rows:
     """The table of scores, of a comparison's differences, or of cross-play's pairings."""
     if "tables" in record:
-        return _pairings(record)
+        return _pairing_rows(record)
     if "differences" in record:
-        return _differences(record)
-    return _scores(record)
+        return _difference_rows(record)
+    return _score_rows(record)
 
 
-def _scores(record: Mapping[str, Any]) -> Rows:
+def _score_rows(record: Mapping[str, Any]) -> Rows:
     """A row for each agent and part, with its value and the 95 % interval in each mode."""
     agents, intervals = list(record["models"]), record["intervals"]
     modes = [mode for mode in MODES if mode in record["episodes"]]
@@ -42,7 +42,7 @@ def _scores(record: Mapping[str, Any]) -> Rows:
     for key in record:
         mode, _, name = key.partition("/")
         if mode in modes:
-            parts.setdefault(_agent_and_part(name, agents), {})[mode] = key
+            parts.setdefault(_split_metric_name(name, agents), {})[mode] = key
     heading = ["agent", "part", *(f"{mode}{suffix}" for mode in modes for suffix in ("", "_low", "_high"))]
     rows = [heading]
     order = {agent: place for place, agent in enumerate([TEAM, *agents])}
@@ -50,54 +50,58 @@ def _scores(record: Mapping[str, Any]) -> Rows:
         cells: list[str] = []
         for mode in modes:
             interval = intervals.get(keys.get(mode), {})
-            cells += [_number(record.get(keys.get(mode))), _number(interval.get("low")), _number(interval.get("high"))]
+            cells += [
+                _format_number(record.get(keys.get(mode))),
+                _format_number(interval.get("low")),
+                _format_number(interval.get("high")),
+            ]
         rows.append([agent, part, *cells])
     return rows
 
 
-def _differences(record: Mapping[str, Any]) -> Rows:
+def _difference_rows(record: Mapping[str, Any]) -> Rows:
     agents = list(record["one"]["models"])
     rows = [["mode", "agent", "part", "one", "other", "difference", "low", "high", "p"]]
     for key, row in record["differences"].items():
         mode, _, name = key.partition("/")
-        numbers = [_number(row[column]) for column in ("one", "other", "difference", "low", "high", "p")]
-        rows.append([mode, *_agent_and_part(name, agents), *numbers])
+        numbers = [_format_number(row[column]) for column in ("one", "other", "difference", "low", "high", "p")]
+        rows.append([mode, *_split_metric_name(name, agents), *numbers])
     return rows
 
 
-def _pairings(record: Mapping[str, Any]) -> Rows:
+def _pairing_rows(record: Mapping[str, Any]) -> Rows:
     names = [origin["name"] for origin in record["origins"]]
     rows = [["metric", "agent", "agent_from", "others_from", "score", "standard_error"]]
     for table in record["tables"]:
         for row, origin in enumerate(names):
             for column, partner in enumerate(names):
                 cell = (table[key][row][column] for key in ("scores", "standard_errors"))
-                rows.append([table["metric"], table["agent"], origin, partner, *map(_number, cell)])
+                rows.append([table["metric"], table["agent"], origin, partner, *map(_format_number, cell)])
     return rows
 
 
-def _agent_and_part(name: str, agents: Sequence[str]) -> tuple[str, str]:
+def _split_metric_name(name: str, agents: Sequence[str]) -> tuple[str, str]:
     """`low/score` is of agent low; what has no agent's name before it is the team's."""
     agent, slash, part = name.partition("/")
     return (agent, part) if slash and agent in agents else (TEAM, name)
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     return "" if value is None else f"{value:.6g}"
 
 
-def _csv(rows: Rows) -> str:
+def _format_csv(rows: Rows) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 
-def _markdown(rows: Rows) -> str:
+def _format_markdown(rows: Rows) -> str:
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in row) + " |" for row in rows]
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]]) + "\n"
 
 
-def _latex(rows: Rows) -> str:
+def _format_latex(rows: Rows) -> str:
     """A `tabular` without packages."""
     texts = sum(not all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0])))
     lines = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
@@ -119,4 +123,8 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-FORMS: dict[str, Callable[[Rows], str]] = {"csv": _csv, "markdown": _markdown, "latex": _latex}
+FORMATTERS: dict[str, Callable[[Rows], str]] = {
+    "csv": _format_csv,
+    "markdown": _format_markdown,
+    "latex": _format_latex,
+}

@@ -41,15 +41,15 @@ def gae(
     next_value = next_advantage = advantages.new_zeros(values.shape[0])
     for stop in range(values.shape[1], 0, -BLOCK):
         columns = slice(max(stop - BLOCK, 0), stop)
-        own = _by_column(response_mask[:, columns].bool())
-        reward = _by_column(rewards[:, columns])
-        value = torch.where(own, _by_column(values[:, columns]), 0.0)
+        own = _transpose(response_mask[:, columns].bool())
+        reward = _transpose(rewards[:, columns])
+        value = torch.where(own, _transpose(values[:, columns]), 0.0)
         # Off the mask both recurrences hand on what comes from the right: their factor is 1 and their term is 0.
         ahead = torch.cat([value.to(dtype), next_value[None]])
-        next_value = _scan_back(ahead[:-1], (~own).to(dtype), next_value)
+        next_value = _reverse_scan(ahead[:-1], (~own).to(dtype), next_value)
         delta = torch.where(own, reward + gamma * ahead[1:] - value, 0.0)
         factor = decay.to(dtype).expand_as(delta).masked_fill(~own, 1.0)
-        next_advantage = _scan_back(delta, factor, next_advantage)
+        next_advantage = _reverse_scan(delta, factor, next_advantage)
         advantage = torch.where(own, delta, 0.0)
         advantages[:, columns] = advantage.t().contiguous()
         returns[:, columns] = (advantage + value).t().contiguous()
@@ -79,7 +79,7 @@ def turn_gae(
     """
     slots, turns = turn_slots(response_mask, turn)
     turn_rewards, counts = turn_totals(rewards, response_mask, slots, turns)
-    turn_values = _turn_values(values, response_mask, slots, turns, turn_value)
+    turn_values = _pool_turn_values(values, response_mask, slots, turns, turn_value)
     results = gae(turn_rewards, turn_values, counts > 0, gamma=gamma, gae_lambda=gae_lambda)
     advantages, returns = (keep(result.gather(1, slots), response_mask) for result in results)
     return advantages, returns
@@ -91,14 +91,14 @@ def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_
     What `turn_gae` reads, written on every action token of the turn; 0 off the mask. Gradients flow.
     """
     slots, turns = turn_slots(response_mask, turn)
-    pooled = _turn_values(values, response_mask, slots, turns, turn_value)
+    pooled = _pool_turn_values(values, response_mask, slots, turns, turn_value)
     return keep(pooled.gather(1, slots), response_mask)
 
 
 def turn_ends(response_mask: Mask, turn: TurnNumbers) -> TokenMask:
     """Mask `[B, R]` of the last action token of each turn: one place for each action where turns are the actions."""
     slots, turns = turn_slots(response_mask, turn)
-    return response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=True)
+    return response_mask.bool() & _turn_boundary_mask(response_mask, slots, turns, last=True)
 
 
 @torch.no_grad()
@@ -122,7 +122,7 @@ def place_scores(score: Turns, response_mask: Mask, turn: TurnNumbers) -> Tokens
     slots, turns = turn_slots(response_mask, turn)
     if turns > score.shape[1]:
         raise ValueError(f"score has {score.shape[1]} column(s), but a row has turn {turns - 1}; give one per turn")
-    here = _at_turn_end(response_mask, slots, turns, last=True)
+    here = _turn_boundary_mask(response_mask, slots, turns, last=True)
     return keep(score.gather(1, slots), here)
 
 
@@ -135,7 +135,7 @@ def group_normalized(score: Rows, group: Labels, *, scale_by_std: bool = True) -
 
     Source: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2); without the scale, Dr. GRPO (arXiv 2503.20783).
     """
-    centered, slots, sizes = _against_group(score, group)
+    centered, slots, sizes = _center_by_group(score, group)
     if not scale_by_std:
         return centered
     squares = torch.zeros_like(sizes).scatter_add(0, slots, centered.square())
@@ -151,34 +151,34 @@ def leave_one_out(score: Rows, group: Labels) -> Rows:
 
     Source: RLOO (Ahmadian et al. 2024, arXiv 2402.14740), after Kool et al. 2019.
     """
-    centered, slots, sizes = _against_group(score, group)
+    centered, slots, sizes = _center_by_group(score, group)
     return centered * (sizes / (sizes - 1))[slots]
 
 
-def _by_column(x: Tensor) -> Tensor:
+def _transpose(x: Tensor) -> Tensor:
     """`[B, n]` as contiguous `[n, B]`; torch transposes contiguous matrices several times faster than slices."""
     return x.contiguous().t().contiguous()
 
 
-def _scan_back(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
+def _reverse_scan(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
     """`x[t] += factor[t] * x[t + 1]`, in place, from the last row to the first; `carry` stands after the last."""
     for row, by in zip(reversed(x.unbind(0)), reversed(factor.unbind(0)), strict=True):
         carry = row.addcmul_(by, carry)
     return carry
 
 
-def _turn_values(values: Tensor, response_mask: Tensor, slots: Tensor, turns: int, turn_value: str) -> Tensor:
+def _pool_turn_values(values: Tensor, response_mask: Tensor, slots: Tensor, turns: int, turn_value: str) -> Tensor:
     """The value of each turn, `[B, K]`; 0 for a number without action tokens."""
     if turn_value not in TURN_VALUES:
         raise ValueError(f"turn_value={turn_value}; must be one of {' '.join(TURN_VALUES)}")
     if turn_value == "mean":
         totals, counts = turn_totals(values, response_mask, slots, turns)
         return totals / counts.clamp(min=1)
-    here = response_mask.bool() & _at_turn_end(response_mask, slots, turns, last=turn_value == "final")
+    here = response_mask.bool() & _turn_boundary_mask(response_mask, slots, turns, last=turn_value == "final")
     return turn_totals(values, here, slots, turns)[0]
 
 
-def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool) -> Tensor:
+def _turn_boundary_mask(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool) -> Tensor:
     """Mask `[B, R]` of the first or the last action token of each turn; `slots` and `turns` come from `turn_slots`."""
     own = response_mask.bool()
     rows, width = own.shape
@@ -190,7 +190,7 @@ def _at_turn_end(response_mask: Tensor, slots: Tensor, turns: int, *, last: bool
     return ends.gather(1, slots) == columns
 
 
-def _against_group(score: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _center_by_group(score: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Scores less their group's mean `[B]`, the group's index of each row `[B]`, and the groups' sizes (as floats).
 
     The mean is taken of the distances to the group's smallest score, which are exactly 0 when all are equal.

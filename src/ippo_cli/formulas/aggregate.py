@@ -43,11 +43,11 @@ def aggregate(
         raise ValueError(f"norm={norm}; mode={mode} needs a positive constant: use the response budget in tokens")
     kept = keep(loss, mask)
     if mode == "token-mean":
-        return kept.sum() / _at_least_one(num_tokens)
+        return kept.sum() / _clamp_to_one(num_tokens)
     if mode == "seq-mean-token-mean":
         kept = kept.sum(dim=-1) / mask.bool().sum(dim=-1).clamp(min=1)
-    return kept.sum() / _at_least_one(num_sequences) / norm
+    return kept.sum() / _clamp_to_one(num_sequences) / norm
 
 
-def _at_least_one(count: int | Tensor) -> int | Tensor:
+def _clamp_to_one(count: int | Tensor) -> int | Tensor:
     return count.clamp(min=1) if isinstance(count, Tensor) else max(count, 1)

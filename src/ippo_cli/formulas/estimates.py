@@ -7,14 +7,14 @@ import math
 import torch
 from torch import Tensor
 
-Z = 1.959963984540054  # the normal distribution's quantile of 0.975
+Z_95 = 1.959963984540054  # the normal distribution's quantile of 0.975
 RESAMPLES = 10_000
-DRAWS_AT_ONCE = 1 << 22
-EXACT = 16  # differences up to whose number all signs are tried
+RESAMPLE_CHUNK = 1 << 22
+MAX_EXACT = 16  # differences up to whose number all signs are tried
 ROUNDING = 1e-12
 
 Interval = tuple[float, float]
-UNKNOWN: Interval = (math.nan, math.nan)
+UNKNOWN_INTERVAL: Interval = (math.nan, math.nan)
 
 
 def pass_at_k(right: Tensor, count: Tensor, k: int) -> Tensor:
@@ -31,9 +31,9 @@ def pass_at_k(right: Tensor, count: Tensor, k: int) -> Tensor:
 
 def wilson(mean: float, count: float) -> Interval:
     """Wilson's score interval of a share that was seen in `count` independent trials."""
-    center = mean + Z * Z / (2 * count)
-    half = Z * math.sqrt(mean * (1 - mean) / count + Z * Z / (4 * count * count))
-    scale = 1 + Z * Z / count
+    center = mean + Z_95 * Z_95 / (2 * count)
+    half = Z_95 * math.sqrt(mean * (1 - mean) / count + Z_95 * Z_95 / (4 * count * count))
+    scale = 1 + Z_95 * Z_95 / count
     return max((center - half) / scale, 0.0), min((center + half) / scale, 1.0)
 
 
@@ -46,7 +46,7 @@ def share_interval(values: Tensor, trials: float = math.inf) -> Interval:
     """
     there = values[torch.isfinite(values)].double()
     if not len(there):
-        return UNKNOWN
+        return UNKNOWN_INTERVAL
     mean, spread = min(max(float(there.mean()), 0.0), 1.0), float(there.var(correction=0))
     worth = mean * (1 - mean) * len(there) / spread if spread > ROUNDING else len(there)
     return wilson(mean, min(max(worth, 1.0), trials))
@@ -59,10 +59,10 @@ def bootstrap_interval(values: Tensor, seed: int) -> Interval:
     """
     there = values[torch.isfinite(values)].double().cpu()
     if len(there) < 2:
-        return UNKNOWN
+        return UNKNOWN_INTERVAL
     generator = torch.Generator().manual_seed(seed)
     means: list[Tensor] = []
-    at_once = max(DRAWS_AT_ONCE // len(there), 1)
+    at_once = max(RESAMPLE_CHUNK // len(there), 1)
     for start in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - start)
         means.append(there[torch.randint(len(there), (rows, len(there)), generator=generator)].mean(dim=1))
@@ -81,12 +81,12 @@ def sign_flip_p(differences: Tensor, seed: int) -> float:
     if not len(there):
         return 1.0
     seen = abs(float(there.sum())) - ROUNDING * float(there.abs().sum())
-    if len(there) <= EXACT:
+    if len(there) <= MAX_EXACT:
         numbers = torch.arange(1 << len(there))
         signs = 1.0 - 2.0 * ((numbers[:, None] >> torch.arange(len(there))) & 1).double()
         return float((((signs @ there).abs()) >= seen).double().mean())
     generator = torch.Generator().manual_seed(seed)
-    as_far, at_once = 0, max(DRAWS_AT_ONCE // len(there), 1)
+    as_far, at_once = 0, max(RESAMPLE_CHUNK // len(there), 1)
     for start in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - start)
         signs = torch.randint(2, (rows, len(there)), generator=generator).double() * 2 - 1

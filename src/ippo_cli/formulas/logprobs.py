@@ -59,7 +59,7 @@ def selected_logprobs(
     check_chunking(temperature, chunk_tokens)
 
     def chunk(rows: Tensor, chosen: Tensor) -> tuple[Tensor, ...]:
-        return _Selected.apply(lm_head(rows), chosen, temperature, with_entropy)
+        return _SelectedLogprobs.apply(lm_head(rows), chosen, temperature, with_entropy)
 
     results = over_chunks(chunk, (hidden.reshape(-1, hidden.shape[-1]), ids.reshape(-1)), chunk_tokens)
     shaped = [result.view(ids.shape) for result in results]
@@ -101,7 +101,7 @@ def tempered_log_softmax(logits: Tensor, temperature: float) -> Tensor:
     return torch.log_softmax(logits, dim=-1, dtype=precision)
 
 
-class _Selected(torch.autograd.Function):
+class _SelectedLogprobs(torch.autograd.Function):
     """Chosen log-probabilities and entropies of logits `[n, V]`, with a backward pass of few temporaries.
 
     `d logprob / d z_j = [j = id] - p_j` and `d H / d z_j = -p_j (log p_j + H)`, over the tempered logits z.

@@ -37,7 +37,7 @@ def masked_var(x: Real, mask: Kept) -> Scalar:
 
     Bessel's correction, as in `torch.var`. Entries that are all equal give exactly 0.
     """
-    return _unbiased(_centered(x, mask), mask)
+    return _unbiased_variance(_center(x, mask), mask)
 
 
 def masked_whiten(
@@ -59,8 +59,8 @@ def masked_whiten(
     """
     x = keep(x, mask)
     if moments is None:
-        centered = _centered(x, mask)
-        var = _unbiased(centered, mask)
+        centered = _center(x, mask)
+        var = _unbiased_variance(centered, mask)
     else:
         mean, var = (torch.as_tensor(moment, dtype=x.dtype, device=x.device) for moment in moments)
         centered = torch.where(var == 0, 0.0, x - mean) if scale else x - mean
@@ -98,11 +98,11 @@ def _count(x: Tensor, mask: Tensor) -> Tensor:
     return mask.bool().expand_as(x).sum()
 
 
-def _unbiased(centered: Tensor, mask: Tensor) -> Tensor:
+def _unbiased_variance(centered: Tensor, mask: Tensor) -> Tensor:
     return centered.square().sum() / (_count(centered, mask) - 1).clamp(min=1)
 
 
-def _centered(x: Tensor, mask: Tensor) -> Tensor:
+def _center(x: Tensor, mask: Tensor) -> Tensor:
     """Kept entries less their mean, 0 off the mask: exactly 0 where all are equal.
 
     The mean is taken of the distances to the smallest entry, which are exactly 0 when all entries are equal.

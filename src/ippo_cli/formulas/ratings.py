@@ -7,7 +7,7 @@ import torch
 from ippo_cli.formulas.shapes import Games, Players
 
 NEWTON_STEPS = 100
-CLOSE = 1e-10
+TOLERANCE = 1e-10
 
 
 def bradley_terry(wins: Games, *, prior: float = 1.0) -> Players:
@@ -27,7 +27,7 @@ def bradley_terry(wins: Games, *, prior: float = 1.0) -> Players:
         raise ValueError(f"prior={prior}; must be 0 or more: use 1.0")
     wins = wins.double()
     met = (wins + wins.T > 0).fill_diagonal_(False)
-    known = _reachable(met)
+    known = _connected_players(met)
     strengths = torch.zeros(len(wins), dtype=torch.float64)
     free = known.clone()
     free[0] = False
@@ -40,12 +40,12 @@ def bradley_terry(wins: Games, *, prior: float = 1.0) -> Players:
         hessian = torch.diag(spread.sum(dim=1)) - spread
         step = torch.linalg.solve(hessian[free][:, free], gradient[free])
         strengths[free] += step.clamp(-1.0, 1.0)  # a full step may leave the region in which it is good
-        if float(step.abs().max()) < CLOSE:
+        if float(step.abs().max()) < TOLERANCE:
             break
     return torch.where(known, strengths, torch.nan)
 
 
-def _reachable(met: torch.Tensor) -> torch.Tensor:
+def _connected_players(met: torch.Tensor) -> torch.Tensor:
     """Whom a chain of games connects with the first player."""
     known = torch.zeros(len(met), dtype=torch.bool)
     known[0] = True

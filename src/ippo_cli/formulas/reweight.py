@@ -29,7 +29,7 @@ def reweight(score: Rows, *, method: str, power: float, generator: torch.Generat
         raise ValueError("score holds a NaN or an infinity; leave out the rows whose reward failed before drawing")
     if score.numel() == 0:
         return torch.zeros(0, dtype=torch.long, device=score.device)
-    weights = _weights(score.double(), method, power)
+    weights = _row_weights(score.double(), method, power)
     if not weights.any():
         weights = torch.ones_like(weights)
     device = score.device if generator is None else generator.device
@@ -37,7 +37,7 @@ def reweight(score: Rows, *, method: str, power: float, generator: torch.Generat
     return drawn.to(score.device)
 
 
-def _weights(score: Tensor, method: str, power: float) -> Tensor:
+def _row_weights(score: Tensor, method: str, power: float) -> Tensor:
     if method == "pow":
         size = score.abs()
         return (size / size.max().clamp(min=torch.finfo(size.dtype).tiny)) ** power  # only proportions count

@@ -18,22 +18,29 @@ from transformers import (
 )
 
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.model_args import plain_args, quantization
+from ippo_cli.config.model_args import quantization_args, unquantized_args
 from ippo_cli.config.schema import ActorConfig, Dtype
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, selected_logprobs
-from ippo_cli.models.critic import ValueHead, at_states, split_values
+from ippo_cli.models.critic import ValueHead, gather_states, split_values
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import backbone_of, below, cannot_load, load_pretrained, no_tokenizer, what_is_missing
-from ippo_cli.models.packing import read
+from ippo_cli.models.load import (
+    backbone_of,
+    load_error,
+    load_pretrained,
+    missing_files_reason,
+    missing_tokenizer_reason,
+    submodule_weights,
+)
+from ippo_cli.models.packing import last_hidden_states
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
 
-class RowsApart(Protocol):
+class MultiAdapterBatch(Protocol):
     """A model whose rows may be read by several policies in one forward, each by its own."""
 
-    def reading_by_row(self, policies: Sequence[Policy]) -> AbstractContextManager[Callable[[Tensor], None]]:
+    def policies_by_row(self, policies: Sequence[Policy]) -> AbstractContextManager[Callable[[Tensor], None]]:
         """Forwards inside read rows as one of the policies each. What is given is to be told, before a forward, the
         places of the policies of its rows, `[n]`; until then forwards read as outside."""
         ...
@@ -72,7 +79,9 @@ class LogitHead(nn.Module):
 class Policy(nn.Module):
     """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
 
-    rows_apart: RowsApart | None = None  # where forwards may read some rows as this policy and others as another
+    shared_base: MultiAdapterBatch | None = (
+        None  # where forwards may read some rows as this policy and others as another
+    )
 
     def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None, *, in_step: bool = False) -> None:
         super().__init__()
@@ -97,9 +106,9 @@ class Policy(nn.Module):
         With a `reference`, also the exact divergence from it in each state. `head_alone`: values have no gradient
         with respect to the language model, only to the value head.
         """
-        hidden = read(backbone_of(self.lm), sequences.input_ids, sequences.packing)
+        hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
         own = sequences.response_mask
-        chosen, ids = _before_own(hidden, sequences), sequences.response_ids[own]
+        chosen, ids = _select_action_states(hidden, sequences), sequences.response_ids[own]
         count = len(ids)
         if self.in_step:
             missing = int(distributed.all_max(torch.tensor(count, device=ids.device))) - count
@@ -116,14 +125,16 @@ class Policy(nn.Module):
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
         divergence = None
         if reference is not None:
-            divergence = self._divergence(
+            divergence = self._reference_kl(
                 chosen, reference, sequences, temperature=temperature, chunk_tokens=chunk_tokens
             )
             divergence = zeros.masked_scatter(own, divergence[:count])
         values = final_values = None
         if self.value_head is not None:
             read_by_head = hidden.detach() if head_alone else hidden
-            values, final_values = split_values(at_states(self.value_head(read_by_head), sequences.state), sequences)
+            values, final_values = split_values(
+                gather_states(self.value_head(read_by_head), sequences.state), sequences
+            )
         return PolicyOutput(
             logprobs=zeros.masked_scatter(own, logprobs[:count]),
             entropy=None if entropy is None else zeros.masked_scatter(own, entropy[:count]),
@@ -132,11 +143,11 @@ class Policy(nn.Module):
             full_kl=divergence,
         )
 
-    def _divergence(
+    def _reference_kl(
         self, chosen: Tensor, reference: Policy, sequences: Sequences, *, temperature: float, chunk_tokens: int
     ) -> Tensor:
         """KL(self || reference) in every state of `chosen` `[n, H]`; the reference reads 0 in padding."""
-        wanted = reference.own_states(sequences)
+        wanted = reference.action_states(sequences)
         wanted = torch.cat([wanted, wanted.new_zeros(len(chosen) - len(wanted), wanted.shape[1])])
         return full_kl(
             chosen,
@@ -176,24 +187,24 @@ class Policy(nn.Module):
         `weights` are those of the whole module. `merged` is for models with an adapter: whether their base goes along.
         """
         actor = folder / "actor"
-        self.lm.save_pretrained(actor, state_dict=below("lm.", weights))
+        self.lm.save_pretrained(actor, state_dict=submodule_weights("lm.", weights))
         tokenizer.save_pretrained(actor)
         return [actor, *self._save_head(folder, weights)]
 
     def _save_head(self, folder: Path, weights: dict[str, Tensor]) -> list[Path]:
         if self.value_head is None:
             return []
-        self.value_head.save_pretrained(folder / "critic", state_dict=below("value_head.", weights))
+        self.value_head.save_pretrained(folder / "critic", state_dict=submodule_weights("value_head.", weights))
         return [folder / "critic"]
 
     @torch.no_grad()
-    def own_states(self, sequences: Sequences) -> Tensor:
+    def action_states(self, sequences: Sequences) -> Tensor:
         """Hidden states `[n, H]` before each of the n action tokens, in the order of the mask."""
-        hidden = read(backbone_of(self.lm), sequences.input_ids, sequences.packing)
-        return _before_own(hidden, sequences)
+        hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
+        return _select_action_states(hidden, sequences)
 
 
-def _before_own(hidden: Tensor, sequences: Sequences) -> Tensor:
+def _select_action_states(hidden: Tensor, sequences: Sequences) -> Tensor:
     return hidden.index_select(0, sequences.state[:, :-1][sequences.response_mask])
 
 
@@ -220,9 +231,13 @@ def load_tokenizer(model: str, revision: str | None, key: str = "model") -> PreT
         # Never asks whether a repository's own code may run: a job has nobody to answer.
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load(setting_of(model, key), "tokenizer", error, no_tokenizer(model)) from error
+        raise load_error(
+            format_model_setting(model, key), "tokenizer", error, missing_tokenizer_reason(model)
+        ) from error
     if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
-        raise cannot_load(setting_of(model, key), "tokenizer", FileNotFoundError("its files have no vocabulary"), None)
+        raise load_error(
+            format_model_setting(model, key), "tokenizer", FileNotFoundError("its files have no vocabulary"), None
+        )
     if tokenizer.eos_token_id is None:
         raise PreflightError(
             f"actor.{key}={model}: its tokenizer has no end-of-sequence token; set eos_token in tokenizer_config.json"
@@ -243,8 +258,8 @@ def load_actor_lm(
     is_base: bool = False,
 ) -> PreTrainedModel:
     """A language model as `actor.dtype` and `actor.model_args` say; the base of an adapter may be quantised."""
-    options = plain_args(actor)
-    if is_base and (settings := quantization(actor)):
+    options = unquantized_args(actor)
+    if is_base and (settings := quantization_args(actor)):
         settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": DTYPES[actor.dtype]} | settings
         options["quantization_config"] = BitsAndBytesConfig(**settings)
     return load_causal_lm(model, revision, dtype or actor.dtype, as_stored=as_stored, **options)
@@ -262,11 +277,13 @@ def load_causal_lm(
         lm = load_pretrained(kind, model, revision=revision, dtype=DTYPES[dtype], as_stored=as_stored, **options)
         check_head(lm)
     except Exception as error:
-        raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error
+        raise load_error(
+            format_model_setting(model), "causal language model", error, missing_files_reason(Path(model))
+        ) from error
     return lm
 
 
-def refuse_unreadable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, setting: str) -> None:
+def check_readable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, setting: str) -> None:
     """Raise `PreflightError` where the tokenizer writes tokens that a model has no embedding for.
 
     The padding token may be one of them: no padding is ever read.
@@ -304,6 +321,6 @@ def check_head(lm: PreTrainedModel) -> None:
         )
 
 
-def setting_of(model: str, key: str = "model") -> str:
+def format_model_setting(model: str, key: str = "model") -> str:
     """How an error names the model of an actor: as it was typed, and that it is no folder where it is none."""
     return f"actor.{key}={model}" + ("" if Path(model).exists() else ", no folder here and looked up on the hub")

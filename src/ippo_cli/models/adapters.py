@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
-from ippo_cli.config.adapters import BESIDE_MERGED, adapter_folder
+from ippo_cli.config.adapters import ADAPTER_SUBFOLDER, find_adapter_folder
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.actor import Policy, PolicyOutput
-from ippo_cli.models.critic import ValueHead, ValueModel, at_states, value_head_from, value_model
+from ippo_cli.models.critic import ValueHead, ValueModel, gather_states, load_value_head, make_value_model
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import backbone_of, below
+from ippo_cli.models.load import backbone_of, submodule_weights
 from ippo_cli.models.lora import Adapter, FrozenBase
-from ippo_cli.models.packing import read
+from ippo_cli.models.packing import last_hidden_states
 
 
 class AdapterPolicy(Policy):
@@ -34,17 +34,17 @@ class AdapterPolicy(Policy):
         self.base: FrozenBase
         self.adapter = adapter
         self.packs = base.packs
-        if adapter is not None and base.by_row:
-            self.rows_apart = base
+        if adapter is not None and base.has_row_inputs:
+            self.shared_base = base
 
     def forward(self, *args: Any, **options: Any) -> PolicyOutput:
         with self.reading():
             return super().forward(*args, **options)
 
     @torch.no_grad()
-    def own_states(self, sequences: Sequences) -> Tensor:
+    def action_states(self, sequences: Sequences) -> Tensor:
         with self.reading():
-            return super().own_states(sequences)
+            return super().action_states(sequences)
 
     @property
     def trained(self) -> nn.Module:
@@ -70,10 +70,10 @@ class AdapterPolicy(Policy):
     ) -> list[Path]:
         """As of a policy; a merged model has float32 weights unless `merged_dtype` is another type."""
         assert self.adapter is not None
-        own, actor = below("adapter.", weights), folder / "actor"
+        own, actor = submodule_weights("adapter.", weights), folder / "actor"
         if merged:
             _save_merged(self.lm, actor, self.base.merged(self.adapter, own, merged_dtype), merged_dtype)
-        self.adapter.save(actor / BESIDE_MERGED if merged else actor, own)
+        self.adapter.save(actor / ADAPTER_SUBFOLDER if merged else actor, own)
         tokenizer.save_pretrained(actor)
         return [actor, *self._save_head(folder, weights)]
 
@@ -82,7 +82,7 @@ class AdapterPolicy(Policy):
         assert self.adapter is not None
         self.adapter.load(folder / "actor", "checkpoint")
         if self.value_head is not None:
-            self.value_head.load_state_dict(value_head_from(folder / "critic").state_dict())
+            self.value_head.load_state_dict(load_value_head(folder / "critic").state_dict())
 
 
 class AdapterCritic(nn.Module):
@@ -96,8 +96,8 @@ class AdapterCritic(nn.Module):
     def forward(self, sequences: Sequences) -> Tensor:
         """The values `[b, R + 1]` of every state, see `Sequences.state`."""
         with self.adapter.reading():
-            hidden = read(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
-        return at_states(self.value_head(hidden), sequences.state)
+            hidden = last_hidden_states(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
+        return gather_states(self.value_head(hidden), sequences.state)
 
     def train(self, mode: bool = True) -> AdapterCritic:
         super().train(mode)
@@ -107,10 +107,14 @@ class AdapterCritic(nn.Module):
     def save(
         self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
     ) -> list[Path]:
-        own, head, critic = below("adapter.", weights), below("value_head.", weights), folder / "critic"
+        own, head, critic = (
+            submodule_weights("adapter.", weights),
+            submodule_weights("value_head.", weights),
+            folder / "critic",
+        )
         if merged:
             _save_merged(self._merged_model(), critic, self._merged_state(own, head), torch.float32)
-        saved = critic / BESIDE_MERGED if merged else critic
+        saved = critic / ADAPTER_SUBFOLDER if merged else critic
         self.adapter.save(saved, own)
         self.value_head.save_pretrained(saved / "value_head", state_dict=head)
         tokenizer.save_pretrained(critic)
@@ -125,7 +129,7 @@ class AdapterCritic(nn.Module):
         self.adapter.load(folder, setting)
         where = f"{setting}={folder}"
         try:
-            head = value_head_from(adapter_folder(folder, setting) / "value_head")
+            head = load_value_head(find_adapter_folder(folder, setting) / "value_head")
         except Exception as error:
             raise PreflightError(f"{where}: no value head could be loaded ({error})") from error
         stored, wanted = (one.config.value_head_hidden_dim for one in (head, self.value_head))
@@ -139,12 +143,12 @@ class AdapterCritic(nn.Module):
         """A model of the same kind without memory for its weights, for its configuration."""
         backbone = backbone_of(self.adapter.base.lm)
         with torch.device("meta"):
-            return value_model(type(backbone)(backbone.config), self.value_head.config.value_head_hidden_dim)
+            return make_value_model(type(backbone)(backbone.config), self.value_head.config.value_head_hidden_dim)
 
     def _merged_state(self, own: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
         base = self.adapter.base
         prefix = f"{base.lm.base_model_prefix}."
-        backbone = below(prefix, base.merged(self.adapter, own))
+        backbone = submodule_weights(prefix, base.merged(self.adapter, own))
         state = {f"backbone.{name}": tensor for name, tensor in backbone.items()}
         return state | {f"value_head.{name}": tensor.float() for name, tensor in head.items()}
 
@@ -153,10 +157,14 @@ def _save_merged(model: PreTrainedModel, folder: Path, state: dict[str, Tensor],
     """A model's folder with the weights of `state`. The library writes the model's own type into `config.json`."""
     model.save_pretrained(folder, state_dict=state)
     file = folder / CONFIG_NAME
-    file.write_text(json.dumps(_with_dtype(json.loads(file.read_text()), str(dtype).removeprefix("torch.")), indent=2))
+    file.write_text(
+        json.dumps(_replace_dtype(json.loads(file.read_text()), str(dtype).removeprefix("torch.")), indent=2)
+    )
 
 
-def _with_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
+def _replace_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
     """A configuration, and those of the parts of its model, that name this type."""
-    changed = {key: _with_dtype(value, dtype) if isinstance(value, dict) else value for key, value in settings.items()}
+    changed = {
+        key: _replace_dtype(value, dtype) if isinstance(value, dict) else value for key, value in settings.items()
+    }
     return changed | ({"dtype": dtype} if "dtype" in settings else {})

@@ -19,11 +19,11 @@ _log = logging.getLogger(__name__)
 
 TOLERANCES = {torch.float32: 1e-3}
 HALF_PRECISION = 0.1
-HALVES = (torch.bfloat16, torch.float16)
-SHARE_OF_MISTAKE = 0.5
+HALF_DTYPES = (torch.bfloat16, torch.float16)
+MISTAKE_FRACTION = 0.5
 
 
-def deviation(actual: Tensor, expected: Tensor) -> float:
+def relative_error(actual: Tensor, expected: Tensor) -> float:
     """The largest relative error of a row, of `[n, D]`; infinite where something is no number."""
     actual, expected = actual.float(), expected.float()
     scale = expected.norm(dim=-1)
@@ -32,24 +32,24 @@ def deviation(actual: Tensor, expected: Tensor) -> float:
     return largest if largest == largest else float("inf")
 
 
-def agree(actual: Sequence[Tensor], expected: Sequence[Tensor], wrong: Sequence[Tensor]) -> bool:
+def outputs_match(actual: Sequence[Tensor], expected: Sequence[Tensor], wrong: Sequence[Tensor]) -> bool:
     """Whether `found` is `expected` but for rounding: everywhere near it, and, where the deliberate mistake of `wrong`
     shows most, at most half as far from it as that. Each entry is `[n, D]`, of the same n tokens."""
     if [part.shape for part in actual] != [part.shape for part in expected]:
         return False
     tolerance = TOLERANCES.get(expected[0].dtype, HALF_PRECISION)
-    errors = [deviation(*parts) for parts in zip(actual, expected, strict=True)]
-    mistakes = [deviation(*parts) for parts in zip(wrong, expected, strict=True)]
+    errors = [relative_error(*parts) for parts in zip(actual, expected, strict=True)]
+    mistakes = [relative_error(*parts) for parts in zip(wrong, expected, strict=True)]
     largest = max(range(len(mistakes)), key=mistakes.__getitem__)
-    told_apart = not mistakes[largest] or errors[largest] <= SHARE_OF_MISTAKE * mistakes[largest]
-    return max(errors) <= tolerance and told_apart
+    is_distinguished = not mistakes[largest] or errors[largest] <= MISTAKE_FRACTION * mistakes[largest]
+    return max(errors) <= tolerance and is_distinguished
 
 
 Readings = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 """What `agree` compares: of the way that is tried, of the plain one, and of a deliberate mistake."""
 
 
-def alike(model: nn.Module, readings: Callable[[], Readings], way: str) -> bool:
+def readings_match(model: nn.Module, readings: Callable[[], Readings], method: str) -> bool:
     """Whether the readings of a model agree as it is, or, where rounding may be all that parts them, in float32.
 
     An error of a reading, in either precision, closes the `way` that is tried and is logged; too little memory is
@@ -57,33 +57,33 @@ def alike(model: nn.Module, readings: Callable[[], Readings], way: str) -> bool:
     """
     try:
         first = readings()
-        if agree(*first):
+        if outputs_match(*first):
             return True
-        rounds = any(each.dtype in HALVES for each in model.parameters())
+        rounds = any(each.dtype in HALF_DTYPES for each in model.parameters())
         if not rounds or not all(part.isfinite().all() for part in first[0]):
             return False
-        with in_float32(model):
-            return agree(*readings())
+        with compute_in_float32(model):
+            return outputs_match(*readings())
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a model of unknown making does
-        _log.info("%s cannot be read by %s: %r", type(model).__name__, way, error)
+        _log.info("%s cannot be read by %s: %r", type(model).__name__, method, error)
         return False
 
 
 @contextmanager
-def in_float32(model: nn.Module) -> Iterator[None]:
+def compute_in_float32(model: nn.Module) -> Iterator[None]:
     """Forwards inside compute in float32 with the same weights. Each layer has its weights cast while it is called,
     so that there is never a second copy of all: those of a large model may lie in files."""
-    kept: list[dict[Tensor, Tensor]] = []
+    originals: list[dict[Tensor, Tensor]] = []
 
     def cast(module: nn.Module, _: Any) -> None:
-        kept.append({each: each.data for each in _used_by(module) if each.dtype in HALVES})
-        for each in kept[-1]:
+        originals.append({each: each.data for each in _tensors_used_by(module) if each.dtype in HALF_DTYPES})
+        for each in originals[-1]:
             each.data = each.data.float()
 
     def restore(*_: Any) -> None:
-        for each, data in kept.pop().items():
+        for each, data in originals.pop().items():
             each.data = data
 
     handles = []
@@ -95,18 +95,18 @@ def in_float32(model: nn.Module) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
-        while kept:  # an interruption ends forwards without their hooks
+        while originals:  # an interruption ends forwards without their hooks
             restore()
 
 
-def _used_by(module: nn.Module) -> Iterator[Tensor]:
+def _tensors_used_by(module: nn.Module) -> Iterator[Tensor]:
     """What a forward of a module may use before it calls another: its weights and those of its parts, but not of
     layers, which stand in lists, nor what ZeRO stage 3 gathers for each call."""
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
     for part in module.children():
         if not isinstance(part, nn.ModuleList):
-            yield from (each for each in _used_by(part) if not hasattr(each, "ds_id"))
+            yield from (each for each in _tensors_used_by(part) if not hasattr(each, "ds_id"))
 
 
 def probe_ids(count: int, vocabulary: int, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.packing import read
+from ippo_cli.models.packing import last_hidden_states
 
 
 class ValueHeadConfig(PreTrainedConfig):
@@ -106,11 +106,11 @@ class ValueModel(PreTrainedModel):
         return [folder / "critic"]
 
     def forward(self, sequences: Sequences) -> Tensor:
-        hidden = read(self.backbone, sequences.input_ids, sequences.packing)
-        return at_states(self.value_head(hidden), sequences.state)
+        hidden = last_hidden_states(self.backbone, sequences.input_ids, sequences.packing)
+        return gather_states(self.value_head(hidden), sequences.state)
 
 
-def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
+def make_value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
     """A critic on a loaded backbone, its head at zero."""
     settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
     config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype)
@@ -121,12 +121,12 @@ def value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) ->
     return model
 
 
-def value_head_from(folder: Path) -> ValueHead:
+def load_value_head(folder: Path) -> ValueHead:
     """A value head that was saved by itself."""
     return ValueHead.from_pretrained(folder, use_safetensors=True)
 
 
-def at_states(values: Tensor, state: Tensor) -> Tensor:
+def gather_states(values: Tensor, state: Tensor) -> Tensor:
     """Values of all tokens read, `[n]`, at the places `state [b, S]`: `[b, S]`."""
     return values.index_select(0, state.flatten()).view(state.shape)
 

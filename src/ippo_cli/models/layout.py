@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.models.packing import Packing, Suffixes, pack
-from ippo_cli.models.prefixes import LEAST_SHARE, families
+from ippo_cli.models.prefixes import MIN_SAVED_FRACTION, group_by_shared_prefix
 from ippo_cli.types import Rollout
 
 
@@ -32,7 +32,7 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _SequenceParts:
     """What is read as one sequence each: every row from its prompt on, then every detached turn from its own."""
 
     row: Tensor  # [s] among the rows that are read
@@ -56,7 +56,7 @@ def build_sequences(
     ends = lengths.tolist()
     width = max(1, *ends)
     response_ids, response_mask = rollout.response_ids[rows, :width], rollout.response_mask[rows, :width]
-    parts = _parts(rollout, rows, ends, width, final=final)
+    parts = _split_sequences(rollout, rows, ends, width, final=final)
     columns = torch.arange(width + 1, device=rows.device)
     inside = (columns[:-1] >= parts.begin[:, None]) & (columns[:-1] < parts.end[:, None])
     end = (columns[1:] * (response_mask[parts.row] & inside)).amax(dim=1) - 1  # its last action token
@@ -67,9 +67,9 @@ def build_sequences(
     ids = torch.cat([parts.prompt_ids, response_ids[parts.row]], dim=1)
     counts = real.sum(dim=1)
     if packed:
-        input_ids, places, packing = _packed(ids, real, share_prefixes)
+        input_ids, places, packing = _pack_sequences(ids, real, share_prefixes)
     else:
-        input_ids, places, packing = _padded(ids, real, counts)
+        input_ids, places, packing = _pad_sequences(ids, real, counts)
     offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # of the state before column 0, were it in the part
     return Sequences(
         input_ids=input_ids,
@@ -81,7 +81,7 @@ def build_sequences(
     )
 
 
-def _parts(rollout: Rollout, rows: Tensor, lengths: list[int], width: int, *, final: bool) -> _Parts:
+def _split_sequences(rollout: Rollout, rows: Tensor, lengths: list[int], width: int, *, final: bool) -> _SequenceParts:
     count, device = len(rows), rows.device
     prompt_ids, prompt_mask, ends = rollout.prompt_ids[rows], rollout.prompt_mask[rows], list(lengths)
     row, begin, prompts = list(range(count)), [0] * count, []
@@ -100,13 +100,15 @@ def _parts(rollout: Rollout, rows: Tensor, lengths: list[int], width: int, *, fi
             of[place, turn.column :] = part
             before = part
     if prompts:
-        wide = max(prompt_ids.shape[1], *map(len, prompts))
-        own_ids = torch.tensor([[0] * (wide - len(prompt)) + prompt for prompt in prompts], device=device)
-        own_mask = torch.arange(wide) >= torch.tensor([wide - len(prompt) for prompt in prompts])[:, None]
-        padding = (wide - prompt_ids.shape[1], 0)
+        prompt_width = max(prompt_ids.shape[1], *map(len, prompts))
+        own_ids = torch.tensor([[0] * (prompt_width - len(prompt)) + prompt for prompt in prompts], device=device)
+        own_mask = (
+            torch.arange(prompt_width) >= torch.tensor([prompt_width - len(prompt) for prompt in prompts])[:, None]
+        )
+        padding = (prompt_width - prompt_ids.shape[1], 0)
         prompt_ids = torch.cat([torch.nn.functional.pad(prompt_ids, padding), own_ids])
         prompt_mask = torch.cat([torch.nn.functional.pad(prompt_mask, padding), own_mask.to(device)])
-    return _Parts(
+    return _SequenceParts(
         row=torch.tensor(row, device=device),
         prompt_ids=prompt_ids,
         prompt_mask=prompt_mask,
@@ -116,7 +118,7 @@ def _parts(rollout: Rollout, rows: Tensor, lengths: list[int], width: int, *, fi
     )
 
 
-def row_tokens(rollout: Rollout, *, packed: bool) -> Tensor:
+def row_token_counts(rollout: Rollout, *, packed: bool) -> Tensor:
     """Tokens of each row, `[B]`, all of its sequences together: what `token_budget_batches` counts.
 
     Where rows are padded and some have several sequences, every sequence counts as long as the longest of all rows.
@@ -134,15 +136,15 @@ def row_tokens(rollout: Rollout, *, packed: bool) -> Tensor:
     return tokens.new_tensor([sum(own) if packed else len(own) * longest for own in sizes])
 
 
-def _packed(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
+def _pack_sequences(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
     """Tokens `[1, N]`, longest first, the place of every token of each sequence `[s, L]`, and how they come apart.
 
     Shared prefixes stand among the sequences that share nothing; what goes on from them comes behind all of these.
     """
     sequences = [row[own] for row, own in zip(ids.cpu().numpy(), real.cpu().numpy(), strict=True)]
     counts = [len(sequence) for sequence in sequences]
-    least_share = LEAST_SHARE.get(ids.device.type, LEAST_SHARE["cuda"])
-    shared = families(sequences, least_share) if share_prefixes else ()
+    least_share = MIN_SAVED_FRACTION.get(ids.device.type, MIN_SAVED_FRACTION["cuda"])
+    shared = group_by_shared_prefix(sequences, least_share) if share_prefixes else ()
     alone = set(range(len(counts))).difference(*(family.members for family in shared))
     whole = [((number,), counts[number]) for number in sorted(alone)]
     whole += [(family.members, family.prefix) for family in shared]
@@ -172,7 +174,7 @@ def _packed(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Tensor, Te
     return row_ids, torch.from_numpy(places).to(ids.device), packing
 
 
-def _padded(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, None]:
+def _pad_sequences(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, None]:
     """Tokens `[b, L]`, zeros after each row, and the place of every token of each."""
     order = torch.sort(~real, dim=1, stable=True).indices
     total = int(counts.max())
@@ -181,7 +183,7 @@ def _padded(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def token_budget_batches(
-    lengths: Tensor, budget: int, *, packed: bool, together: Sequence[Hashable] | None = None
+    lengths: Tensor, budget: int, *, packed: bool, group_keys: Sequence[Hashable] | None = None
 ) -> list[Tensor]:
     """Row numbers in batches of similar length, longest first, that stay within `budget` tokens.
 
@@ -190,9 +192,9 @@ def token_budget_batches(
     """
     order = torch.sort(lengths, descending=True, stable=True).indices.tolist()
     sizes = lengths.tolist()
-    if together is not None:
-        first = {key: place for place, key in reversed([*enumerate(together[row] for row in order)])}
-        order.sort(key=lambda row: first[together[row]])
+    if group_keys is not None:
+        first = {key: place for place, key in reversed([*enumerate(group_keys[row] for row in order)])}
+        order.sort(key=lambda row: first[group_keys[row]])
     batches: list[list[int]] = []
     room = 0
     for row in order:

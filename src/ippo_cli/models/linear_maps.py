@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.pytorch_utils import Conv1D
 
-from ippo_cli.config.adapters import pattern_value, rank_of
+from ippo_cli.config.adapters import pattern_value, rank_for_module
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ALL_LINEAR, LoraConfig
 
@@ -34,8 +34,8 @@ def linear_maps(lm: PreTrainedModel) -> dict[str, Widths]:
 def maps_without_adapter(lm: PreTrainedModel) -> dict[str, str]:
     """Linear maps within a model's layers that take no adapter: the reason by path."""
     maps = dict(_all_maps(lm))
-    unreadable = _names_without_peft(lm, short_names(list(maps)))
-    reasons = {path: _reason(path, part, unreadable) for path, part in maps.items()}
+    unreadable = _names_unsupported_by_peft(lm, short_names(list(maps)))
+    reasons = {path: _exclusion_reason(path, part, unreadable) for path, part in maps.items()}
     return {path: reason for path, reason in reasons.items() if reason is not None}
 
 
@@ -47,7 +47,7 @@ def _all_maps(lm: PreTrainedModel) -> Iterator[tuple[str, nn.Linear | Conv1D]]:
             yield path, part
 
 
-def _reason(path: str, part: nn.Linear | Conv1D, unreadable: Mapping[str, str]) -> str | None:
+def _exclusion_reason(path: str, part: nn.Linear | Conv1D, unreadable: Mapping[str, str]) -> str | None:
     """Why a map takes no adapter; None for one that does."""
     name = path.rpartition(".")[2]
     if type(part).__name__.endswith("Router"):
@@ -59,7 +59,7 @@ def _reason(path: str, part: nn.Linear | Conv1D, unreadable: Mapping[str, str]) 
     return unreadable.get(name)
 
 
-def _names_without_peft(lm: PreTrainedModel, names: Sequence[str]) -> dict[str, str]:
+def _names_unsupported_by_peft(lm: PreTrainedModel, names: Sequence[str]) -> dict[str, str]:
     """Names that PEFT reads as something else than linear maps in a model of this family, or refuses there."""
     family = lm.config.model_type
     if family in MAMBA:
@@ -107,7 +107,7 @@ def targeted_maps(
             found = [path for path in maps if is_named(target, path)]
             if not found:
                 named = {path: reason for path, reason in others.items() if is_named(target, path)}
-                _refuse(target, named, maps, setting, model)
+                _raise_target_error(target, named, maps, setting, model)
             chosen |= {path: maps[path] for path in found}
         chosen = {path: widths for path, widths in maps.items() if path in chosen}
     for key in ("rank_pattern", "alpha_pattern"):
@@ -115,10 +115,10 @@ def targeted_maps(
             if not any(pattern_value({name: True}, path, False) for path in chosen):
                 what = "matches no module that the adapter is on"
                 raise ConfigError(f"{setting}.{key}", f"{name} {what}", "use " + " ".join(short_names(list(chosen))))
-    narrow = max(chosen, key=lambda path: rank_of(config, path) - min(chosen[path]))
-    if rank_of(config, narrow) > min(chosen[narrow]):
+    narrow = max(chosen, key=lambda path: rank_for_module(config, path) - min(chosen[path]))
+    if rank_for_module(config, narrow) > min(chosen[narrow]):
         raise ConfigError(
-            f"{setting}.rank={rank_of(config, narrow)}",
+            f"{setting}.rank={rank_for_module(config, narrow)}",
             f"is more than {narrow} of {model} is wide ({chosen[narrow][0]} to {chosen[narrow][1]}): no map has more "
             "ranks than that",
             f"use at most {min(chosen[narrow])}",
@@ -147,7 +147,7 @@ def other_modules(lm: PreTrainedModel) -> dict[str, str | None]:
     return {path: reasons.get(path) for path, _ in lm.named_modules() if path not in maps}
 
 
-def _refuse(
+def _raise_target_error(
     target: str, named: Mapping[str, str | None], maps: Mapping[str, Widths], setting: str, model: str
 ) -> NoReturn:
     what = f"names {target}, and {model} has no such module"

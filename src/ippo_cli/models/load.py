@@ -14,7 +14,7 @@ from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from ippo_cli.config.adapters import ADAPTER_CONFIG
 from ippo_cli.config.errors import PreflightError
 
-RANDOM = re.compile(r"drop|jitter")
+RANDOM_SETTING = re.compile(r"drop|jitter")
 """In the names of settings that make training random: resid_pdrop, residual_dropout, layerdrop, router_jitter_noise."""
 TRAINING_FORWARDS = 4
 """Forwards in training mode that must agree, where random numbers are drawn at all."""
@@ -72,11 +72,11 @@ def load_pretrained(
     if trains:
         make_deterministic(model)
     if as_stored:
-        _announce_dtype(model, dtype)
+        _set_config_dtype(model, dtype)
     return model
 
 
-def _announce_dtype(model: nn.Module, dtype: torch.dtype) -> None:
+def _set_config_dtype(model: nn.Module, dtype: torch.dtype) -> None:
     """Let every configuration of a model name the type that its weights will have."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
@@ -86,7 +86,7 @@ def _announce_dtype(model: nn.Module, dtype: torch.dtype) -> None:
                     sub.dtype = dtype
 
 
-def below(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def submodule_weights(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a submodule under its own names."""
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
@@ -107,75 +107,75 @@ def make_deterministic(model: PreTrainedModel) -> None:
     backbone = backbone_of(model)
     name = type(backbone).__name__
     ids = torch.arange(5, 13, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
-    expected = _states(backbone, ids)
+    expected = _hidden_states(backbone, ids)
     if not expected.isfinite().all():
         raise UnusableModel("what it computes is not finite: some of its weights are NaN or infinite")
-    other = _states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
-    if not _near(other[:, :-1], expected[:, :-1]):
+    other = _hidden_states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
+    if not _is_close(other[:, :-1], expected[:, :-1]):
         raise UnusableModel(f"{name} lets tokens see those after them; use a causal language model")
-    switch_off_dropout(model)
-    if not _near(_states(backbone, ids), expected) or not _trains_as_it_reads(backbone, ids, expected):
+    disable_dropout(model)
+    if not _is_close(_hidden_states(backbone, ids), expected) or not _train_eval_match(backbone, ids, expected):
         raise UnusableModel(f"{name} computes something else in training mode, without dropout too; use another model")
 
 
-def switch_off_dropout(model: nn.Module) -> None:
+def disable_dropout(model: nn.Module) -> None:
     """Sets every dropout probability and jitter of a model to 0, in its modules and its configurations.
 
     PPO compares probabilities before and after an update: with dropout, the first ratio would not be 1.
     """
     seen: set[int] = set()
     for part in model.modules():
-        _zero(part, seen)
+        _zero_probabilities(part, seen)
         if isinstance(part, PreTrainedModel):
-            _zero(part.config, seen)
+            _zero_probabilities(part.config, seen)
 
 
-def _zero(holder: nn.Module | PretrainedConfig, seen: set[int]) -> None:
+def _zero_probabilities(holder: nn.Module | PretrainedConfig, seen: set[int]) -> None:
     if id(holder) in seen:
         return
     seen.add(id(holder))
     drops = "drop" in type(holder).__name__.lower()  # nn.Dropout and its like call their probability `p`
     for name, value in list(vars(holder).items()):
         if isinstance(value, PretrainedConfig):
-            _zero(value, seen)
-        elif type(value) in (float, int) and value and (RANDOM.search(name) or (drops and name == "p")):
+            _zero_probabilities(value, seen)
+        elif type(value) in (float, int) and value and (RANDOM_SETTING.search(name) or (drops and name == "p")):
             setattr(holder, name, type(value)(0))
 
 
-def _trains_as_it_reads(backbone: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
+def _train_eval_match(backbone: PreTrainedModel, ids: Tensor, expected: Tensor) -> bool:
     backbone.train()
     try:
         with torch.random.fork_rng(devices=[]):
-            first = _states(backbone, ids)
+            first = _hidden_states(backbone, ids)
             for number in range(TRAINING_FORWARDS):
                 torch.manual_seed(number)
                 before = torch.get_rng_state()
-                if not torch.equal(_states(backbone, ids), first):
+                if not torch.equal(_hidden_states(backbone, ids), first):
                     return False
                 if torch.equal(torch.get_rng_state(), before):
                     break  # nothing is drawn: another forward would say the same
     finally:
         backbone.eval()
-    return _near(first, expected)
+    return _is_close(first, expected)
 
 
-def _states(backbone: PreTrainedModel, ids: Tensor) -> Tensor:
+def _hidden_states(backbone: PreTrainedModel, ids: Tensor) -> Tensor:
     return backbone(input_ids=ids, use_cache=False).last_hidden_state
 
 
-def _near(actual: Tensor, expected: Tensor) -> bool:
+def _is_close(actual: Tensor, expected: Tensor) -> bool:
     """Whether two readings differ by rounding only."""
     tolerance = 1e-4 if expected.dtype == torch.float32 else 0.01
     return bool((actual - expected).norm() <= tolerance * expected.norm())
 
 
-def cannot_load(setting: str, what: str, error: Exception, reason: str | None = None) -> PreflightError:
+def load_error(setting: str, kind: str, error: Exception, reason: str | None = None) -> PreflightError:
     """One line about a model or tokenizer that is not usable: what was typed, and why not, in the library's words
     where neither we nor `reason` have better ones."""
     message = (str(error).strip().splitlines() or [repr(error)])[0]
     if reason is not None and not isinstance(error, UnusableModel):
         message = reason
-    return PreflightError(f"{setting}: no {what} could be loaded ({message})")
+    return PreflightError(f"{setting}: no {kind} could be loaded ({message})")
 
 
 def checkpoint_activations(model: PreTrainedModel, **options: Any) -> None:
@@ -184,17 +184,17 @@ def checkpoint_activations(model: PreTrainedModel, **options: Any) -> None:
     enable({"use_reentrant": False, **options})
 
 
-def no_tokenizer(model: str) -> str | None:
+def missing_tokenizer_reason(model: str) -> str | None:
     """Why a folder has no tokenizer, as far as its files tell; None where they do not."""
     folder = Path(model)
     if folder.is_file():
-        return what_is_missing(folder)
+        return missing_files_reason(folder)
     if folder.is_dir() and not any(folder.glob("tokenizer*")):
         return "its folder has no tokenizer.json; save the model's tokenizer there"
     return None
 
 
-def what_is_missing(folder: Path) -> str | None:
+def missing_files_reason(folder: Path) -> str | None:
     """Why a folder is no model's, as far as its files tell; None where they do not."""
     if not folder.exists():
         return None

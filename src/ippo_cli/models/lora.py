@@ -30,8 +30,8 @@ from ippo_cli.config.adapters import (
     StoredAdapter,
     check_same_settings,
     read_adapter,
-    scale_of,
-    starting_settings,
+    resolve_initial_settings,
+    scale_for_module,
 )
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import ALL_LINEAR, AdapterInit, AdapterMismatch, LoraConfig
@@ -47,8 +47,8 @@ from ippo_cli.models.linear_maps import (
 )
 from ippo_cli.models.load import checkpoint_activations
 
-TRAINED = ("lora_A", "lora_B", "lora_magnitude_vector")
-SAMPLED = 64  # elements at each end of every parameter that a base is told apart by
+ADAPTER_PARAMETERS = ("lora_A", "lora_B", "lora_magnitude_vector")
+FINGERPRINT_SAMPLE = 64  # elements at each end of every parameter that a base is told apart by
 
 
 class FrozenBase:
@@ -61,16 +61,20 @@ class FrozenBase:
         self.widths = linear_maps(lm)
         self.others = other_modules(lm)
         self.quantized = bool(getattr(lm, "is_quantized", False))
-        self.fingerprint = None if self.quantized else _fingerprint(lm)  # quantised weights are those of no file
+        self.fingerprint = (
+            None if self.quantized else _compute_fingerprint(lm)
+        )  # quantised weights are those of no file
         self.parts = [path for path, _ in lm.named_modules()]
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
         self._reading: str | None = None  # the adapter of all rows
-        self._by_row: _ByRow | None = None
+        self._row_adapters: _RowAdapters | None = None
         self._depth = 0  # of `reading` within `reading`
-        self._known_factors: dict[tuple[int, str], Tensor] = {}
-        self._shapes: dict[str, list[torch.Size]] | None = None  # what layers were given, while that is looked at
+        self._factor_cache: dict[tuple[int, str], Tensor] = {}
+        self._observed_shapes: dict[str, list[torch.Size]] | None = (
+            None  # what layers were given, while that is looked at
+        )
         self._count = 0
-        self.by_row = True  # whether every layer sees rows as rows
+        self.has_row_inputs = True  # whether every layer sees rows as rows
 
     def add(self, config: LoraConfig, setting: str, seed: int, *, earlier: str | None = None, key: str = "") -> Adapter:
         """A new adapter, which changes nothing yet: weights are a function of the seed. `setting`: its group's name.
@@ -81,7 +85,7 @@ class FrozenBase:
         def targeted(config: LoraConfig) -> dict[str, Widths]:
             return targeted_maps(self.widths, self.others, config, setting, base_name(self.source))
 
-        config = starting_settings(config, earlier, key, lambda: targeted(config))
+        config = resolve_initial_settings(config, earlier, key, lambda: targeted(config))
         maps = targeted(config)
         name, self._count = f"adapter{self._count}", self._count + 1
         with torch.random.fork_rng():
@@ -92,23 +96,23 @@ class FrozenBase:
         for layer in layers.values():
             vars(layer)["forward"] = partial(self._forward, layer)
         for part, parameter in self.lm.named_parameters():
-            parameter.requires_grad_(any(f".{kind}." in part for kind in TRAINED))
-        self._see_that_layers_are_called(layers)
+            parameter.requires_grad_(any(f".{kind}." in part for kind in ADAPTER_PARAMETERS))
+        self._check_target_modules_used(layers)
         return Adapter(self, name, config, layers)
 
     @contextmanager
     def reading(self, adapter: str | None) -> Iterator[None]:
         """Forwards inside read with this adapter, or with the base alone."""
-        before = self._reading, self._by_row
-        self._reading, self._by_row = adapter, None
+        before = self._reading, self._row_adapters
+        self._reading, self._row_adapters = adapter, None
         try:
-            with self._inside():
+            with self._share_dora_factors():
                 yield
         finally:
-            self._reading, self._by_row = before
+            self._reading, self._row_adapters = before
 
     @contextmanager
-    def _inside(self) -> Iterator[None]:
+    def _share_dora_factors(self) -> Iterator[None]:
         """Within the outermost of these, forwards without gradients share DoRA's factors."""
         self._depth += 1
         try:
@@ -116,22 +120,22 @@ class FrozenBase:
         finally:
             self._depth -= 1
             if not self._depth:
-                self._known_factors.clear()
+                self._factor_cache.clear()
 
     @contextmanager
-    def reading_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
+    def policies_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
         """Forwards inside read every row with the adapter of one of the policies, see `RowsApart`."""
-        by_row, before = _ByRow([policy.adapter.name for policy in policies]), self._by_row  # type: ignore[attr-defined]
+        by_row, before = _RowAdapters([policy.adapter.name for policy in policies]), self._row_adapters  # type: ignore[attr-defined]
 
         def select(rows: Tensor) -> None:
             by_row.select(rows)
-            self._by_row = by_row
+            self._row_adapters = by_row
 
         try:
-            with self._inside():
+            with self._share_dora_factors():
                 yield select
         finally:
-            self._by_row = before
+            self._row_adapters = before
 
     def checkpoint_gradients(self) -> None:
         """Recompute activations in the backward pass, with the adapter that the forward pass read with."""
@@ -168,32 +172,32 @@ class FrozenBase:
         for path, scale in adapter.scales.items():
             layer: Any = self.lm.get_submodule(path)
             own = layer.base_layer.weight.detach().float()
-            down, up = (weights[f"{_key(path)}.{part}.weight"].to(own.device, torch.float32) for part in "AB")
+            down, up = (weights[f"{_module_key(path)}.{part}.weight"].to(own.device, torch.float32) for part in "AB")
             product = scale * (up @ down)
-            if (magnitude := weights.get(f"{_key(path)}.M.weight")) is not None:
+            if (magnitude := weights.get(f"{_module_key(path)}.M.weight")) is not None:
                 whole = (own.T if path in self._transposed else own) + product
                 product = _row_factors(whole, magnitude.to(own.device))[:, None] * whole - (whole - product)
             yield path, own, product.T if path in self._transposed else product
 
     def _forward(self, layer: Any, states: Tensor) -> Tensor:
         """Of one map: the base's, and what the adapter in use adds."""
-        if self._shapes is not None:
-            self._shapes.setdefault(str(id(layer)), []).append(states.shape)
+        if self._observed_shapes is not None:
+            self._observed_shapes.setdefault(str(id(layer)), []).append(states.shape)
         result: Tensor = layer.base_layer(states)
-        if self._by_row is not None:
-            change = self._by_row.change(layer, states)
+        if self._row_adapters is not None:
+            change = self._row_adapters.change(layer, states)
             if change is None:
                 return result
-            factors = self._by_row.factors(layer, self._factors)
-            return result + self._scaled(layer, result, change, factors).to(result.dtype)
+            factors = self._row_adapters.factors(layer, self._dora_factors)
+            return result + self._scale_change(layer, result, change, factors).to(result.dtype)
         name = self._reading
         if name is None or name not in layer.lora_A:
             return result
         down, up = layer.lora_A[name], layer.lora_B[name]
         change = up(down(states.to(down.weight.dtype))) * layer.scaling[name]
-        return result + self._scaled(layer, result, change, self._factors(layer, name)).to(result.dtype)
+        return result + self._scale_change(layer, result, change, self._dora_factors(layer, name)).to(result.dtype)
 
-    def _scaled(self, layer: Any, result: Tensor, change: Tensor, factors: Tensor | None) -> Tensor:
+    def _scale_change(self, layer: Any, result: Tensor, change: Tensor, factors: Tensor | None) -> Tensor:
         """What is added to the base's `result`: the low-rank `change`, or with DoRA's row factors f
         `f (result - bias + change) - (result - bias)`, as PEFT adds it."""
         if factors is None:
@@ -202,7 +206,7 @@ class FrozenBase:
         plain = (result if bias is None else result - bias).float()
         return (factors - 1.0) * plain + factors * change.float()
 
-    def _factors(self, layer: Any, name: str) -> Tensor | None:
+    def _dora_factors(self, layer: Any, name: str) -> Tensor | None:
         """DoRA's factor of every row of a map, `[out]` float32; None for an adapter without one.
 
         Norms are constants for gradients, as in the paper (section 4.3). Without gradients they are computed once for
@@ -211,8 +215,8 @@ class FrozenBase:
         if name not in layer.lora_magnitude_vector:
             return None
         key = id(layer), name
-        if not torch.is_grad_enabled() and key in self._known_factors:
-            return self._known_factors[key]
+        if not torch.is_grad_enabled() and key in self._factor_cache:
+            return self._factor_cache[key]
         magnitude = layer.lora_magnitude_vector[name].weight
         with torch.no_grad():
             weight = layer.base_layer.weight.float()
@@ -221,30 +225,30 @@ class FrozenBase:
             whole = weight + layer.scaling[name] * (up @ down)
         factors = _row_factors(whole, magnitude)
         if not torch.is_grad_enabled() and self._depth:
-            self._known_factors[key] = factors
+            self._factor_cache[key] = factors
         return factors
 
     @torch.no_grad()
-    def _see_that_layers_are_called(self, layers: Mapping[str, nn.Module]) -> None:
+    def _check_target_modules_used(self, layers: Mapping[str, nn.Module]) -> None:
         """Some models use a map's weights without calling it, which would leave its adapter without effect."""
         rows, columns = 2, 3
         ids = torch.arange(5, 5 + rows * columns, device=self.lm.device).view(rows, columns)
-        self._shapes = {}
+        self._observed_shapes = {}
         try:
             self.lm(input_ids=ids % self.lm.config.get_text_config().vocab_size, use_cache=False)
             for path, layer in layers.items():
-                shapes = self._shapes.get(str(id(layer)))
+                shapes = self._observed_shapes.get(str(id(layer)))
                 if not shapes:
                     raise PreflightError(
                         f"actor.model={self.source}: it reads {path} without calling it, and an adapter there would do "
                         "nothing; leave it out of target_modules"
                     )
-                self.by_row = self.by_row and all(shape[:2] == (rows, columns) for shape in shapes)
+                self.has_row_inputs = self.has_row_inputs and all(shape[:2] == (rows, columns) for shape in shapes)
         finally:
-            self._shapes = None
+            self._observed_shapes = None
 
 
-class _ByRow:
+class _RowAdapters:
     """The adapters of a forward's rows: all of them are computed for every row, and all but its own struck out.
 
     Each map is then two matrix products, however many adapters there are, and adapters are narrow.
@@ -252,22 +256,22 @@ class _ByRow:
 
     def __init__(self, adapters: Sequence[str]) -> None:
         self._adapters = tuple(adapters)
-        self._stacked: dict[int, tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]] = {}
+        self._stack_cache: dict[int, tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]] = {}
         self._rows: Tensor | None = None
-        self._kept: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
+        self._scale_cache: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
 
     def select(self, rows: Tensor) -> None:
         """The places of the adapters, among those given, with which the rows `[n]` of the next forwards are read."""
         self._rows = rows
-        self._kept = {}
+        self._scale_cache = {}
 
     def change(self, layer: Any, states: Tensor) -> Tensor | None:
         """What adapters add to a map's output for `states [n, L, H]`; None where only others, as a critic's, sit."""
         if not any(name in layer.lora_A for name in self._adapters):
             return None
-        if id(layer) not in self._stacked:
-            self._stacked[id(layer)] = self._stack(layer)
-        down, up, parts = self._stacked[id(layer)]
+        if id(layer) not in self._stack_cache:
+            self._stack_cache[id(layer)] = self._stack(layer)
+        down, up, parts = self._stack_cache[id(layer)]
         inner = linear(states.to(down.dtype), down)
         return linear(inner * self._scales(parts, inner)[:, None], up)
 
@@ -282,19 +286,19 @@ class _ByRow:
         return stacked[self._rows.to(stacked.device)][:, None]
 
     def _stack(self, layer: Any) -> tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]:
-        there = [(place, name) for place, name in enumerate(self._adapters) if name in layer.lora_A]
-        down = torch.cat([layer.lora_A[name].weight for _, name in there])
-        up = torch.cat([layer.lora_B[name].weight for _, name in there], dim=1)
-        return down, up, tuple((place, layer.r[name], layer.scaling[name]) for place, name in there)
+        present = [(place, name) for place, name in enumerate(self._adapters) if name in layer.lora_A]
+        down = torch.cat([layer.lora_A[name].weight for _, name in present])
+        up = torch.cat([layer.lora_B[name].weight for _, name in present], dim=1)
+        return down, up, tuple((place, layer.r[name], layer.scaling[name]) for place, name in present)
 
     def _scales(self, parts: tuple[tuple[int, int, float], ...], like: Tensor) -> Tensor:
         """`[n, ranks of all]`: an adapter's scale for its own rows, and 0 for others."""
-        if parts not in self._kept:
+        if parts not in self._scale_cache:
             assert self._rows is not None
             owner = torch.tensor([place for place, rank, _ in parts for _ in range(rank)], device=like.device)
             scale = torch.tensor([scale for _, rank, scale in parts for _ in range(rank)], device=like.device)
-            self._kept[parts] = ((self._rows[:, None] == owner) * scale).to(like.dtype)
-        return self._kept[parts]
+            self._scale_cache[parts] = ((self._rows[:, None] == owner) * scale).to(like.dtype)
+        return self._scale_cache[parts]
 
 
 class Adapter(nn.Module):
@@ -310,7 +314,7 @@ class Adapter(nn.Module):
             parts = {"A": layer.lora_A[name], "B": layer.lora_B[name]}
             if name in layer.lora_magnitude_vector:
                 parts["M"] = layer.lora_magnitude_vector[name]
-            self.add_module(_key(path), nn.ModuleDict(parts))
+            self.add_module(_module_key(path), nn.ModuleDict(parts))
 
     def reading(self) -> AbstractContextManager[None]:
         """Forwards of the base inside read with this adapter."""
@@ -322,7 +326,9 @@ class Adapter(nn.Module):
         _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
         made_for = self.base.fingerprint
         named = {_peft_name(name): tensor.contiguous() for name, tensor in weights.items()}
-        _write(folder / ADAPTER_FILES[1], named, {"format": "pt"} | ({} if made_for is None else {"base": made_for}))
+        _write_safetensors(
+            folder / ADAPTER_FILES[1], named, {"format": "pt"} | ({} if made_for is None else {"base": made_for})
+        )
 
     def _target_names(self) -> list[str]:
         """As short as they can be to be read as these maps and no other module."""
@@ -347,7 +353,7 @@ class Adapter(nn.Module):
             check_same_settings(self.config, adapter, where)
         stored = self._read_weights(adapter, where)
         if merges:
-            stored = self._extended(adapter, stored)
+            stored = self._expand_weights(adapter, stored)
         self._check_shapes(stored, where)
         for name, parameter in self.named_parameters():
             parameter.copy_(stored[_peft_name(name)])
@@ -365,14 +371,14 @@ class Adapter(nn.Module):
             raise PreflightError(f"{where}: it was made for another base than {base_name(self.base.source)}")
         return stored
 
-    def _extended(self, adapter: StoredAdapter, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _expand_weights(self, adapter: StoredAdapter, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """An earlier adapter's weights in the shapes of this one, which computes the same with them."""
         result: dict[str, Tensor] = {}
         for path, scale in self.scales.items():
-            own = {part: getattr(self, _key(path))[part].weight.detach().clone() for part in "AB"}
+            own = {part: getattr(self, _module_key(path))[part].weight.detach().clone() for part in "AB"}
             if rank := adapter.rank(path):
                 down, up = (stored[f"{PEFT_PREFIX}{path}.lora_{part}.weight"].to(own[part].device) for part in "AB")
-                factor = scale_of(adapter.settings, path, rank) / scale
+                factor = scale_for_module(adapter.settings, path, rank) / scale
                 own["A"][:rank] = down
                 own["B"].zero_()
                 own["B"][:, :rank] = (up.float() * factor).to(own["B"].dtype)
@@ -383,9 +389,9 @@ class Adapter(nn.Module):
         own = {_peft_name(name): parameter for name, parameter in self.named_parameters()}
         base = f"the base {base_name(self.base.source)}"
         if odd := sorted(own.keys() ^ stored.keys()):
-            there = "it lacks" if odd[0] in own else "it also has"
+            difference = "it lacks" if odd[0] in own else "it also has"
             raise PreflightError(
-                f"{where}: it does not fit {base} with these target_modules: {there} "
+                f"{where}: it does not fit {base} with these target_modules: {difference} "
                 f"{odd[0].removeprefix(PEFT_PREFIX)}; adapter_mismatch=merge takes the modules of both"
             )
         for name, parameter in own.items():
@@ -419,7 +425,7 @@ def _row_factors(whole: Tensor, magnitude: Tensor) -> Tensor:
     return magnitude.float() / whole.norm(dim=1).to(magnitude.dtype).float()
 
 
-def _key(path: str) -> str:
+def _module_key(path: str) -> str:
     """A module's path as the name of one module."""
     return path.replace(".", "/")
 
@@ -432,7 +438,7 @@ def _peft_name(name: str) -> str:
     return f"{PEFT_PREFIX}{path.replace('/', '.')}.lora_{part}.weight"
 
 
-def _write(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+def _write_safetensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
     """A safetensors file that is the same bytes each time: the library puts metadata in any order."""
     data = save(dict(tensors), dict(metadata))
     start = 8 + int.from_bytes(data[:8], "little")  # of the tensors, behind the header and its length
@@ -442,12 +448,17 @@ def _write(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str
 
 
 @torch.no_grad()
-def _fingerprint(lm: PreTrainedModel) -> str:
+def _compute_fingerprint(lm: PreTrainedModel) -> str:
     """Of a base: the ends of all of its parameters, in bf16, for it may be loaded in either format."""
     digest = hashlib.sha256()
     for name, parameter in sorted(lm.named_parameters()):
         flat = parameter.flatten()
-        ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).to(torch.bfloat16).view(torch.int16).cpu()
+        ends = (
+            torch.cat([flat[:FINGERPRINT_SAMPLE], flat[-FINGERPRINT_SAMPLE:]])
+            .to(torch.bfloat16)
+            .view(torch.int16)
+            .cpu()
+        )
         digest.update(f"{name} {list(parameter.shape)}".encode() + ends.numpy().tobytes())
     return digest.hexdigest()
 

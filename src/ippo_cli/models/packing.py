@@ -27,7 +27,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ippo_cli.engine import distributed
-from ippo_cli.models.agreement import Readings, alike, probe_ids
+from ippo_cli.models.agreement import Readings, probe_ids, readings_match
 
 _log = logging.getLogger(__name__)
 
@@ -39,12 +39,12 @@ PACKED = {"sdpa": "ippo_cli_packed", "eager": "ippo_cli_packed_eager"}
 PROBE, PROBE_PREFIX = (24, 17, 9), 5
 """Lengths of the sequences that a model is tried on, and of what the last two begin with."""
 
-PADDING = {"cpu": 128, "cuda": 8192}
+PADDING_BUDGET = {"cpu": 128, "cuda": 8192}
 """Padded places that cost as much as one more group. Measured on a CPU; for a GPU reckoned, not measured: a group is
 some twenty kernels of 5 microseconds in each layer, forward and backward, and a place 24 KB to move in a model 900
 wide, 10 nanoseconds at 2.5 TB/s."""
 
-DOUBLED = {"cpu": math.inf, "cuda": 1024}
+DOUBLING_WIDTH = {"cpu": math.inf, "cuda": 1024}
 """Width of a group from which on attention doubles what a padded place costs. A CPU's bound was measured with it."""
 
 FP32_WIDTH = 256
@@ -58,19 +58,19 @@ class Group:
     tokens: slice  # its part of the row
     rows: int
     width: int
-    there: Tensor | None  # [rows * width] for each place the token that stands in it; None where no place is padding
-    back: Tensor  # [tokens] the place of each token
+    index: Tensor | None  # [rows * width] for each place the token that stands in it; None where no place is padding
+    inverse: Tensor  # [tokens] the place of each token
     real: Tensor  # [rows * width] bool: False where a place is padding, and some token stands in for none
     prefix: slice  # the part of the row that comes before each of them; empty where they are whole
 
     def spread(self, part: Tensor) -> Tensor:
         """Its part of the row, `[1, heads, tokens, size]`, to `[rows, heads, width, size]`."""
-        if self.there is not None:
-            part = _Moved.apply(part, self.there, self.back, None)
+        if self.index is not None:
+            part = _PermuteTokens.apply(part, self.index, self.inverse, None)
         _, heads, _, size = part.shape
         return part.reshape(heads, self.rows, self.width, size).transpose(0, 1)
 
-    def with_prefix(self, part: Tensor, states: Tensor) -> Tensor:
+    def prepend_prefix(self, part: Tensor, states: Tensor) -> Tensor:
         """Its part and the row, `[1, heads, N, size]`, to `[rows, heads, prefix + width, size]`: what all of them begin
         with, and each."""
         own = self.spread(part)
@@ -78,12 +78,12 @@ class Group:
             return own
         return torch.cat([states[:, :, self.prefix].expand(self.rows, -1, -1, -1), own], dim=2)
 
-    def joined(self, states: Tensor) -> Tensor:
+    def join(self, states: Tensor) -> Tensor:
         """`[rows, width, heads, size]` to `[1, tokens, heads, size]`."""
         flat = states.flatten(0, 1)[None]
-        if self.there is None:
+        if self.index is None:
             return flat
-        return _Moved.apply(flat.transpose(1, 2), self.back, self.there, self.real).transpose(1, 2)
+        return _PermuteTokens.apply(flat.transpose(1, 2), self.inverse, self.index, self.real).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +94,16 @@ class Packing:
     groups: tuple[Group, ...]
 
 
-class _Moved(torch.autograd.Function):
+class _PermuteTokens(torch.autograd.Function):
     """Picks along the third axis by `there`; the gradient goes back by `back`, and where `real` is False as nothing.
 
     Indexing of torch's own would add up gradients by index, which is slow, and here each token has one place.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: Tensor, there: Tensor, back: Tensor, real: Tensor | None) -> Tensor:
-        ctx.save_for_backward(back, *([] if real is None else [real]))
-        return states.index_select(2, there)
+    def forward(ctx: Any, states: Tensor, index: Tensor, inverse: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inverse, *([] if mask is None else [mask]))
+        return states.index_select(2, index)
 
     @staticmethod
     @once_differentiable
@@ -123,7 +123,7 @@ class Suffixes:
 
 def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffixes] = ()) -> Packing:
     """The packing of sequences of these lengths, longest first, and behind them what goes on from some of them."""
-    kind = device.type if device.type in PADDING else "cuda"
+    kind = device.type if device.type in PADDING_BUDGET else "cuda"
     parts = [(0, 0, lengths)]  # where their prefix begins, its length, their own lengths
     parts += [(sum(lengths[: each.of]), lengths[each.of], each.lengths) for each in suffixes]
     positions: list[Tensor] = []
@@ -135,19 +135,19 @@ def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffix
         # Told how many there will be, the host need not wait for the device to count.
         begins = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=total)
         positions.append(before + torch.arange(total, device=device) - begins)
-        for part in neighbours(own, kind):
+        for part in group_by_length(own, kind):
             prefix = slice(start, start + before)
-            groups.append(_group(counts[part], token, own[part], prefix))
+            groups.append(_make_group(counts[part], token, own[part], prefix))
             token = groups[-1].tokens.stop
     return Packing(torch.cat(positions)[None], tuple(groups))
 
 
-def neighbours(lengths: Sequence[int], device: str) -> list[slice]:
+def group_by_length(lengths: Sequence[int], device: str) -> list[slice]:
     """Of lengths, longest first, those that attend together on a kind of device: until padding costs a group."""
     found, first = [], 0
     while first < len(lengths):
         width, padding, last = lengths[first], 0, first
-        spare = PADDING[device] / (1 + width / DOUBLED[device])
+        spare = PADDING_BUDGET[device] / (1 + width / DOUBLING_WIDTH[device])
         while last < len(lengths) and padding + width - lengths[last] <= spare:
             padding += width - lengths[last]
             last += 1
@@ -156,16 +156,16 @@ def neighbours(lengths: Sequence[int], device: str) -> list[slice]:
     return found
 
 
-def _group(counts: Tensor, token: int, lengths: Sequence[int], prefix: slice) -> Group:
+def _make_group(counts: Tensor, token: int, lengths: Sequence[int], prefix: slice) -> Group:
     rows, width, total = len(lengths), lengths[0], sum(lengths)
     padding = rows * width - total
     columns = torch.arange(width, device=counts.device)
-    real = (columns < counts[:, None]).flatten()
+    mask = (columns < counts[:, None]).flatten()
     starts = counts.cumsum(0) - counts
-    there = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
+    index = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
     before = torch.arange(rows, device=counts.device) * width - starts  # places that are not tokens, up to each row
-    back = torch.arange(total, device=counts.device) + before.repeat_interleave(counts, output_size=total)
-    return Group(slice(token, token + total), rows, width, there if padding else None, back, real, prefix)
+    inverse = torch.arange(total, device=counts.device) + before.repeat_interleave(counts, output_size=total)
+    return Group(slice(token, token + total), rows, width, index if padding else None, inverse, mask, prefix)
 
 
 @dataclass(slots=True)
@@ -201,15 +201,15 @@ def attend(
     split = [states.split(sizes, dim=2) for states in (query, key, value)]
     parts = []
     for group, *own in zip(packing.groups, *split, strict=True):
-        spread = [group.spread(own[0]), group.with_prefix(own[1], key), group.with_prefix(own[2], value)]
+        spread = [group.spread(own[0]), group.prepend_prefix(own[1], key), group.prepend_prefix(own[2], value)]
         width = spread[1].shape[2]
-        mask = _mask(group.width, width, options.get("sliding_window"), query.device)
+        mask = _causal_mask(group.width, width, options.get("sliding_window"), query.device)
         if name == "eager":
-            mask = _added(mask, group.width, query)
-        elif attends_in_fp32(query.device.type, query.dtype == torch.bfloat16, width):
+            mask = _additive_mask(mask, group.width, query)
+        elif uses_fp32_attention(query.device.type, query.dtype == torch.bfloat16, width):
             spread = [states.float() for states in spread]
         output = plain(module, *spread, mask, **options)[0]
-        parts.append(group.joined(output.to(query.dtype)))
+        parts.append(group.join(output.to(query.dtype)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
 
 
@@ -220,7 +220,7 @@ def library_attention(name: str, module: nn.Module) -> Attention:
     return ALL_ATTENTION_FUNCTIONS[name]
 
 
-def _mask(own: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
+def _causal_mask(own: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
     """What each of the last `own` of `width` tokens attends to, `[1, 1, own, width]`: what stands before it and itself,
     or the last `window` of these. None where that is what the library takes no mask for."""
     if own == width and (window is None or width <= window):
@@ -230,14 +230,14 @@ def _mask(own: int, width: int, window: int | None, device: torch.device) -> Ten
     return (mask if window is None else mask.triu(before + 1 - window))[None, None]
 
 
-def _added(mask: Tensor | None, width: int, query: Tensor) -> Tensor:
+def _additive_mask(mask: Tensor | None, width: int, query: Tensor) -> Tensor:
     """What is added to scores where the library masks nothing by itself; causal where there is no mask."""
     if mask is None:
         mask = torch.ones(width, width, dtype=torch.bool, device=query.device).tril()[None, None]
     return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
 
 
-def attends_in_fp32(device: str, bf16: bool, width: int) -> bool:
+def uses_fp32_attention(device: str, bf16: bool, width: int) -> bool:
     """Whether sequences of a packed row that are `width` tokens long attend in float32 in a bf16 model."""
     return bf16 and device == "cpu" and width <= FP32_WIDTH
 
@@ -247,7 +247,7 @@ for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
     AttentionMaskInterface.register(PACKED[_name], _masks)
 
 
-def read(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Tensor:
+def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Tensor:
     """Last hidden states of all tokens, `[b * L, H]`, of padded rows `[b, L]` or of one packed row `[1, N]`."""
     if packing is None:
         return backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state.flatten(0, 1)
@@ -271,39 +271,39 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
 
     Of one that cannot a warning is logged, since its training takes longer.
     """
-    if _offers_attention(backbone):
+    if _supports_attention_interface(backbone):
         name = str(backbone.config._attn_implementation)
         backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would reach into other configs
-        if _reads_packed_rows(backbone):
+        if _packed_rows_match(backbone):
             return True
         backbone.config._attn_implementation_internal = name
     message = (
         f"{type(backbone).__name__}: it was not seen to keep sequences of one row apart; where it is trained or scored "
         "it reads padded rows, which takes longer the more their lengths differ"
     )
-    if distributed.first_to_say(message):
+    if distributed.claim_log_once(message):
         _log.warning(message)
     return False
 
 
-def _offers_attention(backbone: PreTrainedModel) -> bool:
+def _supports_attention_interface(backbone: PreTrainedModel) -> bool:
     """Whether a model calls attention by the library's interface, and attends to all that came before, or to the
     last of it."""
     return (
         backbone.config._attn_implementation in PACKED
         and backbone._supports_attention_backend
         and {"position_ids", "kwargs"} <= inspect.signature(backbone.forward).parameters.keys()
-        and {type(layer) for layer in _cached(backbone)} <= {DynamicLayer, DynamicSlidingWindowLayer}
+        and {type(layer) for layer in _cache_layers(backbone)} <= {DynamicLayer, DynamicSlidingWindowLayer}
     )
 
 
-def _cached(backbone: PreTrainedModel) -> Sequence[Any]:
+def _cache_layers(backbone: PreTrainedModel) -> Sequence[Any]:
     """For each layer, what the library caches of it."""
     return DynamicCache(config=backbone.config.get_text_config(decoder=True)).layers
 
 
 @torch.no_grad()
-def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
+def _packed_rows_match(backbone: PreTrainedModel) -> bool:
     """Whether a few sequences in one row, of which two begin alike, are read as one by one, and can be told from
     positions that are off by one."""
     config = backbone.config.get_text_config(decoder=True)
@@ -322,14 +322,16 @@ def _reads_packed_rows(backbone: PreTrainedModel) -> bool:
     whole = torch.cat([places[0], *(part for rest in places[2:] for part in (places[1], rest))])
 
     def readings() -> Readings:
-        expected = _joined([_traced(backbone, part) for part in parts])
-        wrong = _joined([_traced(backbone, part, shift=1) for part in parts])
-        return [entry[whole] for entry in _traced(backbone, ids, packing=packed())], expected, wrong
+        expected = _concatenate_traces([_trace_forward(backbone, part) for part in parts])
+        wrong = _concatenate_traces([_trace_forward(backbone, part, shift=1) for part in parts])
+        return [entry[whole] for entry in _trace_forward(backbone, ids, packing=packed())], expected, wrong
 
-    return alike(backbone, readings, "packed rows")
+    return readings_match(backbone, readings, "packed rows")
 
 
-def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None) -> list[Tensor]:
+def _trace_forward(
+    backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None
+) -> list[Tensor]:
     """What every layer's attention is given and gives, and the last hidden states, each `[N, D]`.
 
     Raises ValueError where a layer's attention is not told of its sliding window, which a few tokens would not show.
@@ -337,12 +339,12 @@ def _traced(backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: 
     trace = Trace()
     positions = torch.arange(shift, shift + ids.shape[1], device=ids.device)[None]
     options = {"position_ids": positions} if shift else {}
-    states = read(backbone, ids, packing, trace=trace, **options)
-    windows = [getattr(layer, "sliding_window", None) for layer in _cached(backbone)]
+    states = last_hidden_states(backbone, ids, packing, trace=trace, **options)
+    windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(backbone)]
     if trace.windows != windows:
         raise ValueError(f"sliding windows of {windows}, of which attention is told {trace.windows}")
     return [*trace.states, states]
 
 
-def _joined(parts: Sequence[list[Tensor]]) -> list[Tensor]:
+def _concatenate_traces(parts: Sequence[list[Tensor]]) -> list[Tensor]:
     return [torch.cat(entries) for entries in zip(*parts, strict=True)]

@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-SHORTEST = 16
+MIN_PREFIX_TOKENS = 16
 """Tokens in common from which on it pays to read them once: what goes on from them attends through a mask."""
 
-LEAST_SHARE = {"cpu": 1 / 16, "cuda": 1 / 4}
+MIN_SAVED_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 4}
 """And the share of all tokens that need not be read then: attention through a mask computes what a causal one leaves
 out, and two that share little are a group more. Measured on a CPU; on a GPU, where attention without a mask is faster
 still against everything else, an estimate."""
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class PrefixGroup:
     """Sequences whose first `prefix` tokens are the same; each of them has more."""
 
     members: tuple[int, ...]
@@ -35,21 +35,21 @@ class _Branch:
     shortest: int  # of their lengths
     tokens: int  # of all together
     saved: int
-    families: tuple[Family, ...]
+    groups: tuple[PrefixGroup, ...]
 
-    def with_next(self, other: _Branch, common: int, least_share: float) -> _Branch:
+    def merge_next(self, other: _Branch, common: int, min_saved_fraction: float) -> _Branch:
         """Both, which have `common` first tokens in common: as one family, or as those that they were."""
         members = self.members + other.members
         shortest, tokens = min(self.shortest, other.shortest), self.tokens + other.tokens
         prefix = min(common, shortest - 1)
         saved = prefix * (len(members) - 1)
-        worth = prefix >= SHORTEST and saved >= least_share * tokens
+        worth = prefix >= MIN_PREFIX_TOKENS and saved >= min_saved_fraction * tokens
         if worth and saved > self.saved + other.saved:
-            return _Branch(members, shortest, tokens, saved, (Family(members, prefix),))
-        return _Branch(members, shortest, tokens, self.saved + other.saved, self.families + other.families)
+            return _Branch(members, shortest, tokens, saved, (PrefixGroup(members, prefix),))
+        return _Branch(members, shortest, tokens, self.saved + other.saved, self.groups + other.groups)
 
 
-def families(sequences: Sequence[np.ndarray], least_share: float) -> tuple[Family, ...]:
+def group_by_shared_prefix(sequences: Sequence[np.ndarray], min_saved_fraction: float) -> tuple[PrefixGroup, ...]:
     """Of sequences of ids `[n]`: those that begin alike, so that few tokens are read; no sequence is in two.
 
     A prefix has at least `SHORTEST` tokens, and `least_share` of a family's tokens or more are not read again. Prefixes
@@ -61,20 +61,20 @@ def families(sequences: Sequence[np.ndarray], least_share: float) -> tuple[Famil
     def join_last() -> None:
         common, last = stack.pop()
         before, branch = stack.pop()
-        stack.append((before, branch.with_next(last, common, least_share)))
+        stack.append((before, branch.merge_next(last, common, min_saved_fraction)))
 
     for place, number in enumerate(order):
-        common = _common(sequences[order[place - 1]], sequences[number]) if place else 0
+        common = _common_prefix_length(sequences[order[place - 1]], sequences[number]) if place else 0
         while len(stack) > 1 and stack[-1][0] > common:
             join_last()
         length = len(sequences[number])
         stack.append((common, _Branch((number,), length, length, 0, ())))
     while len(stack) > 1:
         join_last()
-    return stack[0][1].families if stack else ()
+    return stack[0][1].groups if stack else ()
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> int:
+def _common_prefix_length(one: np.ndarray, other: np.ndarray) -> int:
     size = min(len(one), len(other))
     unlike = np.flatnonzero(one[:size] != other[:size])
     return int(unlike[0]) if len(unlike) else size

@@ -22,13 +22,19 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Dtype
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.critic import Float32Linear, ValueModel, ValueModelConfig
-from ippo_cli.models.load import UnusableModel, cannot_load, load_pretrained, no_tokenizer, what_is_missing
+from ippo_cli.models.load import (
+    UnusableModel,
+    load_error,
+    load_pretrained,
+    missing_files_reason,
+    missing_tokenizer_reason,
+)
 from ippo_cli.models.shape import ModelShape, model_shape
 
 Messages = Sequence[dict[str, str]]  # each with role and content
 
 
-class ConversationWriter:
+class ConversationTokenizer:
     """How a reward model's tokenizer writes a conversation: by its chat template, else the texts one after another.
 
     What the texts say is text: a special token that is spelled out in one is left out, so that nobody who writes it
@@ -49,7 +55,7 @@ class ConversationWriter:
         adds = self.tokenizer.chat_template is None
         return self.tokenizer(texts, add_special_tokens=adds).input_ids if texts else []
 
-    def refuse_unwritable(self, conversation: Messages, setting: str) -> None:
+    def check_writable(self, conversation: Messages, setting: str) -> None:
         """Raise `PreflightError` where the chat template writes no such conversation, or leaves its last answer out."""
         try:
             with_answer = self.ids([conversation])
@@ -129,7 +135,7 @@ def load_reward_model(
     try:
         model = load_pretrained(kind, source, revision=revision, dtype=DTYPES[dtype], trains=False)
     except Exception as error:
-        raise cannot_load(f"reward.model={source}", "reward model", error, what_is_missing(Path(source))) from error
+        raise load_error(f"reward.model={source}", "reward model", error, missing_files_reason(Path(source))) from error
     compute_scores_in_float32(model)
     return RewardModel(model=model.requires_grad_(False).to(device), device=device, batch_tokens=batch_tokens)
 
@@ -150,9 +156,9 @@ def read_config(source: str, revision: str | None) -> Any:
             return _backbone_config(source)
         config = AutoConfig.from_pretrained(source, revision=revision, trust_remote_code=False)
     except Exception as error:
-        raise cannot_load(setting, "reward model", error, what_is_missing(Path(source))) from error
-    if (missing := what_is_missing(Path(source))) is not None:
-        raise cannot_load(setting, "reward model", UnusableModel(missing))
+        raise load_error(setting, "reward model", error, missing_files_reason(Path(source))) from error
+    if (missing := missing_files_reason(Path(source))) is not None:
+        raise load_error(setting, "reward model", UnusableModel(missing))
     if not any("SequenceClassification" in name for name in config.architectures or ()):
         kinds = " ".join(config.architectures or ["nothing"])
         raise PreflightError(
@@ -171,8 +177,8 @@ def read_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBase
         known = {"config": _backbone_config(source)} if is_value_model(source) else {}
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False, **known)
     except Exception as error:
-        raise cannot_load(
-            f"reward.model={source}", "tokenizer of a reward model", error, no_tokenizer(source)
+        raise load_error(
+            f"reward.model={source}", "tokenizer of a reward model", error, missing_tokenizer_reason(source)
         ) from error
 
 
@@ -181,13 +187,13 @@ def _backbone_config(source: str) -> Any:
     return AutoConfig.for_model(own["model_type"], **{k: v for k, v in own.items() if k != "model_type"})
 
 
-def context_of(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The most tokens that it may read; None where neither model nor tokenizer has a limit."""
     limits = [getattr(config.get_text_config(), "max_position_embeddings", None), tokenizer.model_max_length]
     return min((limit for limit in limits if limit is not None and limit < 2**31), default=None)
 
 
-def shape_of(config: Any) -> ModelShape:
+def reward_model_shape(config: Any) -> ModelShape:
     """Its sizes, for a plan of memory."""
     with torch.device("meta"):
         return model_shape(AutoModelForSequenceClassification.from_config(config))

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicSlidingWindowLayer
 
-from ippo_cli.config.adapters import rank_of, starting_settings
-from ippo_cli.config.model_args import check_config_values
+from ippo_cli.config.adapters import rank_for_module, resolve_initial_settings
+from ippo_cli.config.model_args import check_model_config_overrides
 from ippo_cli.config.schema import LoraConfig
-from ippo_cli.models.actor import setting_of
+from ippo_cli.models.actor import format_model_setting
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
 from ippo_cli.models.linear_maps import Widths, base_name, linear_maps, other_modules, targeted_maps
-from ippo_cli.models.load import cannot_load, what_is_missing
+from ippo_cli.models.load import load_error, missing_files_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,9 @@ class ModelShape:
     keys: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
     window: int | None = None  # tokens that some layer looks back, at the least; None where all look back at everything
-    longrope_from: int | None = None  # tokens of a row from which on its whole forward rotates by other frequencies
+    longrope_threshold: int | None = (
+        None  # tokens of a row from which on its whole forward rotates by other frequencies
+    )
     quantized_bytes: float | None = None  # of all weights, where those of linear maps are quantised
     adapter: tuple[int, ...] | None = None  # of what is trained where that is an adapter (and a head), and no model
 
@@ -46,7 +48,7 @@ class ModelShape:
     def trained_parameters(self) -> int:
         return sum(self.sizes if self.adapter is None else self.adapter)
 
-    def smaller_than(self, threshold: int) -> int:
+    def count_smaller_than(self, threshold: int) -> int:
         """Elements of all parameters that have at most so many: what ZeRO stage 3 keeps whole."""
         return sum(size for size in self.sizes if size <= threshold)
 
@@ -59,9 +61,11 @@ def load_config(model: str, revision: str | None, values: Mapping[str, Any] | No
     try:
         config, unused = AutoConfig.from_pretrained(model, **options, **(values or {}))
     except Exception as error:
-        raise cannot_load(setting_of(model), "causal language model", error, what_is_missing(Path(model))) from error
+        raise load_error(
+            format_model_setting(model), "causal language model", error, missing_files_reason(Path(model))
+        ) from error
     unknown = {key: value for key, value in unused.items() if key in (values or {})}
-    check_config_values(values or {}, unknown, model, type(config).__name__)
+    check_model_config_overrides(values or {}, unknown, model, type(config).__name__)
     return config
 
 
@@ -91,19 +95,19 @@ def empty_backbone(config: PreTrainedConfig) -> PreTrainedModel:
 
 def actor_shape(lm: PreTrainedModel) -> ModelShape:
     """Of a causal language model."""
-    return _shape(lm.config, _sizes(lm))
+    return _make_shape(lm.config, _parameter_sizes(lm))
 
 
-def with_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidden_dim: int | None) -> ModelShape:
+def add_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidden_dim: int | None) -> ModelShape:
     """The shape with a value head on it."""
     with torch.device("meta"):
         head = ValueHead(ValueHeadConfig(hidden_width(config), value_head_hidden_dim))
     if shape.adapter is not None:
-        return replace(shape, adapter=shape.adapter + _sizes(head))
-    return replace(shape, sizes=shape.sizes + _sizes(head))
+        return replace(shape, adapter=shape.adapter + _parameter_sizes(head))
+    return replace(shape, sizes=shape.sizes + _parameter_sizes(head))
 
 
-def with_adapter(
+def add_adapter(
     shape: ModelShape,
     lm: PreTrainedModel,
     config: LoraConfig,
@@ -120,9 +124,9 @@ def with_adapter(
     def targeted(config: LoraConfig) -> dict[str, Widths]:
         return targeted_maps(known, others, config, setting, base_name(model))
 
-    config = starting_settings(config, earlier, key, lambda: targeted(config))
+    config = resolve_initial_settings(config, earlier, key, lambda: targeted(config))
     maps = targeted(config)
-    sizes = tuple(rank_of(config, path) * width for path, widths in maps.items() for width in widths)
+    sizes = tuple(rank_for_module(config, path) * width for path, widths in maps.items() for width in widths)
     if config.use_dora:
         sizes += tuple(out for _, out in maps.values())
     return replace(shape, adapter=sizes)
@@ -130,19 +134,19 @@ def with_adapter(
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
     """Of a model with any head."""
-    return _shape(model.config, _sizes(model))
+    return _make_shape(model.config, _parameter_sizes(model))
 
 
 def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:
     """Of the backbone of a causal language model, and a value head."""
-    return with_value_head(_shape(lm.config, _sizes(lm.base_model)), lm.config, value_head_hidden_dim)
+    return add_value_head(_make_shape(lm.config, _parameter_sizes(lm.base_model)), lm.config, value_head_hidden_dim)
 
 
-def _sizes(module: nn.Module) -> tuple[int, ...]:
+def _parameter_sizes(module: nn.Module) -> tuple[int, ...]:
     return tuple(parameter.numel() for parameter in module.parameters())
 
 
-def _shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
+def _make_shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
     text: Any = config.get_text_config(decoder=True)
     heads = getattr(text, "num_attention_heads", None) or 1
     head_size = getattr(text, "head_dim", None) or math.ceil(text.hidden_size / heads)
@@ -153,17 +157,17 @@ def _shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
         inner=_inner_width(text),
         keys=head_size * (getattr(text, "num_key_value_heads", None) or heads),
         vocabulary=text.vocab_size,
-        window=min((layer.sliding_window for layer in _windowed(text)), default=None),
-        longrope_from=_longrope_from(text),
+        window=min((layer.sliding_window for layer in _sliding_window_layers(text)), default=None),
+        longrope_threshold=_longrope_threshold(text),
     )
 
 
-def _windowed(text: PreTrainedConfig) -> Iterator[DynamicSlidingWindowLayer]:
+def _sliding_window_layers(text: PreTrainedConfig) -> Iterator[DynamicSlidingWindowLayer]:
     layers = DynamicCache(config=text).layers
     yield from (layer for layer in layers if isinstance(layer, DynamicSlidingWindowLayer))
 
 
-def _longrope_from(text: Any) -> int | None:
+def _longrope_threshold(text: Any) -> int | None:
     parameters = getattr(text, "rope_parameters", None) or {}
     by_layer_type = [value for value in parameters.values() if isinstance(value, dict)]
     limits = [

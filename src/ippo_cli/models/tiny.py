@@ -19,7 +19,7 @@ from ippo_cli.config.schema import Alphabet, TinyActorConfig
 from ippo_cli.types import Lesson
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-CONTEXT = 4096  # positions are computed, so more of them cost nothing
+CONTEXT_LENGTH = 4096  # positions are computed, so more of them cost nothing
 LESSON_TOKENS = 256  # a longer lesson is taught up to the last whole turn within these, and its first turn always
 Progress = Callable[[int, int, float], None]  # step, steps, loss
 
@@ -53,13 +53,13 @@ def _fast_tokenizer(raw: Tokenizer, **settings: bool) -> PreTrainedTokenizerFast
         eos_token=EOS,
         unk_token=UNKNOWN,
         padding_side="left",
-        model_max_length=CONTEXT,
+        model_max_length=CONTEXT_LENGTH,
         clean_up_tokenization_spaces=False,
         **settings,
     )
 
 
-def tokenizer_of(alphabet: Alphabet, lessons: Sequence[Lesson]) -> PreTrainedTokenizerFast:
+def make_lesson_tokenizer(alphabet: Alphabet, lessons: Sequence[Lesson]) -> PreTrainedTokenizerFast:
     """The tokenizer of a model that is warmed up on these lessons."""
     if alphabet is Alphabet.printable:
         return byte_tokenizer()
@@ -82,7 +82,7 @@ def make_tiny_actor(
     The lessons give, shuffled by `seed`, the supervised batches, and without a `tokenizer` the characters of
     `alphabet=auto`; without lessons the weights are random. The folder appears whole or not at all.
     """
-    own = tokenizer_of(config.alphabet, lessons)
+    own = make_lesson_tokenizer(config.alphabet, lessons)
     tokenizer = tokenizer or own
     settings = {
         "hidden_size": config.hidden_size,
@@ -154,7 +154,7 @@ def _supervised_batch(
     tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids `[B, L]`, right-padded, and where the answers stand in them (the tokens that end them included)."""
-    rows = [_row(tokenizer, lesson) for lesson in lessons]
+    rows = [_encode_lesson(tokenizer, lesson) for lesson in lessons]
     width = max(len(tokens) for tokens, _ in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     keep = torch.zeros(len(rows), width, dtype=torch.bool)
@@ -164,19 +164,19 @@ def _supervised_batch(
     return ids, keep
 
 
-def _row(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> tuple[list[int], list[bool]]:
+def _encode_lesson(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> tuple[list[int], list[bool]]:
     """A lesson as the policy will read it: told, answered, ended; told, answered, ended; and what of it is answers."""
     assert tokenizer.eos_token_id is not None
     texts = [text for turn in lesson for text in turn]
     pieces = tokenizer(texts).input_ids
     tokens: list[int] = []
-    answered: list[bool] = []
+    is_answer: list[bool] = []
     for told, answer in zip(pieces[::2], pieces[1::2], strict=True):
         if tokens and len(tokens) + len(told) + len(answer) + 1 > LESSON_TOKENS:
             break
         tokens += [*told, *answer, tokenizer.eos_token_id]
-        answered += [False] * len(told) + [True] * (len(answer) + 1)
-    return tokens, answered
+        is_answer += [False] * len(told) + [True] * (len(answer) + 1)
+    return tokens, is_answer
 
 
 def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:
@@ -187,7 +187,7 @@ def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:
         intermediate_size=4 * config.hidden_size,
         num_hidden_layers=config.num_layers,
         num_attention_heads=config.num_heads,
-        max_position_embeddings=CONTEXT,
+        max_position_embeddings=CONTEXT_LENGTH,
         bos_token_id=None,
         tie_word_embeddings=False,
     )

@@ -14,20 +14,20 @@ from dataclasses import dataclass
 import torch
 
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
-from ippo_cli.config.credit import needs_reference, replays
+from ippo_cli.config.credit import needs_reference, needs_replays
 from ippo_cli.config.schema import (
     AgentConfig,
     Config,
     CriticKind,
     Dtype,
-    OwnCriticConfig,
+    OptimizedCriticConfig,
     PlanConfig,
     SeparateCriticConfig,
     Zero3Gather,
 )
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.shape import ModelShape
-from ippo_cli.planning.memory import AgentShapes, engine_stage, width_of
+from ippo_cli.planning.memory import AgentShapes, bytes_per_weight, engine_stage
 
 PHASES: tuple[str, ...] = ("rollout", "targets", "update")
 
@@ -36,13 +36,13 @@ PHASES: tuple[str, ...] = ("rollout", "targets", "update")
 class Speed:
     """Of one rank, a second."""
 
-    operations: float
+    flops_per_s: float
     memory: float = math.inf  # bytes read of the device's memory
-    network: float = math.inf  # bytes sent to other ranks, and received at once
+    network_bytes_per_s: float = math.inf  # bytes sent to other ranks, and received at once
 
     def seconds(self, operations: float, *, read: float = 0.0, sent: float = 0.0) -> float:
         """Of what is done at the same time."""
-        return max(operations / self.operations, read / self.memory, sent / self.network)
+        return max(operations / self.flops_per_s, read / self.memory, sent / self.network_bytes_per_s)
 
 
 def stated_speed(plan: PlanConfig) -> Speed:
@@ -53,25 +53,25 @@ def stated_speed(plan: PlanConfig) -> Speed:
     assert plan.memory_gb_per_s is not None
     network = plan.link_gb_per_s if plan.devices <= plan.per_machine else plan.network_gb_per_s
     assert network is not None
-    return Speed(operations=plan.tflops * 1e12, memory=plan.memory_gb_per_s * 1e9, network=network * 1e9)
+    return Speed(flops_per_s=plan.tflops * 1e12, memory=plan.memory_gb_per_s * 1e9, network_bytes_per_s=network * 1e9)
 
 
-def measured_speed(ranks: int, dtype: Dtype) -> Speed:
+def measure_speed(ranks: int, dtype: Dtype) -> Speed:
     """Of one of the ranks that share this machine's processor: matrix products in that precision, the fastest of those
     that a moment has time for, as other work delays some."""
     size = 768
     left = torch.ones(size, size, dtype=DTYPES[dtype])
 
-    def product() -> float:
+    def time_matmul() -> float:
         began = time.perf_counter()
         torch.mm(left, left)
         return time.perf_counter() - began
 
-    product()  # the first one allocates
-    until, fastest = time.perf_counter() + 0.2, product()
+    time_matmul()  # the first one allocates
+    until, fastest = time.perf_counter() + 0.2, time_matmul()
     while time.perf_counter() < until:
-        fastest = min(fastest, product())
-    return Speed(operations=2.0 * size**3 / fastest / ranks)
+        fastest = min(fastest, time_matmul())
+    return Speed(flops_per_s=2.0 * size**3 / fastest / ranks)
 
 
 def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, speed: Speed) -> dict[str, float]:
@@ -79,7 +79,7 @@ def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: 
     seconds = dict.fromkeys(PHASES, 0.0)
     for name, agent in shapes.items():
         settings = config.task.agents[name]
-        work = _Work(config, settings, agent, ranks, speed)
+        work = _AgentWork(config, settings, agent, ranks, speed)
         seconds["rollout"] += work.rollout()
         if not settings.frozen:
             seconds["targets"] += work.targets()
@@ -88,7 +88,7 @@ def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: 
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
+class _AgentWork:
     """What one agent's part of an iteration takes on one rank."""
 
     config: Config
@@ -109,44 +109,44 @@ class _Work:
     def rollout(self) -> float:
         """Reading every prompt once, then token by token what is decoded together."""
         shape, row, written = self.agent.actor, self.agent.length.row, self.written
-        width = width_of(self.settings.actor.dtype)
-        prompts = self.speed.seconds(self.rows * (row - written) * _forward(shape, row))
-        together = min(self.config.rollout.decode_batch_size, math.ceil(self.rows))
+        width = bytes_per_weight(self.settings.actor.dtype)
+        prompts = self.speed.seconds(self.rows * (row - written) * _forward_flops_per_token(shape, row))
+        batch_rows = min(self.config.rollout.decode_batch_size, math.ceil(self.rows))
         cached = 2.0 * width * shape.layers * shape.keys * (row - written / 2)
-        by_layer = self._spread and self.config.rollout.zero3_gather is Zero3Gather.layer
-        sent = self._sent(width * shape.parameters)
+        by_layer = self._is_sharded and self.config.rollout.zero3_gather is Zero3Gather.layer
+        sent = self._received_bytes(width * shape.parameters)
         step = self.speed.seconds(
-            together * _forward(shape, row),
-            read=width * shape.parameters + together * cached,
+            batch_rows * _forward_flops_per_token(shape, row),
+            read=width * shape.parameters + batch_rows * cached,
             sent=sent if by_layer else 0.0,
         )
-        seconds = prompts + step * written * math.ceil(self.rows / together)
-        if self._spread and not by_layer:
+        seconds = prompts + step * written * math.ceil(self.rows / batch_rows)
+        if self._is_sharded and not by_layer:
             seconds += self.speed.seconds(0.0, sent=sent)
         # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
         every = self.config.reward.measure_credit_every or 1
-        return seconds * (1 + (1 / every if replays(self.config) else 0))
+        return seconds * (1 + (1 / every if needs_replays(self.config) else 0))
 
     def targets(self) -> float:
         """Values, the reference's log-probabilities, and those of the policy anew."""
         kind, shapes = self.settings.critic.kind, self.agent
         read = [] if kind is CriticKind.none else [shapes.critic or shapes.actor]
         read += [shapes.actor] * (needs_reference(self.config) + self.config.rollout.recompute_logprobs)
-        return sum(self._scored(shape) for shape in read)
+        return sum(self._forward_seconds(shape) for shape in read)
 
     def update(self) -> float:
         """All epochs of the actor and of a critic of its own."""
         config, settings, critic = self.config, self.settings, self.settings.critic
-        seconds = self._trained(
+        seconds = self._training_seconds(
             self.agent.actor,
             settings.actor.dtype,
             settings.algorithm.ppo_epochs,
             mini_batch_size(config, settings),
             settings.actor.gradient_checkpointing,
         )
-        if self.agent.critic is not None and isinstance(critic, OwnCriticConfig):
+        if self.agent.critic is not None and isinstance(critic, OptimizedCriticConfig):
             model = critic if isinstance(critic, SeparateCriticConfig) else settings.actor
-            seconds += self._trained(
+            seconds += self._training_seconds(
                 self.agent.critic,
                 model.dtype,
                 critic.ppo_epochs or settings.algorithm.ppo_epochs,
@@ -155,9 +155,9 @@ class _Work:
             )
         return seconds
 
-    def _trained(self, shape: ModelShape, dtype: Dtype, epochs: int, mini: int, checkpointed: bool) -> float:
-        row, width = self.agent.length.row, width_of(dtype)
-        forward = _forward(shape, row)
+    def _training_seconds(self, shape: ModelShape, dtype: Dtype, epochs: int, mini: int, checkpointed: bool) -> float:
+        row, width = self.agent.length.row, bytes_per_weight(dtype)
+        forward = _forward_flops_per_token(shape, row)
         # A frozen base has no gradients of its own weights.
         backward = 2.0 * forward if shape.adapter is None else forward + 4.0 * shape.trained_parameters
         operations = self.rows * row * (forward + backward + (forward if checkpointed else 0.0))
@@ -170,24 +170,24 @@ class _Work:
             sent = passes * (2 * width * trained + 4 * trained)
         else:
             sent = (passes if stage == 2 else steps) * 2 * 4 * trained + (steps * width * trained if stage else 0.0)
-        return epochs * self.speed.seconds(operations, sent=self._sent(sent))
+        return epochs * self.speed.seconds(operations, sent=self._received_bytes(sent))
 
-    def _scored(self, shape: ModelShape) -> float:
+    def _forward_seconds(self, shape: ModelShape) -> float:
         """All rows without gradients."""
-        row, width = self.agent.length.row, width_of(self.settings.actor.dtype)
+        row, width = self.agent.length.row, bytes_per_weight(self.settings.actor.dtype)
         batches = max(1, math.ceil(self.rows * row / self.config.deepspeed.forward_batch_tokens))
-        sent = self._sent(batches * width * shape.parameters) if self._spread else 0.0
-        return self.speed.seconds(self.rows * row * _forward(shape, row), sent=sent)
+        sent = self._received_bytes(batches * width * shape.parameters) if self._is_sharded else 0.0
+        return self.speed.seconds(self.rows * row * _forward_flops_per_token(shape, row), sent=sent)
 
     @property
-    def _spread(self) -> bool:
+    def _is_sharded(self) -> bool:
         return self.config.deepspeed.stage == 3 and self.ranks > 1
 
-    def _sent(self, size: float) -> float:
+    def _received_bytes(self, size: float) -> float:
         """Of what all ranks have together, what one of them must get from others."""
         return size * (1.0 - 1.0 / self.ranks)
 
 
-def _forward(shape: ModelShape, context: int) -> float:
+def _forward_flops_per_token(shape: ModelShape, context: int) -> float:
     """Operations for a token: two for each weight, and attention over half of what stands before it on average."""
     return 2.0 * shape.parameters + 2.0 * shape.layers * shape.hidden * context

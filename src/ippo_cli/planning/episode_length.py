@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from ippo_cli.config.schema import Config, History
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.dry_run import PLACEHOLDER
-from ippo_cli.tasks.task import Task, most_turns, speakers_told_of_examples
+from ippo_cli.tasks.task import Task, example_only_agents, max_turns_by_agent
 from ippo_cli.tasks.templates import first_message
-from ippo_cli.tasks.warm_start import first_examples
+from ippo_cli.tasks.warm_start import take_examples
 
-MEASURED = 1024  # training examples, and held-out ones, whose prompts are looked at
-LONGEST = 16  # of these, the longest texts, are tokenised
+MEASURED_EXAMPLES = 1024  # training examples, and held-out ones, whose prompts are looked at
+LONGEST_TEXTS = 16  # of these, the longest texts, are tokenised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +34,24 @@ def episode_lengths(
     config: Config, task: Task, formats: Mapping[str, PromptFormat], contexts: Mapping[str, int]
 ) -> dict[str, EpisodeLength]:
     """By agent; what is said between turns is that of an episode about the first training example."""
-    turns = most_turns(config.task)
-    told = _told(config, task, formats)
-    first = _first_prompts(config, task, formats)
+    turns = max_turns_by_agent(config.task)
+    observation_tokens = _observation_tokens(config, task, formats)
+    first = _first_prompt_tokens(config, task, formats)
     return {
-        name: _length(
-            config, name, turns[name], [first[name], *told[name][1:]] if name in first else told[name], context
+        name: _estimate_length(
+            config,
+            name,
+            turns[name],
+            [first[name], *observation_tokens[name][1:]] if name in first else observation_tokens[name],
+            context,
         )
         for name, context in contexts.items()
     }
 
 
-def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Mapping[str, int]) -> dict[str, str]:
+def length_warnings(
+    config: Config, lengths: Mapping[str, EpisodeLength], contexts: Mapping[str, int]
+) -> dict[str, str]:
     """What is to be said where responses or turns written to the limit do not fit into a context."""
     for name, length in lengths.items():
         if length.turns == 1 and length.first > contexts[name]:
@@ -67,56 +73,68 @@ def too_long(config: Config, lengths: Mapping[str, EpisodeLength], contexts: Map
     return {}
 
 
-def longest_view(lengths: Mapping[str, EpisodeLength]) -> int:
+def max_critic_tokens(lengths: Mapping[str, EpisodeLength]) -> int:
     """Tokens of all agents' parts together with two separators for each turn: what a centralised critic may read."""
     return sum(length.row + 2 * (length.turns or 1) for length in lengths.values())
 
 
-def _length(config: Config, name: str, turns: int | None, told: Sequence[int], context: int) -> EpisodeLength:
+def _estimate_length(
+    config: Config, name: str, turns: int | None, observation_tokens: Sequence[int], context: int
+) -> EpisodeLength:
     response = config.task.agents[name].rollout.max_new_tokens
-    prompt = min(told[0] if told else config.rollout.max_prompt_tokens, config.rollout.max_prompt_tokens)
-    first = prompt + response if told else 0
-    once = min(context, prompt + response)
-    if turns == 1 or not told:
-        return EpisodeLength(turns=turns, sequence=once, row=once, first=first)
-    later = [*told[1:], *[told[-1]] * (len(told) if turns is None else turns - len(told))]
+    prompt = min(
+        observation_tokens[0] if observation_tokens else config.rollout.max_prompt_tokens,
+        config.rollout.max_prompt_tokens,
+    )
+    first = prompt + response if observation_tokens else 0
+    first_turn = min(context, prompt + response)
+    if turns == 1 or not observation_tokens:
+        return EpisodeLength(turns=turns, sequence=first_turn, row=first_turn, first=first)
+    later = [
+        *observation_tokens[1:],
+        *[observation_tokens[-1]] * (len(observation_tokens) if turns is None else turns - len(observation_tokens)),
+    ]
     if config.rollout.history is History.latest:
-        longest = min(context, max(told) + response)
+        longest = min(context, max(observation_tokens) + response)
         # Without a limit there are as many as a context would hold.
-        count = turns or context // (told[-1] + response) + 1
-        return EpisodeLength(turns=turns, sequence=longest, row=max(once, count * longest), first=first)
+        count = turns or context // (observation_tokens[-1] + response) + 1
+        return EpisodeLength(turns=turns, sequence=longest, row=max(first_turn, count * longest), first=first)
     whole = context if turns is None else min(context, prompt + response + sum(tokens + response for tokens in later))
     return EpisodeLength(turns=turns, sequence=whole, row=whole, first=first)
 
 
-def _first_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, int]:
+def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, int]:
     """Tokens of the longest prompt about the first examples, of agents whose first prompt depends on those alone."""
     longest: dict[str, int] = {}
-    for name in speakers_told_of_examples(config.task):
+    for name in example_only_agents(config.task):
         agent = config.task.agents[name]
-        examples = [*first_examples(task.train, MEASURED), *first_examples(task.held_out, MEASURED)]
+        examples = [*take_examples(task.train, MEASURED_EXAMPLES), *take_examples(task.held_out, MEASURED_EXAMPLES)]
         messages = sorted((first_message(name, agent, example) for example in examples), key=len)
-        longest[name] = max(_tokens(formats[name], text) for text in messages[-LONGEST:])
+        longest[name] = max(_count_prompt_tokens(formats[name], text) for text in messages[-LONGEST_TEXTS:])
     return longest
 
 
-def _told(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, list[int]]:
+def _observation_tokens(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, list[int]]:
     """Tokens of what each agent is told before each of its turns, as far as it is known beforehand."""
-    told: dict[str, list[int]] = {name: [] for name in formats}
-    said = {speaker: PLACEHOLDER.format(agent=speaker) for speaker in formats}
+    observation_tokens: dict[str, list[int]] = {name: [] for name in formats}
+    placeholders = {speaker: PLACEHOLDER.format(agent=speaker) for speaker in formats}
     for name, text, _ in task.dry_run.turns:
         answers = 0.0  # each as long as an answer may be, in the tokens of who reads it
-        for speaker, placeholder in said.items():
+        for speaker, placeholder in placeholders.items():
             longest = config.task.agents[speaker].rollout.max_new_tokens
-            answers += text.count(placeholder) * longest * _tokens_read(formats[name], formats[speaker], task)
+            answers += text.count(placeholder) * longest * _token_ratio(formats[name], formats[speaker], task)
             text = text.replace(placeholder, "")
-        told[name].append(_tokens(formats[name], text) + math.ceil(answers))
-    known = max((lengths[0] for lengths in told.values() if lengths), default=None)
+        observation_tokens[name].append(_count_prompt_tokens(formats[name], text) + math.ceil(answers))
+    known = max((lengths[0] for lengths in observation_tokens.values() if lengths), default=None)
     # Of a world, those who are told something later may be told as much as the first.
-    return told if known is None else {name: lengths or [known] for name, lengths in told.items()}
+    return (
+        observation_tokens
+        if known is None
+        else {name: lengths or [known] for name, lengths in observation_tokens.items()}
+    )
 
 
-def _tokens_read(reader: PromptFormat, writer: PromptFormat, task: Task) -> float:
+def _token_ratio(reader: PromptFormat, writer: PromptFormat, task: Task) -> float:
     """Tokens that one agent reads for each that another writes, at least 1: more where their tokenizers are unlike.
 
     Measured on the texts of the first example: nothing is known of what agents will say.
@@ -128,6 +146,6 @@ def _tokens_read(reader: PromptFormat, writer: PromptFormat, task: Task) -> floa
     return max(1.0, read / written) if written else 1.0
 
 
-def _tokens(prompt_format: PromptFormat, text: str) -> int:
+def _count_prompt_tokens(prompt_format: PromptFormat, text: str) -> int:
     """Of a text with what a chat template or the tokenizer writes around it."""
     return len(prompt_format.prompt_ids(text))

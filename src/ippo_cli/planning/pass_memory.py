@@ -10,7 +10,7 @@ def forward_bytes(shape: ModelShape, width: int) -> float:
     return width * (6 * shape.hidden + 2 * shape.keys + 3 * shape.inner)
 
 
-def kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bool, longest: int) -> float:
+def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bool, longest: int) -> float:
     """Per token of rows of at most `longest`, of what a forward keeps for its backward pass; `in_fp32`: bf16 sequences
     attend in float32."""
     # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16 norms keep something in float32 as well.
@@ -25,7 +25,7 @@ def kept_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bo
     return shape.layers * layer
 
 
-def cached_bytes(shape: ModelShape, width: int) -> float:
+def kv_bytes(shape: ModelShape, width: int) -> float:
     """Per token: its keys and values."""
     return 2.0 * width * shape.layers * shape.keys
 

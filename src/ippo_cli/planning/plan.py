@@ -7,48 +7,54 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ippo_cli.config.batch_sizes import Arithmetic, arithmetic
-from ippo_cli.config.credit import replays
+from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
+from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, Dtype, WorldConfig
-from ippo_cli.config.teams import critics, members
-from ippo_cli.config.text import PAGE_WIDTH, format_table, listed, shortened
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, Dtype, EnvironmentTaskConfig
+from ippo_cli.config.teams import agents_by_critic, agents_by_policy
+from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.engine.launchers import external_world_size, local_world_size
-from ippo_cli.planning.duration import iteration_seconds, measured_speed, stated_speed
-from ippo_cli.planning.fit import what_fits
-from ippo_cli.planning.memory import GIB, Memory
+from ippo_cli.planning.duration import iteration_seconds, measure_speed, stated_speed
+from ippo_cli.planning.fit import sharding_options
+from ippo_cli.planning.memory import GIB, MemoryEstimate
 from ippo_cli.planning.preflight import (
     Machine,
-    Material,
+    ModelSpecs,
+    build_prompt_formats,
     device_kind,
-    disk_needs,
+    drop_too_long_rows,
+    estimate_run_memory,
     example_schedule,
-    fitting_formats,
-    fitting_task,
-    free_disk,
-    memory_of,
+    free_disk_bytes,
+    memory_error,
     memory_warning,
+    model_warnings,
     planned_machine,
-    read_material,
+    read_model_specs,
+    required_disk_bytes,
     this_machine,
-    unusual_material,
-    what_cannot_fit,
 )
-from ippo_cli.planning.preview import Preview, preview
+from ippo_cli.planning.preview import Preview, preview_episode
 from ippo_cli.planning.reward_trial import check_primary_metric, reward_warnings
-from ippo_cli.reporting.trackers.build import refuse_unusable_tracker
-from ippo_cli.reporting.training_warnings import unusual_start
+from ippo_cli.reporting.trackers.build import check_tracker_usable
+from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import RewardFunction, close_reward, reach_reward, sample_examples, try_reward
+from ippo_cli.rewards.contract import (
+    RewardFunction,
+    check_reward_connection,
+    close_reward,
+    sample_examples,
+    validate_reward_examples,
+)
 from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
 
 MIB = 2**20
-LABEL = 16
+LABEL_WIDTH = 16
 WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
@@ -56,42 +62,42 @@ def show_plan(config: Config) -> None:
     """Print sizes, batch arithmetic, needs, and prompts or a conversation. Raises what training would raise."""
     outside = external_world_size()
     ranks = world_size(config, outside)
-    refuse_unusable_tracker(config.tracker)
+    check_tracker_usable(config.tracker)
     machine = planned_machine(config.plan)
     if machine is None:
-        machine = this_machine(device_kind(config.launch.device), _ranks_here(outside, ranks // config.launch.nodes))
-    check_quantization_device(config, machine.device, here=config.plan.devices is None)
+        machine = this_machine(device_kind(config.launch.device), _local_ranks(outside, ranks // config.launch.nodes))
+    check_quantization_device(config, machine.device, is_local=config.plan.devices is None)
     task = load_task(config.task, config.seed)
     check_processor_functions(config.reward.processor)
     reward = build_reward(config.reward, config.task.agents)
     try:
-        reward_notes = try_reward(reward, sample_examples(task.train, task.held_out))
+        reward_notes = validate_reward_examples(reward, sample_examples(task.train, task.held_out))
         reward_notes += _unreachable_servers(reward)
     finally:
         close_reward(reward)
     check_primary_metric(config, task)
-    plan = arithmetic(config, ranks, len(task.train))
-    material = read_material(config, task)
-    task, left_out = fitting_task(config, task, material)
-    plan = arithmetic(config, ranks, len(task.train))
+    plan = compute_batch_sizes(config, ranks, len(task.train))
+    material = read_model_specs(config, task)
+    task, left_out = drop_too_long_rows(config, task, material)
+    plan = compute_batch_sizes(config, ranks, len(task.train))
     for line in left_out:
-        _say(*line.split(": ", 1))
-    formats = fitting_formats(config, plan, task, example_schedule(config, plan, task), material)
-    memory = memory_of(config, plan, task, material, ranks, machine.device)
+        _print_labelled(*line.split(": ", 1))
+    formats = build_prompt_formats(config, plan, task, example_schedule(config, plan, task), material)
+    memory = estimate_run_memory(config, plan, task, material, ranks, machine.device)
     _show_sizes(config, task, plan, memory, ranks)
     _show_memory(memory, machine, ranks, elsewhere=config.plan.devices is not None)
     if machine.device == "cuda":
-        _show_what_fits(config, plan, task, material, machine, ranks)
+        _show_sharding_options(config, plan, task, material, machine, ranks)
     _show_disk(config, material, ranks)
     _show_time(config, plan, material, machine, ranks)
     _show_missing_weights(config)
     _show_episodes(config, material)
     _show_critics(material)
     _show_prompts(config, task, formats, material)
-    unusual = unusual_start(config, plan, task) | unusual_material(config, material)
-    for text in (*unusual.values(), *reward_notes, *reward_warnings(config, task)):
-        _say("warning", text)
-    reason = what_cannot_fit(config, material, memory, machine, ranks)
+    warnings = startup_warnings(config, plan, task) | model_warnings(config, material)
+    for text in (*warnings.values(), *reward_notes, *reward_warnings(config, task)):
+        _print_labelled("warning", text)
+    reason = memory_error(config, material, memory, machine, ranks)
     if reason is not None:
         raise PreflightError(reason)
     if (warning := memory_warning(memory, machine)) is not None:
@@ -101,41 +107,43 @@ def show_plan(config: Config) -> None:
 def _unreachable_servers(reward: RewardFunction) -> list[str]:
     """Why training would not start now, where a server that the reward calls is down; a plan needs none."""
     try:
-        reach_reward(reward)
+        check_reward_connection(reward)
     except PreflightError as error:
         return [f"{error} (training would not start)"]
     return []
 
 
-def _ranks_here(outside: int | None, ranks: int) -> int:
+def _local_ranks(external_ranks: int | None, ranks: int) -> int:
     """How many of the ranks share this machine: all that are started here; of others what their launcher says."""
-    return ranks if outside is None else local_world_size(os.environ) or 1
+    return ranks if external_ranks is None else local_world_size(os.environ) or 1
 
 
-def _show_sizes(config: Config, task: Task, plan: Arithmetic, memory: Memory, ranks: int) -> None:
-    _say("data", f"{len(task.train)} training examples, {len(task.held_out)} held out")
-    _say(
+def _show_sizes(config: Config, task: Task, plan: BatchSizes, memory: MemoryEstimate, ranks: int) -> None:
+    _print_labelled("data", f"{len(task.train)} training examples, {len(task.held_out)} held out")
+    _print_labelled(
         "iterations",
         f"{plan.num_iterations}, each {plan.prompts_per_iteration} prompts x "
         f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents",
     )
     fewest, most = plan.samples_per_rank
-    _say("ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration")
+    _print_labelled(
+        "ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration"
+    )
     if (told := _credit_cost(config)) is not None:
-        _say("credit", told)
-    for holder, names in members(config).items():
+        _print_labelled("credit", told)
+    for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
-            _say(f"{holder} steps", "none: it is frozen")
+            _print_labelled(f"{holder} steps", "none: it is frozen")
             continue
         steps = [f"actor {plan.actor_steps[names[0]]}"]
         if holder in plan.critic_steps:
             steps.append(f"critic {plan.critic_steps[holder]}")
-        shared = f", on the rows of {listed(list(names))}" if holder != names[0] else ""
-        _say(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
-    for name, names in critics(config).items():
-        if name not in members(config):
+        shared = f", on the rows of {join_names(list(names))}" if holder != names[0] else ""
+        _print_labelled(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
+    for name, names in agents_by_critic(config).items():
+        if name not in agents_by_policy(config):
             steps = f"critic {plan.critic_steps[name]} optimizer steps per iteration"
-            _say(f"{name} steps", f"{steps}, on the rows of {listed(list(names))}")
+            _print_labelled(f"{name} steps", f"{steps}, on the rows of {join_names(list(names))}")
 
 
 def _credit_cost(config: Config) -> str | None:
@@ -147,7 +155,7 @@ def _credit_cost(config: Config) -> str | None:
     if how is not CreditAssignment.none:
         again = f", each for {others} other answers" if others > 1 else ""
         parts.append(f"{how.value}: {agents} x {size} more episodes are scored{again}")
-    if replays(config):
+    if needs_replays(config):
         when = f"every {every} iterations " if every else ""
         parts.append(
             f"{when}{agents} x {size} episodes are played anew, one agent in each of them by its initial policy; turns "
@@ -156,7 +164,7 @@ def _credit_cost(config: Config) -> str | None:
     return "; ".join(parts) or None
 
 
-def _show_memory(memory: Memory, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
+def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
     """One table of what models hold, and one line for the phases, per rank."""
     sizes: dict[str, tuple[int, Sequence[float]]] = {}  # parameters and bytes by model
     for model in memory.trained:
@@ -167,85 +175,92 @@ def _show_memory(memory: Memory, machine: Machine, ranks: int, *, elsewhere: boo
         )
     for frozen in memory.frozen:
         sizes[frozen.name] = frozen.shape.parameters, [frozen.weights, 0, 0, 0, 0]
-    unit, size = _unit(max(part for _, parts in sizes.values() for part in parts))
+    unit, size = _size_unit(max(part for _, parts in sizes.values() for part in parts))
     rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
     for name, (parameters, parts) in sizes.items():
-        rows.append([name, f"{parameters / 1e6:.1f} M", *(_number(part, size) for part in parts)])
+        rows.append([name, f"{parameters / 1e6:.1f} M", *(_format_number(part, size) for part in parts)])
     for line in format_table(rows, numbers=True):
         print(line)
-    phases = ", ".join(f"{name} {_size(part)}" for name, part in memory.phases.items())
-    _say("memory", f"per rank at the greatest moment of each phase: {phases}")
-    parked = f"; the rollout keeps at most {_size(memory.parked)} of earlier turns" if memory.parked else ""
-    host = f"; and {_size(memory.host)} in host memory" if memory.host else ""
-    _say(
+    phases = ", ".join(f"{name} {_format_size(part)}" for name, part in memory.bytes_by_phase.items())
+    _print_labelled("memory", f"per rank at the greatest moment of each phase: {phases}")
+    parked = f"; the rollout keeps at most {_format_size(memory.parked)} of earlier turns" if memory.parked else ""
+    host = f"; and {_format_size(memory.host)} in host memory" if memory.host else ""
+    _print_labelled(
         "",
-        f"of these {_size(memory.certain)} are weights, gradients and optimizer; the rest is estimated from the "
+        f"of these {_format_size(memory.certain_bytes)} are weights, gradients and optimizer; the rest is estimated from the "
         f"longest sequences{parked}{host}",
     )
     if machine.device == "cuda":
         where, others = ("a machine", f"{machine.ranks} of them") if elsewhere else ("this machine", "")
-        _say(
+        _print_labelled(
             where,
-            f"{_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} ranks, "
-            f"{_gib(machine.host)} GiB of host memory for {others or machine.ranks}",
+            f"{_format_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} ranks, "
+            f"{_format_gib(machine.host)} GiB of host memory for {others or machine.ranks}",
         )
     else:
-        _say("this machine", f"{_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU")
-        _say(
+        _print_labelled(
+            "this machine", f"{_format_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU"
+        )
+        _print_labelled(
             "",
             "each process takes some 0.4 GiB beside this, and may keep what was freed (docs/memory.md)",
         )
 
 
-def _show_what_fits(
-    config: Config, plan: Arithmetic, task: Task, material: Material, machine: Machine, ranks: int
+def _show_sharding_options(
+    config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, machine: Machine, ranks: int
 ) -> None:
     """One line for each way to spread the models, the one that was asked for marked."""
     rows = [["per GPU", "certain", "at most", "in", "host memory", "tokens", "checkpointed"]]
-    for option in what_fits(config, plan, task, material, machine, ranks):
+    for option in sharding_options(config, plan, task, material, machine, ranks):
         phase, most = option.greatest
         rows.append(
             [
                 f"{'*' if option.asked else ' '} {option.keys}",
-                _size(option.certain),
-                _size(most),
+                _format_size(option.certain_bytes),
+                _format_size(most),
                 phase,
-                _size(option.host) if option.host else "-",
-                *(str(tokens) if tokens else "none" for tokens in (option.plain, option.checkpointed)),
+                _format_size(option.host) if option.host else "-",
+                *(str(tokens) if tokens else "none" for tokens in (option.plain, option.max_tokens_checkpointed)),
             ]
         )
     for line in format_table(rows, numbers=True):
         print(line)
-    _say("", "* as asked for; tokens: the most micro_batch_tokens that fit, also with gradient_checkpointing=true")
+    _print_labelled(
+        "", "* as asked for; tokens: the most micro_batch_tokens that fit, also with gradient_checkpointing=true"
+    )
 
 
-def _show_disk(config: Config, material: Material, ranks: int) -> None:
-    one, most = disk_needs(config, material, ranks)
+def _show_disk(config: Config, material: ModelSpecs, ranks: int) -> None:
+    one, most = required_disk_bytes(config, material, ranks)
     if config.plan.devices is not None:
-        _say("disk", f"about {_size(one)} per checkpoint, {_size(most)} at the most")
+        _print_labelled("disk", f"about {_format_size(one)} per checkpoint, {_format_size(most)} at the most")
         return
-    free = free_disk(Path(config.output_dir))
-    _say("disk", f"about {_size(one)} per checkpoint, {_size(most)} at the most; {_size(free)} are free")
+    free = free_disk_bytes(Path(config.output_dir))
+    _print_labelled(
+        "disk",
+        f"about {_format_size(one)} per checkpoint, {_format_size(most)} at the most; {_format_size(free)} are free",
+    )
     if most > free:
         print(
-            f"warning: checkpoints need about {_size(most)} below output_dir={config.output_dir}, which has "
-            f"{_size(free)}; lower checkpoint.keep, or use another output_dir"
+            f"warning: checkpoints need about {_format_size(most)} below output_dir={config.output_dir}, which has "
+            f"{_format_size(free)}; lower checkpoint.keep, or use another output_dir"
         )
 
 
-def _show_time(config: Config, plan: Arithmetic, material: Material, machine: Machine, ranks: int) -> None:
+def _show_time(config: Config, plan: BatchSizes, material: ModelSpecs, machine: Machine, ranks: int) -> None:
     if config.plan.devices is None:
         dtypes = {agent.actor.dtype for agent in config.task.agents.values()}
         dtype = Dtype.fp32 if Dtype.fp32 in dtypes else Dtype.bf16  # of mixed teams the slower
-        speed = measured_speed(machine.ranks, dtype)
+        speed = measure_speed(machine.ranks, dtype)
         how = f"arithmetic alone, at this processor's speed in {dtype.value}"
     else:
         speed, how = stated_speed(config.plan), "arithmetic, memory and network, all at once and at the stated figures"
     phases = iteration_seconds(config, material.shapes, ranks, speed)
     seconds = sum(phases.values())
-    parts = ", ".join(f"{name} {_duration(part)}" for name, part in phases.items())
-    once, whole = _duration(seconds), _duration(seconds * plan.num_iterations)
-    _say(
+    parts = ", ".join(f"{name} {_format_duration(part)}" for name, part in phases.items())
+    once, whole = _format_duration(seconds), _format_duration(seconds * plan.num_iterations)
+    _print_labelled(
         "time",
         f"at least {once} per iteration, with every sequence at its maximum length ({parts}), {whole} in all: {how}",
     )
@@ -259,11 +274,11 @@ def _show_missing_weights(config: Config) -> None:
             print(f"warning: actor.model={source} has no .safetensors file; training needs one")
 
 
-def _show_episodes(config: Config, material: Material) -> None:
+def _show_episodes(config: Config, material: ModelSpecs) -> None:
     """Who may speak how often, and how much each may read and write; nothing where all are asked once, at once."""
-    if _asks_once(config, material):
+    if _is_single_turn(config, material):
         return
-    world = isinstance(config.task, WorldConfig)
+    world = isinstance(config.task, EnvironmentTaskConfig)
     parts = [f"task={config.task.kind.value}"]
     if isinstance(config.task, ConversationConfig):
         parts.append(f"protocol {config.task.protocol}")
@@ -275,77 +290,77 @@ def _show_episodes(config: Config, material: Material) -> None:
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
         )
-    if isinstance(config.task, WorldConfig):
+    if isinstance(config.task, EnvironmentTaskConfig):
         parts.append(f"{config.task.num_workers} workers")
-    _say("episodes", ", ".join(parts))
+    _print_labelled("episodes", ", ".join(parts))
     for name, shapes in material.shapes.items():
         length = shapes.length
         again = f", {length.row} in all its turns together" if length.row != length.sequence else ""
         said = "estimated from what is shown below" if world else "what others may write included"
-        _say(
+        _print_labelled(
             f"{name} context",
             f"{material.contexts[name]} tokens, of which an episode takes up to {length.sequence}{again}; {said}",
         )
 
 
-def _show_critics(material: Material) -> None:
+def _show_critics(material: ModelSpecs) -> None:
     """What centralised critics read."""
-    longest = max((shapes.critic_row or 0 for shapes in material.shapes.values()), default=0)
+    longest = max((shapes.critic_row_tokens or 0 for shapes in material.shapes.values()), default=0)
     for name, layout in material.layouts.items():
-        how = "as text, one value for a turn" if layout.by_text else "token by token"
-        _say(
+        how = "as text, one value for a turn" if layout.reads_text else "token by token"
+        _print_labelled(
             f"{name} critic",
-            f"reads what {listed(list(layout.agents))} see and say, {how}: up to {longest} tokens of an episode, "
+            f"reads what {join_names(list(layout.agents))} see and say, {how}: up to {longest} tokens of an episode, "
             f"{layout.context} of them at once",
         )
 
 
-SHOWN_IDS = 12  # at both ends of a prompt whose text hides some
+MAX_SHOWN_IDS = 12  # at both ends of a prompt whose text hides some
 
 
-def _asks_once(config: Config, material: Material) -> bool:
+def _is_single_turn(config: Config, material: ModelSpecs) -> bool:
     """Whether every agent is asked once, about the example alone."""
     turns = {shapes.length.turns for shapes in material.shapes.values()}
     return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
 
 
-def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat], material: Material) -> None:
+def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat], material: ModelSpecs) -> None:
     """What the model reads, special characters spelled out: two first prompts of each agent, or a conversation."""
-    if not _asks_once(config, material):
-        _show_conversation(preview(task, formats))
+    if not _is_single_turn(config, material):
+        _show_conversation(preview_episode(task, formats))
         return
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
             message = first_message(name, agent, task.train[row])
-            _say(f"{name} prompt", repr(formats[name].text(message)))
-            if formats[name].hides_tokens(message):
-                _say(f"{name} ids", spell_ids(formats[name], message))
+            _print_labelled(f"{name} prompt", repr(formats[name].text(message)))
+            if formats[name].has_hidden_tokens(message):
+                _print_labelled(f"{name} ids", format_ids(formats[name], message))
 
 
-def spell_ids(prompt_format: PromptFormat, message: str) -> str:
+def format_ids(prompt_format: PromptFormat, message: str) -> str:
     """The ids of a prompt, of a long one the first and last; special ones with their names."""
     ids = prompt_format.prompt_ids(message)
     special = set(prompt_format.tokenizer.all_special_ids)
     spelled = [
         f"{one}={prompt_format.tokenizer.convert_ids_to_tokens(one)}" if one in special else str(one) for one in ids
     ]
-    few = spelled if len(spelled) <= 2 * SHOWN_IDS else [*spelled[:SHOWN_IDS], "...", *spelled[-SHOWN_IDS:]]
+    few = spelled if len(spelled) <= 2 * MAX_SHOWN_IDS else [*spelled[:MAX_SHOWN_IDS], "...", *spelled[-MAX_SHOWN_IDS:]]
     return " ".join(few)
 
 
 def _show_conversation(shown: Preview) -> None:
     for turn in shown.turns:
-        _say(f"{turn.agent} prompt", repr(turn.read))
-        _say(f"{turn.agent} action", repr(turn.written))
-    if shown.more:
-        _say("", f"... {shown.more} more turn{'' if shown.more == 1 else 's'}")
+        _print_labelled(f"{turn.agent} prompt", repr(turn.read))
+        _print_labelled(f"{turn.agent} action", repr(turn.written))
+    if shown.remaining_turns:
+        _print_labelled("", f"... {shown.remaining_turns} more turn{'' if shown.remaining_turns == 1 else 's'}")
     if shown.end:
-        _say("episode", shown.end)
+        _print_labelled("episode", shown.end)
 
 
-def _say(label: str, text: str) -> None:
+def _print_labelled(label: str, text: str) -> None:
     """A line, and as many more below it as a long text takes."""
-    label = f"{shortened(label, 2 * LABEL):<{LABEL - 1}} "
+    label = f"{shorten_name(label, 2 * LABEL_WIDTH):<{LABEL_WIDTH - 1}} "
     lines: Sequence[str] = textwrap.wrap(
         text, PAGE_WIDTH - len(label), break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
     )
@@ -353,25 +368,25 @@ def _say(label: str, text: str) -> None:
         print((label if number == 0 else " " * len(label)) + line)
 
 
-def _unit(size: float) -> tuple[str, int]:
+def _size_unit(size: float) -> tuple[str, int]:
     return ("GiB", GIB) if size >= GIB else ("MiB", MIB)
 
 
-def _number(part: float, unit: int) -> str:
+def _format_number(part: float, unit: int) -> str:
     return f"{part / unit:.2f}" if part < 100 * unit else f"{part / unit:.1f}"
 
 
-def _duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def _size(part: float) -> str:
+def _format_size(part: float) -> str:
     """With its own unit: `7.31 MiB`."""
-    unit, size = _unit(part)
-    return f"{_number(part, size)} {unit}"
+    unit, size = _size_unit(part)
+    return f"{_format_number(part, size)} {unit}"
 
 
-def _gib(size: float) -> str:
+def _format_gib(size: float) -> str:
     return f"{size / GIB:.1f}" if size >= 10 * GIB else f"{size / GIB:.2f}"

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ippo_cli.agents.centralized import critic_context, critic_layouts
-from ippo_cli.agents.critic_start import start_config
-from ippo_cli.agents.critic_view import Layout
-from ippo_cli.agents.initial import alphabet_lessons, refuse_nothing_to_read, warm_start_lessons
-from ippo_cli.config.adapters import read_adapter, reference_folder
-from ippo_cli.config.batch_sizes import Arithmetic
+from ippo_cli.agents.centralized import build_critic_layouts, critic_context
+from ippo_cli.agents.critic_start import warm_start_config
+from ippo_cli.agents.critic_view import CriticLayout
+from ippo_cli.agents.initial import alphabet_lessons, check_has_lessons, warm_start_lessons
+from ippo_cli.config.adapters import find_reference_folder, read_adapter
+from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.model_args import config_values, quantized_bits
+from ippo_cli.config.model_args import model_config_overrides, quantized_bits
 from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
     ActorConfig,
@@ -36,48 +36,48 @@ from ippo_cli.config.schema import (
     TooLong,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import bases, critics, holders
+from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent
 from ippo_cli.engine.host_memory import host_memory
-from ippo_cli.models.actor import load_actor_tokenizer, refuse_unreadable_tokens, tokenizer_setting
+from ippo_cli.models.actor import check_readable_tokens, load_actor_tokenizer, tokenizer_setting
 from ippo_cli.models.shape import (
     ModelShape,
     actor_shape,
+    add_adapter,
+    add_value_head,
     critic_shape,
     empty_backbone,
     empty_model,
     load_config,
     quantized_shape,
-    with_adapter,
-    with_value_head,
 )
-from ippo_cli.models.tiny import tiny_config, tokenizer_of
-from ippo_cli.planning.episode_length import episode_lengths, longest_view, too_long
+from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
+from ippo_cli.planning.episode_length import episode_lengths, length_warnings, max_critic_tokens
 from ippo_cli.planning.memory import (
     GIB,
     AgentShapes,
-    Frozen,
-    Memory,
+    FrozenModel,
+    MemoryEstimate,
+    bytes_per_weight,
     checkpoint_bytes,
-    run_memory,
+    estimate_memory,
     snapshot_bytes,
-    width_of,
 )
 from ippo_cli.planning.reward_models import frozen_reward_models
 from ippo_cli.rollout.generator import context_limit
-from ippo_cli.tasks.conversation import PromptFormat, fitting_rows, prompt_formats, refuse_too_long
-from ippo_cli.tasks.eval_rows import episodes_of
-from ippo_cli.tasks.rows import narrowed
+from ippo_cli.tasks.conversation import PromptFormat, check_prompt_lengths, fitting_rows, prompt_formats
+from ippo_cli.tasks.eval_rows import count_eval_episodes
+from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task, speakers_of_several_turns, speakers_told_of_examples
+from ippo_cli.tasks.task import Task, example_only_agents, multi_turn_agents
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.types import Example
 
-LESS_MEMORY = (
+STAGE_OVERRIDES = (
     ("deepspeed=zero2", {"stage": 2, "offload_optimizer": False, "offload_params": False}),
     ("deepspeed=zero3", {"stage": 3, "offload_optimizer": False, "offload_params": False}),
     ("deepspeed=zero3_offload", {"stage": 3, "offload_optimizer": True, "offload_params": True}),
 )
-LOWERED_BY = {
+MEMORY_ADVICE = {
     "load": "use a higher ZeRO stage, or a smaller model",
     "rollout": "lower rollout.decode_batch_size or rollout.max_new_tokens, shorten the prompts, or at stage 3 set "
     "rollout.zero3_gather=layer",
@@ -89,14 +89,14 @@ LOWERED_BY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Material:
+class ModelSpecs:
     """What agents read with and are made of, without their weights."""
 
     tokenizers: dict[str, PreTrainedTokenizerBase]
     contexts: dict[str, int]  # tokens that prompt and response may have together
     shapes: dict[str, AgentShapes]
-    layouts: dict[str, Layout]  # of centralised critics, by the critic's name
-    rewards: tuple[Frozen, ...]  # reward models that lie beside them
+    layouts: dict[str, CriticLayout]  # of centralised critics, by the critic's name
+    rewards: tuple[FrozenModel, ...]  # reward models that lie beside them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class Machine:
     ranks: int  # on this machine
     ranks_per_device: int
 
-    def lacks(self, device: float, host: float) -> tuple[str, float, float] | None:
+    def memory_shortfall(self, device: float, host: float) -> tuple[str, float, float] | None:
         """What is short where every rank here holds so much: its name, what is needed of it, and what there is."""
         if self.device == "cuda":
             if device * self.ranks_per_device > self.accelerator:
@@ -157,45 +157,49 @@ def planned_machine(plan: PlanConfig) -> Machine | None:
     )
 
 
-def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> Material:
+def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> ModelSpecs:
     """Tokenizers and shapes of every agent, from where its actor starts. Raises `PreflightError` without them.
 
     `weights` says where that is. Without it, what is made locally is not made yet: its tokenizer is made here.
     """
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
-    made: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
-    known: dict[tuple[str, str | None, str], Any] = {}  # empty models: agents often start from the same
+    shapes_of_agent: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
+    empty_models: dict[tuple[str, str | None, str], Any] = {}  # empty models: agents often start from the same
     references: dict[str, ModelShape | None] = {}
     starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
-    holder_of = holders(config)
-    for base, names in bases(config).items():
+    holder_of = policy_by_agent(config)
+    for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
         source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
         if weights is None and isinstance(actor, TinyActorConfig):
             source = f"{base}'s own"
             lessons = warm_start_lessons(names, config, task)
-            refuse_nothing_to_read(names[0], actor, lessons)
-            tokenizer = tokenizer_of(actor.alphabet, alphabet_lessons(names, lessons, config, task))
-            known[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
+            check_has_lessons(names[0], actor, lessons)
+            tokenizer = make_lesson_tokenizer(actor.alphabet, alphabet_lessons(names, lessons, config, task))
+            empty_models[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
         else:
             tokenizer = load_actor_tokenizer(actor, source, revision)
-        lm = _empty(known, source, revision, actor)
-        refuse_unreadable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
+        lm = _get_empty_model(empty_models, source, revision, actor)
+        check_readable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
         for name in names:
             agent = config.task.agents[name]
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
             starts[name] = source, revision
-            made[name] = _actor_shape(agent, lm, source), _critic_shape(agent, known, source, revision), source
-            references[name] = _reference_shape(agent, known, lm, source)
+            shapes_of_agent[name] = (
+                _actor_shape(agent, lm, source),
+                _critic_shape(agent, empty_models, source, revision),
+                source,
+            )
+            references[name] = _reference_shape(agent, empty_models, lm, source)
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
-    layouts = critic_layouts(config, tokenizers, contexts, _critic_contexts(config, known, starts))
-    critic_row = longest_view(lengths) if layouts else None
+    layouts = build_critic_layouts(config, tokenizers, contexts, _critic_contexts(config, empty_models, starts))
+    critic_row = max_critic_tokens(lengths) if layouts else None
     shapes = {}
     for name in config.task.agents:
-        actor, critic, source = made[name]
+        actor, critic, source = shapes_of_agent[name]
         pinned = f"{source}@{config.task.agents[name].actor.revision}"
         shapes[name] = AgentShapes(
             actor=actor,
@@ -203,14 +207,14 @@ def read_material(config: Config, task: Task, weights: Mapping[str, Path | str] 
             length=lengths[name],
             weights=pinned,
             reference=references[name],
-            critic_row=critic_row,
+            critic_row_tokens=critic_row,
         )
-    return Material(
+    return ModelSpecs(
         tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=frozen_reward_models(config)
     )
 
 
-def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSchedule:
+def example_schedule(config: Config, plan: BatchSizes, task: Task) -> ExampleSchedule:
     """Which examples each iteration works on."""
     return ExampleSchedule(
         task.train,
@@ -220,17 +224,17 @@ def example_schedule(config: Config, plan: Arithmetic, task: Task) -> ExampleSch
     )
 
 
-def fitting_task(config: Config, task: Task, material: Material) -> tuple[Task, list[str]]:
+def drop_too_long_rows(config: Config, task: Task, material: ModelSpecs) -> tuple[Task, list[str]]:
     """The task without rows whose prompts are too long, where `task.too_long=drop` asks for that; and what there is to
     tell of rows that are left out. Raises `PreflightError` where none is left."""
-    said: list[str] = []
+    messages: list[str] = []
     parts = {"train": task.train, "held_out": task.held_out}
     for part in parts.values():
-        said += [f"data: {counts}" for counts in getattr(part, "counts", ()) if sum(counts.dropped.values())]
+        messages += [f"data: {counts}" for counts in getattr(part, "counts", ()) if sum(counts.dropped.values())]
     if not drops_too_long(config):
-        return task, list(dict.fromkeys(said))
+        return task, list(dict.fromkeys(messages))
     formats = prompt_formats(config.task, config.rollout, material.tokenizers)
-    known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
+    known = {name: formats[name] for name in example_only_agents(config.task)}
 
     def message(agent: str, example: Example) -> str:
         return first_message(agent, config.task.agents[agent], example)
@@ -243,11 +247,13 @@ def fitting_task(config: Config, task: Task, material: Material) -> tuple[Task, 
         what = {"train": "training", "held_out": "held-out"}[name]
         if not kept:
             raise PreflightError(f"task.too_long=drop leaves none of {len(rows)} {what} rows with {limit}; raise that")
-        said.append(f"data: {len(rows) - len(kept)} of {len(rows)} {what} rows left out: prompts too long for {limit}")
-        parts[name] = narrowed(rows, kept)
+        messages.append(
+            f"data: {len(rows) - len(kept)} of {len(rows)} {what} rows left out: prompts too long for {limit}"
+        )
+        parts[name] = take_rows(rows, kept)
         if 0 in getattr(parts[name], "sizes", ()) and getattr(parts[name], "weights", None):
             raise PreflightError(f"task.too_long=drop leaves no row of a source that has a weight, with {limit}")
-    return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(said))
+    return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(messages))
 
 
 def drops_too_long(config: Config) -> bool:
@@ -255,35 +261,39 @@ def drops_too_long(config: Config) -> bool:
     return isinstance(config.task, JsonlConfig) and config.task.too_long is TooLong.drop
 
 
-def fitting_formats(
-    config: Config, plan: Arithmetic, task: Task, schedule: ExampleSchedule, material: Material
+def build_prompt_formats(
+    config: Config, plan: BatchSizes, task: Task, schedule: ExampleSchedule, material: ModelSpecs
 ) -> dict[str, PromptFormat]:
     """How each agent is asked. First prompts that depend on examples alone fit, and of others those of one episode."""
     formats = prompt_formats(config.task, config.rollout, material.tokenizers)
-    for name in speakers_of_several_turns(config.task):
-        formats[name].refuse_rewritten_history()
+    for name in multi_turn_agents(config.task):
+        formats[name].check_history_continues()
 
     def message(agent: str, example: Example) -> str:
         return first_message(agent, config.task.agents[agent], example)
 
     scheduled = schedule.scheduled_examples(plan.num_iterations)
-    known = {name: formats[name] for name in speakers_told_of_examples(config.task)}
-    refuse_too_long(known, message, scheduled, "the training data", material.contexts)
-    refuse_too_long(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
+    known = {name: formats[name] for name in example_only_agents(config.task)}
+    check_prompt_lengths(known, message, scheduled, "the training data", material.contexts)
+    check_prompt_lengths(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
     for name, told in ({} if known else task.dry_run.first).items():
         if name in formats:  # who is no agent is told where episodes fail
             formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
     return formats
 
 
-def unusual_material(config: Config, material: Material) -> dict[str, str]:
+def model_warnings(config: Config, material: ModelSpecs) -> dict[str, str]:
     """What is to be said of the models' contexts and of what they may have to read."""
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    said = too_long(config, lengths, material.contexts) | _long_views(material) | _unlike_rotations(material)
-    return said | _ended_prompts(config, material)
+    said = (
+        length_warnings(config, lengths, material.contexts)
+        | _critic_context_warnings(material)
+        | _longrope_warnings(material)
+    )
+    return said | _chat_template_warnings(config, material)
 
 
-def _ended_prompts(config: Config, material: Material) -> dict[str, str]:
+def _chat_template_warnings(config: Config, material: ModelSpecs) -> dict[str, str]:
     """A warning where a chat template ends prompts in the token that ends responses, so that models end theirs."""
     for name, prompt_format in prompt_formats(config.task, config.rollout, material.tokenizers).items():
         end = prompt_format.tokenizer.eos_token_id
@@ -297,10 +307,10 @@ def _ended_prompts(config: Config, material: Material) -> dict[str, str]:
     return {}
 
 
-def _unlike_rotations(material: Material) -> dict[str, str]:
+def _longrope_warnings(material: ModelSpecs) -> dict[str, str]:
     """What is to be said where the frequencies of a row's positions depend on the longest row of its forward."""
     for name, shapes in material.shapes.items():
-        limit, longest = shapes.actor.longrope_from, shapes.length.sequence
+        limit, longest = shapes.actor.longrope_threshold, shapes.length.sequence
         if limit is not None and longest > limit:
             return {
                 "longrope": f"{name}: with longrope, rows beside one of more than {limit} tokens are read by other "
@@ -309,11 +319,11 @@ def _unlike_rotations(material: Material) -> dict[str, str]:
     return {}
 
 
-def _long_views(material: Material) -> dict[str, str]:
+def _critic_context_warnings(material: ModelSpecs) -> dict[str, str]:
     """What is to be said where a centralised critic may have more to read than its context holds."""
-    longest = max((shapes.critic_row or 0 for shapes in material.shapes.values()), default=0)
+    longest = max((shapes.critic_row_tokens or 0 for shapes in material.shapes.values()), default=0)
     for name, layout in material.layouts.items():
-        if not layout.forgets and longest > layout.context:
+        if not layout.is_last_only and longest > layout.context:
             return {
                 "long_views": f"the critic of {name} may have up to {longest} tokens to read of an episode, and reads "
                 f"{layout.context} at once: of what is more, the oldest that others were told and wrote is left out "
@@ -322,53 +332,57 @@ def _long_views(material: Material) -> dict[str, str]:
     return {}
 
 
-def memory_of(config: Config, plan: Arithmetic, task: Task, material: Material, ranks: int, device: str) -> Memory:
+def estimate_run_memory(
+    config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, ranks: int, device: str
+) -> MemoryEstimate:
     """What each rank holds, on a device of this kind."""
-    evaluated = episodes_of(len(task.held_out), config.evaluation)
+    evaluated = count_eval_episodes(len(task.held_out), config.evaluation)
     rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
-    return run_memory(config, material.shapes, ranks, rows, device, material.rewards)
+    return estimate_memory(config, material.shapes, ranks, rows, device, material.rewards)
 
 
-def what_cannot_fit(config: Config, material: Material, memory: Memory, machine: Machine, ranks: int) -> str | None:
+def memory_error(
+    config: Config, material: ModelSpecs, memory: MemoryEstimate, machine: Machine, ranks: int
+) -> str | None:
     """What a `PreflightError` says where weights, optimizer and gradients alone are more than there is; else None."""
-    lacking = machine.lacks(memory.certain, memory.host)
+    lacking = machine.memory_shortfall(memory.certain_bytes, memory.host)
     if lacking is None:
         return None
     what, needed, there = lacking
     fitting = [
         option
-        for option, settings in LESS_MEMORY
+        for option, settings in STAGE_OVERRIDES
         if _fits(replace(config, deepspeed=replace(config.deepspeed, **settings)), material, machine, ranks)
     ]
     remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
     return (
-        f"deepspeed.stage={config.deepspeed.stage} holds at least {(memory.certain + memory.host) / GIB:.1f} GiB of "
+        f"deepspeed.stage={config.deepspeed.stage} holds at least {(memory.certain_bytes + memory.host) / GIB:.1f} GiB of "
         f"weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on this "
         f"{what} need {needed / GIB:.1f} GiB, and it has {there / GIB:.1f}; {remedy}"
     )
 
 
-def memory_warning(memory: Memory, machine: Machine) -> str | None:
+def memory_warning(memory: MemoryEstimate, machine: Machine) -> str | None:
     """A line where what is estimated beyond weights, optimizer and gradients does not fit."""
     phase, device = memory.greatest
-    lacking = machine.lacks(device, memory.host)
+    lacking = machine.memory_shortfall(device, memory.host)
     if lacking is None:
         return None
     what, needed, there = lacking
     return (
         f"warning: {phase} may need {needed / GIB:.1f} GiB of this {what}, which has {there / GIB:.1f}; "
-        f"{LOWERED_BY[phase]}"
+        f"{MEMORY_ADVICE[phase]}"
     )
 
 
-def disk_needs(config: Config, material: Material, ranks: int) -> tuple[float, float]:
+def required_disk_bytes(config: Config, material: ModelSpecs, ranks: int) -> tuple[float, float]:
     """Bytes of one checkpoint, and of as many as ever lie there together."""
     one = checkpoint_bytes(config, material.shapes, ranks)
     most = one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
     return one, most + snapshot_bytes(config, material.shapes)
 
 
-def free_disk(folder: Path) -> int:
+def free_disk_bytes(folder: Path) -> int:
     """Free bytes where a folder lies, or will lie."""
     there = folder.absolute()
     while not there.exists():
@@ -376,16 +390,16 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _fits(config: Config, material: Material, machine: Machine, ranks: int) -> bool:
-    memory = run_memory(config, material.shapes, ranks, 1, machine.device, material.rewards)
-    return machine.lacks(memory.certain, memory.host) is None
+def _fits(config: Config, material: ModelSpecs, machine: Machine, ranks: int) -> bool:
+    memory = estimate_memory(config, material.shapes, ranks, 1, machine.device, material.rewards)
+    return machine.memory_shortfall(memory.certain_bytes, memory.host) is None
 
 
-def _empty(
+def _get_empty_model(
     known: dict[tuple[str, str | None, str], Any], source: str, revision: str | None, actor: ActorConfig | None = None
 ) -> Any:
     """The model without weights; with the values that `actor.model_args` puts into the configuration of an actor."""
-    values = {} if actor is None else config_values(actor)
+    values = {} if actor is None else model_config_overrides(actor)
     key = source, revision, str(values)
     if key not in known:
         known[key] = empty_model(load_config(source, revision, values))
@@ -395,12 +409,12 @@ def _empty(
 def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelShape:
     shape = actor_shape(lm)
     if (bits := quantized_bits(agent.actor)) is not None:
-        shape = quantized_shape(shape, lm, bits, width_of(agent.actor.dtype))
+        shape = quantized_shape(shape, lm, bits, bytes_per_weight(agent.actor.dtype))
     if isinstance(agent.actor, LoraActorConfig):
         earlier = agent.actor.adapter
-        shape = with_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
+        shape = add_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
     if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
-        shape = with_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
+        shape = add_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
     return shape
 
 
@@ -413,21 +427,21 @@ def _reference_shape(
         return None
     is_lora, folder, is_adapter = isinstance(actor, LoraActorConfig), None, False
     if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
-        folder, is_adapter = reference_folder(actor.reference)
+        folder, is_adapter = find_reference_folder(actor.reference)
     if folder is not None and not is_adapter:
-        return actor_shape(_empty(known, str(folder), None))
+        return actor_shape(_get_empty_model(known, str(folder), None))
     if actor.reference_update_every is not None:  # as large as the actor
         shape = actor_shape(lm)
         if isinstance(actor, LoraActorConfig):
-            shape = with_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
+            shape = add_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
         return replace(shape, sizes=shape.adapter or shape.sizes, adapter=None)
     if isinstance(actor, LoraActorConfig) and actor.reference == ReferenceKind.initial:
         folder = None if actor.adapter is None else Path(actor.adapter)
     if folder is None:
         return None
     adapter = read_adapter(folder, "actor.reference")
-    on = lm if is_lora or adapter.base is None else _empty(known, adapter.base, None)
-    shape = with_adapter(actor_shape(on), on, adapter.settings, "actor.reference", adapter.base or source)
+    on = lm if is_lora or adapter.base is None else _get_empty_model(known, adapter.base, None)
+    shape = add_adapter(actor_shape(on), on, adapter.settings, "actor.reference", adapter.base or source)
     assert shape.adapter is not None
     return replace(shape, sizes=shape.adapter if is_lora else shape.sizes + shape.adapter, adapter=None)
 
@@ -439,17 +453,17 @@ def _critic_shape(
     if agent.frozen:
         return None
     if isinstance(critic, AdapterCriticConfig):
-        lm = _empty(known, actor, revision, agent.actor)
+        lm = _get_empty_model(known, actor, revision, agent.actor)
         earlier = critic.warm_start
-        shape = with_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
-        return with_value_head(shape, lm.config, critic.value_head_hidden_dim)
+        shape = add_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
+        return add_value_head(shape, lm.config, critic.value_head_hidden_dim)
     if not isinstance(critic, SeparateCriticConfig):
         return None
     if critic.warm_start is not None:
-        return critic_shape(empty_backbone(start_config(critic)), critic.value_head_hidden_dim)
+        return critic_shape(empty_backbone(warm_start_config(critic)), critic.value_head_hidden_dim)
     if critic.model is None:
-        return critic_shape(_empty(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
-    return critic_shape(_empty(known, critic.model, critic.revision), critic.value_head_hidden_dim)
+        return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
+    return critic_shape(_get_empty_model(known, critic.model, critic.revision), critic.value_head_hidden_dim)
 
 
 def _critic_contexts(
@@ -457,15 +471,15 @@ def _critic_contexts(
 ) -> dict[str, int]:
     """Tokens that each centralised critic reads as one sequence, by the critic's name."""
     found: dict[str, int] = {}
-    for name, names in critics(config).items():
+    for name, names in agents_by_critic(config).items():
         critic, actor = config.task.agents[names[0]].critic, config.task.agents[names[0]].actor
         if isinstance(critic, CentralizedCriticConfig):
             if critic.warm_start is not None:
-                found[name] = critic_context(config, critic, start_config(critic))
+                found[name] = critic_context(config, critic, warm_start_config(critic))
                 continue
             of_actor = critic.model is None
             source, revision = starts[names[0]] if of_actor else (str(critic.model), critic.revision)
             found[name] = critic_context(
-                config, critic, _empty(known, source, revision, actor if of_actor else None).config
+                config, critic, _get_empty_model(known, source, revision, actor if of_actor else None).config
             )
     return found

@@ -28,19 +28,19 @@ class Preview:
     """The beginning of an episode about the first training example."""
 
     turns: list[PreviewTurn] = field(default_factory=list)
-    more: int = 0  # turns that follow
+    remaining_turns: int = 0  # turns that follow
     end: str = ""  # how it ended, if it has
 
 
-def preview(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
+def preview_episode(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
     """The task's dry run, as far as it is shown."""
-    shown, reader = task.dry_run, _Reader(formats)
+    shown, reader = task.dry_run, _PreviewReader(formats)
     turns = [reader.turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
     end = "fails here with placeholders as answers" if shown.failure else shown.end or "not over after these turns"
-    return Preview(turns=turns, more=len(shown.turns) - len(turns), end=end)
+    return Preview(turns=turns, remaining_turns=len(shown.turns) - len(turns), end=end)
 
 
-class _Reader:
+class _PreviewReader:
     """Every agent's part of an episode, through its tokenizer."""
 
     def __init__(self, formats: Mapping[str, PromptFormat]) -> None:
@@ -48,24 +48,24 @@ class _Reader:
         self._conversations: dict[str, Conversation] = {}
         self._written: dict[str, str] = {}
 
-    def turn(self, agent: str, told: str, written: str) -> PreviewTurn:
+    def turn(self, agent: str, observation: str, written: str) -> PreviewTurn:
         """What is new to an agent that is told something; all of it where it does not go on from what it has read."""
         prompt_format, before = self._formats[agent], ""
         if agent not in self._conversations:
-            [conversation] = prompt_format.begin([told])
+            [conversation] = prompt_format.begin([observation])
             if not conversation.ids:
                 prompt_format.refuse(conversation.text, 0, prompt_format.max_prompt_tokens)
             self._conversations[agent] = conversation
         else:
             conversation, said = self._conversations[agent], self._written[agent]
             before = conversation.text + said
-            prompt_format.extend([conversation], [_said(said)], [told])
+            prompt_format.extend([conversation], [_truncated_completion(said)], [observation])
         self._written[agent] = written
-        read = prompt_format.control.reveal(self._conversations[agent].text.removeprefix(before))
+        read = prompt_format.control.unguard(self._conversations[agent].text.removeprefix(before))
         return PreviewTurn(agent=agent, read=read, written=written)
 
 
-def _said(text: str) -> Completion:
+def _truncated_completion(text: str) -> Completion:
     """An answer that was cut, so that no stop token is looked for in it."""
     nothing = torch.zeros(0)
     return Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=False)

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import Config, ModelRewardConfig
-from ippo_cli.models.reward_model import read_config, shape_of
-from ippo_cli.planning.memory import Frozen, width_of
+from ippo_cli.models.reward_model import read_config, reward_model_shape
+from ippo_cli.planning.memory import FrozenModel, bytes_per_weight
 
 
-def frozen_reward_models(config: Config) -> tuple[Frozen, ...]:
+def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
     """Weights of reward models that lie on the ranks' own devices."""
     models = [
         (where, own.reward)
-        for where, own in rewards_of(config)
+        for where, own in rewards_with_prefixes(config)
         if isinstance(own.reward, ModelRewardConfig) and own.reward.device == "auto"
     ]
     return tuple(
-        Frozen(
+        FrozenModel(
             name="reward model" if where == "reward" else f"{where.rpartition('.')[2]} reward",
-            shape=shape_of(read_config(str(one.model), one.revision)),
-            width=width_of(one.dtype),
+            shape=reward_model_shape(read_config(str(one.model), one.revision)),
+            width=bytes_per_weight(one.dtype),
         )
         for where, one in models
     )

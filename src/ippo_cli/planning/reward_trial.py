@@ -9,7 +9,7 @@ from itertools import chain, islice
 import torch
 
 from ippo_cli.config.errors import ConfigError, IppoError
-from ippo_cli.config.rewards import rewards_of
+from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import (
     Config,
     EnvironmentRewardConfig,
@@ -19,14 +19,16 @@ from ippo_cli.config.schema import (
     ModelRewardConfig,
 )
 from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import Reward, RewardFunction, checked, close_reward
+from ippo_cli.rewards.contract import Reward, RewardFunction, close_reward, validate_reward
 from ippo_cli.tasks.dry_run import DryRun
-from ippo_cli.tasks.task import Task, dry_run
+from ippo_cli.tasks.task import Task, dry_run_examples
 from ippo_cli.types import Completion, Episode, Example, Turn
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 
-EPISODES = 2  # of one alone, a list that is too long or too short by the number of rows is not told from a right one
-NOT_TRIED = (EnvironmentRewardConfig, HttpRewardConfig, JudgeRewardConfig, ModelRewardConfig)
+TRIAL_EPISODES = (
+    2  # of one alone, a list that is too long or too short by the number of rows is not told from a right one
+)
+SKIPPED_REWARDS = (EnvironmentRewardConfig, HttpRewardConfig, JudgeRewardConfig, ModelRewardConfig)
 
 
 def check_primary_metric(config: Config, task: Task) -> None:
@@ -39,12 +41,12 @@ def check_primary_metric(config: Config, task: Task) -> None:
     part = metric.partition("/pass@")[0]
     if part in ("score", "failed_share") or "/" in part:
         return
-    if any(isinstance(own.reward, NOT_TRIED) for _, own in rewards_of(config)):
+    if any(isinstance(own.reward, SKIPPED_REWARDS) for _, own in rewards_with_prefixes(config)):
         return
     reward = build_reward(config.reward, config.task.agents)
     try:
         episodes = _placeholder_episodes(config, task)
-        answer = checked(reward(episodes), list(config.task.agents), episodes) if episodes else None
+        answer = validate_reward(reward(episodes), list(config.task.agents), episodes) if episodes else None
     except Exception:  # of a user's function, or of an example that has no score
         return
     finally:
@@ -59,16 +61,18 @@ def check_primary_metric(config: Config, task: Task) -> None:
 
 def _placeholder_episodes(config: Config, task: Task) -> list[Episode]:
     """Episodes about the first examples with placeholders as answers; none where a dry run fails."""
-    examples = list(islice(task.train, EPISODES))
-    runs = [dry_run(config.task, [example], config.seed) for example in examples]
+    examples = list(islice(task.train, TRIAL_EPISODES))
+    runs = [dry_run_examples(config.task, [example], config.seed) for example in examples]
     if any(run.failure or not run.turns for run in runs):
         return []
-    return [_episode(index, *pair) for index, pair in enumerate(zip(examples, runs, strict=True))]
+    return [_placeholder_episode(index, *pair) for index, pair in enumerate(zip(examples, runs, strict=True))]
 
 
 def reward_warnings(config: Config, task: Task) -> Iterator[str]:
     """What to warn of: functions that raise, break the contract, or give no number."""
-    functions = [(where, own) for where, own in rewards_of(config) if isinstance(own.reward, FunctionRewardConfig)]
+    functions = [
+        (where, own) for where, own in rewards_with_prefixes(config) if isinstance(own.reward, FunctionRewardConfig)
+    ]
     episodes = _placeholder_episodes(config, task) if functions else []
     if not episodes:
         return
@@ -76,7 +80,7 @@ def reward_warnings(config: Config, task: Task) -> Iterator[str]:
         assert isinstance(own.reward, FunctionRewardConfig)
         reward = build_reward(own.reward, config.task.agents)
         try:
-            wrong = _wrong(reward, list(config.task.agents), episodes)
+            wrong = _reward_problem(reward, list(config.task.agents), episodes)
         finally:
             close_reward(reward)
         if wrong:
@@ -86,24 +90,24 @@ def reward_warnings(config: Config, task: Task) -> Iterator[str]:
             )
 
 
-def _wrong(reward: RewardFunction, agents: Sequence[str], episodes: Sequence[Episode]) -> str:
+def _reward_problem(reward: RewardFunction, agents: Sequence[str], episodes: Sequence[Episode]) -> str:
     try:
-        answer = checked(reward(episodes), agents, episodes)
+        answer = validate_reward(reward(episodes), agents, episodes)
     except IppoError:
         raise
     except (Exception, SystemExit) as error:  # of the user's own code
-        return located(error)
+        return format_user_error(error)
     if answer.failures:
-        return located(answer.failures[min(answer.failures)])
-    return "" if all(map(math.isfinite, _numbers(answer))) else "a number is not finite"
+        return format_user_error(answer.failures[min(answer.failures)])
+    return "" if all(map(math.isfinite, _reward_values(answer))) else "a number is not finite"
 
 
-def _numbers(answer: Reward) -> Iterable[float]:
+def _reward_values(answer: Reward) -> Iterable[float]:
     nested = [answer.team_by_step or (), *answer.agent_by_turn.values()]
     return chain(answer.team or (), *answer.agent.values(), *(chain.from_iterable(rows) for rows in nested))
 
 
-def _episode(index: int, example: Example, run: DryRun) -> Episode:
+def _placeholder_episode(index: int, example: Example, run: DryRun) -> Episode:
     """One in which nobody is paid, and every turn is a step of its own."""
     nothing = torch.zeros(0)
     return Episode(

@@ -17,7 +17,7 @@ from ippo_cli.types import Minibatch
 
 
 @dataclass(kw_only=True)
-class Tally:
+class MetricAccumulator:
     """Sums and maxima over micro-batches, by name.
 
     Those by agent and turn are taken where they say more than the learner's: where it trains several agents, and of
@@ -33,7 +33,7 @@ class Tally:
     first_epoch_tokens: int = 0
 
     @classmethod
-    def of(cls, learner: str, agents: Sequence[str], turns: Mapping[str, int]) -> Tally:
+    def of(cls, learner: str, agents: Sequence[str], turns: Mapping[str, int]) -> MetricAccumulator:
         """Of a learner that trains these agents."""
         return cls(learner=learner, turns={name: turns.get(name, 0) for name in agents})
 
@@ -42,11 +42,11 @@ class Tally:
         logged = [name for name in loss.per_token if name != "ratio" or first_epoch]
         sums = loss.sums
         for name in logged:
-            _plus(self.sums, f"{prefix}/{name}", sums[name])
+            _add_to(self.sums, f"{prefix}/{name}", sums[name])
         if len(self.turns) > 1 or any(self.turns.values()):
             numbers = torch.stack([loss.per_token[name] for name in logged])
             for name, part in zip(logged, self._parts(numbers, loss, batch), strict=True):
-                _plus(self.parts, f"{prefix}/{name}", part)
+                _add_to(self.parts, f"{prefix}/{name}", part)
         for name, value in loss.maxima.items():
             for kept, wanted in (
                 (f"{prefix}/{name}_max_deviation", first_epoch),
@@ -60,7 +60,7 @@ class Tally:
 
     def means(self) -> dict[str, float]:
         """By full names, over all ranks."""
-        sums, parts = self._totals()
+        sums, parts = self._reduced_totals()
         found: dict[str, float] = {}
         for name, total in sums.items():
             tokens = self.first_epoch_tokens if name.endswith("/ratio") else self.tokens
@@ -75,13 +75,15 @@ class Tally:
             found[f"{self.learner}/{name}"] = float(distributed.all_max(value))
         return found
 
-    def _totals(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def _reduced_totals(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Sums and parts of all ranks, from one reduction."""
-        own = [table[name] for table in (self.sums, self.parts) for name in sorted(table)]
-        if not own:
+        tensors = [table[name] for table in (self.sums, self.parts) for name in sorted(table)]
+        if not tensors:
             return {}, {}
-        flat = distributed.all_sum(torch.cat([tensor.flatten() for tensor in own])).cpu()
-        total = [part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in own]), own, strict=True)]
+        flat = distributed.all_sum(torch.cat([tensor.flatten() for tensor in tensors])).cpu()
+        total = [
+            part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
+        ]
         count = len(self.sums)
         sums, parts = total[:count], total[count:]
         return dict(zip(sorted(self.sums), sums, strict=True)), dict(zip(sorted(self.parts), parts, strict=True))
@@ -101,6 +103,6 @@ class Tally:
         return torch.stack([total[:-1], total[-1:].expand_as(total[:-1])], dim=1)
 
 
-def _plus(table: dict[str, Tensor], name: str, value: Tensor) -> None:
+def _add_to(table: dict[str, Tensor], name: str, value: Tensor) -> None:
     before = table.get(name)
     table[name] = (torch.zeros_like(value, dtype=torch.float64) if before is None else before) + value

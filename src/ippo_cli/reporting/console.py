@@ -20,29 +20,29 @@ from rich.text import Text
 
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.schema import Console as Style
-from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, cut, fitting
+from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, join_fitting, truncate_text
 from ippo_cli.engine import distributed
-from ippo_cli.reporting.console_format import COLUMNS, agent_key, iteration_line, iteration_panel, number
+from ippo_cli.reporting.console_format import COLUMNS, agent_metric, format_number, iteration_line, iteration_panel
 from ippo_cli.reporting.sample_table import sample_table
-from ippo_cli.runs.folder import from_here, resume_command
+from ippo_cli.runs.folder import display_path, resume_command
 
-SILENCE_S = 30.0  # without a terminal, how long a phase may take before a line says how far it is
+PROGRESS_INTERVAL_S = 30.0  # without a terminal, how long a phase may take before a line says how far it is
 
 
 class Console:
     """Everything printed by a training process. Model text is shown escaped and cut."""
 
-    def __init__(self, style: Style, agents: Sequence[str], holder_of: Mapping[str, str] | None = None) -> None:
+    def __init__(self, style: Style, agents: Sequence[str], policy_of_agent: Mapping[str, str] | None = None) -> None:
         """`holder_of`: by agent, the name that its weights go by; left out, its own."""
         self.agents = list(agents)
-        self._holder_of = holder_of or {}
+        self._policy_of_agent = policy_of_agent or {}
         if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the locale does not have ends no training
             sys.stdout.reconfigure(errors="backslashreplace")
         self._out = RichConsole(highlight=False, soft_wrap=True)
         self._main = distributed.is_main()
         # Not `is_terminal`, which FORCE_COLOR makes true of a file; a dumb terminal cannot redraw a line.
         live = sys.stdout.isatty() and not self._out.is_dumb_terminal
-        self._rich = style is Style.rich or (style is Style.auto and live)
+        self._is_rich = style is Style.rich or (style is Style.auto and live)
         self._live: Live | None = None
         self._bars = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=self._out
@@ -51,11 +51,11 @@ class Console:
         self._panel: Any = Text("")
         self._history: dict[str, list[float]] = {name: [] for name in agents}
         self._shown: set[str] = set()  # the columns that some row had so far
-        self._recent: deque[float] = deque(maxlen=20)  # seconds of the last iterations
-        self._said_at = time.monotonic()
+        self._recent_seconds: deque[float] = deque(maxlen=20)  # seconds of the last iterations
+        self._last_line_at = time.monotonic()
 
     def __enter__(self) -> Console:
-        if self._main and self._rich:
+        if self._main and self._is_rich:
             self._live = Live(Group(self._bars), console=self._out, refresh_per_second=4, transient=False)
             self._live.start()
         return self
@@ -66,56 +66,56 @@ class Console:
             self._live.stop()
             self._live = None
 
-    def say(self, text: str, style: str = "") -> None:
+    def print_line(self, text: str, style: str = "") -> None:
         """A line of our own words."""
         if self._main:
             self._out.print(Text(text, style=style))
             sys.stdout.flush()
-            self._said_at = time.monotonic()
+            self._last_line_at = time.monotonic()
 
-    def warn(self, texts: Sequence[str]) -> None:
+    def print_warnings(self, texts: Sequence[str]) -> None:
         """What is unusual and likely wrong, one line each."""
         for text in texts:
-            self.say(cut(f"warning: {text}"), style="yellow")
+            self.print_line(truncate_text(f"warning: {text}"), style="yellow")
 
-    def progress(self, what: str, done: int, total: int) -> None:
+    def progress(self, label: str, done: int, total: int) -> None:
         """A bar for what takes longer than a moment; without a terminal a line after a long silence."""
         if not self._main:
             return
         if self._live is not None:
-            if what not in self._tasks:
+            if label not in self._tasks:
                 self._clear_bars()
-                self._tasks[what] = self._bars.add_task(cut(what, 2 * NAME_WIDTH), total=total)
-            self._bars.update(self._tasks[what], completed=done, total=total)
-        elif time.monotonic() - self._said_at > SILENCE_S:
-            self.say(f"  {cut(what, 2 * NAME_WIDTH)}: {done}/{total}")
+                self._tasks[label] = self._bars.add_task(truncate_text(label, 2 * NAME_WIDTH), total=total)
+            self._bars.update(self._tasks[label], completed=done, total=total)
+        elif time.monotonic() - self._last_line_at > PROGRESS_INTERVAL_S:
+            self.print_line(f"  {truncate_text(label, 2 * NAME_WIDTH)}: {done}/{total}")
 
     def iteration(self, row: Mapping[str, float], num_iterations: int) -> None:
         """One finished iteration."""
         if not self._main:
             return
-        row = dict(row) | self._of_holders(row)
+        row = dict(row) | self._shared_policy_metrics(row)
         for name in self.agents:
             self._history[name].append(row[f"{name}/score/mean"])
         number = int(row["iteration"])
-        self._recent.append(row["time/iteration"])
-        self._shown |= {column for column in COLUMNS if any(agent_key(name, column) in row for name in self.agents)}
-        left = sum(self._recent) / len(self._recent) * (num_iterations - number)
+        self._recent_seconds.append(row["time/iteration"])
+        self._shown |= {column for column in COLUMNS if any(agent_metric(name, column) in row for name in self.agents)}
+        left = sum(self._recent_seconds) / len(self._recent_seconds) * (num_iterations - number)
         if self._live is None:
-            self.say(iteration_line(row, self.agents, self._columns(), num_iterations, left))
+            self.print_line(iteration_line(row, self.agents, self._columns(), num_iterations, left))
             return
         self._clear_bars()
         room = self._out.width
         self._panel = iteration_panel(row, self.agents, self._columns(), self._history, num_iterations, left, room)
         self._live.update(Group(self._panel, self._bars))
 
-    def _of_holders(self, row: Mapping[str, float]) -> dict[str, float]:
+    def _shared_policy_metrics(self, row: Mapping[str, float]) -> dict[str, float]:
         """What was measured of weights that several agents have, under the name of each."""
         return {
             key: row[shared]
-            for name, holder in self._holder_of.items()
+            for name, holder in self._policy_of_agent.items()
             for column in COLUMNS
-            if (key := agent_key(name, column)) not in row and (shared := agent_key(holder, column)) in row
+            if (key := agent_metric(name, column)) not in row and (shared := agent_metric(holder, column)) in row
         }
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
@@ -123,11 +123,11 @@ class Console:
         failed = [key for key, value in metrics.items() if key.endswith("/failed_share") and value]
         others = [key for key in metrics if key.count("/") == 1 and not key.endswith("/failed_share")]
         # What failed first: a score of the rows that did not is another score.
-        shown = [f"{key} {number(metrics[key])}" for key in (*failed, *others) if key != primary]
+        shown = [f"{key} {format_number(metrics[key])}" for key in (*failed, *others) if key != primary]
         self._clear_bars()
-        line = f"evaluation after iteration {iteration}: {primary} {number(metrics[primary])}"
-        rest = fitting(shown, LINE_WIDTH - len(line) - len("  ()"))
-        self.say(cut(f"{line}  ({rest})" if rest else line))
+        line = f"evaluation after iteration {iteration}: {primary} {format_number(metrics[primary])}"
+        rest = join_fitting(shown, LINE_WIDTH - len(line) - len("  ()"))
+        self.print_line(truncate_text(f"{line}  ({rest})" if rest else line))
 
     def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """A table of prompts and responses: of what was said in turn where there was more than one turn."""
@@ -136,7 +136,7 @@ class Console:
         self._out.print(sample_table(rows), width=min(self._out.width, LINE_WIDTH))
         sys.stdout.flush()
 
-    def summary(
+    def show_summary(
         self,
         folder: Path,
         evaluation: Mapping[str, Mapping[str, Any]],
@@ -146,7 +146,7 @@ class Console:
     ) -> None:
         """What came out, and what to do with it. `ratings`: of policies and earlier weights, the highest first; `more`:
         what lets the run go on."""
-        shown = from_here(folder)
+        shown = display_path(folder)
         curves = shell_command("tensorboard", "--logdir", f"{shown}/tb")
         first, last = evaluation["first"], evaluation["last"]
         best = evaluation["best"]
@@ -159,7 +159,7 @@ class Console:
             lines.append(f"greedy exact     {first[greedy]:.3f} -> {last[greedy]:.3f}")
         if ratings:
             rated = [f"{name} {rating:.0f}" for name, rating in ratings]
-            lines.append("Elo              " + fitting(rated, LINE_WIDTH - 17) + f"   (all: {shown}/elo.json)")
+            lines.append("Elo              " + join_fitting(rated, LINE_WIDTH - 17) + f"   (all: {shown}/elo.json)")
         lines += [
             f"wall time        {seconds:.0f} s",
             f"run folder       {shown}",
@@ -170,7 +170,7 @@ class Console:
         if self._main:
             self.__exit__()  # the last word is below the display
             # Paths are there to be copied: where they do not fit into a frame, there is none.
-            framed = self._rich and max(map(len, lines)) + 4 <= self._out.width
+            framed = self._is_rich and max(map(len, lines)) + 4 <= self._out.width
             self._out.print(
                 Panel(Text("\n".join(lines)), title="done", expand=False)
                 if framed
@@ -187,7 +187,7 @@ class Console:
         self._tasks.clear()
 
 
-def in_lines(metrics: Mapping[str, float]) -> dict[str, list[float]]:
+def series_by_metric(metrics: Mapping[str, float]) -> dict[str, list[float]]:
     """Metrics by name, those of an agent's turns in one line, from the first turn to the last that there was."""
     lines: dict[str, list[float]] = {}
     for key, value in metrics.items():

@@ -10,7 +10,7 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, cut, shortened, text_width
+from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, shorten_name, text_width, truncate_text
 
 SPARKS = "▁▂▃▄▅▆▇█"
 COLUMNS = {  # the metric's own name -> where it stands below the agent's name
@@ -21,11 +21,11 @@ COLUMNS = {  # the metric's own name -> where it stands below the agent's name
     "explained_variance": "value/explained_variance",
     "response_length": "rollout/response_length",
 }
-WORST = {"approx_kl": max, "kl/reference": max}  # of several agents', where that is not the lowest
+WORST_BY = {"approx_kl": max, "kl/reference": max}  # of several agents', where that is not the lowest
 PHASES = ("rollout", "score", "logprobs", "targets", "update")
 FRAME, PADDING = 4, 2  # columns that a panel takes around its content, and a table around each of its own
 NUMBER_WIDTH, SHORT_NAME, TREND_WIDTH = 6, 8, 24
-USUAL_NUMBER = -0.123  # as wide as most numbers are; a line's layout must not change with every value
+TYPICAL_NUMBER = -0.123  # as wide as most numbers are; a line's layout must not change with every value
 
 
 def iteration_panel(
@@ -34,11 +34,11 @@ def iteration_panel(
     columns: Sequence[str],
     history: Mapping[str, Sequence[float]],
     num_iterations: int,
-    left: float,
-    room: int,
+    eta_s: float,
+    panel_width: int,
 ) -> Panel:
     """An iteration as a table in a frame. `history`: each agent's mean scores so far; `left`: seconds until the end."""
-    widths, name_width, trend_width = fitted(columns, agents, room - FRAME)
+    widths, name_width, trend_width = fit_column_widths(columns, agents, panel_width - FRAME)
     headings = [
         Column(_heading(column), justify="right", width=width, overflow="fold") for column, width in widths.items()
     ]
@@ -46,12 +46,12 @@ def iteration_panel(
     if trend_width:
         table.add_column("trend", width=trend_width)
     for name in agents:
-        cells = [number(row.get(agent_key(name, column))) for column in widths]
+        cells = [format_number(row.get(agent_metric(name, column))) for column in widths]
         trend = [sparkline(history[name], trend_width)] if trend_width else []
-        table.add_row(shortened(name, name_width), *cells, *trend)
-    seconds = f"{row['time/iteration']:.1f}s ({_phases(row)})"
+        table.add_row(shorten_name(name, name_width), *cells, *trend)
+    seconds = f"{row['time/iteration']:.1f}s ({_format_phases(row)})"
     footer = Text(
-        f"{row['perf/tokens_per_second']:.0f} tok/s   {seconds}   ETA {_clock(left)}",
+        f"{row['perf/tokens_per_second']:.0f} tok/s   {seconds}   ETA {_format_duration(eta_s)}",
         style="dim",
         no_wrap=False,
         overflow="fold",
@@ -59,7 +59,7 @@ def iteration_panel(
     return Panel(Group(table, footer), title=f"iteration {int(row['iteration'])} of {num_iterations}", expand=False)
 
 
-def fitted(columns: Sequence[str], agents: Sequence[str], room: int) -> tuple[dict[str, int], int, int]:
+def fit_column_widths(columns: Sequence[str], agents: Sequence[str], width: int) -> tuple[dict[str, int], int, int]:
     """Widths of a table's columns in so much room: of the numbers, of the agents' names, and of their trends.
 
     Numbers are never cut. The trend gives way first, then headings stand below each other, then names are shortened,
@@ -67,12 +67,12 @@ def fitted(columns: Sequence[str], agents: Sequence[str], room: int) -> tuple[di
     """
     name_width = max(min(max(map(text_width, agents)), NAME_WIDTH), len("agent"))
     widths = {column: max(NUMBER_WIDTH, len(_heading(column))) for column in columns}
-    if _taken(widths, name_width) + PADDING + TREND_WIDTH > room:
+    if _table_width(widths, name_width) + PADDING + TREND_WIDTH > width:
         widths = {column: max(NUMBER_WIDTH, *map(len, _heading(column).split())) for column in columns}
-    while len(widths) > 1 and _taken(widths, min(name_width, SHORT_NAME)) > room:
+    while len(widths) > 1 and _table_width(widths, min(name_width, SHORT_NAME)) > width:
         widths.popitem()
-    name_width = max(min(name_width, room - _taken(widths, 0)), 1)
-    trend_width = min(room - _taken(widths, name_width) - PADDING, TREND_WIDTH)
+    name_width = max(min(name_width, width - _table_width(widths, 0)), 1)
+    trend_width = min(width - _table_width(widths, name_width) - PADDING, TREND_WIDTH)
     return widths, name_width, trend_width if trend_width >= len("trend") else 0
 
 
@@ -80,82 +80,90 @@ def _heading(column: str) -> str:
     return column.replace("_", " ")
 
 
-def _taken(widths: Mapping[str, int], name_width: int) -> int:
+def _table_width(widths: Mapping[str, int], name_width: int) -> int:
     return sum(width + PADDING for width in (name_width, *widths.values()))
 
 
 def iteration_line(
-    row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str], num_iterations: int, left: float
+    row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str], num_iterations: int, eta_s: float
 ) -> str:
     """An iteration in one line: the first layout that has room for usual numbers, so that it stays the same."""
-    usual = dict(row) | {key: USUAL_NUMBER for name in agents for column in columns if (key := agent_key(name, column))}
-    usual |= {"perf/tokens_per_second": 12345.0, "time/iteration": 12.3}
+    typical_row = dict(row) | {
+        key: TYPICAL_NUMBER for name in agents for column in columns if (key := agent_metric(name, column))
+    }
+    typical_row |= {"perf/tokens_per_second": 12345.0, "time/iteration": 12.3}
     brief = [column for column in columns if column != "response_length"]
     layouts: list[tuple[Callable[..., list[str]], Sequence[str], tuple[str, ...]]] = [
-        (_each, columns, ("agents", "rate", "phases")),
-        (_each, columns, ("agents", "rate")),
-        (_each, brief, ("agents", "rate")),
-        (_each, brief, ("rate",)),
-        (_each, brief, ()),
-        (_worst, brief, ("agents", "rate")),
-        (_worst, brief, ("rate",)),
-        (_worst, brief, ()),
+        (_format_each_agent, columns, ("agents", "rate", "phases")),
+        (_format_each_agent, columns, ("agents", "rate")),
+        (_format_each_agent, brief, ("agents", "rate")),
+        (_format_each_agent, brief, ("rate",)),
+        (_format_each_agent, brief, ()),
+        (_format_worst_agent, brief, ("agents", "rate")),
+        (_format_worst_agent, brief, ("rate",)),
+        (_format_worst_agent, brief, ()),
     ]
-    for told, wanted, extras in layouts:
-        if text_width(_joined(usual, agents, told, wanted, extras, num_iterations, 35999.0)) <= LINE_WIDTH:
+    for format_agents, wanted, extras in layouts:
+        if (
+            text_width(_join_parts(typical_row, agents, format_agents, wanted, extras, num_iterations, 35999.0))
+            <= LINE_WIDTH
+        ):
             break
-    return cut(_joined(row, agents, told, wanted, extras, num_iterations, left))
+    return truncate_text(_join_parts(row, agents, format_agents, wanted, extras, num_iterations, eta_s))
 
 
-def _joined(
+def _join_parts(
     row: Mapping[str, float],
     agents: Sequence[str],
-    told: Callable[..., list[str]],
+    format_agents: Callable[..., list[str]],
     columns: Sequence[str],
     extras: Sequence[str],
     num_iterations: int,
-    left: float,
+    eta_s: float,
 ) -> str:
     parts = [f"{int(row['iteration']):>5}/{num_iterations}"]
     if "agents" in extras and len(agents) > 1:
-        names = "/".join(shortened(name) for name in agents)
-        parts.append(f"{names if told is _each else f'{len(agents)} agents'}:")
-    parts += told(row, agents, columns)
+        names = "/".join(shorten_name(name) for name in agents)
+        parts.append(f"{names if format_agents is _format_each_agent else f'{len(agents)} agents'}:")
+    parts += format_agents(row, agents, columns)
     if "rate" in extras:
         parts.append(f"{row['perf/tokens_per_second']:.0f} tok/s")
     seconds = f"{row['time/iteration']:.1f}s"
     if "phases" in extras:
-        seconds += f" ({_phases(row)})"
-    return "  ".join([*parts, seconds, f"ETA {_clock(left)}"])
+        seconds += f" ({_format_phases(row)})"
+    return "  ".join([*parts, seconds, f"ETA {_format_duration(eta_s)}"])
 
 
-def _phases(row: Mapping[str, float]) -> str:
+def _format_phases(row: Mapping[str, float]) -> str:
     return " ".join(f"{phase} {row[f'time/{phase}']:.1f}" for phase in PHASES if f"time/{phase}" in row)
 
 
-def agent_key(agent: str, column: str) -> str:
+def agent_metric(agent: str, column: str) -> str:
     """The metric that a column shows of an agent."""
     return f"{agent}/{COLUMNS[column]}"
 
 
-def _each(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _format_each_agent(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
     """`score 0.504/0.498`: every agent's number."""
-    return [f"{column} " + "/".join(number(row.get(agent_key(name, column))) for name in agents) for column in columns]
+    return [
+        f"{column} " + "/".join(format_number(row.get(agent_metric(name, column))) for name in agents)
+        for column in columns
+    ]
 
 
-def _worst(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
+def _format_worst_agent(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
     """`score 0.504 min 0.101  entropy min 1.066`: the agent that is worst off, and the mean score."""
     parts = []
     for column in columns:
-        found = [row.get(agent_key(name, column), math.nan) for name in agents]
+        found = [row.get(agent_metric(name, column), math.nan) for name in agents]
         values = [value for value in found if not math.isnan(value)]
-        worst = WORST.get(column, min)
-        mean = f"{number(sum(values) / len(values))} " if values and column == "score" else ""
-        parts.append(f"{column} {mean}{worst.__name__} {number(worst(values, default=None))}")
+        worst = WORST_BY.get(column, min)
+        mean = f"{format_number(sum(values) / len(values))} " if values and column == "score" else ""
+        parts.append(f"{column} {mean}{worst.__name__} {format_number(worst(values, default=None))}")
     return parts
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """A number in about six characters, none where there is none."""
     if value is None or math.isnan(value):
         return "-"
@@ -178,6 +186,6 @@ def sparkline(numbers: Sequence[float], width: int = TREND_WIDTH) -> str:
     return "".join(blocks.get(number, " ") for number in numbers[-width:])
 
 
-def _clock(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"

@@ -16,8 +16,8 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean, reward_to_go
 from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Targets
 
-ROUNDING = 16.0  # steps of a float by which returns differ that are sums of the same
-ZERO = 1e-6  # credit that is none but for rounding
+ROUNDING_STEPS = 16.0  # steps of a float by which returns differ that are sums of the same
+ZERO_CREDIT = 1e-6  # credit that is none but for rounding
 
 
 def iteration_row(
@@ -37,31 +37,31 @@ def iteration_row(
     row: dict[str, float] = {"iteration": iteration}
     for name, agent in agents.items():
         sampled, rollout, scores = experience.sampled[name], experience.rollouts[name], experience.scores[name]
-        own = spoken_itself(experience.episodes, name).to(rollout.length.device)
-        row |= prefixed(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name], own))
+        current_mask = current_policy_mask(experience.episodes, name).to(rollout.length.device)
+        row |= add_prefix(name, rollout_metrics(rollout, scores, targets[name], kl_coefs[name], current_mask))
         if turns[name] != 1:
-            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
-        row |= prefixed(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
+            row |= add_prefix(name, turn_metrics(experience.episodes, name, rollout))
+        row |= add_prefix(name, target_metrics(rollout, targets[name], has_values=agent.has_values))
         if name in experience.greedy:
-            row |= prefixed(name, greedy_metrics(*experience.greedy[name]))
+            row |= add_prefix(name, greedy_metrics(*experience.greedy[name]))
         if agent.has_values:
             gamma = agent.policy.objective.config.gamma
             row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
         if name in experience.views:
-            row |= prefixed(name, view_metrics(experience.views[name], own))
+            row |= add_prefix(name, view_metrics(experience.views[name], current_mask))
         if rollout is not sampled:
-            row |= prefixed(name, sampler_gap(sampled, rollout))
+            row |= add_prefix(name, sampler_prob_diff(sampled, rollout))
     for name in (name for name in experience.sampled if name not in agents):  # frozen
         rollout, scores = experience.rollouts[name], experience.scores[name]
-        row |= prefixed(name, rollout_metrics(rollout, scores, None, None))
+        row |= add_prefix(name, rollout_metrics(rollout, scores, None, None))
         if turns[name] != 1:
-            row |= prefixed(name, turn_metrics(experience.episodes, name, rollout))
+            row |= add_prefix(name, turn_metrics(experience.episodes, name, rollout))
     for numbers in stats:
         row |= numbers
     return row
 
 
-def pace(
+def timing_metrics(
     row: Mapping[str, float],
     agents: Sequence[str],
     buffer_size: int,
@@ -72,27 +72,27 @@ def pace(
     total = sum(seconds.values())
     saving = {"checkpoint": saving_seconds} if saving_seconds else {}
     tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
-    return prefixed("time", {**seconds, "iteration": total, **saving}) | {
+    return add_prefix("time", {**seconds, "iteration": total, **saving}) | {
         "perf/tokens_per_second": tokens / seconds["rollout"],
         "perf/samples_per_second": buffer_size * len(agents) / total,
         "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
     }
 
 
-def spoken_itself(episodes: Sequence[Episode], agent: str) -> Tensor:
+def current_policy_mask(episodes: Sequence[Episode], agent: str) -> Tensor:
     """Episodes in which earlier weights did not speak in the agent's place, `[B]`: the others are in no mean of its."""
     return torch.tensor([agent not in episode.partners for episode in episodes], dtype=torch.bool)
 
 
 def rollout_metrics(
-    rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None, own: Tensor | None = None
+    rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None, current_mask: Tensor | None = None
 ) -> dict[str, float]:
     """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept.
 
     `targets`: None for an agent that does not learn. `own` `[B]`: the rows that are its own, all where not given.
     """
     mask = rollout.response_mask
-    own = torch.ones_like(rollout.finished) if own is None else own
+    current_mask = torch.ones_like(rollout.finished) if current_mask is None else current_mask
     per_token = {"rollout/logprob": rollout.logprobs}
     trained = {}  # means over the tokens that are trained on: rows without a score have no reward and no return
     if targets is not None:
@@ -101,49 +101,49 @@ def rollout_metrics(
         per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
     if kl_coef is not None and targets is not None:
         per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
-    spoke = mask.any(dim=1)
+    acted = mask.any(dim=1)
     per_row = {
         "rollout/response_length": mask.sum(dim=1).double(),
-        "rollout/truncated_share": (spoke & ~rollout.finished).double(),
-        "score/failed_share": (scores.failed & own).double(),
+        "rollout/truncated_share": (acted & ~rollout.finished).double(),
+        "score/failed_share": (scores.failed & current_mask).double(),
     }
     loss_mask = mask if targets is None else targets.loss_mask
     sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
     sums += [masked_mean(numbers.double(), loss_mask) * loss_mask.sum() for numbers in trained.values()]
     sums += [numbers.sum() for numbers in per_row.values()]
-    counts = [mask.sum().double(), loss_mask.sum().double(), spoke.sum().double(), own.sum().double()]
+    counts = [mask.sum().double(), loss_mask.sum().double(), acted.sum().double(), current_mask.sum().double()]
     tokens, loss_tokens, speaking, count, *found = distributed.all_sum(torch.stack([*counts, *sums])).tolist()
     divisors: dict[str, Any] = dict.fromkeys(per_token, tokens)
     divisors |= dict.fromkeys(trained, loss_tokens) | dict.fromkeys(per_row, count)
     result = {name: ratio(value, divisor) for (name, divisor), value in zip(divisors.items(), found, strict=True)}
     result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
-    result |= _score_moments("score", scores.raw, scores.valid)
+    result |= _score_mean_std("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:
-        result |= _score_moments("score/processed", scores.score, scores.valid)
+        result |= _score_mean_std("score/processed", scores.score, scores.valid)
     for name, numbers in scores.parts.items():
         numbers = numbers.to(mask.device)
-        told = scores.valid & torch.isfinite(numbers)
-        part, _ = distributed.masked_moments(numbers, told)
-        result[f"score/part/{name}"] = float(part) if distributed.any_rank(bool(told.any())) else math.nan
+        has_part = scores.valid & torch.isfinite(numbers)
+        part, _ = distributed.masked_moments(numbers, has_part)
+        result[f"score/part/{name}"] = float(part) if distributed.any_rank(bool(has_part.any())) else math.nan
     for how, numbers in scores.credit.items():
-        result |= prefixed(f"credit/{how}", credit_metrics(numbers, spoke))
+        result |= add_prefix(f"credit/{how}", credit_metrics(numbers, acted))
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result
 
 
-def credit_metrics(credit: Tensor, spoke: Tensor) -> dict[str, float]:
+def credit_metrics(credit: Tensor, acted: Tensor) -> dict[str, float]:
     """Of an agent's `credit` `[B, K]`, NaN where it is not known, over all ranks."""
     total = credit.double().sum(dim=1)
-    known = torch.isfinite(total) & spoke
-    counts = torch.stack([spoke.sum(), known.sum(), (known & (total.abs() <= ZERO)).sum()]).double()
-    speaking, told, zero = distributed.all_sum(counts).tolist()
+    known = torch.isfinite(total) & acted
+    counts = torch.stack([acted.sum(), known.sum(), (known & (total.abs() <= ZERO_CREDIT)).sum()]).double()
+    speaking, known_count, zero = distributed.all_sum(counts).tolist()
     mean, variance = distributed.masked_moments(total, known)
     return {
-        "mean": float(mean) if told else math.nan,
-        "std": float(variance) ** 0.5 if told else math.nan,
-        "zero_share": ratio(zero, told),
-        "unknown_share": ratio(speaking - told, speaking),
+        "mean": float(mean) if known_count else math.nan,
+        "std": float(variance) ** 0.5 if known_count else math.nan,
+        "zero_share": ratio(zero, known_count),
+        "unknown_share": ratio(speaking - known_count, speaking),
     }
 
 
@@ -151,7 +151,7 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
     """Numbers of an agent that may have several turns, over all ranks."""
     read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
     read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
-    counts = turn_totals(episodes, agent)
+    counts = count_turns(episodes, agent)
     sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"]]
     total, spoken, tokens, cut, overflow = distributed.all_sum(
         torch.tensor(sums, dtype=torch.double, device=rollout.length.device)
@@ -164,7 +164,7 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
     }
 
 
-def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
+def count_turns(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
     """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended; those
     in which earlier weights spoke for it are left out."""
     episodes = [episode for episode in episodes if agent not in episode.partners]
@@ -173,21 +173,21 @@ def turn_totals(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
         "episodes": float(len(episodes)),
         "turns": float(len(turns)),
         "cut": float(sum(not turn.completion.finished for turn in turns)),
-        "overflow": float(sum(_overflowed(episode, agent) for episode in episodes)),
+        "overflow": float(sum(_is_context_overflow(episode, agent) for episode in episodes)),
     }
 
 
-def _overflowed(episode: Episode, agent: str) -> bool:
+def _is_context_overflow(episode: Episode, agent: str) -> bool:
     """Whether an episode was cut because what the agent was told left it no room to answer."""
     return episode.truncation == "context" and agent in episode.last_observations and agent not in episode.final
 
 
-def _score_moments(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float]:
+def _score_mean_std(prefix: str, score: Tensor, valid: Tensor) -> dict[str, float]:
     mean, variance = distributed.masked_moments(score.sum(dim=1), valid)
-    there = distributed.any_rank(bool(valid.any()))
+    has_scores = distributed.any_rank(bool(valid.any()))
     return {
-        f"{prefix}/mean": float(mean) if there else math.nan,
-        f"{prefix}/std": float(variance) ** 0.5 if there else math.nan,
+        f"{prefix}/mean": float(mean) if has_scores else math.nan,
+        f"{prefix}/std": float(variance) ** 0.5 if has_scores else math.nan,
     }
 
 
@@ -196,7 +196,7 @@ def ratio(total: float, count: float) -> float:
     return total / count if count else math.nan
 
 
-def sampler_gap(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
+def sampler_prob_diff(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
     """How far the sampler's probabilities of its tokens lie from the training model's, over all ranks."""
     mask = sampled.response_mask
     gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
@@ -222,19 +222,19 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
         "value": targets.values * mask,
     }
     total = distributed.all_sum(torch.stack([part.double().sum() for part in sums.values()])).tolist()
-    of = dict(zip(sums, total, strict=True))
+    totals = dict(zip(sums, total, strict=True))
     found = {
         "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5
-        if of["tokens"]
+        if totals["tokens"]
         else math.nan,
-        "targets/zero_advantage_fraction": ratio(of["silent"], of["rows"]),
-        "targets/drawn_share": of["drawn"] / of["all"],
+        "targets/zero_advantage_fraction": ratio(totals["silent"], totals["rows"]),
+        "targets/drawn_share": totals["drawn"] / totals["all"],
     }
     if has_values:
-        found["targets/value"] = ratio(of["value"], of["tokens"])
+        found["targets/value"] = ratio(totals["value"], totals["tokens"])
     if rollout.behavior_logprobs is not rollout.logprobs:
-        found["rollout/effective_sample_share"] = ratio(of["w"] ** 2 / max(of["w2"], 1e-300), of["tokens"])
-        found["rollout/probability_gap"] = ratio(of["gap"], of["tokens"])
+        found["rollout/effective_sample_share"] = ratio(totals["w"] ** 2 / max(totals["w2"], 1e-300), totals["tokens"])
+        found["rollout/probability_gap"] = ratio(totals["gap"], totals["tokens"])
     return found
 
 
@@ -249,32 +249,32 @@ def explained_variance(targets: Targets, gamma: float | None) -> float:
     mean, total = distributed.masked_moments(targets.returns, mask)
     value_mean, value_variance = distributed.masked_moments(targets.values, mask)
     # Returns are sums of values and rewards: their rounding is that of the largest of these.
-    if _constant(total, mean.square() + total + value_mean.square() + value_variance):
+    if _is_constant(total, mean.square() + total + value_mean.square() + value_variance):
         return math.nan
     earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
     earned_mean, earned_variance = distributed.masked_moments(earned, mask)
-    if _constant(earned_variance, earned_mean.square() + earned_variance):
+    if _is_constant(earned_variance, earned_mean.square() + earned_variance):
         return math.nan
     return float(1.0 - residual / total)
 
 
-def _constant(variance: Tensor, square: Tensor) -> bool:
+def _is_constant(variance: Tensor, square: Tensor) -> bool:
     """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
-    return float(variance.sqrt()) <= ROUNDING * torch.finfo(torch.float32).eps * float(square.sqrt())
+    return float(variance.sqrt()) <= ROUNDING_STEPS * torch.finfo(torch.float32).eps * float(square.sqrt())
 
 
-def view_metrics(view: CriticView, own: Tensor) -> dict[str, float]:
+def view_metrics(view: CriticView, current_mask: Tensor) -> dict[str, float]:
     """How much a centralised critic reads of an episode in which the agent spoke itself (`own` `[B]`); all ranks."""
-    read = ((view.rollout.prompt_mask.sum(dim=1) + view.rollout.length) * own).sum()
+    read = ((view.rollout.prompt_mask.sum(dim=1) + view.rollout.length) * current_mask).sum()
     read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
-    sums = torch.stack([read, (view.left_out & own).sum(), own.sum()]).double()
+    sums = torch.stack([read, (view.left_out & current_mask).sum(), current_mask.sum()]).double()
     tokens, left_out, rows = distributed.all_sum(sums).tolist()
     return {"value/read_tokens": ratio(tokens, rows), "value/left_out_share": ratio(left_out, rows)}
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
     """Of the greedy responses that a baseline is made of."""
-    return {"score/greedy": _score_moments("score", scores.raw, scores.valid)["score/mean"]}
+    return {"score/greedy": _score_mean_std("score", scores.raw, scores.valid)["score/mean"]}
 
 
 def peak_memory_mib() -> float:
@@ -285,6 +285,6 @@ def peak_memory_mib() -> float:
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def prefixed(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
+def add_prefix(prefix: str, numbers: Mapping[str, float]) -> dict[str, float]:
     """The same numbers under `<prefix>/`."""
     return {f"{prefix}/{name}": value for name, value in numbers.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # Of a learner's update, what is also known of each agent and turn.
-OF_UPDATES = (
+UPDATE_METRICS = (
     *(f"policy/{name}" for name in ("loss", "entropy", "kl_loss", "approx_kl", "ratio", "clip_fraction", "correction")),
     "value/loss",
 )
@@ -94,7 +94,7 @@ METRICS: dict[str, str] = {
             ("", "shared weights: the same of this agent's tokens alone"),
             ("/turn/<turn>", "several turns: the same of this agent's tokens of that turn"),
         )
-        for name in OF_UPDATES
+        for name in UPDATE_METRICS
     },
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values when sampled; null where "
     "all returns are equal",

@@ -10,17 +10,17 @@ import torch
 from torch.autograd import DeviceType  # pyright: ignore[reportPrivateImportUsage]
 from torch.profiler import ProfilerActivity, profile
 
-from ippo_cli.config.errors import storage_failure
+from ippo_cli.config.errors import storage_error_message
 from ippo_cli.engine import distributed
-from ippo_cli.runs.folder import warn, write_atomically
+from ippo_cli.runs.folder import print_warning, write_atomically
 
-PREFIX = "ippo/"
+RANGE_PREFIX = "ippo/"
 """Of the ranges that the table shows: phases, and what each agent does in them."""
-OPERATORS = 12
+MAX_OPERATORS = 12
 
 
 @contextmanager
-def profiled(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterator[None]:
+def profile_iteration(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterator[None]:
     """Watch what happens inside; leave `profile/` with a trace of every rank, and rank 0's table, which is also said.
 
     The traces are Chrome's JSON, gzipped: https://ui.perfetto.dev and chrome://tracing open them. Watching makes
@@ -33,21 +33,21 @@ def profiled(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterat
         yield
     with distributed.synchronize_errors():
         place = folder / "profile"
-        table = _table(watch) if distributed.is_main() else ""
+        table = _format_table(watch) if distributed.is_main() else ""
         try:
             place.mkdir(exist_ok=True)
             watch.export_chrome_trace(str(place / f"iteration_{iteration:08d}_rank_{distributed.rank()}.json.gz"))
             if distributed.is_main():
                 write_atomically(place / f"iteration_{iteration:08d}.txt", table)
         except (OSError, RuntimeError) as error:  # the profiler has the second for a file that it cannot write
-            warn(f"{place} cannot be written ({storage_failure(error) or error}); training goes on")
+            print_warning(f"{place} cannot be written ({storage_error_message(error) or error}); training goes on")
         say(f"profile of iteration {iteration}: {place}\n{table}")
 
 
-def _table(watch: profile) -> str:
+def _format_table(watch: profile) -> str:
     """Ranges of ours with their seconds and share, then the operators that took longest themselves."""
     events = watch.key_averages()
-    ours = [event for event in events if event.key.startswith(PREFIX) and event.device_type == DeviceType.CPU]
+    ours = [event for event in events if event.key.startswith(RANGE_PREFIX) and event.device_type == DeviceType.CPU]
     whole = sum(event.cpu_time_total for event in ours if event.key.count("/") == 1) or 1.0
     lines = [f"{'phase':<28}{'seconds':>9}{'share':>8}{'calls':>8}"]
     for event in sorted(ours, key=lambda event: event.key):
@@ -56,15 +56,15 @@ def _table(watch: profile) -> str:
         seconds = event.cpu_time_total / 1e6
         lines.append(f"{shown:<28}{seconds:>9.3f}{event.cpu_time_total / whole:>8.1%}{event.count:>8}")
     lines.append(f"{'operator':<28}{'self s':>9}{'share':>8}{'calls':>8}")
-    theirs = [event for event in events if not event.key.startswith(PREFIX)]
-    for event in sorted(theirs, key=_own_seconds, reverse=True)[:OPERATORS]:
+    theirs = [event for event in events if not event.key.startswith(RANGE_PREFIX)]
+    for event in sorted(theirs, key=_self_seconds, reverse=True)[:MAX_OPERATORS]:
         lines.append(
-            f"{event.key[:27]:<28}{_own_seconds(event):>9.3f}{_own_seconds(event) * 1e6 / whole:>8.1%}{event.count:>8}"
+            f"{event.key[:27]:<28}{_self_seconds(event):>9.3f}{_self_seconds(event) * 1e6 / whole:>8.1%}{event.count:>8}"
         )
     return "\n".join(lines) + "\n"
 
 
-def _own_seconds(event: object) -> float:
+def _self_seconds(event: object) -> float:
     """Seconds in the operator itself, on the device that does the work."""
     device = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total  # type: ignore
     return device / 1e6

@@ -13,15 +13,15 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.errors import StorageError, storage_failure, storing
+from ippo_cli.config.errors import StorageError, convert_storage_errors, storage_error_message
 from ippo_cli.config.schema import TrackerConfig
-from ippo_cli.config.secrets import redacted
+from ippo_cli.config.secrets import redact_text
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.metrics import is_documented
 from ippo_cli.reporting.trackers.build import build_trackers
-from ippo_cli.reporting.trackers.tracker import Trackers
+from ippo_cli.reporting.trackers.tracker import TrackerGroup
 from ippo_cli.runs.faults import fault_point
-from ippo_cli.runs.folder import metric_rows, overwrite, warn, write_atomically
+from ippo_cli.runs.folder import metric_rows, overwrite_in_place, print_warning, write_atomically
 
 NO_SETTINGS: Mapping[str, Any] = {}
 
@@ -38,7 +38,7 @@ class RunState:
     warnings: dict[str, str] = field(default_factory=dict)  # what was said to be unusual, by rule
 
 
-def state_before(folder: Path) -> RunState:
+def read_previous_state(folder: Path) -> RunState:
     """What `run.json` says of a run that goes on; what a checkpoint knows better is taken from there later."""
     try:
         known = json.loads((folder / "run.json").read_text())
@@ -46,14 +46,14 @@ def state_before(folder: Path) -> RunState:
             known["state"],
             known["wall_seconds"],
             known["iterations"],
-            {name: _with_nan(numbers) for name, numbers in known["evaluation"].items()},
+            {name: _restore_nan(numbers) for name, numbers in known["evaluation"].items()},
             warnings=known.get("warnings", {}),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return RunState()
 
 
-class Run:
+class RunLog:
     """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here.
 
     What cannot be written while the run goes on is a warning: rows of `metrics.jsonl` and the state wait for room,
@@ -68,14 +68,14 @@ class Run:
         self.folder = folder
         self.state = state
         self._main = distributed.is_main()
-        self._counted = time.monotonic()  # up to here time is part of `wall_seconds`
-        self._trackers = Trackers()
+        self._last_counted_at = time.monotonic()  # up to here time is part of `wall_seconds`
+        self._trackers = TrackerGroup()
         self._waiting: list[str] = []  # rows that found no room
-        self._failing: set[str] = set()  # what was warned of and has not been written since
-        distributed.on_main(lambda: self._begin(tracker, settings))
+        self._failed_files: set[str] = set()  # what was warned of and has not been written since
+        distributed.run_on_main(lambda: self._begin(tracker, settings))
 
     def _begin(self, tracker: TrackerConfig, settings: Mapping[str, Any]) -> None:
-        with storing(str(self.folder)):
+        with convert_storage_errors(str(self.folder)):
             (self.folder / "samples").mkdir(exist_ok=True)
             self._trackers = build_trackers(tracker, self.folder, settings)
             self._write_state()
@@ -84,11 +84,11 @@ class Run:
     def metrics_file(self) -> Path:
         return self.folder / "metrics.jsonl"
 
-    def metrics_size(self) -> int | None:
+    def durable_metrics_bytes(self) -> int | None:
         """Bytes of `metrics.jsonl` that are safely on disk; None while rows wait for room there."""
         if self._waiting:  # there may be room again
             with suppress(OSError):
-                self._append()
+                self._append_pending_rows()
         return None if self._waiting else self._written()
 
     def _written(self) -> int:
@@ -101,7 +101,7 @@ class Run:
             return
         written = self._written()
         if written < size:
-            warn(f"{self.metrics_file} is shorter than when the checkpoint was saved: rows of it are missing")
+            print_warning(f"{self.metrics_file} is shorter than when the checkpoint was saved: rows of it are missing")
         if written > size:
             os.truncate(self.metrics_file, size)
         if self.metrics_file.exists():
@@ -116,13 +116,13 @@ class Run:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
         self._waiting.append(json.dumps(finite, allow_nan=False) + "\n")
-        with self._warning("metrics.jsonl"):
-            self._append()
+        with self._warn_on_storage_error("metrics.jsonl"):
+            self._append_pending_rows()
         self.state.iterations = int(row["iteration"])
         self.save_state()
         self._trackers.log(finite, self.state.iterations)
 
-    def _append(self) -> None:
+    def _append_pending_rows(self) -> None:
         """Write the rows that wait: all of them or none."""
         size = self._written()
         try:
@@ -138,27 +138,27 @@ class Run:
         self._waiting.clear()
 
     @contextmanager
-    def _warning(self, what: str) -> Iterator[None]:
+    def _warn_on_storage_error(self, file_name: str) -> Iterator[None]:
         """Go on where a file cannot be written, with a line the first time until it can be again."""
         try:
             yield
         except Exception as error:
-            reason = storage_failure(error)
+            reason = storage_error_message(error)
             if reason is None:
                 raise
-            if what not in self._failing:
-                warn(f"{self.folder}/{what} cannot be written ({reason}); training goes on")
-            self._failing.add(what)
+            if file_name not in self._failed_files:
+                print_warning(f"{self.folder}/{file_name} cannot be written ({reason}); training goes on")
+            self._failed_files.add(file_name)
         else:
-            self._failing.discard(what)
+            self._failed_files.discard(file_name)
 
-    def last_rows(self, count: int) -> list[dict[str, float]]:
+    def read_last_rows(self, count: int) -> list[dict[str, float]]:
         """The newest iterations of `metrics.jsonl`, oldest first, on rank 0."""
         if not self._main or not self.metrics_file.exists():
             return []
         rows = [row for row, _ in deque(metric_rows(self.metrics_file), maxlen=count)]
         iterations = [row for row in rows if row["iteration"]]
-        return [_with_nan(row) for row in iterations]
+        return [_restore_nan(row) for row in iterations]
 
     def note(self, unusual: Mapping[str, str]) -> list[str]:
         """Keep what was found unusual; of that, what was not said before in this run."""
@@ -172,17 +172,17 @@ class Run:
         """Model text as data: one JSON object per line, every control character escaped."""
         if self._main and rows:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
-            with self._warning("samples/"):
+            with self._warn_on_storage_error("samples/"):
                 write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
             self._trackers.samples(name, rows)
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A table that is written anew after each iteration."""
         if self._main:
-            with self._warning(name):
+            with self._warn_on_storage_error(name):
                 write_atomically(self.folder / name, json.dumps(rows, indent=1) + "\n")
 
-    def evaluated(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
+    def record_evaluation(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
         """Note an evaluation; True where it is the best one so far."""
         entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
         best = self.state.evaluation.get("best", {}).get("score")
@@ -196,15 +196,15 @@ class Run:
 
     def finish(self, state: str, error: str | None = None) -> None:
         """Say how the run ended. Raises `StorageError` only where it is done and that, or a row, cannot be written."""
-        self.state.state, self.state.error = state, None if error is None else redacted(error)
+        self.state.state, self.state.error = state, None if error is None else redact_text(error)
         if self._waiting:
-            with self._warning("metrics.jsonl"):
-                self._append()
+            with self._warn_on_storage_error("metrics.jsonl"):
+                self._append_pending_rows()
         self.save_state(last=True)
         self._trackers.finish(state)
         if not self._trackers.problems.items() <= self.state.warnings.items():
             self.save_state(last=True)
-        missing = self._failing & {"run.json", "metrics.jsonl"}
+        missing = self._failed_files & {"run.json", "metrics.jsonl"}
         if state == "done" and missing:
             raise StorageError(f"the run is done, and its {' and '.join(sorted(missing))} could not be written")
 
@@ -212,10 +212,13 @@ class Run:
         """Write `run.json`; for the last time in its old room if there is no other."""
         self.state.warnings |= self._trackers.problems
         now = time.monotonic()
-        self.state.wall_seconds, self._counted = round(self.state.wall_seconds + now - self._counted, 3), now
+        self.state.wall_seconds, self._last_counted_at = (
+            round(self.state.wall_seconds + now - self._last_counted_at, 3),
+            now,
+        )
         if not self._main:
             return
-        with self._warning("run.json"):
+        with self._warn_on_storage_error("run.json"):
             try:
                 self._write_state()
             except OSError:
@@ -223,30 +226,30 @@ class Run:
                     raise
 
     def _write_state(self) -> None:
-        write_atomically(self.folder / "run.json", _text(self.state))
+        write_atomically(self.folder / "run.json", _format_state(self.state))
 
     def _overwrite_state(self) -> bool:
         """Whether the state could be written over what is there, without the error's words if those need more room."""
         for error in (self.state.error, None):
             with suppress(OSError):
-                overwrite(self.folder / "run.json", _text(replace(self.state, error=error)))
+                overwrite_in_place(self.folder / "run.json", _format_state(replace(self.state, error=error)))
                 return True
         return False
 
 
-def _text(state: RunState) -> str:
-    return json.dumps(finite(asdict(state)), indent=1, allow_nan=False) + "\n"
+def _format_state(state: RunState) -> str:
+    return json.dumps(replace_non_finite(asdict(state)), indent=1, allow_nan=False) + "\n"
 
 
-def _with_nan(row: Mapping[str, float | None]) -> dict[str, float]:
+def _restore_nan(row: Mapping[str, float | None]) -> dict[str, float]:
     """A row of numbers as it was before null stood for those that are none."""
     return {key: math.nan if value is None else value for key, value in row.items()}
 
 
-def finite(value: Any) -> Any:
+def replace_non_finite(value: Any) -> Any:
     """What JSON can say of it: null stands for numbers that are none."""
     if isinstance(value, dict):
-        return {key: finite(part) for key, part in value.items()}
+        return {key: replace_non_finite(part) for key, part in value.items()}
     if isinstance(value, list):
-        return [finite(part) for part in value]
+        return [replace_non_finite(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

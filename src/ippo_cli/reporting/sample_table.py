@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from ippo_cli.config.text import LINE_WIDTH, shortened
+from ippo_cli.config.text import LINE_WIDTH, shorten_name
 
 FIRST_TURNS, LAST_TURNS = 5, 3  # of a conversation that a table shows
 ENDINGS = {
@@ -24,26 +24,29 @@ def sample_table(rows: Sequence[Mapping[str, Any]]) -> Table:
         if any(map(_is_conversation, rows)):
             _add_conversation(table, row)
             continue
-        for name, said in row["agents"].items():
-            if said["prompt"] is not None:  # who never spoke has no row
+        for name, part in row["agents"].items():
+            if part["prompt"] is not None:  # who never spoke has no row
                 table.add_row(
-                    shortened(name), visible(said["prompt"]), visible(said["response"]), _score(said["score"])
+                    shorten_name(name),
+                    escape_and_cut(part["prompt"]),
+                    escape_and_cut(part["response"]),
+                    _format_score(part["score"]),
                 )
     return table
 
 
-def visible(text: str, width: int = 60) -> Text:
+def escape_and_cut(text: str, width: int = 60) -> Text:
     """Model text made harmless, cut to a width; no markup."""
-    spelled = _spelled(text[: 4 * width])
+    spelled = _escape(text[: 4 * width])
     return Text(spelled if len(spelled) <= width and len(text) <= 4 * width else spelled[: width - 1] + "…")
 
 
-def harmless(text: str) -> str:
+def escape_lines(text: str) -> str:
     """Model text on as many lines as it has, control characters spelled out: nothing in it acts on a terminal."""
-    return "\n".join(map(_spelled, text.split("\n")))
+    return "\n".join(map(_escape, text.split("\n")))
 
 
-def _spelled(text: str) -> str:
+def _escape(text: str) -> str:
     spelled = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return spelled.encode("utf-8", "backslashreplace").decode()
 
@@ -64,13 +67,15 @@ def _add_conversation(table: Table, row: Mapping[str, Any]) -> None:
             table.add_row("...", f"{left_out} more turns", "", "")
         if left_out and FIRST_TURNS <= number < FIRST_TURNS + left_out:
             continue
-        response = visible(turn["response"]) + Text(" (cut)" if turn["cut"] else "", style="italic")
-        table.add_row(shortened(turn["agent"]), visible(turn["observation"]), response, _score(turn["score"]))
-    for place, (name, part) in enumerate(row["agents"].items()):
-        last = visible(row["last_observations"].get(name, ""))
-        ended = Text(how_it_ended(row), style="italic") if place == 0 else ""
+        response = escape_and_cut(turn["response"]) + Text(" (cut)" if turn["cut"] else "", style="italic")
         table.add_row(
-            shortened(name),
+            shorten_name(turn["agent"]), escape_and_cut(turn["observation"]), response, _format_score(turn["score"])
+        )
+    for place, (name, part) in enumerate(row["agents"].items()):
+        last = escape_and_cut(row["last_observations"].get(name, ""))
+        ended = Text(ending_message(row), style="italic") if place == 0 else ""
+        table.add_row(
+            shorten_name(name),
             last,
             ended,
             "-" if part["score"] is None else f"sum {part['score']:.2f}",
@@ -78,12 +83,12 @@ def _add_conversation(table: Table, row: Mapping[str, Any]) -> None:
         )
 
 
-def how_it_ended(row: Mapping[str, Any]) -> str:
+def ending_message(row: Mapping[str, Any]) -> str:
     """Why an episode, as plain data, is over; in words."""
     if row["failure"]:
-        return f"failed: {visible(row['failure'], 2 * LINE_WIDTH).plain}"
+        return f"failed: {escape_and_cut(row['failure'], 2 * LINE_WIDTH).plain}"
     return "ended by itself" if row["terminated"] else ENDINGS.get(row["truncation"], "cut off")
 
 
-def _score(value: float | None) -> str:
+def _format_score(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"

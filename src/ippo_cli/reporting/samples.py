@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ippo_cli.types import Episode
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 
 SCORE_DIGITS = 6  # significant ones
 NO_PARTS: Mapping[str, Sequence[float]] = {}
@@ -30,7 +30,7 @@ def sample_rows(
     reward, `[B]`, beside those of the environment.
     """
     return [
-        _row(
+        _episode_row(
             mode,
             episode,
             {name: numbers[row].tolist() for name, numbers in scores.items()},
@@ -40,12 +40,14 @@ def sample_rows(
     ]
 
 
-def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]], parts: Mapping[str, float]) -> dict[str, Any]:
-    left = {name: iter(numbers) for name, numbers in scores.items()}
+def _episode_row(
+    mode: str, episode: Episode, scores: Mapping[str, list[float]], parts: Mapping[str, float]
+) -> dict[str, Any]:
+    remaining_scores = {name: iter(numbers) for name, numbers in scores.items()}
     return {
         "mode": mode,
         "index": episode.index,
-        "agents": {name: _part(episode, name, numbers) for name, numbers in scores.items()},
+        "agents": {name: _agent_row(episode, name, numbers) for name, numbers in scores.items()},
         "turns": [
             {
                 "agent": turn.agent,
@@ -53,35 +55,35 @@ def _row(mode: str, episode: Episode, scores: Mapping[str, list[float]], parts: 
                 "observation": turn.observation,
                 "response": turn.completion.text,
                 "cut": not turn.completion.finished,
-                "score": _score(next(left[turn.agent])),
+                "score": _round_score(next(remaining_scores[turn.agent])),
             }
             for turn in episode.turns
         ],
         "terminated": episode.terminated,
         "truncation": episode.truncation,
         "partners": sorted(episode.partners),
-        "failure": None if episode.failure is None else located(episode.failure),
+        "failure": None if episode.failure is None else format_user_error(episode.failure),
         "last_observations": dict(episode.last_observations),
-        "parts": {name: _number(value) for name, value in parts.items()},
+        "parts": {name: _finite_or_none(value) for name, value in parts.items()},
     }
 
 
-def _part(episode: Episode, agent: str, scores: list[float]) -> dict[str, Any]:
+def _agent_row(episode: Episode, agent: str, scores: list[float]) -> dict[str, Any]:
     """What an agent was told and wrote last, and the score of its whole part; None where it never spoke."""
     own = episode.of(agent)
     return {
         "prompt": own[-1].observation if own else None,
         "response": own[-1].completion.text if own else None,
-        "score": _score(sum(scores)) if own else None,
+        "score": _round_score(sum(scores)) if own else None,
     }
 
 
-def _score(value: float) -> float | None:
+def _round_score(value: float) -> float | None:
     """Scores are added up in float32: what lies beyond its digits is rounding, and nothing that was paid."""
-    known = _number(value)
+    known = _finite_or_none(value)
     return known if known is None or known.is_integer() else float(f"{known:.{SCORE_DIGITS}g}")
 
 
-def _number(value: float) -> float | None:
+def _finite_or_none(value: float) -> float | None:
     """JSON has no number that is not finite."""
     return value if math.isfinite(value) else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from torch.profiler import record_function
 
-from ippo_cli.reporting.profile import PREFIX
+from ippo_cli.reporting.profile import RANGE_PREFIX
 
 
 @dataclass
@@ -21,6 +21,6 @@ class Stopwatch:
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         began = time.perf_counter()
-        with record_function(f"{PREFIX}{phase}"):
+        with record_function(f"{RANGE_PREFIX}{phase}"):
             yield
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began

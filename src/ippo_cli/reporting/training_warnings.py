@@ -6,199 +6,199 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from ippo_cli.config.batch_sizes import Arithmetic
-from ippo_cli.config.config_warnings import Settings, unusual_settings
+from ippo_cli.config.batch_sizes import BatchSizes
+from ippo_cli.config.config_warnings import WarningInputs, config_warnings
 from ippo_cli.config.schema import (
     Config,
     CriticKind,
+    EnvironmentTaskConfig,
     GridConfig,
     History,
     LettersConfig,
     ValueUnit,
-    WorldConfig,
 )
-from ippo_cli.config.teams import critics, members
-from ippo_cli.config.text import listed
+from ippo_cli.config.teams import agents_by_critic, agents_by_policy
+from ippo_cli.config.text import join_names
 from ippo_cli.tasks.environments.build import newer_environment
 from ippo_cli.tasks.task import Task
 
 Row = Mapping[str, float]
 
 WINDOW = 50  # rows that the rules look at
-FIRST = 3  # iterations after which what never happened is told
-LAST = 10  # iterations that are averaged
-EARLY = 20  # iterations a critic may be worse than none
+FIRST_ROWS = 3  # iterations after which what never happened is told
+LAST_ROWS = 10  # iterations that are averaged
+CRITIC_WARMUP_ROWS = 20  # iterations a critic may be worse than none
 NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # explained
-ALL = 0.99  # a share that is as good as all
-FAR = 10  # value clip ranges that a critic is off at first
-FALL_LAST = 5  # iterations over which a score that fell is averaged
+NEARLY_ALL = 0.99  # a share that is as good as all
+FAR_CLIP_RANGES = 10  # value clip ranges that a critic is off at first
+FALL_LAST_ROWS = 5  # iterations over which a score that fell is averaged
 FALL_DEVIATIONS = 0.5  # standard deviations of a buffer's scores that it fell
 SOME, MANY = 0.05, 0.5  # shares that are told of: of episodes without room, and of turns that were cut
 
 
-def unusual_rows(recent: Iterable[Row], config: Config) -> dict[str, str]:
+def training_warnings(recent: Iterable[Row], config: Config) -> dict[str, str]:
     """What each rule has to say of the last iterations, at most `WINDOW`, oldest first."""
     rows = list(recent)
     said = {name: rule(rows, config) for name, rule in RULES.items()} if rows else {}
     return {name: text for name, text in said.items() if text is not None}
 
 
-def unusual_start(config: Config, plan: Arithmetic, task: Task) -> dict[str, str]:
+def startup_warnings(config: Config, plan: BatchSizes, task: Task) -> dict[str, str]:
     """What is unusual before the first iteration."""
-    return unusual_settings(
-        Settings(
+    return config_warnings(
+        WarningInputs(
             config=config,
             plan=plan,
             train_rows=len(task.train),
             held_out_rows=len(task.held_out),
-            dry_failure=task.dry_run.failure,
-            newer_environment=newer_environment(config.task) if isinstance(config.task, WorldConfig) else None,
+            dry_run_failure=task.dry_run.failure,
+            newer_environment=newer_environment(config.task)
+            if isinstance(config.task, EnvironmentTaskConfig)
+            else None,
         )
     )
 
 
-def _truncated(rows: Sequence[Row], config: Config) -> str | None:
-    if isinstance(config.task, (LettersConfig, GridConfig, WorldConfig)):
+def _truncation_warning(rows: Sequence[Row], config: Config) -> str | None:
+    if isinstance(config.task, (LettersConfig, GridConfig, EnvironmentTaskConfig)):
         return None  # whose answers are as long as the limit; whose episodes end at limits of their own
 
-    def all_cut(name: str) -> bool:
+    def is_always_truncated(name: str) -> bool:
         several_turns = f"{name}/rollout/cut_share" in rows[-1]  # whose rows are cut at other limits as well
-        return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= ALL
+        return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= NEARLY_ALL
 
-    cut = [name for name in config.task.agents if all_cut(name)]
+    cut = [name for name in config.task.agents if is_always_truncated(name)]
     if not cut:
         return None
 
-    def before_limit(name: str) -> bool:
+    def is_cut_before_limit(name: str) -> bool:
         limit = config.task.agents[name].rollout.max_new_tokens
-        return rows[-1].get(f"{name}/rollout/response_length", limit) < ALL * limit
+        return rows[-1].get(f"{name}/rollout/response_length", limit) < NEARLY_ALL * limit
 
-    limit = f"rollout.max_new_tokens={_limits(config, cut)}"
-    if all(map(before_limit, cut)):
+    limit = f"rollout.max_new_tokens={_format_limits(config, cut)}"
+    if all(map(is_cut_before_limit, cut)):
         return (
-            f"every response of {listed(cut)} was cut where the context was full, before {limit}; "
+            f"every response of {join_names(cut)} was cut where the context was full, before {limit}; "
             "shorten prompts, or raise rollout.context_limit"
         )
-    return (
-        f"every response of {listed(cut)} was cut at {limit} before it ended; raise that, or shorten what is asked for"
-    )
+    return f"every response of {join_names(cut)} was cut at {limit} before it ended; raise that, or shorten what is asked for"
 
 
-def _equal_scores(rows: Sequence[Row], config: Config) -> str | None:
-    def never_varied(name: str) -> bool:
-        if not _from_start(rows) or len(rows) < FIRST:
+def _equal_scores_warning(rows: Sequence[Row], config: Config) -> str | None:
+    def has_never_varied(name: str) -> bool:
+        if not _is_from_start(rows) or len(rows) < FIRST_ROWS:
             return False
         silent = f"{name}/targets/zero_advantage_fraction"
-        return all(row[f"{name}/score/std"] == 0 or row.get(silent, 0.0) >= ALL for row in rows)
+        return all(row[f"{name}/score/std"] == 0 or row.get(silent, 0.0) >= NEARLY_ALL for row in rows)
 
-    def collapsed(name: str) -> bool:
+    def has_collapsed(name: str) -> bool:
         """And not because everything is right: then no earlier score was higher."""
-        before, last = rows[:-LAST], rows[-LAST:]
+        before, last = rows[:-LAST_ROWS], rows[-LAST_ROWS:]
         mean = f"{name}/score/mean"
-        constant = len(last) == LAST and all(row[f"{name}/score/std"] == 0 for row in last)
+        constant = len(last) == LAST_ROWS and all(row[f"{name}/score/std"] == 0 for row in last)
         return constant and any(row[mean] > last[-1][mean] + 1e-6 for row in before)
 
-    equal = _agents(config, lambda name: never_varied(name) or collapsed(name))
+    equal = _list_agents(config, lambda name: has_never_varied(name) or has_collapsed(name))
     if not equal:
         return None
     last = int(rows[-1]["iteration"])
-    first = last - min(len(rows), LAST) + 1
+    first = last - min(len(rows), LAST_ROWS) + 1
     return (
         f"all responses of {equal} that are compared have equal scores in iterations {first} to {last}: "
         "nothing to learn from; see samples/ and the reward"
     )
 
 
-def _no_progress(rows: Sequence[Row], config: Config) -> str | None:
-    if not _from_start(rows) or len(rows) < WINDOW:
+def _no_progress_warning(rows: Sequence[Row], config: Config) -> str | None:
+    if not _is_from_start(rows) or len(rows) < WINDOW:
         return None
-    first, last = rows[:LAST], rows[-LAST:]
+    first, last = rows[:LAST_ROWS], rows[-LAST_ROWS:]
 
-    def stuck(name: str) -> bool:
+    def is_stuck(name: str) -> bool:
         mean, std = f"{name}/score/mean", f"{name}/score/std"
-        spread = _mean(std, (*first, *last))
-        noise = spread * math.sqrt(2 / (LAST * config.rollout.buffer_size))
-        risen = _mean(mean, last) - _mean(mean, first)
+        spread = _column_mean(std, (*first, *last))
+        noise = spread * math.sqrt(2 / (LAST_ROWS * config.rollout.buffer_size))
+        risen = _column_mean(mean, last) - _column_mean(mean, first)
         return spread > 0 and risen < 2 * noise
 
-    names = [name for name in config.task.agents if stuck(name)]
+    names = [name for name in config.task.agents if is_stuck(name)]
     if not names:
         return None
-    scores = [_mean(f"{names[0]}/score/mean", part) for part in (first, last)]
+    scores = [_column_mean(f"{names[0]}/score/mean", part) for part in (first, last)]
     return (
-        f"the score of {listed(names)} has not risen in {len(rows)} iterations ({scores[0]:.3f} -> {scores[1]:.3f}); "
+        f"the score of {join_names(names)} has not risen in {len(rows)} iterations ({scores[0]:.3f} -> {scores[1]:.3f}); "
         "try another actor.learning_rate or more steps"
     )
 
 
-def _fell(rows: Sequence[Row], config: Config) -> str | None:
-    if len(rows) < 2 * LAST or config.team.partners.every:  # against partners that learn a score may fall
+def _score_drop_warning(rows: Sequence[Row], config: Config) -> str | None:
+    if len(rows) < 2 * LAST_ROWS or config.team.partners.every:  # against partners that learn a score may fall
         return None
 
-    def means(name: str) -> tuple[float, float, float]:
+    def first_best_last_means(name: str) -> tuple[float, float, float]:
         """Of the first iterations, of those that scored best, of the last ones."""
         mean = f"{name}/score/mean"
-        best = max(_mean(mean, rows[first : first + LAST]) for first in range(len(rows) - LAST + 1))
-        return _mean(mean, rows[:FALL_LAST]), best, _mean(mean, rows[-FALL_LAST:])
+        best = max(_column_mean(mean, rows[first : first + LAST_ROWS]) for first in range(len(rows) - LAST_ROWS + 1))
+        return _column_mean(mean, rows[:FALL_LAST_ROWS]), best, _column_mean(mean, rows[-FALL_LAST_ROWS:])
 
-    def fell(name: str) -> bool:
-        first, best, last = means(name)
-        spread = _mean(f"{name}/score/std", rows)
+    def has_dropped(name: str) -> bool:
+        first, best, last = first_best_last_means(name)
+        spread = _column_mean(f"{name}/score/std", rows)
         return last < (first + best) / 2 and best - last > max(FALL_DEVIATIONS * spread, 1e-6)
 
-    names = [name for name in config.task.agents if fell(name)]
+    names = [name for name in config.task.agents if has_dropped(name)]
     if not names:
         return None
-    _, best, last = means(names[0])
+    _, best, last = first_best_last_means(names[0])
     return (
-        f"the score of {listed(names)} fell from {best:.3f} to {last:.3f}; "
+        f"the score of {join_names(names)} fell from {best:.3f} to {last:.3f}; "
         "go back to an earlier checkpoint with a lower actor.learning_rate or more algorithm.kl.reward.coef"
     )
 
 
-def _far_values(rows: Sequence[Row], config: Config) -> str | None:
-    reach = config.algorithm.value_clip_range
-    if reach is None or not _from_start(rows) or len(rows) != FIRST:
+def _value_clip_warning(rows: Sequence[Row], config: Config) -> str | None:
+    clip_range = config.algorithm.value_clip_range
+    if clip_range is None or not _is_from_start(rows) or len(rows) != FIRST_ROWS:
         return None
 
-    def error(name: str) -> float:
+    def value_error(name: str) -> float:
         """How far values are off, by their mean loss: half of the square, or beyond `huber_delta` what Huber's is."""
-        loss = fmean(max(_there(row.get(f"{name}/value/loss")), 0.0) for row in rows)
+        loss = fmean(max(_value_or_zero(row.get(f"{name}/value/loss")), 0.0) for row in rows)
         delta = config.algorithm.huber_delta
         if delta is not None and loss > delta**2 / 2:
             return loss / delta + delta / 2
         return math.sqrt(2 * loss)
 
-    names = [name for name in config.task.agents if error(name) > FAR * reach]
+    names = [name for name in config.task.agents if value_error(name) > FAR_CLIP_RANGES * clip_range]
     if not names:
         return None
     return (
-        f"values of {listed(names)} are off by {max(map(error, names)):.2g} and move by at most "
-        f"algorithm.value_clip_range={reach:g} in a buffer; scale rewards (reward.processor) or widen it"
+        f"values of {join_names(names)} are off by {max(map(value_error, names)):.2g} and move by at most "
+        f"algorithm.value_clip_range={clip_range:g} in a buffer; scale rewards (reward.processor) or widen it"
     )
 
 
-def _critic(rows: Sequence[Row], config: Config) -> str | None:
+def _critic_warning(rows: Sequence[Row], config: Config) -> str | None:
     done = int(rows[-1]["iteration"])
 
-    def explained(name: str) -> list[float]:
+    def explained_variances(name: str) -> list[float]:
         """Of the last rows in which there was something to explain."""
         key = f"{name}/value/explained_variance"
         there = [row for row in rows if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
-        return [row[key] for row in there[-LAST:]]
+        return [row[key] for row in there[-LAST_ROWS:]]
 
-    def explains_nothing(name: str) -> bool:
-        found = explained(name)
-        if len(found) < LAST or done < EARLY:
+    def is_uninformative(name: str) -> bool:
+        found = explained_variances(name)
+        if len(found) < LAST_ROWS or done < CRITIC_WARMUP_ROWS:
             return False
         # One value for a whole turn can be right and explain nothing: where all prompts are equally hard.
         flat = done >= WINDOW and config.algorithm.value_unit is not ValueUnit.turn and fmean(found) < NO_VARIANCE
         return flat or fmean(found) < NEGATIVE_VARIANCE
 
-    names = [name for name in config.task.agents if explains_nothing(name)]
+    names = [name for name in config.task.agents if is_uninformative(name)]
     if not names:
         return None
-    mean = fmean(explained(names[0]))
+    mean = fmean(explained_variances(names[0]))
     separate = config.task.agents[names[0]].critic.kind in (
         CriticKind.separate,
         CriticKind.centralized,
@@ -210,24 +210,24 @@ def _critic(rows: Sequence[Row], config: Config) -> str | None:
         else "another algorithm.value_loss_coef or critic=separate"
     )
     return (
-        f"explained_variance of {listed(names)} is {mean:.2f} after {done} iterations; "
+        f"explained_variance of {join_names(names)} is {mean:.2f} after {done} iterations; "
         f"try {remedy}, or another critic.learning_rate"
     )
 
 
-def _failing_rewards(rows: Sequence[Row], config: Config) -> str | None:
+def _failing_rewards_warning(rows: Sequence[Row], config: Config) -> str | None:
     shares = {name: rows[-1][f"{name}/score/failed_share"] for name in config.task.agents}
     names = [name for name, share in shares.items() if share > 0]
     if not names:
         return None
     return (
-        f"{max(shares.values()):.1%} of the responses of {listed(names)} have no usable reward and are not trained on; "
+        f"{max(shares.values()):.1%} of the responses of {join_names(names)} have no usable reward and are not trained on; "
         f"more than reward.failure_budget={config.reward.failure_budget:g} ends the run"
     )
 
 
-def _empty_parts(rows: Sequence[Row], config: Config) -> str | None:
-    if not _from_start(rows) or len(rows) < FIRST:
+def _empty_parts_warning(rows: Sequence[Row], config: Config) -> str | None:
+    if not _is_from_start(rows) or len(rows) < FIRST_ROWS:
         return None
     parts = [
         key.rpartition("/")[2]
@@ -236,14 +236,14 @@ def _empty_parts(rows: Sequence[Row], config: Config) -> str | None:
     ]
     if not parts:
         return None
-    names = listed(list(dict.fromkeys(parts)))
+    names = join_names(list(dict.fromkeys(parts)))
     return f"the reward's part {names} was no finite number for any response so far; it is in no average"
 
 
-def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
+def _skipped_steps_warning(rows: Sequence[Row], config: Config) -> str | None:
     skipped = [
         holder
-        for holder in dict.fromkeys((*members(config), *critics(config)))
+        for holder in dict.fromkeys((*agents_by_policy(config), *agents_by_critic(config)))
         if any(
             key.startswith(f"{holder}/") and key.endswith("/skipped_steps") and value > 0
             for key, value in rows[-1].items()
@@ -252,18 +252,18 @@ def _skipped_steps(rows: Sequence[Row], config: Config) -> str | None:
     if not skipped:
         return None
     return (
-        f"optimizer steps of {listed(skipped)} were left out: their gradients were not finite; "
+        f"optimizer steps of {join_names(skipped)} were left out: their gradients were not finite; "
         "try a lower learning_rate"
     )
 
 
-def _overflowing(rows: Sequence[Row], config: Config) -> str | None:
+def _context_overflow_warning(rows: Sequence[Row], config: Config) -> str | None:
     shares = {name: rows[-1].get(f"{name}/rollout/overflow_share", 0.0) for name in config.task.agents}
     names = [name for name, share in shares.items() if share > SOME]
     if not names:
         return None
     return (
-        f"{max(shares.values()):.0%} of episodes were cut: the context of {listed(names)} had no room for a turn; "
+        f"{max(shares.values()):.0%} of episodes were cut: the context of {join_names(names)} had no room for a turn; "
         + (
             "raise rollout.max_prompt_tokens"
             if config.rollout.history is History.latest
@@ -272,66 +272,68 @@ def _overflowing(rows: Sequence[Row], config: Config) -> str | None:
     )
 
 
-def _cut_turns(rows: Sequence[Row], config: Config) -> str | None:
-    last = rows[-FIRST:]
+def _cut_turns_warning(rows: Sequence[Row], config: Config) -> str | None:
+    last = rows[-FIRST_ROWS:]
     shares = {
-        name: min(_there(row.get(f"{name}/rollout/cut_share")) for row in last) if len(last) == FIRST else 0.0
+        name: min(_value_or_zero(row.get(f"{name}/rollout/cut_share")) for row in last)
+        if len(last) == FIRST_ROWS
+        else 0.0
         for name in config.task.agents
     }
     names = [name for name, share in shares.items() if share > MANY]
     if not names:
         return None
     return (
-        f"{max(shares[name] for name in names):.0%} of the turns of {listed(names)} are cut at rollout.max_new_tokens="
-        f"{_limits(config, names)} before they end; raise that, or shorten what is asked for"
+        f"{max(shares[name] for name in names):.0%} of the turns of {join_names(names)} are cut at rollout.max_new_tokens="
+        f"{_format_limits(config, names)} before they end; raise that, or shorten what is asked for"
     )
 
 
-def _silent(rows: Sequence[Row], config: Config) -> str | None:
-    silent = _agents(config, lambda name: rows[-1].get(f"{name}/rollout/response_length") == 0)
+def _empty_responses_warning(rows: Sequence[Row], config: Config) -> str | None:
+    silent = _list_agents(config, lambda name: rows[-1].get(f"{name}/rollout/response_length") == 0)
     if not silent:
         return None
     return f"{silent} wrote nothing in a whole buffer and learns nothing; see samples/, and whom the task asks"
 
 
-def _agents(config: Config, wanted: Callable[[str], bool]) -> str:
+def _list_agents(config: Config, wanted: Callable[[str], bool]) -> str:
     """The agents of whom something is true, in words; empty where it is true of none."""
     names = [name for name in config.task.agents if wanted(name)]
-    return listed(names) if names else ""
+    return join_names(names) if names else ""
 
 
-def _limits(config: Config, names: Sequence[str]) -> str:
+def _format_limits(config: Config, names: Sequence[str]) -> str:
     """The response limits of some agents, each limit once."""
     return "/".join(map(str, dict.fromkeys(config.task.agents[name].rollout.max_new_tokens for name in names)))
 
 
-def _there(share: float | None) -> float:
+def _value_or_zero(share: float | None) -> float:
     """A share, and 0 where there is none."""
     return 0.0 if share is None or math.isnan(share) else share
 
 
-def _mean(key: str, rows: Sequence[Row]) -> float:
+def _column_mean(key: str, rows: Sequence[Row]) -> float:
     """Over the rows that have a number there; NaN where none has."""
     numbers = [row[key] for row in rows if not math.isnan(row[key])]
     return fmean(numbers) if numbers else math.nan
 
 
-def _from_start(rows: Sequence[Row]) -> bool:
+def _is_from_start(rows: Sequence[Row]) -> bool:
     return int(rows[0]["iteration"]) == 1
 
 
 RULES: dict[str, Callable[[Sequence[Row], Config], str | None]] = {
-    "truncated": _truncated,
-    "equal_scores": _equal_scores,
-    "no_progress": _no_progress,
-    "fell": _fell,
-    "far_values": _far_values,
-    "explained_variance": _critic,
-    "failing_rewards": _failing_rewards,
-    "empty_parts": _empty_parts,
-    "skipped_steps": _skipped_steps,
-    "overflow": _overflowing,
-    "cut_turns": _cut_turns,
-    "silent": _silent,
+    "truncated": _truncation_warning,
+    "equal_scores": _equal_scores_warning,
+    "no_progress": _no_progress_warning,
+    "fell": _score_drop_warning,
+    "far_values": _value_clip_warning,
+    "explained_variance": _critic_warning,
+    "failing_rewards": _failing_rewards_warning,
+    "empty_parts": _empty_parts_warning,
+    "skipped_steps": _skipped_steps_warning,
+    "overflow": _context_overflow_warning,
+    "cut_turns": _cut_turns_warning,
+    "silent": _empty_responses_warning,
 }
 """By the name under which `run.json` keeps what was said."""

@@ -18,13 +18,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, BinaryIO
 
-HEAD = struct.Struct(">Q")
-WATCH_S = 1.0
+LENGTH_HEADER = struct.Struct(">Q")
+PARENT_POLL_S = 1.0
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
     """Until the requests end: `(args, kwargs)` in, `(True, result)` or `(False, error)` out."""
-    setting = read(requests)
+    setting = read_message(requests)
     assert setting is not None
     sys.path[:] = setting["path"]
     from ippo_cli.config.errors import IppoError
@@ -33,24 +33,24 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
     try:
         function = load_function(setting["function"], setting["key"])
     except IppoError as error:
-        write(answers, (False, str(error)))
+        write_message(answers, (False, str(error)))
         return
-    write(answers, (True, None))
-    while (request := read(requests)) is not None:
-        write(answers, answer_to(function, *request))
+    write_message(answers, (True, None))
+    while (request := read_message(requests)) is not None:
+        write_message(answers, run_call(function, *request))
 
 
-def answer_to(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
-    seed_for(args)
+def run_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[bool, Any]:
+    seed_from_args(args)
     try:
-        return True, plain(function(*args, **kwargs))
+        return True, to_builtins(function(*args, **kwargs))
     except (Exception, SystemExit) as error:
-        from ippo_cli.user_code.errors import located
+        from ippo_cli.user_code.errors import format_user_error
 
-        return False, located(error)
+        return False, format_user_error(error)
 
 
-def seed_for(args: tuple[Any, ...]) -> None:
+def seed_from_args(args: tuple[Any, ...]) -> None:
     """Seed the global random streams from what is asked alone: whoever is asked the same draws the same."""
     seed = int.from_bytes(hashlib.sha256(repr(args).encode(errors="replace")).digest()[:4], "big")
     random.seed(seed)
@@ -59,21 +59,21 @@ def seed_for(args: tuple[Any, ...]) -> None:
             seeded(sys.modules[name])
 
 
-def plain(value: Any) -> Any:
+def to_builtins(value: Any) -> Any:
     """The same as numbers, texts, lists and dicts, whatever kinds of arrays and numbers there are in it."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
-        return {str(key): plain(part) for key, part in value.items()}
+        return {str(key): to_builtins(part) for key, part in value.items()}
     if hasattr(value, "tolist"):  # an array, a tensor, or a number of theirs
-        return plain(value.tolist())
+        return to_builtins(value.tolist())
     if isinstance(value, Iterable) and not isinstance(value, bytes):
-        return [plain(part) for part in value]
+        return [to_builtins(part) for part in value]
     if hasattr(value, "__float__"):
         return float(value)
     if is_dataclass(value):
         named = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
-        return {name: plain(part) for name, part in named.items() if not _is_default(part)}
+        return {name: to_builtins(part) for name, part in named.items() if not _is_default(part)}
     raise TypeError(f"it returned {value!r:.60}, which is neither a number nor made of numbers")
 
 
@@ -81,35 +81,35 @@ def _is_default(part: Any) -> bool:
     return part is None or part is False or (isinstance(part, Mapping) and not part)
 
 
-def read(pipe: BinaryIO) -> Any:
+def read_message(pipe: BinaryIO) -> Any:
     """The next message; None where there is none any more."""
-    head = pipe.read(HEAD.size)
-    return pickle.loads(pipe.read(HEAD.unpack(head)[0])) if len(head) == HEAD.size else None
+    head = pipe.read(LENGTH_HEADER.size)
+    return pickle.loads(pipe.read(LENGTH_HEADER.unpack(head)[0])) if len(head) == LENGTH_HEADER.size else None
 
 
-def write(pipe: BinaryIO, message: Any) -> None:
-    pipe.write(packed(message))
+def write_message(pipe: BinaryIO, message: Any) -> None:
+    pipe.write(pack_message(message))
     pipe.flush()
 
 
-def packed(message: Any) -> bytes:
+def pack_message(message: Any) -> bytes:
     body = pickle.dumps(message)
-    return HEAD.pack(len(body)) + body
+    return LENGTH_HEADER.pack(len(body)) + body
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process, and all that it started, when the one that started it is gone, whatever it is doing."""
 
     def watch() -> None:
         while os.getppid() == parent:
-            time.sleep(WATCH_S)
+            time.sleep(PARENT_POLL_S)
         os.killpg(0, 9)
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 if __name__ == "__main__":
-    end_with(int(sys.argv[3]))
+    exit_with_parent(int(sys.argv[3]))
     try:
         main(os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb"))
     finally:

@@ -16,7 +16,7 @@ from ippo_cli.user_code.part_names import RESERVED_PARTS, part_name
 
 Numbers = Sequence[float]
 
-TRIED_EXAMPLES = 64  # of each table, before training
+NUM_VALIDATED_EXAMPLES = 64  # of each table, before training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class LengthError(ValueError):
 RewardFunction = Callable[[Sequence[Episode]], Reward]
 
 
-def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
+def validate_reward(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
     """The same reward as plain numbers, if it keeps the contract; `ValueError` says what does not.
 
     None counts as NaN: no number for this row.
@@ -77,76 +77,80 @@ def checked(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) 
     turns = {name: [len(episode.of(name)) for episode in episodes] for name in reward.agent_by_turn}
     by_step = reward.team_by_step
     return Reward(
-        team=None if reward.team is None else _numbers("team", reward.team, rows),
-        agent={name: _numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},
-        team_by_step=None if by_step is None else _nested("team_by_step", by_step, steps, "the episode's steps"),
+        team=None if reward.team is None else _check_numbers("team", reward.team, rows),
+        agent={name: _check_numbers(f"agent[{name}]", numbers, rows) for name, numbers in reward.agent.items()},
+        team_by_step=None
+        if by_step is None
+        else _check_nested_numbers("team_by_step", by_step, steps, "the episode's steps"),
         agent_by_turn={
-            name: _nested(f"agent_by_turn[{name}]", numbers, turns[name], f"the episode's turns of {name}")
+            name: _check_nested_numbers(
+                f"agent_by_turn[{name}]", numbers, turns[name], f"the episode's turns of {name}"
+            )
             for name, numbers in reward.agent_by_turn.items()
         },
-        parts={name: _numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
-        valid=None if reward.valid is None else [bool(x) for x in _numbers("valid", reward.valid, rows)],
+        parts={name: _check_numbers(f"parts[{name}]", numbers, rows) for name, numbers in reward.parts.items()},
+        valid=None if reward.valid is None else [bool(x) for x in _check_numbers("valid", reward.valid, rows)],
         failures=reward.failures,
         final=reward.final,
-        components={name: checked(part, agents, episodes) for name, part in reward.components.items()},
+        components={name: validate_reward(part, agents, episodes) for name, part in reward.components.items()},
     )
 
 
-def picked(reward: Reward, places: Sequence[int]) -> Reward:
+def select_rows(reward: Reward, places: Sequence[int]) -> Reward:
     """What a reward says about some of its rows."""
 
-    def of(numbers: Sequence[Any]) -> list[Any]:
+    def select(numbers: Sequence[Any]) -> list[Any]:
         return [numbers[place] for place in places]
 
     return Reward(
-        team=None if reward.team is None else of(reward.team),
-        agent={name: of(numbers) for name, numbers in reward.agent.items()},
-        team_by_step=None if reward.team_by_step is None else of(reward.team_by_step),
-        agent_by_turn={name: of(numbers) for name, numbers in reward.agent_by_turn.items()},
-        parts={name: of(numbers) for name, numbers in reward.parts.items()},
-        valid=None if reward.valid is None else of(reward.valid),
-        components={name: picked(part, places) for name, part in reward.components.items()},
+        team=None if reward.team is None else select(reward.team),
+        agent={name: select(numbers) for name, numbers in reward.agent.items()},
+        team_by_step=None if reward.team_by_step is None else select(reward.team_by_step),
+        agent_by_turn={name: select(numbers) for name, numbers in reward.agent_by_turn.items()},
+        parts={name: select(numbers) for name, numbers in reward.parts.items()},
+        valid=None if reward.valid is None else select(reward.valid),
+        components={name: select_rows(part, places) for name, part in reward.components.items()},
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RewardContext:
     """Where rewards are asked for."""
 
     device: torch.device  # the rank's
     folder: Path | None  # of the run's, for what a reward keeps; None where nothing is kept
 
 
-def prepare_reward(reward: RewardFunction, place: Place) -> None:
+def prepare_reward(reward: RewardFunction, context: RewardContext) -> None:
     """Tell a reward where it is: one that needs a device or keeps something has a `prepare`."""
     prepare = getattr(reward, "prepare", None)
     if prepare is not None:
-        prepare(place)
+        prepare(context)
 
 
-def try_reward(reward: RewardFunction, examples: Sequence[Example]) -> list[str]:
+def validate_reward_examples(reward: RewardFunction, examples: Sequence[Example]) -> list[str]:
     """Warnings of examples that a reward cannot read; a reward that reads fields of them has a `try_on`.
 
     Raises `ConfigError` where it could score none.
     """
-    try_on = getattr(reward, "try_on", None)
-    return [] if try_on is None else list(try_on(examples) or ())
+    validate = getattr(reward, "validate_examples", None)
+    return [] if validate is None else list(validate(examples) or ())
 
 
 def sample_examples(*tables: Sequence[Example]) -> list[Example]:
     """Examples to try a reward on: the first of each table, then more of each at equal distances."""
     first = [table[0] for table in tables]
-    steps = [max(1, len(table) // TRIED_EXAMPLES) for table in tables]
+    steps = [max(1, len(table) // NUM_VALIDATED_EXAMPLES) for table in tables]
     return first + [
         table[place] for table, step in zip(tables, steps, strict=True) for place in range(1, len(table), step)
     ]
 
 
-def reach_reward(reward: RewardFunction) -> None:
+def check_reward_connection(reward: RewardFunction) -> None:
     """Raise `PreflightError` where a server that a reward asks is not there: such a reward has a `reach`."""
-    reach = getattr(reward, "reach", None)
-    if reach is not None:
-        reach()
+    check = getattr(reward, "check_connection", None)
+    if check is not None:
+        check()
 
 
 def close_reward(reward: RewardFunction) -> None:
@@ -156,38 +160,38 @@ def close_reward(reward: RewardFunction) -> None:
         close()
 
 
-def _nested(name: str, given: Sequence[Any], lengths: Sequence[int], what: str) -> list[list[float]]:
+def _check_nested_numbers(name: str, given: Sequence[Any], lengths: Sequence[int], unit: str) -> list[list[float]]:
     """A list of numbers for every row, each of its own length; None for a row is NaN throughout."""
-    _of_length(name, given, len(lengths))
+    _check_length(name, given, len(lengths))
     found: list[list[float]] = []
     for row, (numbers, length) in enumerate(zip(given, lengths, strict=True)):
         if numbers is None:
             found.append([math.nan] * length)
             continue
-        size = _length(numbers)
+        size = _length_or_none(numbers)
         if size != length:
             raise ValueError(
-                f"'{name}' must have {length} at row {row}, one for each of {what}, "
+                f"'{name}' must have {length} at row {row}, one for each of {unit}, "
                 f"not {f'{numbers!r:.60}' if size is None else size}"
             )
-        found.append([_number(f"{name}[{row}]", place, entry) for place, entry in enumerate(numbers)])
+        found.append([_to_number(f"{name}[{row}]", place, entry) for place, entry in enumerate(numbers)])
     return found
 
 
-def _numbers(name: str, given: Sequence[Any], rows: int) -> list[float]:
-    _of_length(name, given, rows)
-    return [_number(name, row, entry) for row, entry in enumerate(given)]
+def _check_numbers(name: str, given: Sequence[Any], rows: int) -> list[float]:
+    _check_length(name, given, rows)
+    return [_to_number(name, row, entry) for row, entry in enumerate(given)]
 
 
-def _of_length(name: str, given: Any, rows: int) -> None:
-    size = _length(given)
+def _check_length(name: str, given: Any, rows: int) -> None:
+    size = _length_or_none(given)
     if isinstance(given, str) or size != rows:
         raise LengthError(
             f"'{name}' must have one entry for each of the {rows} rows, not {repr(given) if size is None else size}"
         )
 
 
-def _length(given: Any) -> int | None:
+def _length_or_none(given: Any) -> int | None:
     """How many entries there are; None for what has no length, a tensor or array of a single number among them."""
     try:
         return len(given)
@@ -195,7 +199,7 @@ def _length(given: Any) -> int | None:
         return None
 
 
-def _number(name: str, place: int, entry: Any) -> float:
+def _to_number(name: str, place: int, entry: Any) -> float:
     countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # numpy's and torch's numbers too
     if entry is not None and (isinstance(entry, str | bytes) or not countable):
         raise ValueError(f"'{name}' has {entry!r:.60} at row {place}, where a number belongs")

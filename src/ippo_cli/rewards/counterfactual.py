@@ -20,7 +20,7 @@ from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.score import Baseline, Weights, compute_raw_scores, turn_counts
 from ippo_cli.types import Completion, Episode
 
-NOTHING = torch.zeros(0)
+EMPTY = torch.zeros(0)
 Answer = tuple[Completion, bool]  # what an agent said in an episode, and whether its part counts as cut
 Answers = Mapping[int, Mapping[str, Answer]]  # by sample index and agent
 
@@ -40,13 +40,13 @@ def other_episodes_baseline(
     found = compute_raw_scores(reward, others, weights, [agent], config)
     known = ~found.failed[agent]
     numbers = found.numbers[agent].where(known[:, None], 0.0)
-    return Baseline(numbers=folded(numbers, turn_counts(episodes, agent)), known=known, failure=found.failure)
+    return Baseline(numbers=fold_extra_turns(numbers, turn_counts(episodes, agent)), known=known, failure=found.failure)
 
 
-def silent(episode: Episode, agent: str) -> Episode:
+def blank_answers(episode: Episode, agent: str) -> Episode:
     """The episode with empty answers of one agent."""
-    nothing = Completion(ids=NOTHING.long(), logprobs=NOTHING, behavior_logprobs=NOTHING, text="", finished=True)
-    return replaced(episode, agent, (nothing, False))
+    empty = Completion(ids=EMPTY.long(), logprobs=EMPTY, behavior_logprobs=EMPTY, text="", finished=True)
+    return replace_answer(episode, agent, (empty, False))
 
 
 def recombined_baseline(
@@ -69,8 +69,8 @@ def recombined_baseline(
     rows: list[int] = []
     counts: list[int] = []
     for row, episode in enumerate(episodes):
-        for answer, count in _distinct(_others(episode, answers, num_generations, agent)):
-            others.append(replaced(episode, agent, answer))
+        for answer, count in _count_distinct(_answers_in_other_episodes(episode, answers, num_generations, agent)):
+            others.append(replace_answer(episode, agent, answer))
             rows.append(row)
             counts.append(count)
     found = compute_raw_scores(reward, others, weights, [agent], config)
@@ -84,41 +84,45 @@ def recombined_baseline(
     return Baseline(numbers=means, known=total > 0, failure=found.failure)
 
 
-def answers_to_prompts(episodes: Sequence[Episode], num_generations: int) -> Answers:
+def gather_answers(episodes: Sequence[Episode], num_generations: int) -> Answers:
     """What was said about the prompts of this rank's episodes of one turn, on whatever rank. Collective.
 
     Prompts whose episodes all lie here are not told to others.
     """
-    here = {episode.index: _said(episode) for episode in episodes if episode.failure is None}
+    here = {episode.index: _answers_by_agent(episode) for episode in episodes if episode.failure is None}
     sizes: dict[int, int] = {}
     for episode in episodes:
         group = episode.index // num_generations
         sizes[group] = sizes.get(group, 0) + 1
-    divided = {index: answers for index, answers in here.items() if sizes[index // num_generations] < num_generations}
-    for told in distributed.gather_objects(divided):
-        here |= told
+    split_groups = {
+        index: answers for index, answers in here.items() if sizes[index // num_generations] < num_generations
+    }
+    for remote in distributed.gather_objects(split_groups):
+        here |= remote
     return here
 
 
-def replaced(episode: Episode, agent: str, answer: Answer) -> Episode:
+def replace_answer(episode: Episode, agent: str, answer: Answer) -> Episode:
     """The episode with another answer of one agent."""
     completion, cut = answer
     turns = [replace(turn, completion=completion) if turn.agent == agent else turn for turn in episode.turns]
     return replace(episode, turns=turns, unfinished=episode.unfinished - {agent} | ({agent} if cut else set()))
 
 
-def folded(numbers: Tensor, num_turns: Tensor) -> Tensor:
+def fold_extra_turns(numbers: Tensor, num_turns: Tensor) -> Tensor:
     """Numbers by turn `[B, K']` as numbers of rows with `num_turns` `[B]`: later ones are added to the last turn."""
     width = max(1, int(num_turns.max())) if len(num_turns) else 1
     turn = torch.arange(numbers.shape[1]).minimum((num_turns - 1).clamp(min=0)[:, None])
     return torch.zeros(len(numbers), width, dtype=numbers.dtype).scatter_add(1, turn, numbers)
 
 
-def _said(episode: Episode) -> dict[str, Answer]:
+def _answers_by_agent(episode: Episode) -> dict[str, Answer]:
     return {turn.agent: (turn.completion, turn.agent in episode.unfinished) for turn in episode.turns}
 
 
-def _others(episode: Episode, answers: Answers, num_generations: int, agent: str) -> Iterable[Answer]:
+def _answers_in_other_episodes(
+    episode: Episode, answers: Answers, num_generations: int, agent: str
+) -> Iterable[Answer]:
     """What the agent said in the other episodes about the same prompt."""
     first = episode.index - episode.index % num_generations
     for index in range(first, first + num_generations):
@@ -126,7 +130,7 @@ def _others(episode: Episode, answers: Answers, num_generations: int, agent: str
             yield answers[index][agent]
 
 
-def _distinct(answers: Iterable[Answer]) -> Iterable[tuple[Answer, int]]:
+def _count_distinct(answers: Iterable[Answer]) -> Iterable[tuple[Answer, int]]:
     """Each answer once, and how often it was given."""
     counted: dict[tuple[object, ...], tuple[Answer, int]] = {}
     for answer in answers:

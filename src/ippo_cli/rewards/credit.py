@@ -18,7 +18,7 @@ def turn_steps(episode: Episode, agent: str) -> list[int]:
     return [turn.step for turn in episode.turns if turn.agent == agent]
 
 
-def paid_turn(steps: Sequence[int], step: int) -> int:
+def turn_for_step(steps: Sequence[int], step: int) -> int:
     """Which of the turns that were at `steps` is paid for what fell at `step`: the last one by then, else the first.
 
     Turns at the steps 1 and 3: what falls at 0, 1 or 2 pays turn 0, what falls at 3 or later turn 1.

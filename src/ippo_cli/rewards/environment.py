@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.credit import num_steps, paid_turn, turn_steps
+from ippo_cli.rewards.credit import num_steps, turn_for_step, turn_steps
 from ippo_cli.types import Episode
 
 
@@ -23,12 +23,12 @@ class EnvironmentReward:
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         names = sorted({name for episode in episodes for name in episode.parts})
         return Reward(
-            team_by_step=[self._team(episode) for episode in episodes],
-            agent_by_turn={name: [_own(episode, name) for episode in episodes] for name in self.agents},
+            team_by_step=[self._team_by_step(episode) for episode in episodes],
+            agent_by_turn={name: [_rewards_by_turn(episode, name) for episode in episodes] for name in self.agents},
             parts={name: [episode.parts.get(name, math.nan) for episode in episodes] for name in names},
         )
 
-    def _team(self, episode: Episode) -> list[float]:
+    def _team_by_step(self, episode: Episode) -> list[float]:
         for step, paid in enumerate(episode.rewards):
             if unknown := sorted(paid.keys() - set(self.agents)):
                 raise ValueError(
@@ -38,10 +38,10 @@ class EnvironmentReward:
         return sums + [0.0] * (num_steps(episode) - len(sums))
 
 
-def _own(episode: Episode, agent: str) -> list[float]:
+def _rewards_by_turn(episode: Episode, agent: str) -> list[float]:
     steps = turn_steps(episode, agent)
     paid_by_turn = [0.0] * len(steps)
     for step, paid in enumerate(episode.rewards):
         if steps and agent in paid:
-            paid_by_turn[paid_turn(steps, step)] += float(paid[agent])
+            paid_by_turn[turn_for_step(steps, step)] += float(paid[agent])
     return paid_by_turn

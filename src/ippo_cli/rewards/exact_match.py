@@ -11,7 +11,7 @@ from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
 
-class ExactMatch:
+class ExactMatchReward:
     """The team's reward is the share of correct characters over all agents' answers, or 1 only if all are exact.
 
     With `characters` an answer's positions are compared one by one; characters beyond the reference count as wrong
@@ -34,11 +34,11 @@ class ExactMatch:
                 longest[name][row] = max(len(reference), len(text))
                 exact[row] *= text == reference
         share = [
-            _share(sum(correct[name][row] for name in responses), sum(longest[name][row] for name in responses))
+            _accuracy(sum(correct[name][row] for name in responses), sum(longest[name][row] for name in responses))
             for row in range(len(examples))
         ]
         own = {
-            name: list(map(_share, correct[name], longest[name])) if name in self.answers else share
+            name: list(map(_accuracy, correct[name], longest[name])) if name in self.answers else share
             for name in responses
         }
         return Reward(
@@ -46,5 +46,5 @@ class ExactMatch:
         )
 
 
-def _share(correct: int, longest: int) -> float:
+def _accuracy(correct: int, longest: int) -> float:
     return correct / longest if longest else 1.0  # an empty answer was asked for, and given

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.patterns import LIMIT_S, Pattern
+from ippo_cli.rewards.patterns import MATCH_TIMEOUT_S, PatternMatcher
 from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Example
 
 
@@ -19,22 +19,22 @@ class FormatReward:
     than `limit_s` has failed.
     """
 
-    def __init__(self, pattern: str, limit_s: float = LIMIT_S) -> None:
-        self._pattern = Pattern(pattern, "reward.pattern", limit_s)
+    def __init__(self, pattern: str, limit_s: float = MATCH_TIMEOUT_S) -> None:
+        self._pattern = PatternMatcher(pattern, "reward.pattern", limit_s)
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         found = self._pattern.read([text.strip() for texts in responses.values() for text in texts])
         by_agent = {
             name: found[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
         }
-        rows = [_row({name: own[row] for name, own in by_agent.items()}) for row in range(len(examples))]
-        return replace(gathered(rows), final=True)  # it would take as long again
+        rows = [_score_row({name: own[row] for name, own in by_agent.items()}) for row in range(len(examples))]
+        return replace(stack_rows(rows), final=True)  # it would take as long again
 
     def close(self) -> None:
         self._pattern.close()
 
 
-def _row(matches: Mapping[str, bool | Exception]) -> Row | Exception:
+def _score_row(matches: Mapping[str, bool | Exception]) -> Row | Exception:
     own: dict[str, float] = {}
     for name, match in matches.items():
         if isinstance(match, Exception):

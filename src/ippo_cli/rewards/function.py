@@ -10,17 +10,25 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.processes import Call, CallFailed, Processes
+from ippo_cli.rewards.processes import Call, CallFailed, ProcessPool
 from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.retry import as_failure
-from ippo_cli.rewards.rows import gathered
+from ippo_cli.rewards.rows import stack_rows
 from ippo_cli.types import Episode, Example
 from ippo_cli.user_code.load import load_function
 
 KEY = "reward.function"
-NAMES = ("team", "agent", "team_by_step", "agent_by_turn", "parts", "valid")
-ASYNC_CALLS = 16
-OTHERS = {"prompts", "completions", "completion_ids", "data_source", "solution_str", "ground_truth", "extra_info"}
+RESULT_KEYS = ("team", "agent", "team_by_step", "agent_by_turn", "parts", "valid")
+DEFAULT_CONCURRENCY = 16
+FOREIGN_PARAMETERS = {
+    "prompts",
+    "completions",
+    "completion_ids",
+    "data_source",
+    "solution_str",
+    "ground_truth",
+    "extra_info",
+}
 """Parameters of rewards of TRL and verl: a function with two of them is not called as it expects."""
 
 
@@ -64,62 +72,62 @@ class FunctionReward:
         self.function = load_function(function)
         self.per_sample, self.timeout_s = per_sample, timeout_s
         self.is_async = _is_async(self.function)
-        _refuse_idle_keys(self.is_async, per_sample, concurrency, process, timeout_s)
-        self.concurrency = concurrency or (ASYNC_CALLS if self.is_async else 1)
-        self.further = "episode" if per_sample else "episodes"
-        self.with_episodes = _takes(self.function, self.further, per_sample, f"{KEY}={function}")
-        self._processes = Processes(function, KEY, self.concurrency, timeout_s) if process else None
+        _check_unused_keys(self.is_async, per_sample, concurrency, process, timeout_s)
+        self.concurrency = concurrency or (DEFAULT_CONCURRENCY if self.is_async else 1)
+        self.episode_parameter = "episode" if per_sample else "episodes"
+        self.with_episodes = _accepts_parameter(self.function, self.episode_parameter, per_sample, f"{KEY}={function}")
+        self._processes = ProcessPool(function, KEY, self.concurrency, timeout_s) if process else None
 
     def __call__(
         self, examples: Sequence[Example], responses: Responses, episodes: Sequence[Episode] | None = None
     ) -> Reward:
         if self.per_sample:
-            calls = [self._call_of_row(row, examples, responses, episodes) for row in range(len(examples))]
-            return gathered([self._row(result) for result in self._results(calls)])
+            calls = [self._make_row_call(row, examples, responses, episodes) for row in range(len(examples))]
+            return stack_rows([self._row(result) for result in self._run_calls(calls)])
         texts = {name: list(said) for name, said in responses.items()}
-        further = {self.further: episodes} if self.with_episodes else {}
-        [result] = self._results([((list(examples), texts), further)])
-        return result if isinstance(result, Reward) else Reward(**self._named(_raised(result)))
+        kwargs = {self.episode_parameter: episodes} if self.with_episodes else {}
+        [result] = self._run_calls([((list(examples), texts), kwargs)])
+        return result if isinstance(result, Reward) else Reward(**self._check_result_keys(_raise_if_error(result)))
 
     def close(self) -> None:
         """End the processes."""
         if self._processes is not None:
             self._processes.close()
 
-    def _call_of_row(
+    def _make_row_call(
         self, row: int, examples: Sequence[Example], responses: Responses, episodes: Sequence[Episode] | None
     ) -> Call:
-        further = {} if episodes is None or not self.with_episodes else {self.further: episodes[row]}
-        return (examples[row], {name: said[row] for name, said in responses.items()}), further
+        kwargs = {} if episodes is None or not self.with_episodes else {self.episode_parameter: episodes[row]}
+        return (examples[row], {name: said[row] for name, said in responses.items()}), kwargs
 
-    def _results(self, calls: Sequence[Call]) -> list[Any]:
+    def _run_calls(self, calls: Sequence[Call]) -> list[Any]:
         """What each call returned, or raised."""
         if self._processes is not None:
             return self._processes.call(calls)
         if self.is_async:
-            return asyncio.run(self._awaited(calls))
-        return [_attempted(self.function, call) for call in calls]
+            return asyncio.run(self._run_async_calls(calls))
+        return [_call_function(self.function, call) for call in calls]
 
-    async def _awaited(self, calls: Sequence[Call]) -> list[Any]:
+    async def _run_async_calls(self, calls: Sequence[Call]) -> list[Any]:
         free = asyncio.Semaphore(self.concurrency)
 
-        async def one(call: Call) -> Any:
+        async def run_call(call: Call) -> Any:
             async with free:
                 try:
-                    return await self._in_time(self.function(*call[0], **call[1]))
+                    return await self._await_with_timeout(self.function(*call[0], **call[1]))
                 except (Exception, SystemExit) as error:
                     return as_failure(error)
                 finally:
-                    progress.made()
+                    progress.heartbeat()
 
-        return list(await asyncio.gather(*(one(call) for call in calls)))
+        return list(await asyncio.gather(*(run_call(call) for call in calls)))
 
-    async def _in_time(self, awaitable: Awaitable[Any]) -> Any:
+    async def _await_with_timeout(self, awaitable: Awaitable[Any]) -> Any:
         if self.timeout_s is None:
             return await awaitable
         limit = asyncio.timeout(self.timeout_s)
         try:
-            with progress.within(self.timeout_s):
+            with progress.grant_time(self.timeout_s):
                 async with limit:
                     return await awaitable
         except TimeoutError as error:
@@ -132,19 +140,19 @@ class FunctionReward:
         if isinstance(result, int | float) or (hasattr(result, "__float__") and not isinstance(result, str | bytes)):
             return {"team": float(result)}
         try:
-            return self._named(result)
+            return self._check_result_keys(result)
         except TypeError as error:
             return error
 
-    def _named(self, result: Any) -> Mapping[str, Any]:
-        if not isinstance(result, Mapping) or set(result) - set(NAMES):
+    def _check_result_keys(self, result: Any) -> Mapping[str, Any]:
+        if not isinstance(result, Mapping) or set(result) - set(RESULT_KEYS):
             returned = sorted(result) if isinstance(result, Mapping) else type(result).__name__
             kind = "a number or a dict" if self.per_sample else "a dict"
-            rule = f"must return {kind} with names among {', '.join(NAMES)}, not {returned}"
-            raise TypeError(f"{self.name} {rule}{self._remedy(result)}")
+            rule = f"must return {kind} with names among {', '.join(RESULT_KEYS)}, not {returned}"
+            raise TypeError(f"{self.name} {rule}{self._return_hint(result)}")
         return result
 
-    def _remedy(self, result: Any) -> str:
+    def _return_hint(self, result: Any) -> str:
         """What a bare number, or a list of them, may have meant."""
         if self.per_sample or isinstance(result, Mapping):
             return ""
@@ -153,16 +161,16 @@ class FunctionReward:
         return "; write {'team': [...]}" if isinstance(result, Sequence) and not isinstance(result, str) else ""
 
 
-def _attempted(function: Callable[..., Any], call: Call) -> Any:
+def _call_function(function: Callable[..., Any], call: Call) -> Any:
     try:
         return function(*call[0], **call[1])
     except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
         return as_failure(error)
     finally:
-        progress.made()
+        progress.heartbeat()
 
 
-def _raised(result: Any) -> Any:
+def _raise_if_error(result: Any) -> Any:
     if isinstance(result, Exception):
         raise result
     return result
@@ -172,7 +180,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
-def _refuse_idle_keys(
+def _check_unused_keys(
     is_async: bool, per_sample: bool, concurrency: int | None, process: bool, timeout_s: float | None
 ) -> None:
     """Raise `ConfigError` for keys that can do nothing with this kind of function."""
@@ -194,14 +202,14 @@ def _refuse_idle_keys(
         )
 
 
-def _takes(function: Callable[..., Any], further: str, per_sample: bool, setting: str) -> bool:
+def _accepts_parameter(function: Callable[..., Any], parameter: str, per_sample: bool, setting: str) -> bool:
     """Whether it has a parameter of that name; `ConfigError` where it cannot be called as it will be."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some that are written in C do not tell
         return False
-    present = further in signature.parameters
-    if len(OTHERS & signature.parameters.keys()) > 1:
+    present = parameter in signature.parameters
+    if len(FOREIGN_PARAMETERS & signature.parameters.keys()) > 1:
         raise ConfigError(
             setting,
             f"takes ({', '.join(signature.parameters)}), as other projects call rewards; here it is called as "
@@ -209,11 +217,11 @@ def _takes(function: Callable[..., Any], further: str, per_sample: bool, setting
             "wrap it: def score(examples, responses): ... return {'team': [...]} (docs/rewards.md)",
         )
     try:
-        signature.bind([], {}, **({further: []} if present else {}))
+        signature.bind([], {}, **({parameter: []} if present else {}))
     except TypeError as error:
         raise ConfigError(
             setting,
             f"cannot be called as function({'example' if per_sample else 'examples'}, responses) ({error})",
-            f"let it take these two, and {further!r} if it reads them",
+            f"let it take these two, and {parameter!r} if it reads them",
         ) from None
     return present

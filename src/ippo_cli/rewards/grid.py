@@ -29,7 +29,7 @@ class GridReward:
         exact: list[float] = []
         wasted: list[float] = []
         for example, *texts in zip(examples, *responses.values(), strict=True):
-            before, after, steps = walked(example, texts)
+            before, after, steps = simulate_walk(example, texts)
             waste = steps - (before - after)
             scores.append(max(0.0, 1.0 - after / before - self.step_cost * waste))
             exact.append(float(after == waste == 0))
@@ -37,9 +37,9 @@ class GridReward:
         return Reward(team=scores, parts={"exact": exact, "wasted": wasted})
 
 
-def walked(example: Example, texts: Sequence[str]) -> tuple[int, int, int]:
+def simulate_walk(example: Example, texts: Sequence[str]) -> tuple[int, int, int]:
     """Steps from start to goal, steps from where the walk ended to the goal, and steps that were made."""
-    (x, y), (goal_x, goal_y), last = cell(example["start"]), cell(example["goal"]), example["size"] - 1
+    (x, y), (goal_x, goal_y), last = parse_cell(example["start"]), parse_cell(example["goal"]), example["size"] - 1
     before = abs(goal_x - x) + abs(goal_y - y)
     for letters in zip_longest(*texts, fillvalue=""):
         for letter in letters:
@@ -48,6 +48,6 @@ def walked(example: Example, texts: Sequence[str]) -> tuple[int, int, int]:
     return before, abs(goal_x - x) + abs(goal_y - y), sum(map(len, texts))
 
 
-def cell(name: str) -> tuple[int, int]:
+def parse_cell(name: str) -> tuple[int, int]:
     """`c2` as (2, 1)."""
     return ord(name[0]) - ord("a"), int(name[1:]) - 1

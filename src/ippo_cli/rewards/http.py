@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, HttpRewardConfig
-from ippo_cli.rewards.chat_messages import messages_of
+from ippo_cli.rewards.chat_messages import get_chat_messages
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.remote import Remote, RequestFailed
+from ippo_cli.rewards.remote import RemoteClient, RequestFailed
 from ippo_cli.rewards.response_adapter import last_texts
-from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Episode
 from ippo_cli.user_code.part_names import part_name
 
-NAMES = ("team", "agent", "parts", "error")
+ROW_KEYS = ("team", "agent", "parts", "error")
 
 
 class HttpReward:
@@ -32,26 +32,26 @@ class HttpReward:
     def __init__(self, config: HttpRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
         assert config.url is not None
         self.agents, self.batch_size = agents, config.batch_size
-        self._remote = Remote(config, config.url)
+        self._remote = RemoteClient(config, config.url)
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         rows = self._rows(episodes)
-        found: list[Row | Exception] = [RuntimeError("not asked")] * len(rows)
+        results: list[Row | Exception] = [RuntimeError("not asked")] * len(rows)
         places = list(range(len(rows)))
         parts = [places[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
-        self._ask(rows, parts, found)
+        self._ask(rows, parts, results)
         # A server that is not there would not be there for each of its rows either.
-        alone = [
+        single_rows = [
             [place]
             for part in parts
             for place in part
-            if len(part) > 1 and isinstance(found[place], Exception) and getattr(found[place], "answered", True)
+            if len(part) > 1 and isinstance(results[place], Exception) and getattr(results[place], "answered", True)
         ]
-        self._ask(rows, alone, found)
-        return replace(gathered(found), final=True)  # requests were sent again already
+        self._ask(rows, single_rows, results)
+        return replace(stack_rows(results), final=True)  # requests were sent again already
 
-    def reach(self) -> None:
-        self._remote.reach()
+    def check_connection(self) -> None:
+        self._remote.check_connection()
 
     def close(self) -> None:
         self._remote.close()
@@ -61,17 +61,17 @@ class HttpReward:
         return [
             {
                 "example": dict(episode.example),
-                "prompts": {name: messages_of(episode, name, self.agents)[:-1] for name in self.agents},
+                "prompts": {name: get_chat_messages(episode, name, self.agents)[:-1] for name in self.agents},
                 "responses": {name: texts[name][row] for name in self.agents},
             }
             for row, episode in enumerate(episodes)
         ]
 
     def _ask(
-        self, rows: Sequence[Mapping[str, Any]], parts: Sequence[Sequence[int]], found: list[Row | Exception]
+        self, rows: Sequence[Mapping[str, Any]], parts: Sequence[Sequence[int]], results: list[Row | Exception]
     ) -> None:
         def read(place: int, answer: Any) -> list[Row | Exception]:
-            answers = _answers(answer, len(parts[place]), list(self.agents))
+            answers = _parse_answer(answer, len(parts[place]), list(self.agents))
             if len(answers) == 1 and isinstance(answers[0], RequestFailed):
                 raise answers[0]
             return answers
@@ -80,46 +80,48 @@ class HttpReward:
         for part, answers in zip(parts, self._remote.post_all(bodies, read), strict=True):
             each = [answers] * len(part) if isinstance(answers, Exception) else answers
             for place, answer in zip(part, each, strict=True):
-                found[place] = answer
+                results[place] = answer
 
 
-def _answers(answer: Any, rows: int, agents: Sequence[str]) -> list[Row | Exception]:
+def _parse_answer(answer: Any, rows: int, agents: Sequence[str]) -> list[Row | Exception]:
     entries = answer.get("rows") if isinstance(answer, dict) else None
     if not isinstance(entries, list) or len(entries) != rows:
-        there = f"{len(entries)} of them" if isinstance(entries, list) else f"{answer!r:.80}"
-        raise RequestFailed(f'the answer must be {{"rows": [...]}} with an entry for each of the {rows} rows: {there}')
-    return [_row(entry, agents) for entry in entries]
+        summary = f"{len(entries)} of them" if isinstance(entries, list) else f"{answer!r:.80}"
+        raise RequestFailed(
+            f'the answer must be {{"rows": [...]}} with an entry for each of the {rows} rows: {summary}'
+        )
+    return [_parse_row(entry, agents) for entry in entries]
 
 
-def _row(entry: Any, agents: Sequence[str]) -> Row | Exception:
+def _parse_row(entry: Any, agents: Sequence[str]) -> Row | Exception:
     try:
-        return _numbers(entry, agents)
+        return _parse_entry(entry, agents)
     except RequestFailed as failure:
         return failure
     except (OverflowError, TypeError, ValueError) as error:
         return RequestFailed(f"the answer to a row is {entry!r:.80}: {error}")
 
 
-def _numbers(entry: Any, agents: Sequence[str]) -> Row:
+def _parse_entry(entry: Any, agents: Sequence[str]) -> Row:
     if isinstance(entry, Mapping) and entry.get("error") is not None:
         raise RequestFailed(f"the server says: {entry['error']!s:.200}")
     if not isinstance(entry, Mapping):
-        return {"team": _number(entry)}
-    if (unknown := sorted(set(entry) - set(NAMES))) or not ("team" in entry or "agent" in entry):
-        raise ValueError(f"it must have team or agent, and nothing but {', '.join(NAMES)}{': ' if unknown else ''}")
+        return {"team": _parse_number(entry)}
+    if (unknown := sorted(set(entry) - set(ROW_KEYS))) or not ("team" in entry or "agent" in entry):
+        raise ValueError(f"it must have team or agent, and nothing but {', '.join(ROW_KEYS)}{': ' if unknown else ''}")
     row: dict[str, Any] = {}
     if "team" in entry:
-        row["team"] = _number(entry["team"])
+        row["team"] = _parse_number(entry["team"])
     if "agent" in entry:
         if set(entry["agent"]) != set(agents):
             raise ValueError(f"agent must have a number for each of {', '.join(agents)}")
-        row["agent"] = {name: _number(entry["agent"][name]) for name in agents}
+        row["agent"] = {name: _parse_number(entry["agent"][name]) for name in agents}
     parts = entry.get("parts") or {}
-    row["parts"] = {part_name(name): _number(parts[name]) for name in parts}
+    row["parts"] = {part_name(name): _parse_number(parts[name]) for name in parts}
     return row
 
 
-def _number(value: Any) -> float:
+def _parse_number(value: Any) -> float:
     if isinstance(value, bool | int | float) and math.isfinite(number := float(value)):
         return number
     raise ValueError("a finite number belongs there")

@@ -11,13 +11,13 @@ from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, JudgeRewardConfig
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.chat_messages import prompt_of
-from ippo_cli.rewards.contract import Place, Reward
-from ippo_cli.rewards.patterns import LIMIT_S, MOST_HUNG, Pattern, last_found
+from ippo_cli.rewards.chat_messages import get_last_prompt
+from ippo_cli.rewards.contract import Reward, RewardContext
+from ippo_cli.rewards.patterns import MATCH_TIMEOUT_S, MAX_TIMEOUTS, PatternMatcher, find_last_matches
 from ippo_cli.rewards.processes import CallFailed
-from ippo_cli.rewards.remote import Remote, RequestFailed
+from ippo_cli.rewards.remote import RemoteClient, RequestFailed
 from ippo_cli.rewards.response_adapter import last_texts
-from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Episode, Example
 
@@ -31,55 +31,58 @@ class JudgeReward:
     neither `{prompt}` nor `{response}`, is asked once about a row.
     """
 
-    def __init__(self, config: JudgeRewardConfig, agents: Mapping[str, AgentConfig], limit_s: float = LIMIT_S) -> None:
+    def __init__(
+        self, config: JudgeRewardConfig, agents: Mapping[str, AgentConfig], limit_s: float = MATCH_TIMEOUT_S
+    ) -> None:
         assert config.url is not None
         self.config, self.agents = config, list(agents)
-        self._remote = Remote(config, f"{config.url.rstrip('/')}/chat/completions")
-        self._answers = Answers()
-        self._numbers = Numbers(config, limit_s)
+        self._remote = RemoteClient(config, f"{config.url.rstrip('/')}/chat/completions")
+        self._answers = AnswerCache()
+        self._parser = AnswerParser(config, limit_s)
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, context: RewardContext) -> None:
         """Keep answers in the run's folder, and read those that this rank has kept there."""
-        if self.config.keep_answers and place.folder is not None:
-            self._answers = Answers(place.folder / f"answers_rank{distributed.rank()}.jsonl")
+        if self.config.keep_answers and context.folder is not None:
+            self._answers = AnswerCache(context.folder / f"answers_rank{distributed.rank()}.jsonl")
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         texts = last_texts(episodes, self.agents)
-        said = [{name: texts[name][row] for name in self.agents} for row in range(len(episodes))]
-        asked = [
-            {name: self._body(episode, name, said[row]) for name in self.agents} for row, episode in enumerate(episodes)
+        responses = [{name: texts[name][row] for name in self.agents} for row in range(len(episodes))]
+        requests = [
+            {name: self._request_body(episode, name, responses[row]) for name in self.agents}
+            for row, episode in enumerate(episodes)
         ]
-        keys = [{name: _key(self._remote.url, body) for name, body in bodies.items()} for bodies in asked]
-        unknown = {
+        keys = [{name: _cache_key(self._remote.url, body) for name, body in bodies.items()} for bodies in requests]
+        uncached = {
             keys[row][name]: body
-            for row, bodies in enumerate(asked)
+            for row, bodies in enumerate(requests)
             for name, body in bodies.items()
             if keys[row][name] not in self._answers
         }
-        self._numbers.begin()
+        self._parser.begin()
         failed: dict[str, Exception] = {}
-        for key, text in zip(unknown, self._remote.post_all(list(unknown.values()), self._read), strict=True):
+        for key, text in zip(uncached, self._remote.post_all(list(uncached.values()), self._read), strict=True):
             if isinstance(text, Exception):
                 failed[key] = text
             else:
                 self._answers.add(key, text)
-        return replace(gathered([self._row(own, failed) for own in keys]), final=True)  # asked again already
+        return replace(stack_rows([self._row(own, failed) for own in keys]), final=True)  # asked again already
 
-    def try_on(self, examples: Sequence[Example]) -> None:
+    def validate_examples(self, examples: Sequence[Example]) -> None:
         for example in examples:
             for agent in self.agents:
-                self._content(example, "", agent, dict.fromkeys(self.agents, ""))
+                self._render_prompt(example, "", agent, dict.fromkeys(self.agents, ""))
 
-    def reach(self) -> None:
-        self._remote.reach()
+    def check_connection(self) -> None:
+        self._remote.check_connection()
 
     def close(self) -> None:
         self._remote.close()
         self._answers.close()
-        self._numbers.close()
+        self._parser.close()
 
-    def _body(self, episode: Episode, agent: str, said: Mapping[str, str]) -> dict[str, Any]:
-        content = self._content(episode.example, prompt_of(episode, agent), agent, said)
+    def _request_body(self, episode: Episode, agent: str, responses: Mapping[str, str]) -> dict[str, Any]:
+        content = self._render_prompt(episode.example, get_last_prompt(episode, agent), agent, responses)
         return {
             "model": self.config.model,
             "messages": [{"role": "user", "content": content}],
@@ -87,18 +90,18 @@ class JudgeReward:
             "max_tokens": self.config.max_tokens,
         }
 
-    def _content(self, example: Example, prompt: str, agent: str, said: Mapping[str, str]) -> str:
-        told = {"prompt": prompt, "response": said[agent]}
-        told |= {f"agents.{name}": text for name, text in said.items()}
-        fields = {name: value for name, value in example.items() if name not in told}
-        return render_template(self.config.template, fields, "reward.template", told)
+    def _render_prompt(self, example: Example, prompt: str, agent: str, responses: Mapping[str, str]) -> str:
+        placeholders = {"prompt": prompt, "response": responses[agent]}
+        placeholders |= {f"agents.{name}": text for name, text in responses.items()}
+        fields = {name: value for name, value in example.items() if name not in placeholders}
+        return render_template(self.config.template, fields, "reward.template", placeholders)
 
     def _row(self, keys: Mapping[str, str], failed: Mapping[str, Exception]) -> Row | Exception:
         for key in keys.values():
             if key in failed:
                 return failed[key]
         try:
-            judged = {name: self._numbers.of(self._answers[key]) for name, key in keys.items()}
+            judged = {name: self._parser.of(self._answers[key]) for name, key in keys.items()}
         except RequestFailed as failure:  # an answer that another pattern had read
             return failure
         low, width = self.config.lowest, self.config.highest - self.config.lowest
@@ -117,11 +120,11 @@ class JudgeReward:
             text = None
         if not isinstance(text, str):
             raise RequestFailed(f"the endpoint's answer has no choices[0].message.content: {answer!r:.200}")
-        self._numbers.of(text)
+        self._parser.of(text)
         return text
 
 
-class Answers:
+class AnswerCache:
     """What a judge answered, by question; in a file as well where there is one. The first answer counts for ever.
 
     Each rank has a file of its own: what a resumed run asks again is answered as it was, and nobody else's answer
@@ -164,31 +167,35 @@ class Answers:
             self._file = None
 
 
-class Numbers:
+class AnswerParser:
     """The numbers of a judge's answers. A pattern is looked for in a process of its own, once in equal texts.
 
     Called by one thread at a time: by the requests' while answers come, else by whoever asks the reward.
     """
 
-    def __init__(self, config: JudgeRewardConfig, limit_s: float = LIMIT_S) -> None:
+    def __init__(self, config: JudgeRewardConfig, limit_s: float = MATCH_TIMEOUT_S) -> None:
         self.config = config
         self._pattern = None
         if config.pattern is not None:
-            self._pattern = Pattern(config.pattern, "reward.pattern", limit_s, last_found)
+            self._pattern = PatternMatcher(config.pattern, "reward.pattern", limit_s, find_last_matches)
         self._found: dict[str, Any] = {}  # what a pattern found, by text
-        self._hung = 0
+        self._num_timeouts = 0
 
     def begin(self) -> None:
         """Forget what was found before, and have the process there: requests do not wait for it to start."""
         self._found.clear()
-        self._hung = 0
+        self._num_timeouts = 0
         if self._pattern is not None:
             self._pattern.read([""])
 
     def of(self, text: str) -> float:
         """Raises `RequestFailed` where there is no number, or one beyond the bounds."""
         config = self.config
-        found = _in_json(text, str(config.field)) if self._pattern is None else self._last(text, self._pattern)
+        found = (
+            _extract_json_field(text, str(config.field))
+            if self._pattern is None
+            else self._match_last(text, self._pattern)
+        )
         try:
             number = float(found)
         except (OverflowError, TypeError, ValueError):
@@ -204,18 +211,20 @@ class Numbers:
         if self._pattern is not None:
             self._pattern.close()
 
-    def _last(self, text: str, pattern: Pattern) -> Any:
+    def _match_last(self, text: str, pattern: PatternMatcher) -> Any:
         if text not in self._found:
-            if self._hung >= MOST_HUNG:  # it is the pattern
-                raise RequestFailed(f"{self._hung} answers took too long to match; no more are looked at", again=False)
+            if self._num_timeouts >= MAX_TIMEOUTS:  # it is the pattern
+                raise RequestFailed(
+                    f"{self._num_timeouts} answers took too long to match; no more are looked at", can_retry=False
+                )
             [self._found[text]] = pattern.read([text])
-            self._hung += isinstance(self._found[text], CallFailed)
+            self._num_timeouts += isinstance(self._found[text], CallFailed)
         if isinstance(found := self._found[text], CallFailed):
-            raise RequestFailed(f"{found}: {text!r:.200}", again=False)  # it would take as long again
+            raise RequestFailed(f"{found}: {text!r:.200}", can_retry=False)  # it would take as long again
         return found
 
 
-def _in_json(text: str, field: str) -> Any:
+def _extract_json_field(text: str, field: str) -> Any:
     """The field of the last JSON object in a text that has it."""
     decoder, value, place = json.JSONDecoder(), None, text.find("{")
     while place >= 0:
@@ -229,5 +238,5 @@ def _in_json(text: str, field: str) -> Any:
     return None if isinstance(value, bool) else value
 
 
-def _key(url: str, body: Mapping[str, Any]) -> str:
+def _cache_key(url: str, body: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps([url, body], sort_keys=True).encode(errors="replace")).hexdigest()

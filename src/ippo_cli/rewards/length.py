@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ippo_cli.config.schema import LengthUnit
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.rows import mean_rows
+from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Completion, Episode
 
 
@@ -22,22 +22,24 @@ class LengthReward:
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         lengths = {
-            name: [sum(_length(turn.completion, self.unit) for turn in one.of(name)) for one in episodes]
+            name: [sum(_measure_length(turn.completion, self.unit) for turn in one.of(name)) for one in episodes]
             for name in self.agents
         }
-        own = {name: [self.worth(length) for length in numbers] for name, numbers in lengths.items()}
-        return Reward(team=mean_rows(own.values()), agent=own, parts={"length": mean_rows(lengths.values())})
+        own = {name: [self.score_length(length) for length in numbers] for name, numbers in lengths.items()}
+        return Reward(
+            team=mean_over_agents(own.values()), agent=own, parts={"length": mean_over_agents(lengths.values())}
+        )
 
-    def worth(self, length: int) -> float:
+    def score_length(self, length: int) -> float:
         beyond = max(self.low - length, 0 if self.high is None else length - self.high, 0)
         return max(0.0, 1.0 - beyond / self.margin) if self.margin else float(beyond == 0)
 
 
-def _length(said: Completion, unit: LengthUnit) -> int:
+def _measure_length(completion: Completion, unit: LengthUnit) -> int:
     match unit:
         case LengthUnit.tokens:
-            return len(said.ids)
+            return len(completion.ids)
         case LengthUnit.words:
-            return len(said.text.split())
+            return len(completion.text.split())
         case LengthUnit.characters:
-            return len(said.text)
+            return len(completion.text)

@@ -11,10 +11,10 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.processes import Processes
+from ippo_cli.rewards.processes import ProcessPool
 from ippo_cli.rewards.references import check_references, render_reference
 from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Example
 
 COMPARE = "ippo_cli.rewards.math_verify_call:compare"
@@ -34,10 +34,10 @@ class MathReward:
             raise PreflightError("reward.kind=math needs math-verify; pip install 'ippo-cli[math]'")
         self.answers = answers
         size = workers or cores_per_rank(os.environ, distributed.world_size())
-        self._processes = Processes(COMPARE, "reward.kind", size, timeout_s)
+        self._processes = ProcessPool(COMPARE, "reward.kind", size, timeout_s)
         self._timeout_s = timeout_s
 
-    def try_on(self, examples: Sequence[Example]) -> list[str]:
+    def validate_examples(self, examples: Sequence[Example]) -> list[str]:
         return check_references(
             self.answers,
             examples,
@@ -47,7 +47,7 @@ class MathReward:
         )
 
     def _find_unreadable(self, texts: list[str]) -> list[bool]:
-        checks = Processes(CHECK, "reward.kind", 1, self._timeout_s)
+        checks = ProcessPool(CHECK, "reward.kind", 1, self._timeout_s)
         try:
             return [result != "" for result in checks.call([((text,), {}) for text in texts])]
         finally:
@@ -61,21 +61,21 @@ class MathReward:
         ]
         found = self._processes.call(calls)
         rows = [dict(zip(self.answers, found[row :: len(examples)], strict=True)) for row in range(len(examples))]
-        return gathered([_row(said, list(responses)) for said in rows])
+        return stack_rows([_score_row(said, list(responses)) for said in rows])
 
     def close(self) -> None:
         """End the processes."""
         self._processes.close()
 
 
-def _row(said: Mapping[str, Any], agents: Sequence[str]) -> Row | Exception:
-    for one in said.values():
+def _score_row(results: Mapping[str, Any], agents: Sequence[str]) -> Row | Exception:
+    for one in results.values():
         if isinstance(one, Exception):
             return one
-    right = sum(one["right"] for one in said.values()) / len(said)
-    own = {name: said[name]["right"] if name in said else right for name in agents}
+    right = sum(one["right"] for one in results.values()) / len(results)
+    own = {name: results[name]["right"] if name in results else right for name in agents}
     return {
         "team": right,
         "agent": own,
-        "parts": {"found": sum(one["found"] for one in said.values()) / len(said)},
+        "parts": {"found": sum(one["found"] for one in results.values()) / len(results)},
     }

@@ -29,7 +29,7 @@ BASES = {
     "fifteen": "15",
     "sixteen": "16",
 }
-MOST_ZEROS = 60  # of a number in scientific notation that is written out
+MAX_ZEROS = 60  # of a number in scientific notation that is written out
 _SPACE = r"(?:\s|\\[ ,;:!])"
 _GROUPED = re.compile(rf"(?<![\w.,])(?<![0-9]\s)[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![\w/]|\s[0-9])")
 _MIXED = re.compile(rf"(?<![\w.,/^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)(?![\w/^])")
@@ -49,10 +49,10 @@ _UNIT = re.compile(r"\$?[0-9][0-9.,/]*\s+[A-Za-z]{3,}(?:\s+[A-Za-z]+)*\.?\$?")
 def rewrite_notation(text: str) -> str:
     """The text with such notations rewritten; what it means stays the same."""
     text = re.sub(r"</?answer>", " ", "".join(map(_rewrite_character, text)))
-    text = _BASE.sub(_write_base, text)
-    text = _RECURRING.sub(_write_fraction, text)
-    text = _SCIENTIFIC.sub(_write_out, text)
-    text = _MIXED.sub(_write_improper, text)
+    text = _BASE.sub(_rewrite_base, text)
+    text = _RECURRING.sub(_to_fraction, text)
+    text = _SCIENTIFIC.sub(_expand_scientific, text)
+    text = _MIXED.sub(_to_improper_fraction, text)
     return _GROUPED.sub(lambda found: re.sub(_SPACE, "", found[0]), text)
 
 
@@ -72,12 +72,12 @@ def _rewrite_character(character: str) -> str:
     return str(unicodedata.digit(character)) if unicodedata.category(character) == "Nd" else character
 
 
-def _write_base(found: re.Match[str]) -> str:
+def _rewrite_base(found: re.Match[str]) -> str:
     base = next(name for name in found.groups()[1:] if name)
     return f"{found[1]}_{{{BASES.get(base, base)}}}"
 
 
-def _write_fraction(found: re.Match[str]) -> str:
+def _to_fraction(found: re.Match[str]) -> str:
     """1/6 for `0.1(6)`."""
     whole, begin, *cycles = found.groups()
     cycle = next(digits for digits in cycles if digits)
@@ -86,13 +86,13 @@ def _write_fraction(found: re.Match[str]) -> str:
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
-def _write_out(found: re.Match[str]) -> str:
+def _expand_scientific(found: re.Match[str]) -> str:
     """1500 for `1.5e3`."""
     number = Decimal(found[0])
-    return f"{number:f}" if abs(number.adjusted()) < MOST_ZEROS else found[0]
+    return f"{number:f}" if abs(number.adjusted()) < MAX_ZEROS else found[0]
 
 
-def _write_improper(found: re.Match[str]) -> str:
+def _to_improper_fraction(found: re.Match[str]) -> str:
     """3/2 for `1 1/2`."""
     whole, above, below = map(int, found.groups())
     return f"{whole * below + above}/{below}" if above < below else found[0]

@@ -20,9 +20,9 @@ from ippo_cli.rewards.math_notation import has_unknown_unit, rewrite_notation
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns once that its limits are off
 
 DIGITS = 50  # to which exact numbers are computed
-EXACT = 1e-30  # relative difference of exact numbers that counts as none
-ROUNDED = 1e-3  # the same where one of two numbers has decimals; math-verify compares six decimals besides
-_BASED = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
+EXACT_TOLERANCE = 1e-30  # relative difference of exact numbers that counts as none
+ROUNDED_TOLERANCE = 1e-3  # the same where one of two numbers has decimals; math-verify compares six decimals besides
+_NUMERAL_WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
 
@@ -32,7 +32,7 @@ class ParsedAnswer(NamedTuple):
 
     values: list[Any]
     text: str
-    percent: bool
+    is_percent: bool
 
 
 def compare(reference: str, text: str) -> dict[str, float]:
@@ -106,9 +106,9 @@ def _is_equal(wanted: ParsedAnswer, answer: ParsedAnswer) -> bool:
         return bases[0] == bases[1]
     if _verify(wanted.values, answer.values):
         return True
-    if wanted.percent == answer.percent:
+    if wanted.is_percent == answer.is_percent:
         return False
-    percentage, other = (wanted, answer) if wanted.percent else (answer, wanted)
+    percentage, other = (wanted, answer) if wanted.is_percent else (answer, wanted)
     if not isinstance(percentage.values[0], Basic):
         return False
     fraction = percentage.values[0] * Rational(1, 100)
@@ -118,19 +118,19 @@ def _is_equal(wanted: ParsedAnswer, answer: ParsedAnswer) -> bool:
 def _verify(wanted: list[Any], answer: list[Any]) -> bool:
     if not verify(wanted, answer, timeout_seconds=0):
         return False
-    return not _differ(wanted[0], answer[0])
+    return not _values_differ(wanted[0], answer[0])
 
 
 def _base_and_digits(text: str) -> tuple[int, str] | None:
     """`1234_5` as (5, "1234"); None for a text that is not a numeral with its base."""
-    found = _BASED.fullmatch(text.replace("(", "").replace(")", "").replace(" ", ""))
+    found = _NUMERAL_WITH_BASE.fullmatch(text.replace("(", "").replace(")", "").replace(" ", ""))
     if not found or not 2 <= int(found[2]) <= 36:
         return None
     digits, base = found[1].upper(), int(found[2])
     return (base, digits) if all(int(digit, 36) < base for digit in digits) else None
 
 
-def _differ(a: Any, b: Any) -> bool:
+def _values_differ(a: Any, b: Any) -> bool:
     """Whether two values that agree in six decimals are different numbers, or contain such a pair."""
     a, b = _right_side(a), _right_side(b)
     if not (isinstance(a, Basic) and isinstance(b, Basic)):
@@ -143,15 +143,15 @@ def _differ(a: Any, b: Any) -> bool:
     if isinstance(a, FiniteSet):
         if not all(part.is_number for part in (*a.args, *b.args)):
             return False
-        pairs = [sorted(parts, key=_magnitude) for parts in pairs]
-    return any(map(_differ, *pairs))
+        pairs = [sorted(parts, key=_sort_key) for parts in pairs]
+    return any(map(_values_differ, *pairs))
 
 
 def _numbers_differ(a: Any, b: Any) -> bool:
     try:
         first, second = a.evalf(DIGITS), b.evalf(DIGITS)
         largest = max(abs(first), abs(second))
-        tolerance = ROUNDED if a.has(Float) or b.has(Float) else EXACT
+        tolerance = ROUNDED_TOLERANCE if a.has(Float) or b.has(Float) else EXACT_TOLERANCE
         return bool(largest > 0) and bool(abs(first - second) > tolerance * largest)
     except (TypeError, ValueError, ArithmeticError):  # infinities and others that have no difference
         return False
@@ -162,6 +162,6 @@ def _right_side(value: Any) -> Any:
     return value.rhs if isinstance(value, Eq) and not value.lhs.is_number else value
 
 
-def _magnitude(number: Any) -> float:
+def _sort_key(number: Any) -> float:
     """What numbers of a set are ordered by."""
     return complex(number.evalf()).real

@@ -13,16 +13,16 @@ from ippo_cli.config.schema import MixRewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import (
     Numbers,
-    Place,
     Reward,
+    RewardContext,
     RewardFunction,
-    checked,
+    check_reward_connection,
     close_reward,
     prepare_reward,
-    reach_reward,
-    try_reward,
+    validate_reward,
+    validate_reward_examples,
 )
-from ippo_cli.rewards.retry import Answers
+from ippo_cli.rewards.retry import RewardRetry
 from ippo_cli.types import Episode, Example
 
 
@@ -32,7 +32,7 @@ class MixPart:
 
     reward: RewardFunction
     weight: float
-    divisible: bool  # whether it may be asked about some of a batch's rows
+    splittable: bool  # whether it may be asked about some of a batch's rows
 
 
 class MixReward:
@@ -56,24 +56,24 @@ class MixReward:
                 for row in (row for row, usable in enumerate(valid) if not usable and row not in failures):
                     failures[row] = RuntimeError(f"{name}: {failure}").with_traceback(failure.__traceback__)
         weights = {name: part.weight for name, part in self.parts.items()}
-        logged = {name: _shown(component, len(episodes)) for name, component in components.items()}
+        logged = {name: _logged_numbers(component, len(episodes)) for name, component in components.items()}
         for name, component in components.items():
             logged |= {f"{name}.{part}": list(numbers) for part, numbers in component.parts.items()}
         return replace(
             weighted_sum(components, weights), parts=logged, failures=failures, final=True, components=components
         )
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, context: RewardContext) -> None:
         for name, part in self.parts.items():
-            own = None if place.folder is None else place.folder / name
-            prepare_reward(part.reward, replace(place, folder=own))
+            own = None if context.folder is None else context.folder / name
+            prepare_reward(part.reward, replace(context, folder=own))
 
-    def try_on(self, examples: Sequence[Example]) -> list[str]:
-        return [warning for part in self.parts.values() for warning in try_reward(part.reward, examples)]
+    def validate_examples(self, examples: Sequence[Example]) -> list[str]:
+        return [warning for part in self.parts.values() for warning in validate_reward_examples(part.reward, examples)]
 
-    def reach(self) -> None:
+    def check_connection(self) -> None:
         for part in self.parts.values():
-            reach_reward(part.reward)
+            check_reward_connection(part.reward)
 
     def close(self) -> None:
         for part in self.parts.values():
@@ -82,10 +82,10 @@ class MixReward:
     def _asked(self, part: MixPart, episodes: Sequence[Episode]) -> tuple[Reward, Exception | None]:
         def ask(rows: list[int]) -> Reward:
             asked = [episodes[row] for row in rows]
-            return checked(part.reward(asked), self.agents, asked)
+            return validate_reward(part.reward(asked), self.agents, asked)
 
-        most = (len(episodes) + 1) * distributed.world_size()
-        answers = Answers(ask=ask, divisible=part.divisible, spare=self.failure_budget * most)
+        max_rows = (len(episodes) + 1) * distributed.world_size()
+        answers = RewardRetry(ask=ask, splittable=part.splittable, failure_limit=self.failure_budget * max_rows)
         answers.take(list(range(len(episodes))))
         return answers.merged(self.agents, episodes), answers.failure
 
@@ -93,20 +93,25 @@ class MixReward:
 def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
     """Every kind of number of the components, weighed and added up; valid where all of them are."""
     pairs = [(component, weights[name]) for name, component in components.items() if weights[name]]
-    kinds = {name: [(pick(one), weight) for one, weight in pairs] for name, pick in _PICKS.items()}
+    kinds = {name: [(pick(one), weight) for one, weight in pairs] for name, pick in _TEAM_GETTERS.items()}
     agents = list(dict.fromkeys(name for one, _ in pairs for name in (*one.agent, *one.agent_by_turn)))
     return Reward(
-        team=_summed(kinds["team"]),
-        team_by_step=_summed(kinds["team_by_step"], _added_lists),
-        agent=_by_agent(agents, lambda name: _summed([(one.agent.get(name), weight) for one, weight in pairs])),
-        agent_by_turn=_by_agent(
-            agents, lambda name: _summed([(one.agent_by_turn.get(name), weight) for one, weight in pairs], _added_lists)
+        team=_sum_weighted(kinds["team"]),
+        team_by_step=_sum_weighted(kinds["team_by_step"], _add_weighted_lists),
+        agent=_collect_by_agent(
+            agents, lambda name: _sum_weighted([(one.agent.get(name), weight) for one, weight in pairs])
         ),
-        valid=_all_valid(list(components.values())),
+        agent_by_turn=_collect_by_agent(
+            agents,
+            lambda name: _sum_weighted(
+                [(one.agent_by_turn.get(name), weight) for one, weight in pairs], _add_weighted_lists
+            ),
+        ),
+        valid=_combine_valid(list(components.values())),
     )
 
 
-def normalized_mix(
+def normalize_mix(
     rewards: Reward, config: MixRewardConfig, episodes: Sequence[Episode], agents: Sequence[str], turn_weight: float
 ) -> Reward:
     """The mix with the parts of `normalize` in deviations from their mean, over the rows of all ranks that are valid
@@ -117,31 +122,31 @@ def normalized_mix(
     its mean is subtracted alone. `parts` stay what they were.
     """
     components = dict(rewards.components)
-    scale = _Scale(turn_weight=turn_weight, norm_eps=config.norm_eps)
+    scale = _Normalization(turn_weight=turn_weight, norm_eps=config.norm_eps)
     valid = torch.tensor([True] * len(episodes) if rewards.valid is None else list(rewards.valid), dtype=torch.bool)
     for name in config.normalize:
-        components[name] = _normalized(components.get(name, Reward()), episodes, agents, valid, scale)
+        components[name] = _normalize_part(components.get(name, Reward()), episodes, agents, valid, scale)
     if not rewards.components:  # no row of this rank has an answer
         return rewards
-    again = weighted_sum(components, {name: config.weights.get(name, 1.0) for name in components})
-    own = {"team": again.team, "agent": again.agent, "team_by_step": again.team_by_step}
-    return replace(rewards, **own, agent_by_turn=again.agent_by_turn)
+    combined = weighted_sum(components, {name: config.weights.get(name, 1.0) for name in components})
+    own = {"team": combined.team, "agent": combined.agent, "team_by_step": combined.team_by_step}
+    return replace(rewards, **own, agent_by_turn=combined.agent_by_turn)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scale:
+class _Normalization:
     """By what a row's total is measured."""
 
     turn_weight: float
     norm_eps: float
 
 
-def _normalized(
-    part: Reward, episodes: Sequence[Episode], agents: Sequence[str], valid: torch.Tensor, scale: _Scale
+def _normalize_part(
+    part: Reward, episodes: Sequence[Episode], agents: Sequence[str], valid: torch.Tensor, scale: _Normalization
 ) -> Reward:
-    team, by_step = _standardized(part.team, part.team_by_step, valid, scale)
+    team, by_step = _standardize(part.team, part.team_by_step, valid, scale)
     own = {
-        name: _standardized(
+        name: _standardize(
             part.agent.get(name),
             part.agent_by_turn.get(name),
             valid & torch.tensor([bool(one.own(name)) for one in episodes], dtype=torch.bool),
@@ -158,8 +163,8 @@ def _normalized(
     )
 
 
-def _standardized(
-    whole: Numbers | None, by_turn: Sequence[Numbers] | None, valid: torch.Tensor, scale: _Scale
+def _standardize(
+    whole: Numbers | None, by_turn: Sequence[Numbers] | None, valid: torch.Tensor, scale: _Normalization
 ) -> tuple[list[float] | None, list[list[float]] | None]:
     """Numbers of rows and of their turns, divided by the deviation of the rows' totals; the mean is off the rows'."""
     given = whole is not None or by_turn is not None
@@ -176,34 +181,36 @@ def _standardized(
     return ((numbers - mean) * factor).tolist(), scaled
 
 
-def _shown(component: Reward, rows: int) -> list[float]:
+def _logged_numbers(component: Reward, rows: int) -> list[float]:
     """What the log says of a component: the team's number, or the mean of what agents have of their own."""
     totals = [
         [whole[row] if whole is not None else 0.0 for row in range(rows)]
         if by_turn is None
         else [(whole[row] if whole is not None else 0.0) + sum(by_turn[row]) for row in range(rows)]
-        for whole, by_turn in _pairs(component)
+        for whole, by_turn in _number_pairs(component)
     ]
     return [sum(row) / len(row) for row in zip(*totals, strict=True)] if totals else [math.nan] * rows
 
 
-def _pairs(component: Reward) -> list[tuple[Numbers | None, Sequence[Numbers] | None]]:
+def _number_pairs(component: Reward) -> list[tuple[Numbers | None, Sequence[Numbers] | None]]:
     if component.team is not None or component.team_by_step is not None:
         return [(component.team, component.team_by_step)]
     names = dict.fromkeys((*component.agent, *component.agent_by_turn))
     return [(component.agent.get(name), component.agent_by_turn.get(name)) for name in names]
 
 
-def _added(left: float, right: float, weight: float) -> float:
+def _add_weighted(left: float, right: float, weight: float) -> float:
     return left + weight * right
 
 
-def _added_lists(left: list[float] | float, right: Sequence[float], weight: float) -> list[float]:
+def _add_weighted_lists(left: list[float] | float, right: Sequence[float], weight: float) -> list[float]:
     before = left if isinstance(left, list) else [0.0] * len(right)
     return [old + weight * new for old, new in zip(before, right, strict=True)]
 
 
-def _summed(pairs: Sequence[tuple[Any, float]], add: Callable[[Any, Any, float], Any] = _added) -> list[Any] | None:
+def _sum_weighted(
+    pairs: Sequence[tuple[Any, float]], add: Callable[[Any, Any, float], Any] = _add_weighted
+) -> list[Any] | None:
     """Row by row over what is given; None where nothing is."""
     total: list[Any] | None = None
     for numbers, weight in pairs:
@@ -212,16 +219,16 @@ def _summed(pairs: Sequence[tuple[Any, float]], add: Callable[[Any, Any, float],
     return total
 
 
-def _by_agent(agents: Sequence[str], numbers_of: Callable[[str], list[Any] | None]) -> dict[str, list[Any]]:
+def _collect_by_agent(agents: Sequence[str], numbers_of: Callable[[str], list[Any] | None]) -> dict[str, list[Any]]:
     return {name: numbers for name in agents if (numbers := numbers_of(name)) is not None}
 
 
-def _all_valid(components: Sequence[Reward]) -> list[bool] | None:
+def _combine_valid(components: Sequence[Reward]) -> list[bool] | None:
     given = [component.valid for component in components if component.valid is not None]
     return [all(row) for row in zip(*given, strict=True)] if given else None
 
 
-_PICKS: Mapping[str, Callable[[Reward], Any]] = {
+_TEAM_GETTERS: Mapping[str, Callable[[Reward], Any]] = {
     "team": lambda reward: reward.team,
     "team_by_step": lambda reward: reward.team_by_step,
 }

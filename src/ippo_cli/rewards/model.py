@@ -11,16 +11,16 @@ import torch
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import AgentConfig, ModelRewardConfig, Overlong
 from ippo_cli.models.reward_model import (
-    ConversationWriter,
+    ConversationTokenizer,
     RewardModel,
-    context_of,
+    context_length,
     load_reward_model,
     read_config,
     read_tokenizer,
 )
-from ippo_cli.rewards.chat_messages import Message, messages_of
-from ippo_cli.rewards.contract import Place, Reward
-from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.rewards.chat_messages import Message, get_chat_messages
+from ippo_cli.rewards.contract import Reward, RewardContext
+from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Episode
 
 
@@ -35,10 +35,10 @@ class ModelReward:
         assert config.model is not None
         self.config, self.source, self.agents = config, config.model, agents
         tokenizer = read_tokenizer(self.source, config.revision)
-        self._writer = ConversationWriter(tokenizer)
-        for conversation in _trials(agents):
-            self._writer.refuse_unwritable(conversation, f"reward.model={self.source}")
-        context = context_of(read_config(self.source, config.revision), tokenizer)
+        self._writer = ConversationTokenizer(tokenizer)
+        for conversation in _sample_conversations(agents):
+            self._writer.check_writable(conversation, f"reward.model={self.source}")
+        context = context_length(read_config(self.source, config.revision), tokenizer)
         if config.max_tokens is not None and context is not None and config.max_tokens > context:
             raise ConfigError(
                 f"reward.max_tokens={config.max_tokens}",
@@ -48,41 +48,45 @@ class ModelReward:
         self._limit = config.max_tokens or context
         self._model: RewardModel | None = None
 
-    def prepare(self, place: Place) -> None:
+    def prepare(self, context: RewardContext) -> None:
         """Load the weights."""
-        device = place.device if self.config.device == "auto" else _device(self.config.device)
+        device = context.device if self.config.device == "auto" else _resolve_device(self.config.device)
         self._model = load_reward_model(
             self.source, self.config.revision, self.config.dtype, device, self.config.batch_tokens
         )
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         if self._model is None:
-            self.prepare(Place(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"), folder=None))
+            self.prepare(
+                RewardContext(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"), folder=None)
+            )
         assert self._model is not None
         spoken = [(row, name) for row, episode in enumerate(episodes) for name in self.agents if episode.of(name)]
-        ids = self._writer.ids([messages_of(episodes[row], name, self.agents) for row, name in spoken])
-        read = [place for place, one in enumerate(ids) if one]
-        scores = dict(zip(read, self._model.scores([self._fitting(ids[place]) for place in read]), strict=True))
+        ids = self._writer.ids([get_chat_messages(episodes[row], name, self.agents) for row, name in spoken])
+        readable = [place for place, one in enumerate(ids) if one]
+        scores = dict(
+            zip(readable, self._model.scores([self._truncate(ids[place]) for place in readable]), strict=True)
+        )
         rows: list[dict[str, tuple[float, int]]] = [{} for _ in episodes]
         for place, (row, name) in enumerate(spoken):
             rows[row][name] = scores.get(place, math.nan), len(ids[place])
         # What cannot be read now cannot be read when it is asked again.
-        return replace(gathered([self._row(said) for said in rows]), final=True)
+        return replace(stack_rows([self._row(said) for said in rows]), final=True)
 
     def close(self) -> None:
         """Give back its memory."""
         self._model = None
 
-    def _fitting(self, ids: list[int]) -> list[int]:
+    def _truncate(self, ids: list[int]) -> list[int]:
         limit = self._limit
         if limit is None or len(ids) <= limit:
             return ids
         return [ids[0], *ids[len(ids) - limit + 1 :]] if limit > 1 else ids[:1]
 
     def _row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
-        beyond = [length for _, length in said.values() if self._limit is not None and length > self._limit]
-        if beyond and self.config.too_long is Overlong.fail:
-            return ValueError(f"a conversation has {beyond[0]} tokens, and the reward model reads {self._limit}")
+        overlong = [length for _, length in said.values() if self._limit is not None and length > self._limit]
+        if overlong and self.config.too_long is Overlong.fail:
+            return ValueError(f"a conversation has {overlong[0]} tokens, and the reward model reads {self._limit}")
         if any(length == 0 for _, length in said.values()):
             return ValueError("a conversation has no token of the reward model's")
         if bad := [score for score, _ in said.values() if not math.isfinite(score)]:
@@ -91,18 +95,18 @@ class ModelReward:
         return {
             "team": sum(numbers) / len(numbers) if numbers else 0.0,
             "agent": {name: said[name][0] if name in said else 0.0 for name in self.agents},
-            "parts": {"cut": len(beyond) / max(len(said), 1)},
+            "parts": {"cut": len(overlong) / max(len(said), 1)},
         }
 
 
-def _trials(agents: Mapping[str, AgentConfig]) -> list[list[Message]]:
+def _sample_conversations(agents: Mapping[str, AgentConfig]) -> list[list[Message]]:
     """Conversations of the kinds that there will be: some agents have a system message, and others none."""
-    asked = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a trial."}]
+    exchange = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a trial."}]
     systems = dict.fromkeys(agent.system for agent in agents.values())
-    return [asked if text is None else [{"role": "system", "content": text}, *asked] for text in systems]
+    return [exchange if text is None else [{"role": "system", "content": text}, *exchange] for text in systems]
 
 
-def _device(name: str) -> torch.device:
+def _resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise PreflightError(f"reward.device={name}: there is no such device; {torch.cuda.device_count()} of them here")

@@ -23,11 +23,11 @@ class ScoreMoments:
     squares: float = 0.0  # sum of squared distances from the mean
 
     @property
-    def deviation(self) -> float:
+    def std(self) -> float:
         """With Bessel's correction; 0 of fewer than two scores."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
-    def observed(self, scores: Tensor, valid: Tensor) -> Self:
+    def update(self, scores: Tensor, valid: Tensor) -> Self:
         """The moments with the valid rows `[B]` of all ranks taken in (Chan, Golub and LeVeque 1979, eq. 2.1)."""
         count = int(distributed.all_sum(valid.sum().double()))
         if not count:

@@ -11,13 +11,13 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.gsm8k import NUMBER, check_number_references, last_number, reference_number
 from ippo_cli.rewards.references import render_reference
 from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import mean_rows
+from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Example
 
 _BARE = re.compile(NUMBER)
 
 
-class NearNumber:
+class NumberReward:
     """The weighted sum of three parts, each from 0 to 1; the team's reward is the mean over its agents.
 
     `right` is whether a response's last number is the reference answer's, `near` how near it is (1 less the error as a
@@ -32,26 +32,26 @@ class NearNumber:
         self.answers = answers
         self.weights = weights
 
-    def try_on(self, examples: Sequence[Example]) -> list[str]:
+    def validate_examples(self, examples: Sequence[Example]) -> list[str]:
         return check_number_references(self.answers, examples)
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         found: dict[str, dict[str, list[float]]] = {}
         for name in self.answers:
             wanted = [reference_number(render_reference(self.answers, name, example)) for example in examples]
-            rows = [parts_of(text, number) for text, number in zip(responses[name], wanted, strict=True)]
+            rows = [score_parts(text, number) for text, number in zip(responses[name], wanted, strict=True)]
             found[name] = {part: [row[part] for row in rows] for part in self.weights}
         own = {
             name: [sum(self.weights[part] * parts[part][row] for part in parts) for row in range(len(examples))]
             for name, parts in found.items()
         }
-        team = mean_rows(own.values())
+        team = mean_over_agents(own.values())
         own = {name: own.get(name, team) for name in responses}
-        parts = {part: mean_rows([each[part] for each in found.values()]) for part in self.weights}
+        parts = {part: mean_over_agents([each[part] for each in found.values()]) for part in self.weights}
         return Reward(team=team, agent=own, parts=parts)
 
 
-def parts_of(text: str, wanted: Decimal | None) -> dict[str, float]:
+def score_parts(text: str, wanted: Decimal | None) -> dict[str, float]:
     """What a text earns of each part; NaN, which is no score, where the reference has no number."""
     if wanted is None:
         return {"right": math.nan, "near": math.nan, "bare": math.nan}

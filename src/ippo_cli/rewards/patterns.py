@@ -9,48 +9,48 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ippo_cli.rewards.processes import CallFailed, Processes
+from ippo_cli.rewards.processes import CallFailed, ProcessPool
 
-LIMIT_S = 5.0
+MATCH_TIMEOUT_S = 5.0
 """How long all texts of a batch may take together; if they do not, each of them by itself."""
-MOST_HUNG = 8
+MAX_TIMEOUTS = 8
 """Texts that took too long, after which no more of a batch are looked at: it is the pattern."""
 
 
-def matched(pattern: str, texts: Sequence[str]) -> list[bool]:
+def match_texts(pattern: str, texts: Sequence[str]) -> list[bool]:
     """Whether the pattern matches the whole of each text; `.` stands for line ends too. Runs in the process."""
     compiled = re.compile(pattern, re.DOTALL)
     return [compiled.fullmatch(text) is not None for text in texts]
 
 
-def last_found(pattern: str, texts: Sequence[str]) -> list[str | None]:
+def find_last_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
     """The last that is found in each text: the group of a pattern that has one. Runs in the process."""
     compiled = re.compile(pattern)
     found = [compiled.findall(text) for text in texts]
     return [own[-1] if own else None for own in found]
 
 
-class Pattern:
+class PatternMatcher:
     """A pattern, and the process in which `function(pattern, texts)` says something of each text."""
 
     def __init__(
-        self, pattern: str, key: str, limit_s: float = LIMIT_S, function: Callable[..., list[Any]] = matched
+        self, pattern: str, key: str, limit_s: float = MATCH_TIMEOUT_S, function: Callable[..., list[Any]] = match_texts
     ) -> None:
         self.pattern, self.limit_s = pattern, limit_s
-        self._processes = Processes(f"{__name__}:{function.__name__}", key, 1, limit_s)
+        self._processes = ProcessPool(f"{__name__}:{function.__name__}", key, 1, limit_s)
 
     def read(self, texts: Sequence[str]) -> list[Any]:
         """What the function says of each text, or the `CallFailed` that says why that is not known."""
-        together = self._asked(texts)
-        if not isinstance(together, Exception):
-            return list(together)
+        batch_result = self._asked(texts)
+        if not isinstance(batch_result, Exception):
+            return list(batch_result)
         if len(texts) == 1:
-            return [together]
+            return [batch_result]
         found: list[Any] = []
-        hung = 0
+        num_timeouts = 0
         for text in texts:
-            answer = self._asked([text]) if hung < MOST_HUNG else together
-            hung += isinstance(answer, Exception)
+            answer = self._asked([text]) if num_timeouts < MAX_TIMEOUTS else batch_result
+            num_timeouts += isinstance(answer, Exception)
             found.append(answer if isinstance(answer, Exception) else answer[0])
         return found
 

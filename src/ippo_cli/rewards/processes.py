@@ -18,12 +18,12 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
 from ippo_cli.rewards import child as child_program
-from ippo_cli.rewards.child import HEAD, packed
+from ippo_cli.rewards.child import LENGTH_HEADER, pack_message
 
-CHILD = str(child_program.__file__)
-START_S = 120.0
+CHILD_SCRIPT = str(child_program.__file__)
+START_TIMEOUT_S = 120.0
 """How long a process may take until it has imported its function."""
-SHOWN_BYTES = 2**16
+MAX_FORWARDED_BYTES = 2**16
 """How much of what the processes print is passed on, for each batch of calls."""
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
@@ -32,7 +32,7 @@ class CallFailed(RuntimeError):
     """A call that raised, took too long, or ended its process."""
 
 
-class Processes:
+class ProcessPool:
     """Up to `size` processes, started when they are needed, each with one call at a time.
 
     A call that takes longer than `timeout_s` is killed, with all that its process started.
@@ -43,18 +43,18 @@ class Processes:
         self.size, self.timeout_s = size, timeout_s
         self._idle: list[_Child] = []
         self._busy: dict[_Child, int] = {}
-        self._printed = _Printed()
+        self._output = _OutputForwarder()
 
     def call(self, calls: Sequence[Call]) -> list[Any]:
         """What each call returned, or the `CallFailed` that came of it, in the order of the calls."""
         results: list[Any] = [None] * len(calls)
         waiting = deque(range(len(calls)))
-        self._printed.begin()
+        self._output.begin()
         try:
             self._start(min(self.size, len(calls)))
             while waiting or self._busy:
                 while waiting and len(self._busy) < self.size:
-                    self._give(waiting.popleft(), calls, results)
+                    self._dispatch(waiting.popleft(), calls, results)
                 self._await(results)
         finally:  # who leaves in the middle leaves nothing that would answer later
             for child in self._busy:
@@ -68,21 +68,21 @@ class Processes:
             child.kill()
         self._idle.clear()
         self._busy.clear()
-        self._printed.close()
+        self._output.close()
 
     def _start(self, number: int) -> None:
         """All at once: importing takes them seconds."""
-        there = len(self._idle)
+        num_idle = len(self._idle)
         try:
-            for _ in range(number - there):
-                self._idle.append(_Child(self.setting, self._printed.target))
-            for child in self._idle[there:]:
+            for _ in range(number - num_idle):
+                self._idle.append(_Child(self.setting, self._output.target))
+            for child in self._idle[num_idle:]:
                 child.await_ready()
         except BaseException:
             self.close()
             raise
 
-    def _give(self, index: int, calls: Sequence[Call], results: list[Any]) -> None:
+    def _dispatch(self, index: int, calls: Sequence[Call], results: list[Any]) -> None:
         if not self._idle:
             self._start(1)
         child = self._idle.pop()
@@ -95,13 +95,13 @@ class Processes:
     def _await(self, results: list[Any]) -> None:
         """Until some call has ended, one way or another."""
         deadlines = [child.deadline for child in self._busy if child.deadline is not None]
-        patience = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
+        timeout_s = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
         poll = select.poll()
         children = {child.answers: child for child in self._busy}
         for number in children:
             poll.register(number, select.POLLIN)
-        with nullcontext() if patience is None else progress.within(patience):
-            ready = poll.poll(None if patience is None else patience * 1000 + 1)
+        with nullcontext() if timeout_s is None else progress.grant_time(timeout_s):
+            ready = poll.poll(None if timeout_s is None else timeout_s * 1000 + 1)
         for number, _ in ready:
             self._receive(children[number], results)
         now = time.monotonic()
@@ -110,14 +110,14 @@ class Processes:
 
     def _receive(self, child: _Child, results: list[Any]) -> None:
         try:
-            answer = child.received()
+            answer = child.receive()
         except EOFError:
-            self._failed(child, results, f"it ended its process ({child.how_it_ended()})")
+            self._failed(child, results, f"it ended its process ({child.exit_reason()})")
             return
         if answer is not None:
-            progress.made()
-            well, value = answer
-            results[self._busy.pop(child)] = value if well else CallFailed(value)
+            progress.heartbeat()
+            ok, value = answer
+            results[self._busy.pop(child)] = value if ok else CallFailed(value)
             self._idle.append(child)
 
     def _failed(self, child: _Child, results: list[Any], why: str) -> None:
@@ -128,15 +128,15 @@ class Processes:
 class _Child:
     """One process, and the pipes to and from it."""
 
-    def __init__(self, setting: Mapping[str, str], printed: int) -> None:
+    def __init__(self, setting: Mapping[str, str], output_fd: int) -> None:
         requests, self._requests = os.pipe()
         self.answers, answers = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", CHILD, str(requests), str(answers), str(os.getpid())],
+                [sys.executable, "-P", CHILD_SCRIPT, str(requests), str(answers), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
-                stdout=printed,
-                stderr=printed,
+                stdout=output_fd,
+                stderr=output_fd,
                 pass_fds=(requests, answers),
                 start_new_session=True,  # signals to the run's group are not for it, and all of it can be killed
             )
@@ -154,42 +154,42 @@ class _Child:
     def await_ready(self) -> None:
         with suppress(BrokenPipeError):
             self._send(self._setting)
-        end = time.monotonic() + START_S
+        end = time.monotonic() + START_TIMEOUT_S
         while (left := end - time.monotonic()) > 0:
             poll = select.poll()
             poll.register(self.answers, select.POLLIN)
             if poll.poll(left * 1000):
                 try:
-                    answer = self.received()
+                    answer = self.receive()
                 except EOFError:
                     break
                 if answer is not None:
                     if not answer[0]:
-                        raise ConfigError(self._name(), "cannot be imported in a process of its own", answer[1])
+                        raise ConfigError(self._setting_text(), "cannot be imported in a process of its own", answer[1])
                     return
-        raise CallFailed(f"a process for {self._name()} did not start ({self.how_it_ended()})")
+        raise CallFailed(f"a process for {self._setting_text()} did not start ({self.exit_reason()})")
 
     def ask(self, call: Call, timeout_s: float | None) -> None:
         self._send(call)
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
-    def received(self) -> tuple[bool, Any] | None:
+    def receive(self) -> tuple[bool, Any] | None:
         """The answer, if it is complete; `EOFError` where there will be none."""
         chunk = os.read(self.answers, 2**20)
         if not chunk:
             raise EOFError
         self._buffer += chunk
-        if len(self._buffer) < HEAD.size:
+        if len(self._buffer) < LENGTH_HEADER.size:
             return None
-        end = HEAD.size + HEAD.unpack_from(self._buffer)[0]
+        end = LENGTH_HEADER.size + LENGTH_HEADER.unpack_from(self._buffer)[0]
         if len(self._buffer) < end:
             return None
-        answer = pickle.loads(self._buffer[HEAD.size : end])
+        answer = pickle.loads(self._buffer[LENGTH_HEADER.size : end])
         del self._buffer[:end]
         self.deadline = None
         return answer
 
-    def how_it_ended(self) -> str:
+    def exit_reason(self) -> str:
         try:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -204,40 +204,40 @@ class _Child:
             os.close(number)
 
     def _send(self, message: Any) -> None:
-        data = memoryview(packed(message))
+        data = memoryview(pack_message(message))
         while data:
             data = data[os.write(self._requests, data) :]
 
-    def _name(self) -> str:
+    def _setting_text(self) -> str:
         return f"{self._setting['key']}={self._setting['function']}"
 
 
-class _Printed:
+class _OutputForwarder:
     """What processes print: the beginning is passed on, the rest is read and dropped, so that nobody waits."""
 
     def __init__(self) -> None:
         self._read, self._write = -1, -1
-        self._left = 0
+        self._remaining = 0
 
     @property
     def target(self) -> int:
         """What to write to."""
         if self._write < 0:
             self._read, self._write = os.pipe()
-            threading.Thread(target=self._pass_on, args=(self._read,), name="printed", daemon=True).start()
+            threading.Thread(target=self._forward, args=(self._read,), name="printed", daemon=True).start()
         return self._write
 
     def begin(self) -> None:
-        self._left = SHOWN_BYTES
+        self._remaining = MAX_FORWARDED_BYTES
 
     def close(self) -> None:
         if self._write >= 0:
             os.close(self._write)
             self._write = -1
 
-    def _pass_on(self, source: int) -> None:
+    def _forward(self, source: int) -> None:
         while chunk := os.read(source, 2**16):
-            shown, self._left = chunk[: self._left], max(0, self._left - len(chunk))
+            shown, self._remaining = chunk[: self._remaining], max(0, self._remaining - len(chunk))
             if shown:
                 with suppress(OSError, ValueError):
                     sys.stderr.write(shown.decode(errors="replace"))

@@ -14,11 +14,11 @@ from ippo_cli.config.errors import ConfigError, RewardError
 from ippo_cli.config.schema import Processor, RewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 
 KEY = "reward.processor"
-TRIED = (0.0, 1.0)  # scores that a user's function is called with before training
+PROBE_SCORES = (0.0, 1.0)  # scores that a user's function is called with before training
 
 
 def check_processor_functions(processors: Sequence[str]) -> None:
@@ -27,13 +27,13 @@ def check_processor_functions(processors: Sequence[str]) -> None:
         if name in {step.value for step in Processor}:
             continue
         function = load_function(name, KEY)
-        for score in TRIED:
+        for score in PROBE_SCORES:
             try:
                 result = float(function(score))
             except (Exception, SystemExit) as error:  # of the user's own code
                 raise ConfigError(
                     f"{KEY}=[{name}]",
-                    f"fails for the score {score} ({located(error)})",
+                    f"fails for the score {score} ({format_user_error(error)})",
                     "let it take a number and return one",
                 ) from error
             if not math.isfinite(result):
@@ -43,13 +43,13 @@ def check_processor_functions(processors: Sequence[str]) -> None:
 
 
 @cache
-def _load(name: str) -> Callable[..., Any]:
+def _load_processor(name: str) -> Callable[..., Any]:
     return load_function(name, KEY)
 
 
 def _apply_function(name: str, numbers: Tensor, own: Tensor) -> Tensor:
     """`numbers` `[B, K]` with each of `own` replaced by what the function returns; `RewardError` where it fails."""
-    function, failure = _load(name), None
+    function, failure = _load_processor(name), None
     found = numbers.clone()
     try:
         for row, column in own.nonzero().tolist():
@@ -59,7 +59,7 @@ def _apply_function(name: str, numbers: Tensor, own: Tensor) -> Tensor:
     except (Exception, SystemExit) as error:
         failure = error
     if distributed.any_rank(failure is not None):  # every rank leaves at the same place
-        reason = "failed on another rank" if failure is None else located(failure)
+        reason = "failed on another rank" if failure is None else format_user_error(failure)
         raise RewardError(f"{KEY}=[{name}]: {reason}") from failure
     return found
 
@@ -92,17 +92,17 @@ def apply_processors(
                 numbers = torch.where(own, numbers.clamp(config.clip_low, config.clip_high), numbers)
             case Processor.zscore:
                 mean, variance = distributed.masked_moments(numbers.sum(dim=1), valid)
-                numbers = _standardised(numbers, last, mean, variance.sqrt(), config.norm_eps)
+                numbers = _standardize(numbers, last, mean, variance.sqrt(), config.norm_eps)
             case Processor.running_zscore:
-                moments = moments.observed(numbers.sum(dim=1), valid) if observe else moments
-                exact = _standardised(numbers.double(), last, moments.mean, moments.deviation, config.norm_eps)
+                moments = moments.update(numbers.sum(dim=1), valid) if observe else moments
+                exact = _standardize(numbers.double(), last, moments.mean, moments.std, config.norm_eps)
                 numbers = exact.float()
             case name:
                 numbers = _apply_function(name, numbers, own & valid[:, None])
     return numbers.where(valid[:, None], 0.0), moments
 
 
-def _standardised(
+def _standardize(
     numbers: Tensor, last: Tensor, mean: Tensor | float, deviation: Tensor | float, norm_eps: float
 ) -> Tensor:
     """Rows' distances from the mean in deviations; the numbers as they are where rows deviate by at most `norm_eps`."""

@@ -8,7 +8,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
-SHOWN = 60  # characters of an answer in a message
+MAX_SHOWN_CHARACTERS = 60  # characters of an answer in a message
 
 
 def render_reference(answers: Mapping[str, str], agent: str, example: Example) -> str:
@@ -36,7 +36,7 @@ def check_references(
         unreadable = [text for text in rendered if flags[text]]
         if not unreadable:
             continue
-        key, shown = f"task.agents.{agent}.answer={template}", f"{unreadable[0]!r:.{SHOWN}}"
+        key, shown = f"task.agents.{agent}.answer={template}", f"{unreadable[0]!r:.{MAX_SHOWN_CHARACTERS}}"
         if len(unreadable) == len(rendered):
             raise ConfigError(key, f"gives {shown}, which is not {rule}", remedy)
         warnings.append(

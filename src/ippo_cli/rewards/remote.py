@@ -20,22 +20,22 @@ from urllib.parse import urljoin, urlsplit
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import RemoteRewardConfig
-from ippo_cli.config.secrets import redacted
+from ippo_cli.config.secrets import redact_text
 from ippo_cli.engine import progress
 
-TRIES = 3
+MAX_TRIES = 3
 FIRST_WAIT_S, LONGEST_WAIT_S = (
     0.5,
     30.0,
 )  # between tries, doubled each time; what a server asks for counts up to the end
-REACHING_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 """How long a server may take to be known as there."""
-TRIED_AGAIN = (408, 429)  # and every 5xx
-MOST_BYTES = 2**20
+RETRY_STATUSES = (408, 429)  # and every 5xx
+MAX_REPLY_BYTES = 2**20
 """Of an answer."""
-SHOWN_CHARACTERS = 200
-MOST_REDIRECTS = 3
-UNREACHED = 8
+MAX_SHOWN_CHARACTERS = 200
+MAX_REDIRECTS = 3
+MAX_UNANSWERED = 8
 """Requests one after another without any answer, after which a server counts as gone: the rest is not sent."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
@@ -45,20 +45,20 @@ T = TypeVar("T")
 class RequestFailed(RuntimeError):
     """A request without an answer that can be used."""
 
-    def __init__(self, message: str, *, answered: bool = True, again: bool = True, wait_s: float = 0.0) -> None:
+    def __init__(self, message: str, *, answered: bool = True, can_retry: bool = True, wait_s: float = 0.0) -> None:
         super().__init__(message)
-        self.answered, self.again, self.wait_s = answered, again, wait_s
+        self.answered, self.can_retry, self.wait_s = answered, can_retry, wait_s
 
 
 @dataclass
-class _Reach:
+class _ServerState:
     """How many requests in a row a server has left without an answer."""
 
     missed: int = 0
     failure: RequestFailed | None = None
 
 
-class Remote:
+class RemoteClient:
     """One address: POSTs of JSON, answered by JSON.
 
     Redirects are followed where they keep method, host and port; the token goes to that host alone. A thread of its own
@@ -70,7 +70,7 @@ class Remote:
             raise PreflightError(f"reward.kind={config.kind.value} needs httpx2; pip install 'ippo-cli[http]'")
         self.url, self.timeout_s, self.concurrency = url, config.timeout_s, config.concurrency
         self._token_env = config.token_env
-        self._token = _token_of(config.token_env)
+        self._token = _read_token(config.token_env)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._client: Any = None
 
@@ -79,29 +79,29 @@ class Remote:
 
         A `RequestFailed` that it raises counts as a failure of the request.
         """
-        future = asyncio.run_coroutine_threadsafe(self._all(bodies, read), self._running_loop())
+        future = asyncio.run_coroutine_threadsafe(self._post_all(bodies, read), self._running_loop())
         try:
             return future.result()
         except BaseException:  # a signal, for one: nobody waits for the rest
             future.cancel()
             raise
 
-    def reach(self) -> None:
+    def check_connection(self) -> None:
         """Raise `PreflightError` where nothing listens at the address; whatever is answered, or late, is an answer."""
-        failure = asyncio.run_coroutine_threadsafe(self._unreached(), self._running_loop()).result()
+        failure = asyncio.run_coroutine_threadsafe(self._connection_error(), self._running_loop()).result()
         if failure is not None:
-            reason = self._hidden(str(failure) or type(failure).__name__)
+            reason = self._hide_token(str(failure) or type(failure).__name__)
             raise PreflightError(f"reward.url={self._shown} cannot be reached ({reason}); start the server first")
 
-    async def _unreached(self) -> Exception | None:
+    async def _connection_error(self) -> Exception | None:
         import httpx2
 
         failure = None
         for wait_s in (0.0, FIRST_WAIT_S, 2 * FIRST_WAIT_S):
             await asyncio.sleep(wait_s)
             try:
-                async with asyncio.timeout(REACHING_S):
-                    await self._http().head(self.url)
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    await self._get_client().head(self.url)
             except httpx2.ConnectError as error:
                 failure = error
             except (TimeoutError, httpx2.HTTPError, OSError):
@@ -124,43 +124,43 @@ class Remote:
     def _running_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
             self._loop = loop = asyncio.new_event_loop()
-            threading.Thread(target=_run, args=(loop,), name="reward requests", daemon=True).start()
+            threading.Thread(target=_run_loop, args=(loop,), name="reward requests", daemon=True).start()
         return self._loop
 
-    async def _all(self, bodies: Sequence[Any], read: Callable[[int, Any], T]) -> list[T | Exception]:
-        free, reach = asyncio.Semaphore(self.concurrency), _Reach()
+    async def _post_all(self, bodies: Sequence[Any], read: Callable[[int, Any], T]) -> list[T | Exception]:
+        free, server = asyncio.Semaphore(self.concurrency), _ServerState()
 
-        async def one(place: int, body: Any) -> T | Exception:
+        async def post_one(place: int, body: Any) -> T | Exception:
             async with free:
-                if reach.failure is not None and reach.missed >= UNREACHED:
-                    return reach.failure
+                if server.failure is not None and server.missed >= MAX_UNANSWERED:
+                    return server.failure
                 try:
-                    found = await self._tried(body, lambda answer: read(place, answer))
+                    found = await self._post_with_retries(body, lambda answer: read(place, answer))
                 except RequestFailed as failure:
-                    reach.missed = 0 if failure.answered else reach.missed + 1
-                    reach.failure = failure
+                    server.missed = 0 if failure.answered else server.missed + 1
+                    server.failure = failure
                     return failure
                 except (TypeError, ValueError) as error:  # the body is no JSON
                     return error
-                reach.missed = 0
+                server.missed = 0
                 return found
 
-        calls: list[Coroutine[Any, Any, T | Exception]] = [one(place, body) for place, body in enumerate(bodies)]
+        calls: list[Coroutine[Any, Any, T | Exception]] = [post_one(place, body) for place, body in enumerate(bodies)]
         return list(await asyncio.gather(*calls))
 
-    async def _tried(self, body: Any, read: Callable[[Any], T]) -> T:
+    async def _post_with_retries(self, body: Any, read: Callable[[Any], T]) -> T:
         """The answer as it is read; tried again after failures that may be of the moment."""
-        content = json.dumps(body, allow_nan=False, default=_plain).encode(errors="replace")
+        content = json.dumps(body, allow_nan=False, default=_to_json).encode(errors="replace")
         wait_s = FIRST_WAIT_S
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(MAX_TRIES)):
             try:
-                with progress.within(self.timeout_s):
+                with progress.grant_time(self.timeout_s):
                     return read(await self._answer(content))
             except RequestFailed as failure:
-                if not left or not failure.again:
+                if not left or not failure.can_retry:
                     raise
                 pause_s = min(max(wait_s, failure.wait_s), LONGEST_WAIT_S)
-            with progress.within(pause_s):
+            with progress.grant_time(pause_s):
                 await asyncio.sleep(pause_s)
             wait_s *= 2
         raise AssertionError("a last try is answered or raised")
@@ -170,44 +170,46 @@ class Remote:
 
         try:
             async with asyncio.timeout(self.timeout_s):
-                status, text, wait_s = await self._posted(content)
+                status, text, wait_s = await self._post(content)
         except (TimeoutError, httpx2.TimeoutException):
             raise RequestFailed(f"{self._shown} took longer than {self.timeout_s:g} s", answered=False) from None
         except (httpx2.TransportError, httpx2.DecodingError, OSError) as error:
-            reason = self._hidden(str(error) or type(error).__name__)
+            reason = self._hide_token(str(error) or type(error).__name__)
             raise RequestFailed(f"{self._shown} cannot be reached ({reason})", answered=False) from None
-        said = self._hidden(text[: 4 * SHOWN_CHARACTERS].decode(errors="replace"))[:SHOWN_CHARACTERS]
+        excerpt = self._hide_token(text[: 4 * MAX_SHOWN_CHARACTERS].decode(errors="replace"))[:MAX_SHOWN_CHARACTERS]
         if status >= 300:
-            again = status in TRIED_AGAIN or status >= 500
-            raise RequestFailed(f"{self._shown} answered {status}: {said}", again=again, wait_s=wait_s)
+            can_retry = status in RETRY_STATUSES or status >= 500
+            raise RequestFailed(f"{self._shown} answered {status}: {excerpt}", can_retry=can_retry, wait_s=wait_s)
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise RequestFailed(f"{self._shown} answered what is no JSON: {said}") from None
+            raise RequestFailed(f"{self._shown} answered what is no JSON: {excerpt}") from None
 
-    async def _posted(self, content: bytes) -> tuple[int, bytes, float]:
+    async def _post(self, content: bytes) -> tuple[int, bytes, float]:
         """Status, body and how long the server asks to be left alone."""
         url = self.url
-        for _ in range(MOST_REDIRECTS + 1):
-            async with self._http().stream("POST", url, content=content, headers=self._headers()) as response:
+        for _ in range(MAX_REDIRECTS + 1):
+            async with self._get_client().stream("POST", url, content=content, headers=self._headers()) as response:
                 if 300 <= response.status_code < 400:
-                    url = self._redirected(url, response.status_code, response.headers.get("location", ""))
+                    url = self._redirect_target(url, response.status_code, response.headers.get("location", ""))
                     continue
                 body = bytearray()
                 async for chunk in response.aiter_raw():
                     body += chunk
-                    if len(body) > MOST_BYTES:
-                        raise RequestFailed(f"{self._shown} answered more than {MOST_BYTES} bytes", again=False)
-                return response.status_code, bytes(body), _wait_of(response.headers.get("retry-after"))
-        raise RequestFailed(f"{self._shown} redirects for ever", again=False)
+                    if len(body) > MAX_REPLY_BYTES:
+                        raise RequestFailed(
+                            f"{self._shown} answered more than {MAX_REPLY_BYTES} bytes", can_retry=False
+                        )
+                return response.status_code, bytes(body), _parse_retry_after(response.headers.get("retry-after"))
+        raise RequestFailed(f"{self._shown} redirects for ever", can_retry=False)
 
-    def _redirected(self, url: str, status: int, location: str) -> str:
+    def _redirect_target(self, url: str, status: int, location: str) -> str:
         target = urljoin(url, location)
         if status not in (307, 308) or _origin(target) != _origin(self.url):
-            host = self._hidden(f"{urlsplit(target).scheme}://{urlsplit(target).netloc}")
+            host = self._hide_token(f"{urlsplit(target).scheme}://{urlsplit(target).netloc}")
             raise RequestFailed(
                 f"{self._shown} redirects ({status}) to {host}, which is not followed; give the address itself",
-                again=False,
+                can_retry=False,
             )
         return target
 
@@ -215,7 +217,7 @@ class Remote:
         plain = {"Content-Type": "application/json", "Accept": "application/json", "Accept-Encoding": "identity"}
         return plain | ({"Authorization": f"Bearer {self._token}"} if self._token else {})
 
-    def _http(self) -> Any:
+    def _get_client(self) -> Any:
         if self._client is None:
             import httpx2
 
@@ -230,19 +232,21 @@ class Remote:
     @property
     def _shown(self) -> str:
         parts = urlsplit(self.url)
-        return self._hidden(f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}")
+        return self._hide_token(
+            f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"
+        )
 
-    def _hidden(self, text: str) -> str:
+    def _hide_token(self, text: str) -> str:
         """A text without the token."""
-        return redacted(text.replace(self._token, f"<{self._token_env}>") if self._token else text)
+        return redact_text(text.replace(self._token, f"<{self._token_env}>") if self._token else text)
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_forever()
     loop.close()
 
 
-def _token_of(variable: str | None) -> str | None:
+def _read_token(variable: str | None) -> str | None:
     if variable is None:
         return None
     token = os.environ.get(variable, "").strip()
@@ -261,7 +265,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
         return "", None, None
 
 
-def _wait_of(header: str | None) -> float:
+def _parse_retry_after(header: str | None) -> float:
     """Seconds of a Retry-After header: a number of them, or a date."""
     if header is None:
         return 0.0
@@ -275,7 +279,7 @@ def _wait_of(header: str | None) -> float:
     return seconds if 0.0 <= seconds < float("inf") else 0.0
 
 
-def _plain(value: Any) -> Any:
+def _to_json(value: Any) -> Any:
     """Arrays and numbers of numpy and torch as JSON has them."""
     if hasattr(value, "tolist"):
         return value.tolist()

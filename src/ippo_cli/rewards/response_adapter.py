@@ -14,7 +14,7 @@ ResponseReward = Callable[..., Reward]
 """`function(examples, responses)`, or `function(examples, responses, episodes=episodes)`."""
 
 
-class OfResponses:
+class ResponseRewardAdapter:
     """Asks `function(examples, responses)` about episodes.
 
     `responses` holds the text of each agent's last turn, and an empty text for an agent that never spoke. What the
@@ -26,14 +26,14 @@ class OfResponses:
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         examples: list[Example] = [episode.example for episode in episodes]
-        further: dict[str, list[Episode]] = (
-            {"episodes": [_copied(episode) for episode in episodes]} if self.with_episodes else {}
+        kwargs: dict[str, list[Episode]] = (
+            {"episodes": [_copy_episode(episode) for episode in episodes]} if self.with_episodes else {}
         )
-        return self.function(examples, last_texts(episodes, self.agents), **further)
+        return self.function(examples, last_texts(episodes, self.agents), **kwargs)
 
-    def try_on(self, examples: Sequence[Example]) -> list[str]:
-        try_on = getattr(self.function, "try_on", None)
-        return [] if try_on is None else list(try_on(examples) or ())
+    def validate_examples(self, examples: Sequence[Example]) -> list[str]:
+        validate = getattr(self.function, "validate_examples", None)
+        return [] if validate is None else list(validate(examples) or ())
 
     def close(self) -> None:
         close = getattr(self.function, "close", None)
@@ -50,7 +50,7 @@ def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, 
     return texts
 
 
-def _copied(episode: Episode) -> Episode:
+def _copy_episode(episode: Episode) -> Episode:
     return replace(
         episode, turns=list(episode.turns), rewards=[dict(paid) for paid in episode.rewards], parts=dict(episode.parts)
     )

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.rewards.contract import LengthError, Numbers, Reward, picked
+from ippo_cli.rewards.contract import LengthError, Numbers, Reward, select_rows
 from ippo_cli.rewards.credit import num_steps
 from ippo_cli.types import Episode
 
-ATTEMPTS = 3
-Ask = Callable[[list[int]], Reward]
+MAX_ATTEMPTS = 3
+RewardCall = Callable[[list[int]], Reward]
 """From rows of the buffer to the reward's checked answer about them."""
 
 
 @dataclass(kw_only=True)
-class Answers:
+class RewardRetry:
     """What a reward has answered so far, part by part, and how many rows it gave no answer for."""
 
-    ask: Ask
-    divisible: bool  # whether a part may be asked about in pieces
-    spare: float  # failed rows after which no more is asked: the run stops, whatever the rest would be
+    ask: RewardCall
+    splittable: bool  # whether a part may be asked about in pieces
+    failure_limit: float  # failed rows after which no more is asked: the run stops, whatever the rest would be
     parts: list[tuple[list[int], Reward]] = field(default_factory=list)
     failed: int = 0  # rows for which the reward itself gave no answer
     failure: Exception | None = None  # why the first of the failed rows has no answer
@@ -33,20 +33,20 @@ class Answers:
         `first` is what came of an attempt that was made before.
         """
         if isinstance(first, Reward):
-            self._keep(rows, first)
+            self._record_answer(rows, first)
             return
-        if self.failure is not None and self.failed > self.spare:
-            self.give_up(rows, self.failure)
+        if self.failure is not None and self.failed > self.failure_limit:
+            self.count_failed(rows, self.failure)
             return
         error = None if first is None else as_failure(first)
-        for _ in range(ATTEMPTS if error is None else ATTEMPTS - 1):
+        for _ in range(MAX_ATTEMPTS if error is None else MAX_ATTEMPTS - 1):
             error = self._attempt(rows)
             if error is None:
                 return
         assert error is not None
-        self._divide(rows, error)
+        self._split_rows(rows, error)
 
-    def give_up(self, rows: Sequence[int], error: Exception) -> None:
+    def count_failed(self, rows: Sequence[int], error: Exception) -> None:
         """Count rows that have no answer."""
         self.failed += len(rows)
         self.leave_out(error)
@@ -60,14 +60,16 @@ class Answers:
         if len(self.parts) == 1 and self.parts[0][0] == list(range(len(episodes))):
             return self.parts[0][1]
 
-        def joined(pick: Callable[[Reward], Numbers | None]) -> list[float]:
+        def merge_numbers(pick: Callable[[Reward], Numbers | None]) -> list[float]:
             numbers = [math.nan] * len(episodes)
             for part, reward in self.parts:
                 for row, number in zip(part, pick(reward) or [math.nan] * len(part), strict=True):
                     numbers[row] = number
             return numbers
 
-        def nested(lengths: Sequence[int], pick: Callable[[Reward], Sequence[Numbers] | None]) -> list[list[float]]:
+        def merge_nested(
+            lengths: Sequence[int], pick: Callable[[Reward], Sequence[Numbers] | None]
+        ) -> list[list[float]]:
             numbers = [[math.nan] * length for length in lengths]
             for part, reward in self.parts:
                 for row, own in zip(part, pick(reward) or [numbers[row] for row in part], strict=True):
@@ -89,19 +91,21 @@ class Answers:
         by_step = any(reward.team_by_step is not None for reward in answers)
         by_turn = any(reward.agent_by_turn for reward in answers)
         turn_numbers = {
-            name: nested(turns[name], lambda reward, name=name: reward.agent_by_turn.get(name)) for name in agents
+            name: merge_nested(turns[name], lambda reward, name=name: reward.agent_by_turn.get(name)) for name in agents
         }
         return Reward(
-            team=joined(lambda reward: reward.team) if team else None,
-            agent={name: joined(lambda reward, name=name: reward.agent.get(name)) for name in agents} if own else {},
-            team_by_step=nested(steps, lambda reward: reward.team_by_step) if by_step else None,
+            team=merge_numbers(lambda reward: reward.team) if team else None,
+            agent={name: merge_numbers(lambda reward, name=name: reward.agent.get(name)) for name in agents}
+            if own
+            else {},
+            team_by_step=merge_nested(steps, lambda reward: reward.team_by_step) if by_step else None,
             agent_by_turn=turn_numbers if by_turn else {},
-            parts={name: joined(lambda reward, name=name: reward.parts.get(name)) for name in names},
+            parts={name: merge_numbers(lambda reward, name=name: reward.parts.get(name)) for name in names},
             valid=valid,
-            components={name: self._component(name, agents, episodes) for name in components},
+            components={name: self._merge_component(name, agents, episodes) for name in components},
         )
 
-    def _component(self, name: str, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
+    def _merge_component(self, name: str, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
         parts = [(rows, reward.components[name]) for rows, reward in self.parts if name in reward.components]
         return replace(self, parts=parts).merged(agents, episodes)
 
@@ -110,21 +114,23 @@ class Answers:
             answer = self.ask(rows)
         except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
             return as_failure(error)
-        self._keep(rows, answer)
+        self._record_answer(rows, answer)
         return None
 
-    def _keep(self, rows: list[int], answer: Reward) -> None:
+    def _record_answer(self, rows: list[int], answer: Reward) -> None:
         """Keep what is answered; rows that failed among others are asked about again, without the others."""
         attempts = 1
         failures = answer.failures
         while failures:
-            if there := [place for place in range(len(rows)) if place not in failures]:
-                self.parts.append(([rows[place] for place in there], picked(answer, there)))
+            if answered := [place for place in range(len(rows)) if place not in failures]:
+                self.parts.append(([rows[place] for place in answered], select_rows(answer, answered)))
             rows = [rows[place] for place in sorted(failures)]
             error = failures[min(failures)]
-            enough = attempts == ATTEMPTS or answer.final or not self.divisible or self.failed > self.spare
-            if enough:
-                self.give_up(rows, error)
+            is_final = (
+                attempts == MAX_ATTEMPTS or answer.final or not self.splittable or self.failed > self.failure_limit
+            )
+            if is_final:
+                self.count_failed(rows, error)
                 return
             attempts += 1
             try:
@@ -134,18 +140,18 @@ class Answers:
                 failures = dict.fromkeys(range(len(rows)), as_failure(raised))
         self.parts.append((rows, answer))
 
-    def _divide(self, rows: list[int], error: Exception) -> None:
+    def _split_rows(self, rows: list[int], error: Exception) -> None:
         """Look for the rows of a failing part that can be answered."""
         # Numbers for too many or too few rows are a mistake in the function, which single rows would hide.
-        if len(rows) == 1 or not self.divisible or isinstance(error, LengthError):
-            self.give_up(rows, error)
+        if len(rows) == 1 or not self.splittable or isinstance(error, LengthError):
+            self.count_failed(rows, error)
             return
         middle = len(rows) // 2
         for half in (rows[:middle], rows[middle:]):
-            if self.failed > self.spare:
-                self.give_up(half, error)
+            if self.failed > self.failure_limit:
+                self.count_failed(half, error)
             elif (own := self._attempt(half)) is not None:
-                self._divide(half, own)
+                self._split_rows(half, own)
 
 
 def as_failure(error: BaseException) -> Exception:

@@ -12,31 +12,35 @@ Row = Mapping[str, Any]
 """One row's part of a `Reward`, by the same names: a number where that has a list, a list where it has lists."""
 
 
-def gathered(rows: Sequence[Row | Exception]) -> Reward:
+def stack_rows(rows: Sequence[Row | Exception]) -> Reward:
     """The rows together. Those that failed have no numbers and stand in `failures`; what a row lacks is NaN."""
     answers = [row if isinstance(row, Mapping) else {} for row in rows]
 
-    def named(key: str, missing: Any) -> dict[str, list[Any]]:
+    def stack_by_name(key: str, missing: Any) -> dict[str, list[Any]]:
         names = list(dict.fromkeys(name for answer in answers for name in answer.get(key) or {}))
         return {name: [(answer.get(key) or {}).get(name, missing) for answer in answers] for name in names}
 
-    def listed(key: str, missing: Any) -> list[Any] | None:
+    def stack_list(key: str, missing: Any) -> list[Any] | None:
         return [answer.get(key, missing) for answer in answers] if any(key in answer for answer in answers) else None
 
-    team = listed("team", math.nan)
-    agent, by_step, by_turn = named("agent", math.nan), listed("team_by_step", None), named("agent_by_turn", None)
-    nothing = team is None and by_step is None and not agent and not by_turn
+    team = stack_list("team", math.nan)
+    agent, by_step, by_turn = (
+        stack_by_name("agent", math.nan),
+        stack_list("team_by_step", None),
+        stack_by_name("agent_by_turn", None),
+    )
+    is_empty = team is None and by_step is None and not agent and not by_turn
     return Reward(
-        team=[math.nan] * len(rows) if nothing else team,
+        team=[math.nan] * len(rows) if is_empty else team,
         agent=agent,
         team_by_step=by_step,
         agent_by_turn=by_turn,
-        parts=named("parts", math.nan),
-        valid=listed("valid", True),
+        parts=stack_by_name("parts", math.nan),
+        valid=stack_list("valid", True),
         failures={place: row for place, row in enumerate(rows) if isinstance(row, Exception)},
     )
 
 
-def mean_rows(numbers: Collection[Sequence[float]]) -> list[float]:
+def mean_over_agents(numbers: Collection[Sequence[float]]) -> list[float]:
     """The mean over agents, row by row."""
     return [sum(row) / len(row) for row in zip(*numbers, strict=True)]

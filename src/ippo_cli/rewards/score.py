@@ -20,15 +20,15 @@ from ippo_cli.config.schema import (
     RewardWeightsConfig,
 )
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.contract import Reward, RewardFunction, checked
-from ippo_cli.rewards.credit import paid_turn, turn_steps
-from ippo_cli.rewards.mix import normalized_mix
+from ippo_cli.rewards.contract import Reward, RewardFunction, validate_reward
+from ippo_cli.rewards.credit import turn_for_step, turn_steps
+from ippo_cli.rewards.mix import normalize_mix
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import apply_processors
-from ippo_cli.rewards.retry import Answers
-from ippo_cli.rewards.streaming import StreamedAnswers
+from ippo_cli.rewards.retry import RewardRetry
+from ippo_cli.rewards.streaming import StreamedRewards
 from ippo_cli.types import Episode, Scores
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 
 Weights = Mapping[str, RewardWeightsConfig]
 """What counts in each agent's score, of all agents in the task's order."""
@@ -71,7 +71,7 @@ def score(
     *,
     device: torch.device | str = "cpu",
     weights: Weights | None = None,
-    streamed: StreamedAnswers | None = None,
+    streamed: StreamedRewards | None = None,
     observe: bool = True,
 ) -> ScoreResult:
     """Each agent's scores of the episodes of this rank, as the reward gives them: asked, mixed and processed.
@@ -89,17 +89,17 @@ def compute_raw_scores(
     weights: Weights,
     wanted: Sequence[str],
     config: RewardConfig,
-    streamed: StreamedAnswers | None = None,
+    streamed: StreamedRewards | None = None,
 ) -> RawScores:
     """Ask the reward about episodes in which all agents of `weights` spoke, and mix it for those who are `wanted`.
 
     `streamed` holds what it was asked while other episodes were still being collected.
     """
-    rewards, failure = attempt(reward, episodes, list(weights), config, streamed)
+    rewards, failure = call_reward(reward, episodes, list(weights), config, streamed)
     numbers = combine_rewards(rewards, episodes, weights, wanted)
     normalized = None
     if isinstance(config, MixRewardConfig) and config.normalize:
-        normalized = _normalized(rewards, episodes, weights, wanted, config)
+        normalized = _combine_normalized(rewards, episodes, weights, wanted, config)
     return RawScores(
         numbers=numbers,
         failed={name: failed_rows(rewards, numbers[name]) for name in wanted},
@@ -109,15 +109,15 @@ def compute_raw_scores(
     )
 
 
-def _normalized(
+def _combine_normalized(
     rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str], config: MixRewardConfig
 ) -> dict[str, Tensor]:
     """As `combine_rewards`, in deviations: measured as each agent's own `turn_weight` makes scores of them."""
     numbers: dict[str, Tensor] = {}
     for turn_weight in dict.fromkeys(weights[name].turn_weight for name in wanted):
-        together = normalized_mix(rewards, config, episodes, list(weights), turn_weight)
-        alike = [name for name in wanted if weights[name].turn_weight == turn_weight]
-        numbers |= combine_rewards(together, episodes, weights, alike)
+        normalized = normalize_mix(rewards, config, episodes, list(weights), turn_weight)
+        same_weight = [name for name in wanted if weights[name].turn_weight == turn_weight]
+        numbers |= combine_rewards(normalized, episodes, weights, same_weight)
     return {name: numbers[name] for name in wanted}
 
 
@@ -140,48 +140,48 @@ def process_scores(
     A row of an agent that had no turn is neither valid nor failed: it scores nothing and does not train. A row whose
     baseline is asked for and not known has failed.
     """
-    learnt = baselines.get(config.credit_assignment, {})
+    subtracted = baselines.get(config.credit_assignment, {})
     turns = {name: turn_counts(episodes, name) for name in own.numbers}
     failed = dict(own.failed)
-    for name, baseline in learnt.items():
+    for name, baseline in subtracted.items():
         failed[name] = failed[name] | (~baseline.known & (turns[name] > 0))
-    failures = [own.failure, *(baseline.failure for baseline in learnt.values())]
+    failures = [own.failure, *(baseline.failure for baseline in subtracted.values())]
     failure = next((one for one in failures if one is not None), None)
-    reason = stop_beyond_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
+    reason = check_failure_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
     scores: dict[str, Scores] = {}
     observed: dict[str, ScoreMoments] = {}
     for name, numbers in own.numbers.items():
         valid = ~failed[name] & (turns[name] > 0)
         raw = numbers.where(valid[:, None], 0.0).to(device)
         whole = numbers if own.normalized is None else own.normalized[name]
-        learning = whole - learnt[name].numbers if name in learnt else whole
+        learning = whole - subtracted[name].numbers if name in subtracted else whole
         final, observed[name] = apply_processors(learning, turns[name], valid, config, moments[name], observe=observe)
         measured = {how: by_agent[name] for how, by_agent in baselines.items() if name in by_agent}
         scores[name] = Scores(
-            score=final.to(device) if config.processor or name in learnt or own.normalized is not None else raw,
+            score=final.to(device) if config.processor or name in subtracted or own.normalized is not None else raw,
             raw=raw,
             parts=own.parts,
             valid=valid.to(device),
             failed=failed[name].to(device),
             credit={
-                how.value: credit(numbers, ~own.failed[name] & (turns[name] > 0), baseline).to(device)
+                how.value: compute_credit(numbers, ~own.failed[name] & (turns[name] > 0), baseline).to(device)
                 for how, baseline in measured.items()
             },
         )
     return ScoreResult(scores=scores, moments=observed, failure=reason)
 
 
-def credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
+def compute_credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
     """An agent's `numbers` `[B, K]` less its baseline; NaN throughout rows where either is not known."""
     return (numbers - baseline.numbers).where((valid & baseline.known)[:, None], math.nan)
 
 
-def attempt(
+def call_reward(
     reward: RewardFunction,
     episodes: Sequence[Episode],
     agents: Sequence[str],
     config: RewardConfig,
-    streamed: StreamedAnswers | None = None,
+    streamed: StreamedRewards | None = None,
 ) -> tuple[Reward, Exception | None]:
     """The reward's answer, without a valid number where it kept failing, and what went wrong first.
 
@@ -191,26 +191,28 @@ def attempt(
 
     def ask(part: list[int]) -> Reward:
         asked = [episodes[row] for row in part]
-        return checked(reward(asked), agents, asked)
+        return validate_reward(reward(asked), agents, asked)
 
     rows = len(episodes)
     whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix divides by itself
-    most = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
-    answers = Answers(ask=ask, divisible=not whole, spare=config.failure_budget * most)
+    max_rows = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
+    retry = RewardRetry(ask=ask, splittable=not whole, failure_limit=config.failure_budget * max_rows)
     with distributed.synchronize_errors():
-        begun = streamed() if streamed is not None else []
-        known = {row for part, _ in begun for row in part}
+        early = streamed() if streamed is not None else []
+        known = {row for part, _ in early for row in part}
         for row, episode in enumerate(episodes):
             if episode.failure is not None:
-                answers.leave_out(episode.failure)
+                retry.leave_out(episode.failure)
                 known.add(row)
-        for part, answer in begun:
-            answers.take(part, answer)
+        for part, answer in early:
+            retry.take(part, answer)
         if rest := [row for row in range(rows) if row not in known]:
-            answers.take(rest)
-    rewards = answers.merged(agents, episodes)
-    every = sorted({name for names in distributed.gather_objects(list(rewards.parts)) for name in names})
-    return replace(rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in every}), answers.failure
+            retry.take(rest)
+    rewards = retry.merged(agents, episodes)
+    all_parts = sorted({name for names in distributed.gather_objects(list(rewards.parts)) for name in names})
+    return replace(
+        rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in all_parts}
+    ), retry.failure
 
 
 def combine_rewards(
@@ -242,13 +244,13 @@ def combine_rewards_for_agent(
     has_own = bool(rewards.agent or (by_turn and rewards.agent_by_turn))
     counts_team, counts_own = has_team and bool(weights.team_weight), has_own and bool(weights.agent_weight)
     if not counts_team and not counts_own:
-        _refuse_nothing(rewards, weights, setting)
+        _raise_no_effect(rewards, weights, setting)
     steps = [turn_steps(episode, agent) for episode in episodes]
     width = max([1, *map(len, steps)])
     total = torch.zeros(len(episodes), width, dtype=torch.float64)
     for counts, weight, numbers_of in (
         (counts_team, weights.team_weight, _team_by_turn),
-        (counts_own, weights.agent_weight, _own_by_turn),
+        (counts_own, weights.agent_weight, _agent_by_turn),
     ):
         if counts:
             rows = [numbers_of(rewards, agent, row, own, by_turn) for row, own in enumerate(steps)]
@@ -257,10 +259,10 @@ def combine_rewards_for_agent(
     return total.float()
 
 
-def refuse_idle_weights(rewards: Reward, weights: Weights, config: RewardConfig) -> None:
+def check_unused_weights(rewards: Reward, weights: Weights, config: RewardConfig) -> None:
     """Raise on every rank for an agent's own weight of numbers that the reward has not given. Collective."""
     by_turn = rewards.team_by_step is not None or bool(rewards.agent_by_turn)
-    there = {
+    available = {
         "team_weight": rewards.team is not None or rewards.team_by_step is not None,
         "agent_weight": bool(rewards.agent or rewards.agent_by_turn),
         "turn_weight": by_turn,
@@ -268,17 +270,17 @@ def refuse_idle_weights(rewards: Reward, weights: Weights, config: RewardConfig)
     answered = rewards.valid is None or any(rewards.valid)
     with distributed.synchronize_errors():
         for name, own in weights.items():
-            for key, given in there.items():
+            for key, given in available.items():
                 if answered and not given and getattr(own, key) != getattr(config, key):
-                    what = {"team_weight": "for the team", "agent_weight": "for agents", "turn_weight": "by turn"}[key]
+                    unit = {"team_weight": "for the team", "agent_weight": "for agents", "turn_weight": "by turn"}[key]
                     raise ConfigError(
                         f"task.agents.{name}.reward.{key}={getattr(own, key)}",
-                        f"has no effect: the reward gives no numbers {what}",
+                        f"has no effect: the reward gives no numbers {unit}",
                         "leave it out",
                     )
 
 
-def _refuse_nothing(rewards: Reward, weights: RewardWeightsConfig, setting: str) -> NoReturn:
+def _raise_no_effect(rewards: Reward, weights: RewardWeightsConfig, setting: str) -> NoReturn:
     kind = "team" if rewards.team is not None or rewards.team_by_step is not None else "agent"
     if not getattr(weights, f"{kind}_weight"):
         raise ConfigError(
@@ -299,11 +301,11 @@ def _team_by_turn(rewards: Reward, _: str, row: int, steps: Sequence[int], turn_
         numbers[-1] += rewards.team[row]
     if steps and rewards.team_by_step is not None and turn_weight:
         for step, number in enumerate(rewards.team_by_step[row]):
-            numbers[paid_turn(steps, step)] += turn_weight * number
+            numbers[turn_for_step(steps, step)] += turn_weight * number
     return numbers
 
 
-def _own_by_turn(rewards: Reward, agent: str, row: int, steps: Sequence[int], turn_weight: float) -> list[float]:
+def _agent_by_turn(rewards: Reward, agent: str, row: int, steps: Sequence[int], turn_weight: float) -> list[float]:
     numbers = [0.0] * len(steps)
     if rewards.agent_by_turn and turn_weight:
         numbers = [turn_weight * number for number in rewards.agent_by_turn[agent][row]]
@@ -323,34 +325,34 @@ def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:
     return torch.tensor([len(episode.own(agent)) for episode in episodes], dtype=torch.long)
 
 
-def stop_beyond_budget(failed: Tensor, failure: Exception | None, config: RewardConfig) -> str | None:
+def check_failure_budget(failed: Tensor, failure: Exception | None, config: RewardConfig) -> str | None:
     """Raise on every rank when more than `reward.failure_budget` of the buffer's rows have no reward.
 
     Else what to say of the rows that failed: how many they are and what went wrong first; None where nothing did.
     """
     counts = distributed.all_sum(torch.tensor([float(failed.sum()), float(len(failed))], device=failed.device))
-    without, rows = counts.tolist()
-    if not without:
+    num_failed, rows = counts.tolist()
+    if not num_failed:
         return None
-    reason = why(failure)
-    if without > config.failure_budget * rows:
+    reason = first_failure_message(failure)
+    if num_failed > config.failure_budget * rows:
         raise RewardError(
-            f"{asked(config)}: {int(without)} of {int(rows)} rows have no reward "
+            f"{reward_name(config)}: {int(num_failed)} of {int(rows)} rows have no reward "
             f"(reward.failure_budget={config.failure_budget}); {reason}"
         ) from failure
-    return f"{int(without)} of {int(rows)} rows have no reward and are not trained on; {reason}"
+    return f"{int(num_failed)} of {int(rows)} rows have no reward and are not trained on; {reason}"
 
 
-def asked(config: RewardConfig) -> str:
+def reward_name(config: RewardConfig) -> str:
     """What gives the reward, as it is chosen: `reward=function reward.function=my.py:one`."""
     own = f" reward.function={config.function}" if isinstance(config, FunctionRewardConfig) else ""
     return f"reward={config.kind.value}{own}"
 
 
-def why(failure: Exception | None) -> str:
+def first_failure_message(failure: Exception | None) -> str:
     """What went wrong on the first rank where a reward failed, known to all ranks."""
-    told = distributed.gather_objects(None if failure is None else located(failure))
+    messages = distributed.gather_objects(None if failure is None else format_user_error(failure))
     return next(
-        (reason for reason in told if reason is not None),
+        (reason for reason in messages if reason is not None),
         "its numbers are NaN or infinite, or it says that they are not valid",
     )

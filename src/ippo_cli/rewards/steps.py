@@ -13,7 +13,7 @@ from typing import Any
 
 from ippo_cli.rewards.gsm8k import NUMBER, last_number
 from ippo_cli.rewards.number import nearness
-from ippo_cli.rewards.rows import mean_rows
+from ippo_cli.rewards.rows import mean_over_agents
 
 STEPS, NEAR, RIGHT = 0.5, 0.25, 0.25
 _RESULT = re.compile(r"=\s*(" + NUMBER + ")")
@@ -28,17 +28,17 @@ def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequenc
     weights are a half and a quarter each.
     """
     rows = {
-        name: [_row(example["steps"], text) for example, text in zip(examples, texts, strict=True)]
+        name: [_score_text(example["steps"], text) for example, text in zip(examples, texts, strict=True)]
         for name, texts in responses.items()
     }
     means = {
-        part: mean_rows([[row[part] for row in each] for each in rows.values()])
+        part: mean_over_agents([[row[part] for row in each] for each in rows.values()])
         for part in ("score", "steps", "near", "right")
     }
     return {"team": means.pop("score"), "parts": means}
 
 
-def _row(results: Sequence[int | float | str], text: str) -> dict[str, float]:
+def _score_text(results: Sequence[int | float | str], text: str) -> dict[str, float]:
     wanted = [Decimal(str(result)) for result in results]
     found = [number for result in _RESULT.findall(text) if (number := last_number(result)) is not None]
     written = list(zip(found, wanted, strict=False))  # further results are no steps

@@ -17,16 +17,16 @@ LENGTH_RATIO = (1.1, 1.6, 3.2, 5.0)  # of characters: nothing outside the outer 
 VOCABULARY_RATIO = (1.3, 2.0)  # of different words: nothing below, all from the second on
 FIRST_KIND, NEXT_KIND = 0.4, 0.05  # for linking words of one kind, and of each further one
 ENOUGH_OVERLAP = 0.03  # of the words of both texts that say something
-LARGEST = 3.0
+MAX_POINTS = 3.0
 
 # Words that say nothing about a subject.
-_COMMON = """
+_STOP_WORDS = """
 a about all also an and any are as at be been but by can do does each for from had has have he her his how i if in
 into is it its like many may more most my no not of on one or other our out she should so some such than that the
 their them then there these they this those to up use used very was we were what when which who will with would you
 your
 """
-COMMON = frozenset(_COMMON.split())
+STOP_WORDS = frozenset(_STOP_WORDS.split())
 # Words that link one sentence with another, by what they say.
 LINKS: Mapping[str, Sequence[str]] = {
     "addition": ("additionally", "also", "besides", "furthermore", "in addition", "moreover"),
@@ -60,19 +60,19 @@ def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequenc
     if len(responses) != 2:
         raise ValueError(f"this reward compares two agents' texts, and there are {len(responses)}: {list(responses)}")
     brief, long = responses.values()
-    rows = [parts_of(*pair) for pair in zip(brief, long, strict=True)]
+    rows = [score_parts(*pair) for pair in zip(brief, long, strict=True)]
     weights = (0.5, 1.0, 0.5, 0.4, 0.6)
-    team = [sum(weight * row[part] for weight, part in zip(weights, PARTS, strict=True)) / LARGEST for row in rows]
+    team = [sum(weight * row[part] for weight, part in zip(weights, PARTS, strict=True)) / MAX_POINTS for row in rows]
     return {"team": team, "parts": {part: [row[part] for row in rows] for part in PARTS}}
 
 
-def parts_of(brief: str, long: str) -> dict[str, float]:
+def score_parts(brief: str, long: str) -> dict[str, float]:
     """What two texts earn of each part; 0 for parts behind a level that earned nothing."""
     parts = dict.fromkeys(PARTS, 0.0)
     if not all(FEWEST_WORDS <= len(text.split()) <= MOST_WORDS for text in (brief, long)):
         return parts
     parts["words"] = 1.0
-    parts["length_ratio"] = _between(len(long) / len(brief))
+    parts["length_ratio"] = _score_length_ratio(len(long) / len(brief))
     if not parts["length_ratio"]:
         return parts
     few, enough = VOCABULARY_RATIO
@@ -86,13 +86,13 @@ def parts_of(brief: str, long: str) -> dict[str, float]:
     return parts
 
 
-def overlap(one: str, other: str) -> float:
+def overlap(brief: str, long: str) -> float:
     """The share of the words of two texts that both have, of those that say something."""
-    first, second = set(_words(one)) - COMMON, set(_words(other)) - COMMON
+    first, second = set(_words(brief)) - STOP_WORDS, set(_words(long)) - STOP_WORDS
     return len(first & second) / len(first | second) if first | second else 0.0
 
 
-def _between(ratio: float) -> float:
+def _score_length_ratio(ratio: float) -> float:
     lowest, low, high, highest = LENGTH_RATIO
     return max(min((ratio - lowest) / (low - lowest), 1.0, (highest - ratio) / (highest - high)), 0.0)
 

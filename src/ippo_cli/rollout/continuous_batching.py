@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
 
 from ippo_cli.models.packing import PACKED, Attention, library_attention
-from ippo_cli.rollout.kv_cache import Continuation, KVCacheGroup, joined
+from ippo_cli.rollout.kv_cache import KVCacheGroup, ResumedCache, merge_groups
 from ippo_cli.rollout.prefix_cache import Prefix
 
 GROUPS_ON_CPU = 6
@@ -26,7 +26,7 @@ GROUPS_ON_CPU = 6
 GROUPS_ELSEWHERE = 1
 """There a forward costs launches, and joining groups costs little memory traffic."""
 
-_running: ContextVar[ContinuousBatching] = ContextVar("running")
+_active_runner: ContextVar[ContinuousBatching] = ContextVar("running")
 
 
 class ContinuousBatching:
@@ -36,7 +36,7 @@ class ContinuousBatching:
     which are only as wide as it is old: the padding of a batch with long and short rows is never computed.
     """
 
-    joins = True
+    can_join = True
     copies = True
 
     def __init__(self, model: nn.Module) -> None:
@@ -49,19 +49,19 @@ class ContinuousBatching:
         self._groups: list[KVCacheGroup] = []
         self._positions = torch.empty(0, dtype=torch.long, device=self._device)
         self._prefilling: tuple[KVCacheGroup, Tensor | None] | None = None  # and which prompt is each of its rows'
-        self._continuing: Continuation | None = None
+        self._resumed_cache: ResumedCache | None = None
         self._max_ahead: int | None = None
         self._decoding = False
 
     @classmethod
-    def serves(cls, model: nn.Module) -> bool:
+    def supports(cls, model: nn.Module) -> bool:
         """Whether all state is full or sliding-window attention, through the library's interface, with positions given
         from outside."""
         lm, config = language_model(model), text_config(model)
         layers = DynamicCache(config=config).layers
         return (
             lm._supports_attention_backend
-            and all(part._attn_implementation in _OURS for part in _configs(model))
+            and all(part._attn_implementation in _ATTENTION_NAMES for part in _attention_configs(model))
             and "position_ids" in inspect.signature(lm.forward).parameters
             and len(layers) == config.num_hidden_layers
             and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
@@ -74,17 +74,19 @@ class ContinuousBatching:
     def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
         """Holds the model's attention interface; everything else happens inside, and the model is itself after."""
         self._max_ahead = max_new_tokens
-        configs = _configs(self._model)
+        configs = _attention_configs(self._model)
         names = [str(config._attn_implementation) for config in configs]
-        token = _running.set(self)
+        token = _active_runner.set(self)
         try:
             for config, name in zip(configs, names, strict=True):
-                config._attn_implementation_internal = _OURS[name]  # the public setter would reach into other configs
+                config._attn_implementation_internal = _ATTENTION_NAMES[
+                    name
+                ]  # the public setter would reach into other configs
             yield
         finally:
             for config, name in zip(configs, names, strict=True):
                 config._attn_implementation_internal = name
-            _running.reset(token)
+            _active_runner.reset(token)
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
         """Reads left-padded prompts `[k, P]` as the last rows; logits `[n, V]`, see `ModelRunner`."""
@@ -106,14 +108,14 @@ class ContinuousBatching:
 
     def resume(self, ids: Tensor, lengths: np.ndarray, prefixes: Sequence[Prefix]) -> Tensor:
         """Reads what follows the prefixes, left-padded `[k, P]`, as the last rows; logits `[k, V]` after each."""
-        self._continuing = Continuation(prefixes, lengths, self._max_ahead)
-        group = self._continuing.group
+        self._resumed_cache = ResumedCache(prefixes, lengths, self._max_ahead)
+        group = self._resumed_cache.group
         starts = torch.from_numpy(group.starts).to(ids.device)
         positions = torch.arange(group.used - ids.shape[1], group.used, device=ids.device) - starts[:, None]
         try:
-            logits = self._forward(ids, positions.clamp(min=0), self._no_mask(), logits_to_keep=1)
+            logits = self._forward(ids, positions.clamp(min=0), self._empty_mask(), logits_to_keep=1)
         finally:
-            self._continuing = None
+            self._resumed_cache = None
         self._add(group, group.used - starts)
         return logits
 
@@ -132,7 +134,7 @@ class ContinuousBatching:
             group.advance()
         self._decoding = True
         try:
-            logits = self._forward(tokens[:, None], self._positions[:, None], self._no_mask())
+            logits = self._forward(tokens[:, None], self._positions[:, None], self._empty_mask())
         finally:
             self._decoding = False
         self._positions += 1
@@ -168,8 +170,8 @@ class ContinuousBatching:
     ) -> tuple[Tensor, Tensor | None]:
         """Attention of one layer: of every group to its own columns, or plain while prompts are read whole."""
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
-        if self._continuing is not None:
-            keys, values, mask = self._continuing.extend(layer, key, value, self._windows[layer])
+        if self._resumed_cache is not None:
+            keys, values, mask = self._resumed_cache.extend(layer, key, value, self._windows[layer])
             return plain(module, query, keys, values, mask, **options)
         if not self._decoding:
             if self._prefilling is not None:
@@ -188,22 +190,22 @@ class ContinuousBatching:
         output = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **options)
         return output.logits[:, -1]
 
-    def _no_mask(self) -> Tensor:
+    def _empty_mask(self) -> Tensor:
         """A mask of four axes is passed through as it is; groups bring their own."""
         return torch.zeros(1, 1, 1, 1, device=self._device)
 
     def _add(self, group: KVCacheGroup, positions: Tensor) -> None:
-        group.settle()
+        group.update_mask()
         self._groups.append(group)
         self._positions = torch.cat([self._positions, positions])
         if len(self._groups) > self._max_groups:
-            self._join_cheapest()
+            self._merge_cheapest()
 
-    def _join_cheapest(self) -> None:
+    def _merge_cheapest(self) -> None:
         """Joins the two neighbours that are cheapest to move; neighbours, for that leaves the rows' order alone."""
         costs = [one.cells + two.cells for one, two in pairwise(self._groups)]
         place = costs.index(min(costs))
-        self._groups[place : place + 2] = [joined(*self._groups[place : place + 2])]
+        self._groups[place : place + 2] = [merge_groups(*self._groups[place : place + 2])]
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:
@@ -216,13 +218,13 @@ def text_config(model: nn.Module) -> PretrainedConfig:
     return language_model(model).config.get_text_config(decoder=True)
 
 
-def _configs(model: nn.Module) -> list[PretrainedConfig]:
+def _attention_configs(model: nn.Module) -> list[PretrainedConfig]:
     """Every config that the model's parts look up their attention in."""
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     return list(configs.values())
 
 
-def _through_groups(
+def _attend_by_group(
     name: str,
     module: nn.Module,
     query: Tensor,
@@ -233,11 +235,11 @@ def _through_groups(
 ) -> tuple[Tensor, Tensor | None]:
     """The library's attention of that name, of every group by itself while a model decodes."""
     plain = library_attention(name, module)
-    return _running.get().attend(plain, module, query, key, value, attention_mask, **options)
+    return _active_runner.get().attend(plain, module, query, key, value, attention_mask, **options)
 
 
-_OURS = {}
+_ATTENTION_NAMES = {}
 for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
-    _OURS[_name] = _OURS[PACKED[_name]] = f"ippo_cli_{_name}"
-    AttentionInterface.register(_OURS[_name], partial(_through_groups, _name))
-    AttentionMaskInterface.register(_OURS[_name], _masks)
+    _ATTENTION_NAMES[_name] = _ATTENTION_NAMES[PACKED[_name]] = f"ippo_cli_{_name}"
+    AttentionInterface.register(_ATTENTION_NAMES[_name], partial(_attend_by_group, _name))
+    AttentionMaskInterface.register(_ATTENTION_NAMES[_name], _masks)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.generator import Draws, Generator, OnFinished, Request
+from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream
 from ippo_cli.types import Completion, Episode, Turn
 
 
-class Substituted:
+class CounterfactualGenerator:
     """Continues prompts as `generator` does, and those of one agent as `substitute` does, with draws of its own.
 
     What an agent writes is a function of its weights, its prompt, and (seed, purpose, agent, index, turn). So a turn
@@ -38,7 +38,12 @@ class Substituted:
         return [*self._substitute.together(own), *self._generator.together(others)]
 
     def generate(
-        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+        self,
+        agents: Sequence[str],
+        requests: Sequence[Request],
+        draws: SamplingStream,
+        *,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """One completion for each request; of those that are taken from before `on_finished` is not told."""
         if self._agent in agents:

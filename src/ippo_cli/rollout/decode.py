@@ -18,15 +18,15 @@ from ippo_cli.rollout.prefix_cache import Prefix, PrefixCache
 from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.types import Completion
 
-REFILL_SHARE = 0.25
+REFILL_FRACTION = 0.25
 """Waiting prompts are read when this share of the batch is free: a read costs about a step, a free place little."""
-PROMPT_TOKENS = 8192
+MAX_PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one forward reads at most."""
 
 Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
 SelectReaders = Callable[[np.ndarray], None]  # of the rows of the next forward
-Finished = Callable[[list[int], list[Completion]], None]  # rows, and what they say
+OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and what they say
 
 
 @torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained after
@@ -40,7 +40,7 @@ def decode(
     batch_size: int,
     context_limit: int,
     poll: Poll | None = None,
-    on_finished: Finished | None = None,
+    on_finished: OnRowsFinished | None = None,
     any_rank: AnyRank | None = None,
     prefixes: PrefixCache | None = None,
     keys: Sequence[Hashable] | None = None,
@@ -83,14 +83,14 @@ def decode(
         assert keys is not None
         assert len(keys) == len(ids)
         if isinstance(runner, ContinuousBatching) and can_resume(model):
-            turns = EarlierTurns(runner, prefixes, keys)
+            turns = PrefixCacheSession(runner, prefixes, keys)
     known = {} if turns is None else turns.known(ids, rows)
     if readers is None:
         readers = np.zeros(len(ids), dtype=np.int64)
-    waiting = Waiting(ids, rows, readers if runner.copies else None, known, device)
+    waiting = PromptQueue(ids, rows, readers if runner.copies else None, known, device)
     try:
         with runner.session(sampling.max_new_tokens):
-            completions = _run(
+            completions = _decode_loop(
                 runner,
                 state,
                 waiting,
@@ -100,7 +100,7 @@ def decode(
                 on_finished,
                 any_rank or bool,
                 readers,
-                select or _all_alike,
+                select or _select_nothing,
             )
     finally:
         if turns is not None:
@@ -139,7 +139,7 @@ class Prefill:
     known: list[Prefix]  # what precedes each of the k: a prefix for all of them, or for none
 
 
-class Waiting:
+class PromptQueue:
     """Prompts not read yet: whole ones first, the longest first. What is read together then needs little padding."""
 
     def __init__(
@@ -166,7 +166,9 @@ class Waiting:
     def take(self, count: int) -> Prefill:
         """Up to `count` rows that fit one forward."""
         longest = int(self._lengths[self._rows[0]])
-        copies, first = self._copies(min(count, self._num_whole or len(self._rows)), max(1, PROMPT_TOKENS // longest))
+        copies, first = self._group_equal_prompts(
+            min(count, self._num_whole or len(self._rows)), max(1, MAX_PREFILL_TOKENS // longest)
+        )
         rows, self._rows = self._rows[: len(copies)], self._rows[len(copies) :]
         self._num_whole = max(0, self._num_whole - len(rows))
         first = rows[first]
@@ -177,7 +179,7 @@ class Waiting:
         known = [self._known.pop(row) for row in first.tolist() if row in self._known]
         return Prefill(rows, torch.from_numpy(ids).to(self._device), lengths, copies, first, known)
 
-    def _copies(self, count: int, most: int) -> tuple[np.ndarray, list[int]]:
+    def _group_equal_prompts(self, count: int, most: int) -> tuple[np.ndarray, list[int]]:
         """Of at most `count` next rows with at most `most` prompts: which of the prompts is whose, and of each prompt
         the place of its first row. Rows that go on from a prefix read a prompt each."""
         if self._readers is None:
@@ -197,7 +199,7 @@ class Waiting:
         return np.array(copies), first
 
 
-class EarlierTurns:
+class PrefixCacheSession:
     """What one decoding takes from the cache of earlier turns and leaves there for later ones."""
 
     def __init__(self, runner: ContinuousBatching, cache: PrefixCache, keys: Sequence[Hashable]) -> None:
@@ -230,14 +232,14 @@ class EarlierTurns:
         self._cache.put([self._keys[row] for row in rows], state.tokens_read(rows), self._runner.park(ended))
 
 
-def _run(
+def _decode_loop(
     runner: ModelRunner,
     state: DecodeState,
-    waiting: Waiting,
-    turns: EarlierTurns | None,
+    waiting: PromptQueue,
+    turns: PrefixCacheSession | None,
     batch_size: int,
     poll: Poll | None,
-    on_finished: Finished | None,
+    on_finished: OnRowsFinished | None,
     any_rank: AnyRank,
     readers: np.ndarray,
     select: SelectReaders,
@@ -247,7 +249,7 @@ def _run(
     Returns the completions that `on_finished` was told of, by row.
     """
     total = len(state.lengths)
-    told: dict[int, Completion] = {}
+    reported: dict[int, Completion] = {}
     while True:
         live = len(state.rows)
         logits, joined, busy = [], [], False
@@ -257,8 +259,8 @@ def _run(
                 select(readers[state.rows])
                 logits.append(runner.decode(state.tokens))
             else:
-                _read_nothing(runner, select)
-        places = _places(runner, live, len(waiting), batch_size)
+                _run_dummy_forward(runner, select)
+        places = _prefill_count(runner, live, len(waiting), batch_size)
         while any_rank(places > 0):
             busy = True
             if places:
@@ -267,17 +269,17 @@ def _run(
                 read = runner.prefill(new.ids, new.lengths, new.copies) if turns is None else turns.read(new)
                 logits.append(read)
                 joined.append(new.rows)
-                places = min(places - len(new.rows), len(waiting)) if runner.joins else 0
+                places = min(places - len(new.rows), len(waiting)) if runner.can_join else 0
             else:
-                _read_nothing(runner, select)
+                _run_dummy_forward(runner, select)
         if not busy:
-            return told
+            return reported
         if logits:
             alive = state.record(torch.cat(logits), np.concatenate([*joined, state.rows[:0]]))
             if not alive.all():
                 if on_finished is not None:
                     ended, completions = state.rows[~alive], state.completions(state.rows[~alive])
-                    told.update(zip(ended.tolist(), completions, strict=True))
+                    reported.update(zip(ended.tolist(), completions, strict=True))
                     on_finished(ended.tolist(), completions)
                 if turns is not None:
                     turns.park(state, ~alive)
@@ -286,18 +288,18 @@ def _run(
             poll(total - len(waiting) - len(state.rows), total)
 
 
-def _read_nothing(runner: ModelRunner, select: SelectReaders) -> None:
+def _run_dummy_forward(runner: ModelRunner, select: SelectReaders) -> None:
     """Takes part in another rank's forward."""
     select(np.zeros(1, dtype=np.int64))
     runner.dummy_forward()
 
 
-def _all_alike(readers: np.ndarray) -> None:
+def _select_nothing(readers: np.ndarray) -> None:
     """Of a model that reads all rows alike."""
 
 
-def _places(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> int:
+def _prefill_count(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> int:
     """How many waiting prompts to read now."""
     free = min(batch_size - live, waiting)
-    worth = not live or (runner.joins and free >= min(waiting, math.ceil(REFILL_SHARE * batch_size)))
+    worth = not live or (runner.can_join and free >= min(waiting, math.ceil(REFILL_FRACTION * batch_size)))
     return free if worth else 0

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from ippo_cli.rollout.sampling import Sampling, choose
+from ippo_cli.rollout.sampling import Sampling, sample_tokens
 from ippo_cli.types import Completion
 
 
@@ -54,9 +54,9 @@ class DecodeState:
 
     def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
         """Samples one token for each live row and for rows that join after them; which rows go on, `[n]` bool."""
-        self._join(joining, logits.shape[1])
+        self._add_rows(joining, logits.shape[1])
         numbers = None if self._uniforms is None else self._uniforms[self._flat]
-        choice = choose(logits, self._sampling, uniform=numbers, seen=self._seen, banned=self._banned())
+        choice = sample_tokens(logits, self._sampling, uniform=numbers, seen=self._seen, banned=self._banned_tokens())
         self.tokens = choice.tokens
         self.ids.view(-1)[self._flat] = choice.tokens
         self.logprobs.view(-1)[self._flat] = choice.logprobs
@@ -107,7 +107,7 @@ class DecodeState:
             for row, response, length in zip(rows, responses, lengths, strict=True)
         ]
 
-    def _join(self, rows: np.ndarray, vocabulary: int) -> None:
+    def _add_rows(self, rows: np.ndarray, vocabulary: int) -> None:
         device = self.tokens.device
         if self._stops is None:
             self._stops = torch.zeros(vocabulary, dtype=torch.bool, device=device)
@@ -124,7 +124,7 @@ class DecodeState:
             seen[torch.from_numpy(place).to(device), torch.from_numpy(np.concatenate(prompts)).to(device)] = True
             self._seen = seen if self._seen is None else torch.cat([self._seen, seen])
 
-    def _banned(self) -> Tensor | None:
+    def _banned_tokens(self) -> Tensor | None:
         """Stop tokens of rows below the minimum length, `[n, V]`."""
         assert self._stops is not None
         young = self.lengths[self.rows] < self._sampling.min_new_tokens

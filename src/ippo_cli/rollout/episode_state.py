@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from ippo_cli.rewards.retry import as_failure
-from ippo_cli.rollout.generator import Draws, Request
+from ippo_cli.rollout.generator import Request, SamplingStream
 from ippo_cli.tasks.conversation import Conversation
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.types import Completion, Episode, Example, Turn
 
-MOST_STEPS = 10_000
+MAX_STEPS = 10_000
 """Of an episode: a bound for environments that never end, far beyond what a context holds."""
 
 
 @dataclass(slots=True, eq=False)
-class Playing:
+class EpisodeState:
     """An episode that grows turn by turn."""
 
     place: int  # among this rank's
@@ -28,7 +28,7 @@ class Playing:
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
     told: Mapping[str, str] = field(default_factory=dict)  # by the environment, and in no prompt yet
-    waits_for: dict[str, str] = field(default_factory=dict)  # who is to act, and what each was told
+    pending_agents: dict[str, str] = field(default_factory=dict)  # who is to act, and what each was told
     actions: dict[str, Action] = field(default_factory=dict)  # of the step that is being played
     turns: list[Turn] = field(default_factory=list)
     rewards: list[Mapping[str, float]] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Playing:
     last: Step | None = None
     truncation: str = ""
     failure: Exception | None = None
-    busy: bool = False  # whether its environment is at work, in whatever thread
+    is_busy: bool = False  # whether its environment is at work, in whatever thread
 
     @property
     def over(self) -> bool:
@@ -48,13 +48,13 @@ class Playing:
     @property
     def answered(self) -> bool:
         """Whether all who were to act have."""
-        return bool(self.actions) and not self.waits_for
+        return bool(self.actions) and not self.pending_agents
 
-    def reset(self, environments: EnvironmentPool, draws: Draws) -> None:
+    def reset(self, environments: EnvironmentPool, draws: SamplingStream) -> None:
         """Begin; an environment that cannot fails the episode."""
-        self._at_work(partial(self._reset, environments, draws))
+        self._run_environment(partial(self._reset, environments, draws))
 
-    def _reset(self, environments: EnvironmentPool, draws: Draws) -> None:
+    def _reset(self, environments: EnvironmentPool, draws: SamplingStream) -> None:
         self.environment = environments.take()
         self.told = self._texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
         if not self.told:
@@ -68,12 +68,12 @@ class Playing:
 
     def take(self, agent: str, completion: Completion) -> None:
         """An agent's answer; one that was taken as soon as it ended is taken once."""
-        if agent not in self.waits_for:
+        if agent not in self.pending_agents:
             return
         turn = Turn(
             agent=agent,
             step=len(self.rewards),
-            observation=self.waits_for.pop(agent),
+            observation=self.pending_agents.pop(agent),
             prompt=list(self.conversations[agent].ids),
             completion=completion,
         )
@@ -82,28 +82,28 @@ class Playing:
 
     def step(self) -> None:
         """Let the environment answer; one that cannot fails the episode."""
-        self._at_work(self._step)
+        self._run_environment(self._step)
 
     def _step(self) -> None:
         assert self.environment is not None
         actions, self.actions = self.actions, {}
         step = self.environment.step(actions)
-        told = self._texts(step.observations)
+        observations = self._texts(step.observations)
         self.rewards.append({agent: float(number) for agent, number in step.rewards.items()})
         self.parts |= step.parts
         self.last = step
         self.ended |= step.ended
         if step.terminated or step.truncated:
             # Nobody reads on but those whose part was cut: their state is valued.
-            cut = step.unfinished if step.terminated else told.keys() - self.ended
-            told = {name: text for name, text in told.items() if name in cut}
+            cut = step.unfinished if step.terminated else observations.keys() - self.ended
+            observations = {name: text for name, text in observations.items() if name in cut}
             if not step.terminated:
                 self.truncation = "environment"
-        elif len(self.rewards) >= MOST_STEPS:
-            raise RuntimeError(f"the environment has not ended after {MOST_STEPS} steps")
-        elif not told:
+        elif len(self.rewards) >= MAX_STEPS:
+            raise RuntimeError(f"the environment has not ended after {MAX_STEPS} steps")
+        elif not observations:
             raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
-        self.told = told
+        self.told = observations
 
     def last_completion(self, agent: str) -> Completion:
         """What an agent wrote last."""
@@ -122,13 +122,13 @@ class Playing:
         if self.over:
             self.final = {agent: list(ids) for agent, ids in prompts.items() if fits[agent]}
         else:
-            self.waits_for = dict(self.told)
+            self.pending_agents = dict(self.told)
         self.told = {}
 
     def leave(self, environments: EnvironmentPool) -> None:
         """Hand the environment back; one that failed, or is in the middle of something, is not used again."""
-        if self.environment is not None and not self.busy:  # what a thread that was left behind is in is left to it
-            environments.give_back(self.environment, usable=self.over and self.failure is None)
+        if self.environment is not None and not self.is_busy:  # what a thread that was left behind is in is left to it
+            environments.release(self.environment, usable=self.over and self.failure is None)
             self.environment = None
 
     def episode(self) -> Episode:
@@ -148,16 +148,16 @@ class Playing:
             parts=self.parts,
         )
 
-    def _at_work(self, work: Callable[[], None]) -> None:
+    def _run_environment(self, work: Callable[[], None]) -> None:
         """Use the environment; what it raises fails the episode."""
-        self.busy = True
+        self.is_busy = True
         try:
             work()
         except (Exception, SystemExit) as error:
             # A mistake in the configuration is raised: no episode would survive it.
             self.fail(as_failure(error))
         finally:
-            self.busy = False
+            self.is_busy = False
 
     def _texts(self, observations: Mapping[str, str]) -> dict[str, str]:
         for agent, text in observations.items():
@@ -168,7 +168,7 @@ class Playing:
         return dict(observations)
 
 
-def environment_seed(draws: Draws, index: int) -> int:
+def environment_seed(draws: SamplingStream, index: int) -> int:
     """The seed of an episode's environment, below 2**31: a function of (seed, purpose, index)."""
     name = f"{draws.seed}/{draws.purpose}/environment/{index}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") >> 1

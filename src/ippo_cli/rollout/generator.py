@@ -14,7 +14,7 @@ from torch.profiler import record_function
 
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
 from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, TaskConfig, Zero3Gather
-from ippo_cli.config.text import listed
+from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.decode import SelectReaders, decode
@@ -25,7 +25,7 @@ from ippo_cli.types import Completion
 
 Poll = Callable[[str, int, int], None]  # agent, finished requests, all requests
 OnFinished = Callable[[Sequence[int], Sequence[Completion]], None]  # places of requests, and what was written
-KNOWN_TO_ALL: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
+SYNCHRONIZED_ERRORS: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
     Zero3Gather.all: (Exception, PreemptionRequested),
     Zero3Gather.layer: (NonFiniteError, PreemptionRequested),  # after anything else the others wait within a forward
 }
@@ -44,7 +44,7 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
+class SamplingStream:
     """What decides about every token that is sampled, besides the model and the prompt."""
 
     seed: int
@@ -78,7 +78,12 @@ class Generator(Protocol):
         ...
 
     def generate(
-        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+        self,
+        agents: Sequence[str],
+        requests: Sequence[Request],
+        draws: SamplingStream,
+        *,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
         """One completion for each request, in their order. Collective: ranks without requests take part.
 
@@ -112,7 +117,7 @@ class HfGenerator:
     ) -> None:
         self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
         self._prefixes: dict[str, PrefixCache] = {}  # one for all who are decoded together
-        self._sampling = {agent: sampling_of(sampling[agent]) for agent in policies}
+        self._sampling = {agent: make_sampling(sampling[agent]) for agent in policies}
 
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
@@ -126,29 +131,34 @@ class HfGenerator:
     def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         parts: dict[Any, list[str]] = {}
         for agent in agents:
-            apart = self._policies[agent].rows_apart
+            apart = self._policies[agent].shared_base
             alike = agent if apart is None else (id(apart), self._sampling[agent])
             parts.setdefault(alike, []).append(agent)
         return [tuple(part) for part in parts.values()]
 
     def generate(
-        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, *, on_finished: OnFinished | None = None
+        self,
+        agents: Sequence[str],
+        requests: Sequence[Request],
+        draws: SamplingStream,
+        *,
+        on_finished: OnFinished | None = None,
     ) -> list[Completion]:
-        with distributed.synchronize_errors(KNOWN_TO_ALL[self._config.zero3_gather]):
-            return self._generated(agents, requests, draws, on_finished)
+        with distributed.synchronize_errors(SYNCHRONIZED_ERRORS[self._config.zero3_gather]):
+            return self._generate(agents, requests, draws, on_finished)
         raise AssertionError("unreachable: the block above returns or raises")
 
-    def _generated(
-        self, agents: Sequence[str], requests: Sequence[Request], draws: Draws, on_finished: OnFinished | None
+    def _generate(
+        self, agents: Sequence[str], requests: Sequence[Request], draws: SamplingStream, on_finished: OnFinished | None
     ) -> list[Completion]:
-        who = listed(list(agents))
+        who = join_names(list(agents))
 
-        def told(done: int, rows: int) -> None:
+        def report_progress(done: int, rows: int) -> None:
             if self._poll is not None:
                 self._poll(who, done, rows)
 
         layered = self._config.zero3_gather is Zero3Gather.layer
-        meeting = _LayeredMeeting(told) if layered else None
+        meeting = _LockstepPoll(report_progress) if layered else None
         sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
         with record_function(f"ippo/rollout/{who}"), self._reading(agents) as (model, select):
             numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
@@ -162,7 +172,7 @@ class HfGenerator:
                     uniforms=numbers,
                     batch_size=self._config.decode_batch_size,
                     context_limit=self.context_limit(agents[0]),
-                    poll=told if meeting is None else meeting.poll,
+                    poll=report_progress if meeting is None else meeting.poll,
                     on_finished=on_finished,
                     any_rank=None if meeting is None else meeting.any_rank,
                     prefixes=self._prefixes.get(agents[0]),
@@ -183,14 +193,14 @@ class HfGenerator:
             if len(agents) == 1:
                 yield policies[0], None
                 return
-            apart = policies[0].rows_apart
+            apart = policies[0].shared_base
             assert apart is not None
-            choose = held.enter_context(apart.reading_by_row(policies))
+            choose = held.enter_context(apart.policies_by_row(policies))
             device = policies[0].lm.device
             yield policies[0], lambda readers: choose(torch.from_numpy(readers).to(device))
 
 
-class _LayeredMeeting:
+class _LockstepPoll:
     """Where ranks meet that decode in step: what `poll` raises on one of them is raised on all before the next forward.
 
     All of them are then in the middle of the same rollout, and none waits for weights that another one holds.
@@ -222,7 +232,7 @@ def sampling_settings(task: TaskConfig) -> dict[str, SamplingConfig]:
     return {name: agent.rollout for name, agent in task.agents.items()}
 
 
-def sampling_of(config: SamplingConfig) -> Sampling:
+def make_sampling(config: SamplingConfig) -> Sampling:
     """The sampling settings of training rollouts."""
     return Sampling(
         temperature=config.temperature,

@@ -26,7 +26,7 @@ class KVCacheGroup:
     def __init__(self, starts: np.ndarray, used: int, max_ahead: int | None = None) -> None:
         self.starts = starts  # [rows] first column of each row
         self.used = used
-        self.ahead = COLUMNS_AHEAD if max_ahead is None else min(COLUMNS_AHEAD, max_ahead)
+        self.spare_columns = COLUMNS_AHEAD if max_ahead is None else min(COLUMNS_AHEAD, max_ahead)
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._first = 0
@@ -42,8 +42,8 @@ class KVCacheGroup:
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """Keeps the prompt's keys and values of one layer."""
-        self.keys[layer] = _roomy(keys, self.used + self.ahead)
-        self.values[layer] = _roomy(values, self.used + self.ahead)
+        self.keys[layer] = _grow_columns(keys, self.used + self.spare_columns)
+        self.values[layer] = _grow_columns(values, self.used + self.spare_columns)
 
     def advance(self) -> None:
         """Makes room for one more column; `write` then fills it layer by layer."""
@@ -63,7 +63,7 @@ class KVCacheGroup:
         mask = None if self._mask is None else self._mask[..., first:end]
         return mine[:rows, :, first:end], yours[:rows, :, first:end], mask
 
-    def settle(self) -> None:
+    def update_mask(self) -> None:
         """Recomputes which columns are seen, after rows came or went: none before the oldest start, and a mask if
         starts differ."""
         self._first = int(self.starts.min())
@@ -90,7 +90,7 @@ class KVCacheGroup:
                     part[to] = part[source]
         self.starts = self.starts[order]
         if left:
-            self.settle()
+            self.update_mask()
         return order
 
     def parked(self, rows: np.ndarray) -> list[Prefix]:
@@ -114,12 +114,14 @@ class KVCacheGroup:
         width = self.used - first
         for buffers in (self.keys, self.values):
             for layer, buffer in buffers.items():
-                buffers[layer] = _roomy(buffer[:rows, :, first : self.used], width + max(self.ahead, width // 2))
+                buffers[layer] = _grow_columns(
+                    buffer[:rows, :, first : self.used], width + max(self.spare_columns, width // 2)
+                )
         self.starts, self.used = self.starts - first, width
-        self.settle()
+        self.update_mask()
 
 
-class Continuation:
+class ResumedCache:
     """A group whose rows begin with parked tokens, while their next ones are read: several for each, in one forward."""
 
     def __init__(self, prefixes: Sequence[Prefix], lengths: np.ndarray, max_ahead: int | None) -> None:
@@ -133,7 +135,7 @@ class Continuation:
             blocks.setdefault(prefix.block, []).append(row)
         for block, places in blocks.items():
             rows = np.array(places)
-            self._unpark(block, rows, np.array([prefixes[row].first for row in rows]), known[rows])
+            self._restore(block, rows, np.array([prefixes[row].first for row in rows]), known[rows])
         device = next(iter(self.group.keys.values())).device
         # Padding before a short row's new tokens stands where parked ones are.
         columns = torch.arange(self._read, device=device)
@@ -150,7 +152,7 @@ class Continuation:
             self._masks[window] = self._mask(keys, window)
         return seen[0], seen[1], self._masks[window]
 
-    def _unpark(self, block: CacheBlock, rows: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
+    def _restore(self, block: CacheBlock, rows: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
         """Copies the parked tokens of some rows to where these rows begin."""
         starts, within = self.group.starts[rows], np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         row, column, token = (
@@ -166,7 +168,7 @@ class Continuation:
                 if layer not in buffers:
                     _, heads, size = part.shape
                     # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
-                    shape = (len(self.group), heads, self.group.used + self.group.ahead, size)
+                    shape = (len(self.group), heads, self.group.used + self.group.spare_columns, size)
                     buffers[layer] = part.new_zeros(shape)
                 buffers[layer].transpose(1, 2)[to] = part[source]
 
@@ -183,31 +185,31 @@ class Continuation:
         return mask[:, None]
 
 
-def joined(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
+def merge_groups(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
     """One group of both, newest columns aligned; empties the two."""
     parts = (older, younger)
     width = max(part.used - part._first for part in parts)
     shifts = [width - part.used for part in parts]
     starts = [part.starts + shift for part, shift in zip(parts, shifts, strict=True)]
-    both = KVCacheGroup(np.concatenate(starts), width, younger.ahead)
+    both = KVCacheGroup(np.concatenate(starts), width, younger.spare_columns)
     for name in ("keys", "values"):
         for layer in list(getattr(older, name)):
             # One layer after another, so that old and new never stand in memory together.
             sources = [getattr(part, name).pop(layer) for part in parts]
             _, heads, _, size = sources[0].shape
             # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
-            buffer = sources[0].new_zeros(len(both), heads, width + both.ahead, size)
+            buffer = sources[0].new_zeros(len(both), heads, width + both.spare_columns, size)
             row = 0
             for part, source, shift in zip(parts, sources, shifts, strict=True):
                 used = source[: len(part), :, part._first : part.used]
                 buffer[row : row + len(part), :, part._first + shift : width] = used
                 row += len(part)
             getattr(both, name)[layer] = buffer
-    both.settle()
+    both.update_mask()
     return both
 
 
-def _roomy(tensor: Tensor, columns: int) -> Tensor:
+def _grow_columns(tensor: Tensor, columns: int) -> Tensor:
     """A copy with more columns."""
     rows, heads, used, size = tensor.shape
     buffer = tensor.new_empty(rows, heads, columns, size)

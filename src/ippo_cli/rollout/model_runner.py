@@ -14,28 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
-from ippo_cli.models.agreement import Readings, alike, probe_ids
+from ippo_cli.models.agreement import Readings, probe_ids, readings_match
 from ippo_cli.models.packing import Attention
 from ippo_cli.rollout.continuous_batching import ContinuousBatching, language_model, text_config
 from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
 _log = logging.getLogger(__name__)
-_known: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
+_runner_types: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
     WeakKeyDictionary()
 )
-_SLOWER = {
+_SLOW_REASONS = {
     StaticBatching: "it was not seen to read rows that come and go at any time; rows that end leave their places empty "
     "until all of rollout.decode_batch_size have, so decoding takes as long as the longest of them",
     Recompute: "no cache of its states works with padded prompts; decoding without one is slow",
 }
-_resumed: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_resumable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class ModelRunner(Protocol):
     """Forwards of live rows, which stand in one order; new rows come last."""
 
-    joins: bool  # whether rows may come while others are live
+    can_join: bool  # whether rows may come while others are live
     copies: bool  # whether rows may begin with copies of one prompt
 
     def session(self, max_new_tokens: int | None = None) -> AbstractContextManager[None]:
@@ -62,26 +62,30 @@ class ModelRunner(Protocol):
 
 def model_runner_for(model: nn.Module) -> ModelRunner:
     """The fastest way of decoding that this model allows, decided once per model by trying on a few tokens."""
-    if model not in _known:
-        ways = (way for way in (ContinuousBatching, StaticBatching) if way.serves(model) and _agrees(model, way))
-        _known[model] = next(ways, Recompute)
-        if _known[model] in _SLOWER:
-            message = f"{type(language_model(model)).__name__}: {_SLOWER[_known[model]]}"
-            if distributed.first_to_say(message):
+    if model not in _runner_types:
+        ways = (
+            way
+            for way in (ContinuousBatching, StaticBatching)
+            if way.supports(model) and _matches_full_forward(model, way)
+        )
+        _runner_types[model] = next(ways, Recompute)
+        if _runner_types[model] in _SLOW_REASONS:
+            message = f"{type(language_model(model)).__name__}: {_SLOW_REASONS[_runner_types[model]]}"
+            if distributed.claim_log_once(message):
                 _log.warning(message)
-    return _known[model](model)
+    return _runner_types[model](model)
 
 
 def can_resume(model: nn.Module) -> bool:
     """Whether rows of `ContinuousBatching` go on from parked keys and values, decided once per model by trying."""
-    if model not in _resumed:
-        _resumed[model] = _agrees_when_resumed(model)
-        if not _resumed[model]:
+    if model not in _resumable:
+        _resumable[model] = _resume_matches_full_forward(model)
+        if not _resumable[model]:
             name = type(language_model(model)).__name__
             message = f"{name}: what was read in earlier turns cannot be used again; every prompt is read whole"
-            if distributed.first_to_say(message):
+            if distributed.claim_log_once(message):
                 _log.warning(message)
-    return _resumed[model]
+    return _resumable[model]
 
 
 PROMPTS, STEPS = (12, 12, 7, 9), 3
@@ -116,7 +120,7 @@ class _TracedContinuousBatching(ContinuousBatching):
         return output, weights
 
 
-class _Notes:
+class _ProbeRecord:
     """What a way of decoding said about each token: entries `[D]` by (row, position)."""
 
     def __init__(self, candidate: ModelRunner) -> None:
@@ -139,14 +143,14 @@ class _Notes:
             for back in range(min(columns, end - (starts[place] if starts else 0))):
                 self.states[row, end - 1 - back] = [entry[place, columns - 1 - back] for entry in entries]
 
-    def entries(self, like: _Notes) -> list[Tensor]:
+    def entries(self, like: _ProbeRecord) -> list[Tensor]:
         """All that was noted of the tokens that `like` notes: `[n, D]` each."""
         states = zip(*(self.states[key] for key in sorted(like.states)), strict=True)
         return [*map(torch.stack, states), torch.stack([self.logits[key] for key in sorted(like.logits)])]
 
 
 @torch.no_grad()
-def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
+def _matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
     """Whether prompts of unlike lengths, of which one is dropped and one comes later, are read and continued as each
     sequence is read at once, and can be told from a deliberate mistake."""
     rows = _probe_rows(model)
@@ -154,15 +158,15 @@ def _agrees(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatchin
     def readings() -> Readings:
         candidate = _TracedContinuousBatching(model) if way is ContinuousBatching else way(model)
         with candidate.session():
-            actual = _decoded(candidate, rows)
-        expected, wrong = (_whole(model, candidate, rows, mistaken=mistaken) for mistaken in (False, True))
+            actual = _run_decoding(candidate, rows)
+        expected, wrong = (_run_full_forward(model, candidate, rows, mistaken=mistaken) for mistaken in (False, True))
         return actual.entries(actual), expected.entries(actual), wrong.entries(actual)
 
-    return alike(model, readings, way.__name__)
+    return readings_match(model, readings, way.__name__)
 
 
 @torch.no_grad()
-def _agrees_when_resumed(model: nn.Module) -> bool:
+def _resume_matches_full_forward(model: nn.Module) -> bool:
     """Whether rows that end, are parked and go on, used whole or in part and beside a row that stayed, are read and
     continued as each sequence is read at once, and can be told from the same deliberate mistake."""
     rows = _probe_rows(model)
@@ -170,13 +174,13 @@ def _agrees_when_resumed(model: nn.Module) -> bool:
     def readings() -> Readings:
         candidate = _TracedContinuousBatching(model)
         with candidate.session():
-            actual = _resumed_rows(candidate, rows)
+            actual = _run_resumed_decoding(candidate, rows)
         expected, wrong = (
-            _whole(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
+            _run_full_forward(model, candidate, rows, mistaken=mistaken, known=REUSED) for mistaken in (False, True)
         )
         return actual.entries(actual), expected.entries(actual), wrong.entries(actual)
 
-    return alike(model, readings, "prefixes that are used again")
+    return readings_match(model, readings, "prefixes that are used again")
 
 
 def _probe_rows(model: nn.Module) -> list[Tensor]:
@@ -186,15 +190,15 @@ def _probe_rows(model: nn.Module) -> list[Tensor]:
     return [ids[row : row + length + STEPS] for row, length in enumerate(PROMPTS)]
 
 
-def _padded(rows: Sequence[Tensor]) -> tuple[Tensor, np.ndarray]:
+def _left_pad(rows: Sequence[Tensor]) -> tuple[Tensor, np.ndarray]:
     """Left-padded rows, and their lengths."""
     lengths = np.array([len(row) for row in rows])
     return torch.stack([nn.functional.pad(row, (int(lengths.max()) - len(row), 0)) for row in rows]), lengths
 
 
-def _resumed_rows(candidate: _TracedContinuousBatching, rows: Sequence[Tensor]) -> _Notes:
-    notes, ends = _Notes(candidate), [length + 1 for length in EARLIER]
-    candidate.prefill(*_padded([row[:length] for row, length in zip(rows, EARLIER, strict=True)]))
+def _run_resumed_decoding(candidate: _TracedContinuousBatching, rows: Sequence[Tensor]) -> _ProbeRecord:
+    notes, ends = _ProbeRecord(candidate), [length + 1 for length in EARLIER]
+    candidate.prefill(*_left_pad([row[:length] for row, length in zip(rows, EARLIER, strict=True)]))
     candidate.decode(torch.stack([row[length] for row, length in zip(rows, EARLIER, strict=True)]))
     ended = np.array([True, True, True, False])
     parked = candidate.park(ended)
@@ -203,7 +207,7 @@ def _resumed_rows(candidate: _TracedContinuousBatching, rows: Sequence[Tensor]) 
     known = [Prefix(prefix.block, prefix.first, length) for prefix, length in zip(parked, REUSED, strict=True)]
     news = [row[first:end] for row, first, end in zip(rows, REUSED, PROMPTS, strict=False)]
     ends[:3] = PROMPTS[:3]
-    notes.take([0, 1, 2], ends[:3], candidate.resume(*_padded(news), known), starts=REUSED)
+    notes.take([0, 1, 2], ends[:3], candidate.resume(*_left_pad(news), known), starts=REUSED)
     live = [3, 0, 1, 2]
     for _ in range(STEPS):
         logits = candidate.decode(torch.stack([rows[row][ends[row]] for row in live]))
@@ -213,17 +217,17 @@ def _resumed_rows(candidate: _TracedContinuousBatching, rows: Sequence[Tensor]) 
     return notes
 
 
-def _decoded(candidate: ModelRunner, rows: Sequence[Tensor]) -> _Notes:
-    notes, live, ends = _Notes(candidate), [0, 1, 2], list(PROMPTS)
+def _run_decoding(candidate: ModelRunner, rows: Sequence[Tensor]) -> _ProbeRecord:
+    notes, live, ends = _ProbeRecord(candidate), [0, 1, 2], list(PROMPTS)
 
     def fill(new: Sequence[int]) -> None:
-        prompts, lengths = _padded([rows[row][: ends[row]] for row in new])
+        prompts, lengths = _left_pad([rows[row][: ends[row]] for row in new])
         notes.take(new, lengths.tolist(), candidate.prefill(prompts, lengths))
 
     fill(live)
     live = [live[place] for place in candidate.keep(np.array([False, True, True]))]
     for number in range(STEPS):
-        if number == 1 and candidate.joins:
+        if number == 1 and candidate.can_join:
             fill([3])
             live.append(3)
         logits = candidate.decode(torch.stack([rows[row][ends[row]] for row in live]))
@@ -233,13 +237,13 @@ def _decoded(candidate: ModelRunner, rows: Sequence[Tensor]) -> _Notes:
     return notes
 
 
-def _whole(
+def _run_full_forward(
     model: nn.Module, candidate: ModelRunner, rows: Sequence[Tensor], *, mistaken: bool, known: Sequence[int] = PROMPTS
-) -> _Notes:
+) -> _ProbeRecord:
     """Every row read at once; with a mistake that decoding could make: what follows the tokens `known` of a row (where
     it says nothing, its prompt) stands one position too far, or, where a model takes no positions, padding is read."""
     known = [*known, *PROMPTS[len(known) :]]
-    notes = _Notes(candidate)
+    notes = _ProbeRecord(candidate)
     takes_positions = "position_ids" in inspect.signature(language_model(model).forward).parameters
     for number, row in enumerate(rows):
         positions = torch.arange(len(row), device=row.device)[None]

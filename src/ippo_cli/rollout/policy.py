@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
-from ippo_cli.models.actor import Policy, RowsApart
+from ippo_cli.models.actor import MultiAdapterBatch, Policy
 
 
 class GenerationPolicy(Protocol):
@@ -22,7 +22,7 @@ class GenerationPolicy(Protocol):
         ...
 
     @property
-    def rows_apart(self) -> RowsApart | None:
+    def shared_base(self) -> MultiAdapterBatch | None:
         """The model in which its rows can be decoded in one batch with those of other agents; None without one."""
         ...
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ippo_cli.types import DetachedTurn, Episode, Rollout, Turn
 
 
-def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
+def build_rollout(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
     """Row b is the agent's part of episode b; one that never spoke, or for whom earlier weights did, has an empty mask.
 
     A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, and
@@ -19,21 +19,21 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
     `detached`. `filtered` says whether tokens were drawn from something else than the policy.
     """
     turns = [episode.own(agent) for episode in episodes]
-    rows = [_Row(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
+    rows = [_RowBuilder(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
     columns = Columns([row.parts for row in rows])
     # An agent without a turn reads one token, whichever: a model cannot read nothing.
-    prompt_ids, prompt_mask = left_padded([own[0].prompt if own else [0] for own in turns])
-    turn = columns.padded(columns.turn, empty=-1)
-    logprobs = columns.padded(columns.of("logprobs", torch.float32)).to(device)
+    prompt_ids, prompt_mask = left_pad([own[0].prompt if own else [0] for own in turns])
+    turn = columns.pad(columns.turn, empty=-1)
+    logprobs = columns.pad(columns.of("logprobs", torch.float32)).to(device)
     return Rollout(
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        response_ids=columns.padded(columns.of("ids", torch.long)).to(device),
+        response_ids=columns.pad(columns.of("ids", torch.long)).to(device),
         response_mask=(turn >= 0).to(device),
         turn=turn.to(device),
         length=columns.lengths.to(device),
         logprobs=logprobs,
-        behavior_logprobs=columns.padded(columns.of("behavior_logprobs", torch.float32)).to(device)
+        behavior_logprobs=columns.pad(columns.of("behavior_logprobs", torch.float32)).to(device)
         if filtered
         else logprobs,
         finished=torch.tensor([episode.finished(agent) for episode in episodes], dtype=torch.bool, device=device),
@@ -42,7 +42,7 @@ def to_rows(episodes: Sequence[Episode], agent: str, *, device: torch.device, fi
     )
 
 
-def read_between(before: Turn, prompt: Sequence[int]) -> list[int] | None:
+def tokens_between(before: Turn, prompt: Sequence[int]) -> list[int] | None:
     """What was read after a turn and its completion; None where the prompt does not begin with them."""
     known = before.prompt + before.completion.ids.tolist()
     return list(prompt[len(known) :]) if list(prompt[: len(known)]) == known else None
@@ -63,7 +63,7 @@ class Part:
         return cls(torch.tensor(ids, dtype=torch.long), zeros, zeros, turn)
 
 
-class _Row:
+class _RowBuilder:
     """The parts of one row, and the turns that do not go on from what stands before them."""
 
     def __init__(self, turns: Sequence[Turn], final: Sequence[int] | None) -> None:
@@ -80,7 +80,7 @@ class _Row:
 
     def _read(self, before: Turn, prompt: Sequence[int]) -> None:
         """What the agent read after a turn before it wrote again, or would have."""
-        between = read_between(before, prompt)
+        between = tokens_between(before, prompt)
         if between is None:
             self.detached.append(DetachedTurn(column=self._columns, prompt=list(prompt)))
         elif between:
@@ -108,7 +108,7 @@ class Columns:
         """One attribute of all parts, in their order."""
         return torch.cat([torch.empty(0, dtype=dtype), *(getattr(part, name) for part in self._parts)])
 
-    def padded(self, values: Tensor, *, empty: int = 0) -> Tensor:
+    def pad(self, values: Tensor, *, empty: int = 0) -> Tensor:
         """Values in the order of the parts as `[B, R]`, padded on the right."""
         width = max(1, int(self.lengths.max())) if len(self.lengths) else 1
         padded = torch.full((len(self.lengths), width), empty, dtype=values.dtype)
@@ -116,7 +116,7 @@ class Columns:
         return padded
 
 
-def left_padded(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+def left_pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Rows of unlike lengths as `[B, P]`, padded on the left, and where they are."""
     width = max(map(len, rows), default=1)
     padded = torch.zeros(len(rows), width, dtype=torch.long)

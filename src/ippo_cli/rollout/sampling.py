@@ -82,13 +82,13 @@ def _philox(key: int, keys: np.ndarray, blocks: int) -> np.ndarray:
         for number in range(10):
             low_key = np.uint64((key + number * PHILOX_STEPS[0]) % 2**64)
             high_key = (keys + np.uint64(number * PHILOX_STEPS[1] % 2**64))[:, None]
-            one, two = _product(PHILOX_FACTORS[0], first), _product(PHILOX_FACTORS[1], third)
+            one, two = _multiply_64bit(PHILOX_FACTORS[0], first), _multiply_64bit(PHILOX_FACTORS[1], third)
             first, second, third, fourth = two[0] ^ second ^ low_key, two[1], one[0] ^ fourth ^ high_key, one[1]
     words = np.broadcast_arrays(first, second, third, fourth)
     return np.stack(words, axis=-1).reshape(len(keys), 4 * blocks)
 
 
-def _product(factor: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _multiply_64bit(factor: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The upper and the lower 64 bits of a 64-bit factor times 64-bit numbers."""
     half, low = np.uint64(32), np.uint64(2**32 - 1)
     factor_high, factor_low = np.uint64(factor >> 32), np.uint64(factor % 2**32)
@@ -99,7 +99,7 @@ def _product(factor: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SampledTokens:
     """One token for each row, all `[n]`."""
 
     tokens: Tensor  # int64
@@ -107,9 +107,9 @@ class Choice:
     behavior_logprobs: Tensor  # float32: under what was drawn from; the same tensor when no filter is on
 
 
-def choose(
+def sample_tokens(
     logits: Tensor, sampling: Sampling, *, uniform: Tensor | None, seen: Tensor | None, banned: Tensor | None
-) -> Choice:
+) -> SampledTokens:
     """The next token of every row of `logits [n, V]`.
 
     `uniform [n]` may be `None` only for greedy choice. `seen [n, V]` marks the tokens that the repetition penalty
@@ -118,20 +118,20 @@ def choose(
     logits = logits.float()
     tempered = logits if sampling.divisor == 1 else logits / sampling.divisor
     logprobs = torch.log_softmax(tempered, dim=-1)
-    allowed = _allowed(logits, sampling, seen, banned) if sampling.filters else None
+    allowed = _filter_logits(logits, sampling, seen, banned) if sampling.filters else None
     drawn_from = logprobs if allowed is None else torch.log_softmax(allowed, dim=-1)
     if sampling.greedy:
         # Over logits: rounding in the log-softmax could make a tie of what is none.
         tokens = (logits if allowed is None else allowed).argmax(dim=-1, keepdim=True)
     else:
         assert uniform is not None
-        tokens = _draw(drawn_from, uniform)
+        tokens = _sample_inverse_cdf(drawn_from, uniform)
     chosen = logprobs.gather(1, tokens).squeeze(1)
     behavior = chosen if allowed is None else drawn_from.gather(1, tokens).squeeze(1)
-    return Choice(tokens.squeeze(1), chosen, behavior)
+    return SampledTokens(tokens.squeeze(1), chosen, behavior)
 
 
-def _draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
+def _sample_inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:
     """The token, in vocabulary order, in whose probability each row's number in [0, 1) falls; `[n, 1]`.
 
     Cumulated in float64: in float32 the sum over a large vocabulary loses what a flat tail adds. A large vocabulary is
@@ -140,19 +140,19 @@ def _draw(logprobs: Tensor, uniform: Tensor) -> Tensor:
     probabilities = logprobs.exp()
     vocabulary, point = probabilities.shape[1], uniform[:, None].double()
     if vocabulary <= BLOCK:
-        tokens, _ = _find(probabilities, point)
+        tokens, _ = _search_cumulative(probabilities, point)
     else:
         blocks = pad(probabilities, (0, -vocabulary % BLOCK)).unflatten(1, (-1, BLOCK))
-        block, inside = _find(blocks.sum(dim=2), point)
+        block, inside = _search_cumulative(blocks.sum(dim=2), point)
         rows = torch.arange(len(blocks), device=blocks.device)
-        token, _ = _find(blocks[rows, block[:, 0]], inside)
+        token, _ = _search_cumulative(blocks[rows, block[:, 0]], inside)
         tokens = (block * BLOCK + token).clamp_(max=vocabulary - 1)
     # A parallel cumulated sum need not be monotone to the last bit, so an impossible token can still be hit.
     impossible = probabilities.gather(1, tokens) == 0
     return torch.where(impossible, logprobs.argmax(dim=-1, keepdim=True), tokens)
 
 
-def _find(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
+def _search_cumulative(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
     """The column of `weights [n, m]` that a point in [0, 1) of their sum falls in, and where within it, as `[n, 1]`."""
     cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
@@ -164,7 +164,7 @@ def _find(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
     return column, ((target - start) / weight).clamp(min=0.0, max=LARGEST_UNIFORM)
 
 
-def _allowed(logits: Tensor, sampling: Sampling, seen: Tensor | None, banned: Tensor | None) -> Tensor:
+def _filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None, banned: Tensor | None) -> Tensor:
     """Tempered logits after penalty, ban and filters: -inf where a token cannot be drawn."""
     if seen is not None:
         penalty = sampling.repetition_penalty
@@ -173,14 +173,14 @@ def _allowed(logits: Tensor, sampling: Sampling, seen: Tensor | None, banned: Te
         logits = logits.masked_fill(banned, -math.inf)
     tempered = logits / sampling.divisor
     if sampling.top_p < 1 or 0 < sampling.top_k < logits.shape[1]:
-        tempered = _likeliest(tempered, sampling)
+        tempered = _apply_top_k_top_p(tempered, sampling)
     if sampling.min_p > 0:
         floor = tempered.amax(dim=-1, keepdim=True) + math.log(sampling.min_p)
         tempered = tempered.masked_fill(tempered < floor, -math.inf)
     return tempered
 
 
-def _likeliest(tempered: Tensor, sampling: Sampling) -> Tensor:
+def _apply_top_k_top_p(tempered: Tensor, sampling: Sampling) -> Tensor:
     """The `top_k` likeliest tokens, and of these the fewest whose share reaches `top_p`; one always stays."""
     if 0 < sampling.top_k < tempered.shape[1]:
         values, ids = tempered.topk(sampling.top_k, dim=-1)

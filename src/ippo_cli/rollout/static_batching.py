@@ -23,7 +23,7 @@ class StaticBatching:
     empty until all have finished.
     """
 
-    joins = False
+    can_join = False
     copies = False
 
     def __init__(self, model: nn.Module) -> None:
@@ -34,7 +34,7 @@ class StaticBatching:
         self._state: dict[str, Cache] = {}
 
     @classmethod
-    def serves(cls, model: nn.Module) -> bool:
+    def supports(cls, model: nn.Module) -> bool:
         """Any model may try."""
         return True
 
@@ -92,7 +92,7 @@ def _has_columns(cache: Cache) -> bool:
 class Recompute:
     """Forwards that read every sequence from its start at every step: slow, and right for any causal model."""
 
-    joins = True
+    can_join = True
     copies = False
 
     def __init__(self, model: nn.Module) -> None:

@@ -11,14 +11,16 @@ from ippo_cli.engine import progress
 
 T = TypeVar("T")
 
-PATIENCE_S = 0.02
+SERIAL_TIME_S = 0.02
 """What is done within this time is done without threads, which would cost more than they save."""
-SLOW_S = 0.001
+SLOW_ITEM_S = 0.001
 """Below this an item is computing rather than waiting, and computing in Python threads takes turns."""
 POLL_S = 0.2
 
 
-def each(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None = None) -> None:
+def map_in_threads(
+    items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None = None
+) -> None:
     """Call `work` for every item, up to `workers` of them at once where they take long. Raises what the first raised.
 
     Threads are left behind where `poll` raises, and do not keep the process alive.
@@ -27,15 +29,15 @@ def each(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Call
     began = time.perf_counter()
     for number, item in enumerate(waiting, 1):
         work(item)
-        progress.made()
+        progress.heartbeat()
         if poll is not None:
             poll()
-        if workers > 1 and time.perf_counter() - began > max(PATIENCE_S, number * SLOW_S):
+        if workers > 1 and time.perf_counter() - began > max(SERIAL_TIME_S, number * SLOW_ITEM_S):
             break
-    _share(list(waiting), work, workers, poll)
+    _run_threads(list(waiting), work, workers, poll)
 
 
-def _share(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None) -> None:
+def _run_threads(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None) -> None:
     errors: dict[int, BaseException] = {}
     numbers = iter(range(len(items)))
     lock, stop = threading.Lock(), threading.Event()
@@ -48,7 +50,7 @@ def _share(items: Sequence[T], work: Callable[[T], None], workers: int, poll: Ca
                 return
             try:
                 work(items[number])
-                progress.made()
+                progress.heartbeat()
             except BaseException as error:
                 errors[number] = error
                 stop.set()

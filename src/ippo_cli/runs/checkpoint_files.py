@@ -14,13 +14,13 @@ from typing import Any
 from ippo_cli.config.errors import StorageError
 from ippo_cli.engine import progress
 from ippo_cli.runs.faults import fault_point
-from ippo_cli.runs.folder import LISTING_S, MANIFEST, all_checkpoints, write_atomically
+from ippo_cli.runs.folder import MANIFEST, VISIBILITY_TIMEOUT_S, list_checkpoints, write_atomically
 
-Listing = dict[str, dict[str, Any]]
+FileManifest = dict[str, dict[str, Any]]
 """`bytes` and `sha256` of files by their names in the checkpoint."""
 
 
-def pointed(folder: Path, name: str) -> Path | None:
+def read_pointer(folder: Path, name: str) -> Path | None:
     """The checkpoint that `latest.json` or `best.json` names, if it is there."""
     try:
         path = folder / json.loads((folder / f"{name}.json").read_text())["checkpoint"]
@@ -29,22 +29,22 @@ def pointed(folder: Path, name: str) -> Path | None:
     return path if (path / MANIFEST).is_file() else None
 
 
-def newest_intact(folder: Path) -> Path | None:
+def newest_intact_checkpoint(folder: Path) -> Path | None:
     """The newest checkpoint whose every file is as its manifest says; damaged ones are named and passed over."""
-    for path in reversed(all_checkpoints(folder)):
-        damage = damaged(path)
+    for path in reversed(list_checkpoints(folder)):
+        damage = find_damage(path)
         if damage is None:
             return path
-        say_passed_over(path, damage)
+        warn_damaged_checkpoint(path, damage)
     return None
 
 
-def say_passed_over(path: Path, damage: str) -> None:
+def warn_damaged_checkpoint(path: Path, damage: str) -> None:
     """Name a checkpoint that is not gone on from."""
     print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
 
 
-def damaged(path: Path, part: int = 0, parts: int = 1) -> str | None:
+def find_damage(path: Path, part: int = 0, parts: int = 1) -> str | None:
     """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is.
 
     Of several `parts` each reads its share of the files, which are dealt out by size; the first one sees which are
@@ -61,7 +61,7 @@ def damaged(path: Path, part: int = 0, parts: int = 1) -> str | None:
             return "files are missing or additional: " + " ".join(sorted(present ^ set(listed))[:3])
     for name, (size, digest) in sorted(listed.items(), key=lambda entry: (-entry[1][0], entry[0]))[part::parts]:
         try:
-            changed = (path / name).stat().st_size != size or sha256_of(path / name) != digest
+            changed = (path / name).stat().st_size != size or file_sha256(path / name) != digest
         except OSError as error:
             return f"{name} cannot be read ({error.strerror})"
         if changed:
@@ -69,25 +69,25 @@ def damaged(path: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
-def listing(folder: Path, files: Iterable[Path]) -> Listing:
+def list_files(folder: Path, files: Iterable[Path]) -> FileManifest:
     """Sizes and sha256 of files that this rank wrote below the folder, which are flushed to the disk."""
-    listed: Listing = {}
+    listed: FileManifest = {}
     for file in files:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
             digest = hashlib.file_digest(handle, "sha256").hexdigest()
             listed[str(file.relative_to(folder))] = {"bytes": handle.tell(), "sha256": digest}
-        progress.made()
+        progress.heartbeat()
     return listed
 
 
-def await_files(folder: Path, wrote: Sequence[Listing]) -> None:
+def await_files(folder: Path, manifests: Sequence[FileManifest]) -> None:
     """Wait a moment until this rank sees what each rank wrote, in its size. Raises `StorageError` where it does not.
 
     A network's file system may be late; a folder that is another one on another machine never shows anything.
     """
-    deadline = time.monotonic() + LISTING_S
-    while absent := list(_absent(folder, wrote)):
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
+    while absent := list(_missing_files(folder, manifests)):
         if time.monotonic() > deadline:
             rank, name = absent[0]
             more = f" and {len(absent) - 1} more files" if len(absent) > 1 else ""
@@ -97,13 +97,13 @@ def await_files(folder: Path, wrote: Sequence[Listing]) -> None:
             )
         time.sleep(0.1)
     present = {str(file.relative_to(folder)) for file in folder.rglob("*") if not file.is_dir()}
-    if others := sorted(present.difference(*wrote)):
+    if others := sorted(present.difference(*manifests)):
         raise StorageError(f"{folder} has files that no rank wrote: " + " ".join(others[:3]))
 
 
-def _absent(folder: Path, wrote: Sequence[Listing]) -> Iterator[tuple[int, str]]:
+def _missing_files(folder: Path, manifests: Sequence[FileManifest]) -> Iterator[tuple[int, str]]:
     """Files that cannot be opened here with the size that their rank reports; opening asks the server anew."""
-    for rank, listed in enumerate(wrote):
+    for rank, listed in enumerate(manifests):
         for name, entry in listed.items():
             try:
                 with (folder / name).open("rb") as file:
@@ -114,23 +114,23 @@ def _absent(folder: Path, wrote: Sequence[Listing]) -> Iterator[tuple[int, str]]
             yield rank, name
 
 
-def commit(temporary: Path, final: Path, files: Listing) -> None:
+def commit_checkpoint(temporary: Path, final: Path, files: FileManifest) -> None:
     """List the files, which lie on the disk, and give the folder its name."""
     # It says nothing else: of a bit that flips here, too, something must be found.
     write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1))
-    sync_folders(temporary, files)
+    fsync_folders(temporary, files)
     if final.exists():  # a damaged one of the same iteration that was passed over on resume
         shutil.rmtree(final)
     fault_point("save.rename")
     os.rename(temporary, final)
-    sync_folder(final.parent)
+    fsync_folder(final.parent)
 
 
 def write_pointer(folder: Path, name: str, checkpoint: str) -> None:
     write_atomically(folder / f"{name}.json", json.dumps({"checkpoint": checkpoint}) + "\n")
 
 
-def sync_folder(folder: Path) -> None:
+def fsync_folder(folder: Path) -> None:
     """Make names in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -139,12 +139,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def sync_folders(root: Path, files: Iterable[str]) -> None:
+def fsync_folders(root: Path, files: Iterable[str]) -> None:
     """Make the names of these files below a folder durable, and those of the folders that they lie in."""
     for folder in {root, *(root / above for name in files for above in Path(name).parents)}:
-        sync_folder(folder)
+        fsync_folder(folder)
 
 
-def sha256_of(path: Path) -> str:
+def file_sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

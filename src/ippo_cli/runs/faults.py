@@ -10,34 +10,34 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from ippo_cli.config.faults import DISK_ERRORS, HANG, SIGNALS, Fault, fault
+from ippo_cli.config.faults import DISK_ERRORS, HANG, SIGNALS, Fault, parse_fault
 
-_armed: list[Fault] = []  # of this process
-_passed: Counter[str] = Counter()  # how often it came by each point
+_armed_faults: list[Fault] = []  # of this process
+_point_counts: Counter[str] = Counter()  # how often it came by each point
 
 
-def arm(texts: Sequence[str], rank: int) -> None:
+def arm_faults(texts: Sequence[str], rank: int) -> None:
     """Let these faults happen in this process, in place of those of an earlier run; points are counted from here."""
-    _passed.clear()
-    _armed[:] = [one for one in map(fault, texts) if one.rank == rank]
+    _point_counts.clear()
+    _armed_faults[:] = [one for one in map(parse_fault, texts) if one.rank == rank]
 
 
-def passed() -> dict[str, int]:
+def fault_point_counts() -> dict[str, int]:
     """How often this process came by each point; counted where any fault is armed."""
-    return dict(_passed)
+    return dict(_point_counts)
 
 
 def fault_point(name: str) -> None:
     """A point of a run at which a fault may have been asked for; without any this does nothing."""
-    if not _armed:
+    if not _armed_faults:
         return
-    _passed[name] += 1
-    for one in _armed:
-        if (one.point, one.time) == (name, _passed[name]):
-            _happen(one)
+    _point_counts[name] += 1
+    for one in _armed_faults:
+        if (one.point, one.time) == (name, _point_counts[name]):
+            _trigger_fault(one)
 
 
-def _happen(one: Fault) -> None:
+def _trigger_fault(one: Fault) -> None:
     if one.kind in SIGNALS:
         os.kill(os.getpid(), SIGNALS[one.kind])
     elif one.kind in DISK_ERRORS:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ippo_cli.config.commands import shell_command
-from ippo_cli.config.errors import ResumeError, StorageError, storing
+from ippo_cli.config.errors import ResumeError, StorageError, convert_storage_errors
 from ippo_cli.config.schema import Config
-from ippo_cli.config.secrets import kept, redacted
+from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.engine.launchers import job_id
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
@@ -31,19 +31,19 @@ RUN_LOCK = "run.lock"
 START_LOCK = (
     "start.lock"  # of who goes on with a run, from before its first file: ranks take the other one seconds later
 )
-NEXT = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
-LISTING_S = 15.0  # how long a file system may take to show one rank what another one has written
+PENDING_SUFFIX = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
+VISIBILITY_TIMEOUT_S = 15.0  # how long a file system may take to show one rank what another one has written
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
-def from_here(path: Path) -> str:
+def display_path(path: Path) -> str:
     """A path as it may be typed where the command was: relative where it lies below."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def resume_command(folder: Path, *more: str | tuple[str, str], sweep: bool = False) -> str:
     """The command that resumes a run, or a sweep, typed where this command was."""
-    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", from_here(folder)), *more)
+    return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", display_path(folder)), *more)
 
 
 def reserve_folder(root: Path) -> Path:
@@ -75,7 +75,7 @@ def write_atomically(path: Path, text: str) -> None:
         raise
 
 
-def overwrite(path: Path, text: str) -> None:
+def overwrite_in_place(path: Path, text: str) -> None:
     """Write a small file into the room that it already has: on a full disk this works where nothing else does.
 
     Raises OSError, and changes nothing, where the text needs more.
@@ -90,13 +90,13 @@ def overwrite(path: Path, text: str) -> None:
         os.fsync(file.fileno())
 
 
-def warn(text: str) -> None:
+def print_warning(text: str) -> None:
     """A line about what went wrong and is lived with; what is printed may go to a full disk as well."""
     with suppress(OSError):
         print(f"warning: {text}", flush=True)
 
 
-def start_files(
+def write_start_files(
     folder: Path, config_yaml: str, overrides: Sequence[str], command: Sequence[str], *, resumed: bool
 ) -> None:
     """What says how the run was made: resolved configuration, overrides, command, environment.
@@ -109,19 +109,19 @@ def start_files(
         "packages": {name: version(name) for name in PACKAGES},
         "processes": distributed_environment(),
     }
-    of_resume = NEXT if resumed else ""
-    overrides = kept(list(overrides))
-    with storing(str(folder)):
+    suffix = PENDING_SUFFIX if resumed else ""
+    overrides = mask_secrets(list(overrides))
+    with convert_storage_errors(str(folder)):
         write_atomically(config_file(folder, resumed=resumed), config_yaml)
-        write_atomically(folder / f"overrides.json{of_resume}", json.dumps(overrides, indent=1) + "\n")
+        write_atomically(folder / f"overrides.json{suffix}", json.dumps(overrides, indent=1) + "\n")
         with (folder / "command.txt").open("a") as file:
-            file.write(redacted(shlex.join(kept(list(command)))) + "\n")
+            file.write(redact_text(shlex.join(mask_secrets(list(command)))) + "\n")
         write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
         if not resumed and (job := job_id(os.environ)) is not None:
             write_atomically(folder / JOB_FILE, json.dumps({"job": job, "overrides": overrides}, indent=1) + "\n")
 
 
-def owner(folder: Path) -> tuple[str | None, list[str]]:
+def read_owner_job(folder: Path) -> tuple[str | None, list[str]]:
     """The job that began the run, and with which overrides; None where that was no job of a scheduler."""
     try:
         known = json.loads((folder / JOB_FILE).read_text())
@@ -134,14 +134,14 @@ def owner(folder: Path) -> tuple[str | None, list[str]]:
 
 def config_file(folder: Path, *, resumed: bool) -> Path:
     """The configuration to start with."""
-    return folder / f"config.yaml{NEXT if resumed else ''}"
+    return folder / f"config.yaml{PENDING_SUFFIX if resumed else ''}"
 
 
-def take_effect(folder: Path) -> None:
+def activate_resumed_config(folder: Path) -> None:
     """Make what a resumed run was started with the run's own."""
     for name in ("overrides.json", "config.yaml", "inputs.json"):
         with suppress(FileNotFoundError):  # where it was resumed without a command
-            os.replace(folder / f"{name}{NEXT}", folder / name)
+            os.replace(folder / f"{name}{PENDING_SUFFIX}", folder / name)
 
 
 def distributed_environment() -> dict[str, str]:
@@ -150,9 +150,9 @@ def distributed_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def lock(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> IO[str]:
+def lock_folder(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> IO[str]:
     """Hold a run's folder for this process until the file is closed. Raises `ResumeError` where another one does."""
-    with storing(str(folder)):
+    with convert_storage_errors(str(folder)):
         file = (folder / name).open("a")
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -162,22 +162,22 @@ def lock(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> IO[str]
     return file
 
 
-def in_use(folder: Path) -> bool:
+def is_run_locked(folder: Path) -> bool:
     """Whether some process holds the folder. Ranks that ask this of one folder at the same moment do not see each
     other."""
     try:
-        lock(folder, shared=True).close()
+        lock_folder(folder, shared=True).close()
     except ResumeError:
         return True
     return False
 
 
-def comes_in_sight(folder: Path) -> bool:
+def wait_for_folder(folder: Path) -> bool:
     """Whether this process sees a folder that another one has made, at once or in a moment."""
-    deadline = time.monotonic() + LISTING_S
-    while not (there := folder.is_dir()) and time.monotonic() < deadline:
+    deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
+    while not (is_visible := folder.is_dir()) and time.monotonic() < deadline:
         time.sleep(0.1)
-    return there
+    return is_visible
 
 
 def run_folders(root: Path) -> list[Path]:
@@ -185,7 +185,7 @@ def run_folders(root: Path) -> list[Path]:
     return sorted((path.parent for path in root.glob("*/run.json")), key=lambda path: path.name, reverse=True)
 
 
-def read_state(folder: Path) -> str:
+def read_run_state(folder: Path) -> str:
     """`state` of a run's `run.json`."""
     try:
         return str(json.loads((folder / "run.json").read_text())["state"])
@@ -223,27 +223,27 @@ def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
             yield row, end
 
 
-def mark_failed(folder: Path, error: str) -> None:
+def mark_run_failed(folder: Path, error: str) -> None:
     """Say in `run.json` that the run failed, for a rank 0 that was killed before it could."""
     with suppress(OSError, ValueError):
-        error = redacted(error)
+        error = redact_text(error)
         known = json.loads((folder / "run.json").read_text())
         write_atomically(folder / "run.json", json.dumps(known | {"state": "failed", "error": error}, indent=1) + "\n")
 
 
-def step_name(iteration: int) -> str:
+def checkpoint_name(iteration: int) -> str:
     """Of the checkpoint that was saved after this many iterations."""
     return f"step_{iteration:08d}"
 
 
-def all_checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Committed checkpoints below a run's `checkpoints/`, oldest first."""
     checkpoints = [path for path in folder.glob("step_*") if CHECKPOINT_NAME.fullmatch(path.name)]
     checkpoints = [path for path in checkpoints if (path / MANIFEST).is_file()]
     return sorted(checkpoints, key=lambda path: int(path.name.removeprefix("step_")))
 
 
-def written_by(checkpoint: Path) -> int | None:
+def checkpoint_world_size(checkpoint: Path) -> int | None:
     """How many processes wrote a checkpoint; None where it is damaged."""
     try:
         return int(json.loads((checkpoint / "state.json").read_text())["world_size"])
@@ -251,7 +251,7 @@ def written_by(checkpoint: Path) -> int | None:
         return None
 
 
-def refuse_fewer_iterations(checkpoint: Path, config: Config, last_iteration: int) -> None:
+def check_iterations_left(checkpoint: Path, config: Config, last_iteration: int) -> None:
     """Raise `ResumeError` where a run is to end before the iteration at which it is resumed."""
     done = int(checkpoint.name.removeprefix("step_"))
     if last_iteration >= done:
@@ -264,13 +264,13 @@ def refuse_fewer_iterations(checkpoint: Path, config: Config, last_iteration: in
         setting, works = f"num_iterations={config.num_iterations}", "a larger number"
     raise ResumeError(
         f"{setting} is less than the {done} iterations that are done; use {works}, or evaluate the run as it is: "
-        f"{shell_command('ippo-eval', ('run', from_here(checkpoint.parents[1])))}"
+        f"{shell_command('ippo-eval', ('run', display_path(checkpoint.parents[1])))}"
     )
 
 
-def refuse_other_world_size(checkpoint: Path, world_size: int) -> None:
+def check_world_size(checkpoint: Path, world_size: int) -> None:
     """Raise `ResumeError` where a checkpoint was written by another number of processes than will read it."""
-    wrote = written_by(checkpoint)
+    wrote = checkpoint_world_size(checkpoint)
     if wrote not in (None, world_size):  # None: damaged; loading verifies every file, and tells
         raise ResumeError(
             f"{checkpoint} was written by {wrote} processes and there are {world_size} now; "

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import gc
 
-_USUAL = gc.get_threshold()
-_SELDOM = (100_000, 20, 100)
+_DEFAULT_THRESHOLDS = gc.get_threshold()
+_IMPORT_THRESHOLDS = (100_000, 20, 100)
 
 
-def collect_seldom() -> None:
-    """Until `collect_as_usual`: looking at what is being imported took a third of the time that a run took to begin."""
-    gc.set_threshold(*_SELDOM)
+def relax_gc() -> None:
+    """Until `restore_gc`: looking at what is being imported took a third of the time that a run took to begin."""
+    gc.set_threshold(*_IMPORT_THRESHOLDS)
 
 
-def collect_as_usual() -> None:
+def restore_gc() -> None:
     """From here on, and never again among what was imported: every engine that ends collects garbage."""
     if not gc.get_freeze_count():  # in a second run of one process the first one's models would be kept as well
         gc.freeze()
-    gc.set_threshold(*_USUAL)
+    gc.set_threshold(*_DEFAULT_THRESHOLDS)

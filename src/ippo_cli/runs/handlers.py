@@ -13,36 +13,36 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], None]
 
-SAME_INTERRUPT_S = 1.0
+INTERRUPT_DEBOUNCE_S = 1.0
 """How long after Ctrl-C another one means nothing more."""
 
-_replaced: list[dict[int, Any]] = []  # what stood before each installation in this process, outermost first
+_previous_handlers: list[dict[int, Any]] = []  # what stood before each installation in this process, outermost first
 _mask = threading.local()  # of the thread that forks
 
 
 @contextmanager
-def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
+def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
     """Handle these signals in this process, from its main thread; children that it forks have the handlers of before.
 
     A worker that a pool forks could otherwise not be ended: SIGTERM would set a flag that nobody reads there.
     """
-    before: dict[int, Any] = {number: signal.signal(number, handler) for number in without_ignored_hangup(numbers)}
-    _replaced.append(before)
+    before: dict[int, Any] = {number: signal.signal(number, handler) for number in drop_ignored_sighup(numbers)}
+    _previous_handlers.append(before)
     try:
         yield
     finally:
-        if any(own is before for own in _replaced):  # in a forked child it has been undone already
-            _replaced[:] = [own for own in _replaced if own is not before]
-            _restore(before)
+        if any(own is before for own in _previous_handlers):  # in a forked child it has been undone already
+            _previous_handlers[:] = [own for own in _previous_handlers if own is not before]
+            _restore_handlers(before)
 
 
-def without_ignored_hangup(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
+def drop_ignored_sighup(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
     """The signals without SIGHUP where that is ignored: under nohup a terminal that closes is to change nothing."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in numbers if not (ignored and number == signal.SIGHUP)]
 
 
-class Interrupts:
+class InterruptCounter:
     """Ctrl-C, once or again: a second one right after the first is the same one, which wrappers pass on twice."""
 
     def __init__(self) -> None:
@@ -54,31 +54,31 @@ class Interrupts:
         now = time.monotonic()
         if self._first is None:
             self._first = now
-        elif now - self._first >= SAME_INTERRUPT_S:
+        elif now - self._first >= INTERRUPT_DEBOUNCE_S:
             self.insisted = True
 
 
-def _restore(before: dict[int, Any]) -> None:
+def _restore_handlers(before: dict[int, Any]) -> None:
     for number, handler in before.items():
         # None stands for a handler that was not installed from Python, and cannot be installed from it again.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
-def _block() -> None:
+def _block_signals() -> None:
     """Signals wait while a child is made: one that came before its handlers are restored would be forgotten."""
-    handled = {signal.Signals(number) for before in _replaced for number in before}
+    handled = {signal.Signals(number) for before in _previous_handlers for number in before}
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
 
 
-def _unblock() -> None:
+def _unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
 
 
 def _restore_in_child() -> None:
-    for before in reversed(_replaced):
-        _restore(before)
-    _replaced.clear()
-    _unblock()
+    for before in reversed(_previous_handlers):
+        _restore_handlers(before)
+    _previous_handlers.clear()
+    _unblock_signals()
 
 
-os.register_at_fork(before=_block, after_in_parent=_unblock, after_in_child=_restore_in_child)
+os.register_at_fork(before=_block_signals, after_in_parent=_unblock_signals, after_in_child=_restore_in_child)

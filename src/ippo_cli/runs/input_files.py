@@ -12,58 +12,60 @@ from typing import Any, NamedTuple
 
 from ippo_cli.config.checks import constrained_leaves
 from ippo_cli.config.data import expand_pattern, is_pattern
-from ippo_cli.config.errors import storing
-from ippo_cli.config.python_names import names_code
+from ippo_cli.config.errors import convert_storage_errors
+from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.config.schema import Config
-from ippo_cli.runs.folder import NEXT, write_atomically
-from ippo_cli.tasks.data_files import SUFFIXES, content_key, suffix_of
+from ippo_cli.runs.folder import PENDING_SUFFIX, write_atomically
+from ippo_cli.tasks.data_files import SUFFIXES, content_key, file_suffix
 
 INPUTS = "inputs.json"
 DATA_KEYS = ("task.train", "task.eval")
-NAMED = 3  # files of a warning
+MAX_NAMED_FILES = 3  # files of a warning
 
 
-class Input(NamedTuple):
+class InputSource(NamedTuple):
     """Why a file is an input: the key that names it first, and that key's value."""
 
     key: str
     source: str
 
 
-Inputs = Mapping[Path, Input]
+InputSources = Mapping[Path, InputSource]
 
 
-def input_files(config: Config, *, data: bool = True) -> dict[Path, Input]:
+def input_files(config: Config, *, data: bool = True) -> dict[Path, InputSource]:
     """The files of code that a configuration names, with the neighbours that they import, and those of local data."""
-    found: dict[Path, Input] = {}
+    found: dict[Path, InputSource] = {}
     for key, value, _ in constrained_leaves(config):
         for text in value if isinstance(value, list) else [value]:
             if not isinstance(text, str):
                 continue
             files: Iterable[Path] = ()
-            if names_code(text):
-                files = () if (file := _code_file(text)) is None else (file, *_imported(file))
+            if is_code_reference(text):
+                files = () if (file := _code_file(text)) is None else (file, *_imported_files(file))
             elif data and key in DATA_KEYS:
                 files = _data_files(text)
             for part in files:
-                found.setdefault(part, Input(key, text))
+                found.setdefault(part, InputSource(key, text))
     return found
 
 
-def record_inputs(folder: Path, inputs: Inputs, *, resumed: bool) -> None:
+def record_inputs(folder: Path, inputs: InputSources, *, resumed: bool) -> None:
     """Write down what the files hold; of a resumed run it is valid once its checkpoint is loaded."""
-    known = {str(file): {**found._asdict(), "sha256": _digest(file)} for file, found in inputs.items()}
-    with storing(str(folder)):
-        write_atomically(folder / f"{INPUTS}{NEXT if resumed else ''}", json.dumps(known, indent=1) + "\n")
+    known = {str(file): {**found._asdict(), "sha256": _hash_file(file)} for file, found in inputs.items()}
+    with convert_storage_errors(str(folder)):
+        write_atomically(folder / f"{INPUTS}{PENDING_SUFFIX if resumed else ''}", json.dumps(known, indent=1) + "\n")
 
 
-def changed_inputs(folder: Path, inputs: Inputs, keys: tuple[str, ...] = ("",)) -> list[str]:
+def changed_input_warnings(folder: Path, inputs: InputSources, keys: tuple[str, ...] = ("",)) -> list[str]:
     """A warning that names the files that differ from those that the run was started with last, or nothing; `keys`:
     how the keys begin that matter. Nothing for runs that recorded no hashes."""
     try:
         recorded: dict[str, Any] = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
         digests = {name: str(entry["sha256"]) for name, entry in recorded.items()}
-        before = {name: Input(str(entry["key"]), str(entry.get("source", ""))) for name, entry in recorded.items()}
+        before = {
+            name: InputSource(str(entry["key"]), str(entry.get("source", ""))) for name, entry in recorded.items()
+        }
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return []
     now = {str(file): found for file, found in inputs.items() if found.key.startswith(keys)}
@@ -72,19 +74,21 @@ def changed_inputs(folder: Path, inputs: Inputs, keys: tuple[str, ...] = ("",)) 
     for file, found in now.items():
         if file not in before:
             states |= {file: ", new"} if found in sources_before else {}  # else the key has another value
-        elif digests[file] != _digest(Path(file)):
+        elif digests[file] != _hash_file(Path(file)):
             states[file] = ""
     states |= {file: ", missing" for file, found in before.items() if file not in now and found in sources}
     if not states:
         return []
     named = [f"{file} ({(now.get(file) or before[file]).key}{state})" for file, state in states.items()]
-    more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+    more = f" and {len(named) - MAX_NAMED_FILES} more" if len(named) > MAX_NAMED_FILES else ""
     of_data = any((now.get(file) or before[file]).key in DATA_KEYS for file in states)
     order = "; the order of prompts and the held-out rows may differ from before" if of_data else ""
-    return [f"changed since this run was started, and used as it is now: {', '.join(named[:NAMED])}{more}{order}"]
+    return [
+        f"changed since this run was started, and used as it is now: {', '.join(named[:MAX_NAMED_FILES])}{more}{order}"
+    ]
 
 
-def _digest(file: Path) -> str:
+def _hash_file(file: Path) -> str:
     try:
         return content_key(str(file))[-1]
     except OSError:
@@ -98,7 +102,7 @@ def _data_files(source: str) -> list[Path]:
         if is_pattern(source):
             return [Path(file).absolute() for file in expand_pattern(source)]
         if place.is_dir():
-            found = sorted(path for path in place.rglob("*") if path.is_file() and suffix_of(path.name) in SUFFIXES)
+            found = sorted(path for path in place.rglob("*") if path.is_file() and file_suffix(path.name) in SUFFIXES)
             return [path.absolute() for path in found]
         return [place.absolute()] if place.is_file() else []
     return []
@@ -118,16 +122,16 @@ def _code_file(text: str) -> Path | None:
     return None
 
 
-def _imported(file: Path, seen: frozenset[Path] = frozenset()) -> Iterator[Path]:
+def _imported_files(file: Path, seen: frozenset[Path] = frozenset()) -> Iterator[Path]:
     """Files beside a file that it imports, and those that they import."""
-    for name in _imports(file):
+    for name in _imported_modules(file):
         for neighbour in (file.parent / f"{name}.py", file.parent / name / "__init__.py"):
             if neighbour.is_file() and neighbour not in {*seen, file}:
                 yield neighbour
-                yield from _imported(neighbour, seen | {file, neighbour})
+                yield from _imported_files(neighbour, seen | {file, neighbour})
 
 
-def _imports(file: Path) -> set[str]:
+def _imported_modules(file: Path) -> set[str]:
     """The first parts of the modules that a file imports; none where it cannot be read as Python."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))

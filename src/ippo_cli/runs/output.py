@@ -10,26 +10,26 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-GONE = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe's reader, a terminal, a socket's other end
-_continues = ""  # what goes on without a reader
+CLOSED_ERRNOS = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe's reader, a terminal, a socket's other end
+_continuing_task = ""  # what goes on without a reader
 
 
-class ReaderGone(BaseException):
+class OutputClosed(BaseException):
     """The output is not read any more: the command ends. No failure, and so nothing that code may catch."""
 
 
-class _Stream(io.FileIO):
+class _OutputStream(io.FileIO):
     """A file descriptor of the process; what nobody can read any more is discarded."""
 
     def write(self, data: Any) -> int | None:
         try:
             return super().write(data)
         except OSError as error:
-            if error.errno not in GONE:
+            if error.errno not in CLOSED_ERRNOS:
                 raise
-            _discard(self.fileno())
-            if not _continues:
-                raise ReaderGone from None
+            _redirect_to_devnull(self.fileno())
+            if not _continuing_task:
+                raise OutputClosed from None
             return memoryview(data).nbytes
 
 
@@ -44,13 +44,13 @@ def open_closed_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
-def watch_readers() -> None:
+def detect_closed_output() -> None:
     """Raise `ReaderGone` where standard output or error, of this process, has lost its reader."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and _may_lose_reader(stream):
+        if isinstance(stream, io.TextIOWrapper) and _can_lose_reader(stream):
             stream.flush()
-            raw = _Stream(stream.fileno(), "w", closefd=False)
+            raw = _OutputStream(stream.fileno(), "w", closefd=False)
             again = io.TextIOWrapper(
                 raw if isinstance(stream.buffer, io.FileIO) else io.BufferedWriter(raw),  # PYTHONUNBUFFERED
                 encoding=stream.encoding,
@@ -61,14 +61,14 @@ def watch_readers() -> None:
             setattr(sys, name, again)
 
 
-def outlive_readers(what: str = "training") -> None:
+def ignore_closed_output(task: str = "training") -> None:
     """From now on go on without them: what this process does is worth more than its output."""
-    global _continues
-    watch_readers()
-    _continues = what
+    global _continuing_task
+    detect_closed_output()
+    _continuing_task = task
 
 
-def announce(text: str, *, terminal_only: bool = False) -> None:
+def print_status(text: str, *, terminal_only: bool = False) -> None:
     """Say on stderr what a command does before its first output: loading takes seconds. Of several ranks the first."""
     is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if is_first and (sys.stderr.isatty() or not terminal_only):
@@ -82,21 +82,21 @@ def flush_output() -> None:
             stream.flush()
 
 
-def _may_lose_reader(stream: io.TextIOWrapper) -> bool:
+def _can_lose_reader(stream: io.TextIOWrapper) -> bool:
     try:
         raw = getattr(stream.buffer, "raw", stream.buffer)
         kind = os.fstat(stream.fileno()).st_mode
     except (OSError, ValueError, AttributeError):  # no file of the system, such as a test's
         return False
     is_stream = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISCHR(kind)
-    return is_stream and stream.fileno() in (1, 2) and isinstance(raw, io.FileIO) and not isinstance(raw, _Stream)
+    return is_stream and stream.fileno() in (1, 2) and isinstance(raw, io.FileIO) and not isinstance(raw, _OutputStream)
 
 
-def _discard(descriptor: int) -> None:
+def _redirect_to_devnull(descriptor: int) -> None:
     """Let what is written to a descriptor go nowhere, whoever in this process writes."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
-    if _continues and descriptor == 1:
+    if _continuing_task and descriptor == 1:
         with suppress(OSError):
-            os.write(2, f"ippo: the reader of the output is gone; {_continues} continues\n".encode())
+            os.write(2, f"ippo: the reader of the output is gone; {_continuing_task} continues\n".encode())

@@ -12,12 +12,12 @@ from ippo_cli.engine.launchers import STARTED_BY
 PR_SET_PDEATHSIG = 1
 
 
-def started_by() -> int:
+def launcher_pid() -> int:
     """The process that started this rank."""
     return int(os.environ[STARTED_BY])
 
 
-def leave_with_parent(parent: int) -> None:
+def terminate_with_parent(parent: int) -> None:
     """Ask the kernel for SIGTERM when the parent is gone: then a rank saves and leaves."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

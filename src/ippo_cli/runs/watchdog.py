@@ -19,13 +19,15 @@ from typing import IO
 
 from ippo_cli.config.errors import HUNG
 from ippo_cli.engine import distributed, progress
-from ippo_cli.runs.folder import all_checkpoints, from_here, mark_failed, resume_command
+from ippo_cli.runs.folder import display_path, list_checkpoints, mark_run_failed, resume_command
 
-NOTICE = "hangs"
-TICKS_OF_LIMIT = 20  # how often within the limit is looked
+HANG_FLAG = "hangs"
+TICKS_PER_LIMIT = 20  # how often within the limit is looked
 LONGEST_TICK_S = 5.0
-TELLING_S = 5.0  # how long the screen and the disk may take
-SILENT_LIMITS = 2  # limits after which stacks are written where Python's lock is never given back; nothing else can be
+REPORT_TIMEOUT_S = 5.0  # how long the screen and the disk may take
+DUMP_AFTER_LIMITS = (
+    2  # limits after which stacks are written where Python's lock is never given back; nothing else can be
+)
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
@@ -39,14 +41,14 @@ class Watchdog:
     def __init__(self, folder: Path, *, limit_s: float, first_limit_s: float) -> None:
         self.folder = folder
         self._limit, self._first_limit = limit_s, max(limit_s, first_limit_s)
-        self._tick = min(LONGEST_TICK_S, limit_s / TICKS_OF_LIMIT)
-        self._steps_before = progress.steps()
-        self._silent_s = 0.0
+        self._tick = min(LONGEST_TICK_S, limit_s / TICKS_PER_LIMIT)
+        self._steps_before = progress.iteration_count()
+        self._idle_s = 0.0
         self._seen = -1  # of this process
-        self._everywhere = 0  # of all ranks, as far as the store has said
-        self._told_to_end = False  # by another rank
+        self._global_count = 0  # of all ranks, as far as the store has said
+        self._is_stop_requested = False  # by another rank
         self._fired, self._over = threading.Event(), threading.Event()
-        self._tells = distributed.is_main()  # unless the store says who
+        self._is_reporter = distributed.is_main()  # unless the store says who
         self._threads = [
             threading.Thread(target=work, name=f"watchdog {name}", daemon=True)
             for name, work in (("looks", self._look), ("asks", self._ask))
@@ -68,31 +70,31 @@ class Watchdog:
     @property
     def limit_s(self) -> float:
         """Longer until an iteration is done: what is done once, such as loading, may say nothing for long."""
-        return self._limit if progress.steps() > self._steps_before else self._first_limit
+        return self._limit if progress.iteration_count() > self._steps_before else self._first_limit
 
     def _look(self) -> None:
-        with self._stacks() as file:
+        with self._open_stacks_file() as file:
             try:
-                self._until_over(file)
+                self._monitor_until_stopped(file)
             finally:  # it would write into whatever has the file's number then
                 faulthandler.cancel_dump_traceback_later()
 
-    def _until_over(self, file: IO[str]) -> None:
-        before, everywhere = time.monotonic(), self._everywhere
+    def _monitor_until_stopped(self, file: IO[str]) -> None:
+        before, everywhere = time.monotonic(), self._global_count
         while not self._over.wait(self._tick):
             # It cannot end the process: after a job was suspended as a whole it would.
-            faulthandler.dump_traceback_later(SILENT_LIMITS * self.limit_s, file=file)
+            faulthandler.dump_traceback_later(DUMP_AFTER_LIMITS * self.limit_s, file=file)
             now = time.monotonic()
-            count = progress.count()
-            if count != self._seen or everywhere != self._everywhere or progress.allowed():
-                self._silent_s = 0.0
+            count = progress.progress_count()
+            if count != self._seen or everywhere != self._global_count or progress.has_granted_time():
+                self._idle_s = 0.0
             else:
-                self._silent_s += min(now - before, 2 * self._tick)  # of a job that slept as a whole little counts
-            before, everywhere, self._seen = now, self._everywhere, count
-            if self._silent_s >= self.limit_s or self._told_to_end:
+                self._idle_s += min(now - before, 2 * self._tick)  # of a job that slept as a whole little counts
+            before, everywhere, self._seen = now, self._global_count, count
+            if self._idle_s >= self.limit_s or self._is_stop_requested:
                 self._end(file)
 
-    def _stacks(self) -> IO[str]:
+    def _open_stacks_file(self) -> IO[str]:
         place = stacks_file(self.folder, distributed.rank())
         try:
             place.parent.mkdir(exist_ok=True)
@@ -103,56 +105,56 @@ class Watchdog:
     def _ask(self) -> None:
         """Tell the other ranks what this one does and hear what they do. It may wait without end for a rank 0 that is
         stopped, which keeps the store: nobody waits for this thread."""
-        told = progress.count()
+        last_count = progress.progress_count()
         while not self._over.wait(self._tick):
             if self._fired.is_set():
-                self._tells = not distributed.announce(NOTICE) or distributed.first_to_say(NOTICE)
+                self._is_reporter = not distributed.set_flag(HANG_FLAG) or distributed.claim_log_once(HANG_FLAG)
                 return
-            now = progress.count()
-            moved = now != told or progress.allowed()
-            self._everywhere, told = distributed.counted("progress", int(moved)), now
-            self._told_to_end = self._told_to_end or distributed.announced(NOTICE)
+            now = progress.progress_count()
+            moved = now != last_count or progress.has_granted_time()
+            self._global_count, last_count = distributed.add_to_counter("progress", int(moved)), now
+            self._is_stop_requested = self._is_stop_requested or distributed.flag_is_set(HANG_FLAG)
 
     def _end(self, file: IO[str]) -> None:
         """Write the stacks, wait until the others have done so too, and leave with everything that was started."""
         faulthandler.cancel_dump_traceback_later()
         faulthandler.dump_traceback(file, all_threads=True)
         file.flush()
-        self._tells = self._tells or distributed.world_size() > 1  # better twice than never
+        self._is_reporter = self._is_reporter or distributed.world_size() > 1  # better twice than never
         self._fired.set()
         if distributed.world_size() > 1:
             time.sleep(4 * self._tick)
         for child in descendants(os.getpid()):
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)
-        if self._tells:
+        if self._is_reporter:
             telling = threading.Thread(target=self._tell, daemon=True)
             telling.start()
-            telling.join(TELLING_S)  # whoever reads what is printed may be what hangs
+            telling.join(REPORT_TIMEOUT_S)  # whoever reads what is printed may be what hangs
         os._exit(HUNG)
 
     def _tell(self) -> None:
-        said = (
+        message = (
             f"no rank has done anything for {self.limit_s:g} s (launch.watchdog_s); where each of them stood is in "
-            f"{from_here(self.folder)}/errors/stacks_rank_*.txt"
+            f"{display_path(self.folder)}/errors/stacks_rank_*.txt"
         )
-        mark_failed(self.folder, said)
-        there = all_checkpoints(self.folder / "checkpoints")
-        left = f"to go on from {there[-1].name}: {resume_command(self.folder)}" if there else ""
-        print("\n".join(filter(None, [f"ippo: {said}", left])), file=sys.stderr, flush=True)
+        mark_run_failed(self.folder, message)
+        checkpoints = list_checkpoints(self.folder / "checkpoints")
+        resume_hint = f"to go on from {checkpoints[-1].name}: {resume_command(self.folder)}" if checkpoints else ""
+        print("\n".join(filter(None, [f"ippo: {message}", resume_hint])), file=sys.stderr, flush=True)
 
 
-outliving: set[int] = set()
+surviving_children: set[int] = set()
 """Processes that this one has started, and that end by themselves once it is gone."""
 
 
 def descendants(parent: int) -> list[int]:
     """The processes that this one has started, and those that they have, as far as the system says; but for those that
-    are `outliving`."""
+    are `surviving_children`."""
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{parent}/task").iterdir():
             children = [int(number) for number in (task / "children").read_text().split()]
-            ending = [child for child in children if child not in outliving]
+            ending = [child for child in children if child not in surviving_children]
             found += [number for child in ending for number in (*descendants(child), child)]
     return found

@@ -11,19 +11,19 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 
-from ippo_cli.compose.arguments import arguments
+from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.errors import ConfigError
 
 
-def expanded(overrides: Sequence[str], options: Callable[[str], list[str]]) -> list[list[str]]:
+def expand_grid(overrides: Sequence[str], options: Callable[[str], list[str]]) -> list[list[str]]:
     """Each job's overrides, in the order in which Hydra lists them; `options` are those of a group, for globs."""
     values: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        values[override.get_key_element()] = typed_values(override, options)
-    return [arguments(job) for job in itertools.product(*values.values())]
+        values[override.get_key_element()] = expand_override(override, options)
+    return [normalize_arguments(job) for job in itertools.product(*values.values())]
 
 
-def typed_values(override: Override, options: Callable[[str], list[str]]) -> list[str]:
+def expand_override(override: Override, options: Callable[[str], list[str]]) -> list[str]:
     """One override for each value of a sweep."""
     text, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
@@ -41,7 +41,7 @@ def typed_values(override: Override, options: Callable[[str], list[str]]) -> lis
             "is an interval to draw from, and the grid of -m needs values",
             "list some, or use a sweeper that draws, such as sweep=optuna",
         )
-    listed = [f"{key}={_spelled(part)}" for part in override.sweep_iterator()]
+    listed = [f"{key}={_format_value(part)}" for part in override.sweep_iterator()]
     if not listed:
         raise ConfigError(text, "has no value", "give at least one")
     if twice := [one for one, count in Counter(listed).items() if count > 1]:
@@ -49,7 +49,7 @@ def typed_values(override: Override, options: Callable[[str], list[str]]) -> lis
     return listed
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A value as it would be typed alone: Hydra's own spelling escapes what a path or `file.py:function` may hold."""
     if not isinstance(value, str):
         return Override._get_value_element_as_str(value)

@@ -7,10 +7,18 @@ import os
 import shutil
 from pathlib import Path
 
-from ippo_cli.config.errors import ResumeError, storing
-from ippo_cli.runs.folder import JOB_FILE, NEXT, RUN_LOCK, START_LOCK, TRACKER_ID, all_checkpoints, write_atomically
+from ippo_cli.config.errors import ResumeError, convert_storage_errors
+from ippo_cli.runs.folder import (
+    JOB_FILE,
+    PENDING_SUFFIX,
+    RUN_LOCK,
+    START_LOCK,
+    TRACKER_ID,
+    list_checkpoints,
+    write_atomically,
+)
 
-LEFT_OUT = (
+EXCLUDED_FILES = (
     RUN_LOCK,
     START_LOCK,
     JOB_FILE,
@@ -23,23 +31,23 @@ LEFT_OUT = (
 )  # what a run has for itself, or of its past
 
 
-def inherit(parent: Path, child: Path) -> None:
+def copy_parent_run(parent: Path, child: Path) -> None:
     """Make the folder of a run that goes on from where `parent` is; a folder that is there already stays.
 
     Files of checkpoints and initial weights are written once, and removed as a whole: they are linked where the file
     system can.
     """
-    if all_checkpoints(child / "checkpoints"):
+    if list_checkpoints(child / "checkpoints"):
         return
-    if not all_checkpoints(parent / "checkpoints"):
+    if not list_checkpoints(parent / "checkpoints"):
         raise ResumeError(f"{parent} has no checkpoint for {child.name} to go on from")
     partial = child.with_name(f".{child.name}.partial")
-    with storing(str(child)):
+    with convert_storage_errors(str(child)):
         shutil.rmtree(partial, ignore_errors=True)
         shutil.rmtree(child, ignore_errors=True)  # of an attempt that came to nothing
         partial.mkdir(parents=True)
         for entry in parent.iterdir():
-            if entry.name in LEFT_OUT or entry.name.endswith((".tmp", NEXT)):
+            if entry.name in EXCLUDED_FILES or entry.name.endswith((".tmp", PENDING_SUFFIX)):
                 continue
             if entry.is_dir():
                 shutil.copytree(

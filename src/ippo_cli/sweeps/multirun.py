@@ -32,40 +32,40 @@ from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.arguments import SWEEP_FLAGS, SWEEP_MODE
-from ippo_cli.compose.diagnose import diagnose
-from ippo_cli.compose.load import config_dir, register_schemas, resolve, typed, typed_sweep
+from ippo_cli.compose.diagnose import diagnose_error
+from ippo_cli.compose.load import build_config, build_sweep_config, config_dir, register_schemas, resolve_config
 from ippo_cli.compose.searchpath import SEARCH_PATH
-from ippo_cli.config.checks import check
-from ippo_cli.config.commands import last_value, typed_path
+from ippo_cli.config.checks import check_config
+from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config, Mode, SweepKind
-from ippo_cli.config.sweeps import check_job_of, check_sweep
-from ippo_cli.config.trackers import refuse_missing_package
+from ippo_cli.config.sweeps import check_sweep, check_sweep_job
+from ippo_cli.config.trackers import check_tracker_packages
 from ippo_cli.engine.launchers import external_world_size
-from ippo_cli.runs.folder import from_here, in_use, lock
-from ippo_cli.runs.output import outlive_readers
+from ippo_cli.runs.folder import display_path, is_run_locked, lock_folder
+from ippo_cli.runs.output import ignore_closed_output
 from ippo_cli.sweeps import folder as sweep_folder
-from ippo_cli.sweeps.folder import LEAVING, Row, rows_of
-from ippo_cli.sweeps.grid import expanded
-from ippo_cli.sweeps.job import Sweep, refuse_resume, run_job, take_up
-from ippo_cli.sweeps.kinds import fit_into, search_of
-from ippo_cli.sweeps.outcome import SweepRefused, close, refusal
-from ippo_cli.sweeps.search import Listed, Search, run_search, taken_up
+from ippo_cli.sweeps.folder import STOP_FILE, JobRow, read_rows
+from ippo_cli.sweeps.grid import expand_grid
+from ippo_cli.sweeps.job import SweepContext, check_job_resume, prepare_resume, run_job
+from ippo_cli.sweeps.kinds import apply_sweep_settings, build_search
+from ippo_cli.sweeps.outcome import SweepRefused, refused_jobs_error, report_and_exit
+from ippo_cli.sweeps.search import FixedJobs, Search, resume_rows, run_search
 from ippo_cli.sweeps.signals import SignalForwarding
 
-FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
-SILENCE_S = 3.0  # between two lines while jobs are checked
-GRID = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
+MULTIRUN_FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
+PROGRESS_INTERVAL_S = 3.0  # between two lines while jobs are checked
+BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
 # Launchers whose jobs run on this machine: what a job would find here is what it will find.
-LOCAL = ("basic", "joblib", "submitit_local")
+LOCAL_LAUNCHERS = ("basic", "joblib", "submitit_local")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class CheckedJob:
     """One job, composed and checked."""
 
-    row: Row
+    row: JobRow
     plain: dict[str, Any]
     config: Config
 
@@ -73,12 +73,12 @@ class Job:
 def is_sweep(argv: Sequence[str]) -> bool:
     """Whether these arguments start a sweep, or go on with one."""
     typed_now = get_args_parser().parse_args(list(argv))
-    if typed_now.cfg or typed_now.info or typed_now.hydra_help or typed_now.shell_completion:
+    if typed_now.cfg or typed_now.get_info or typed_now.hydra_help or typed_now.shell_completion:
         return False
-    return typed_now.multirun or FLAGS[-1] in argv or _resumed_folder(argv) is not None
+    return typed_now.multirun or MULTIRUN_FLAGS[-1] in argv or _resumed_folder(argv) is not None
 
 
-def sweep(argv: Sequence[str]) -> None:
+def run_sweep(argv: Sequence[str]) -> None:
     """Check and run all jobs. Raises `SweepRefused`, `SweepFailed`, `Preempted` or `KeyboardInterrupt`."""
     ranks = external_world_size()
     if ranks is not None:
@@ -88,7 +88,7 @@ def sweep(argv: Sequence[str]) -> None:
             "start it alone, with launch.processes=N for N ranks per job",
         )
     wanted = last_value(argv, "resume") or "never"
-    typed_now = [text for text in argv if text not in FLAGS and not text.startswith("resume=")]
+    typed_now = [text for text in argv if text not in MULTIRUN_FLAGS and not text.startswith("resume=")]
     saved = _resumed_folder(argv)
     if saved is not None:
         typed_now = _saved_arguments(saved, typed_now)
@@ -97,31 +97,31 @@ def sweep(argv: Sequence[str]) -> None:
     parsed = get_args_parser().parse_args(typed_now)
     register_schemas()
     with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):
-        _Sweeping(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved).run()
+        _SweepRunner(parsed.config_name or "config", parsed.overrides, typed_now, wanted, saved).run()
 
 
 def _resumed_folder(argv: Sequence[str]) -> Path | None:
     """The folder of the sweep that `resume=` names, if it names one."""
     wanted = last_value(argv, "resume")
-    folder = None if wanted is None else typed_path(wanted).absolute()
-    return folder if folder is not None and (folder / sweep_folder.FILE).is_file() else None
+    folder = None if wanted is None else parse_path(wanted).absolute()
+    return folder if folder is not None and (folder / sweep_folder.SWEEP_FILE).is_file() else None
 
 
 def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:
     """A sweep goes on as it was started; only where its jobs run may be chosen again."""
-    saved = sweep_folder.arguments_of(folder)
+    saved = sweep_folder.read_arguments(folder)
     more = [text for text in typed_now if text not in saved]
-    refused = [text for text in more if not sweep_folder.is_place(text)]
+    refused = [text for text in more if not sweep_folder.is_launcher_override(text)]
     if refused:
         raise ConfigError(
             f"resume={folder}",
             f"goes on with the sweep as it was started, without {' '.join(refused)}",
             "leave that out, or start a new sweep",
         )
-    return [*(text for text in saved if not (more and sweep_folder.is_place(text))), *more]
+    return [*(text for text in saved if not (more and sweep_folder.is_launcher_override(text))), *more]
 
 
-class _Sweeping:
+class _SweepRunner:
     """One sweep, from arguments to the closing table."""
 
     def __init__(
@@ -137,40 +137,40 @@ class _Sweeping:
         of_sweep = [text for text in overrides if text.lstrip("+~").startswith(("sweep=", "sweep."))]
         self.overrides = [text for text in overrides if text not in (*of_hydra, *of_sweep)]
 
-        def composed(texts: list[str]) -> DictConfig:
+        def compose_master(texts: list[str]) -> DictConfig:
             return hydra.compose_config(config_name, texts, run_mode=RunMode.MULTIRUN, with_log_configuration=False)
 
         try:
-            self.master = composed(overrides)
+            self.master = compose_master(overrides)
         except (HydraException, OmegaConfBaseException):
             # Hydra leaves out what is swept, and with it the keys of a swept option: as the first job has them.
-            first = [*of_hydra, *of_sweep, *self._expanded(self.overrides)[0]]
+            first = [*of_hydra, *of_sweep, *self._expand_overrides(self.overrides)[0]]
             try:
-                self.master = composed(first)
+                self.master = compose_master(first)
             except (HydraException, OmegaConfBaseException) as error:
-                raise diagnose(first, error) from error
+                raise diagnose_error(first, error) from error
         self.place = Path(str(self.master.hydra.sweep.dir))
-        self.sweep = typed_sweep(self.master)
+        self.sweep = build_sweep_config(self.master)
         check_sweep(self.sweep)
         self.chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
         self.resumed = self._found(wanted, saved)
 
     def run(self) -> None:
-        search = self._search()
-        if self.master.hydra.sweeper._target_ != GRID:
+        search = self._build_search()
+        if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
             # Of a sweeper that makes up its jobs on the way each is checked when it comes.
-            self._run(sweep_folder.reserve(self.place, chosen=self.chosen), [], None, self._sample)
-        elif isinstance(search, Listed) or self.resumed is None:
+            self._run(sweep_folder.reserve_sweep_folder(self.place, chosen=self.chosen), [], None, self._run_sweeper)
+        elif isinstance(search, FixedJobs) or self.resumed is None:
             self._run_checked(search)
         else:
-            rows, plains = taken_up(self.resumed, search, lambda row: self._job(row).plain)
-            self._announce(search.total, sum(row.state in sweep_folder.ENDED for row in rows), self.resumed)
-            self._run(self.resumed, rows, search.total, lambda this: self._side_by_side(search, this, plains))
+            rows, plains = resume_rows(self.resumed, search, lambda row: self._check_job(row).plain)
+            self._announce(search.total, sum(row.state in sweep_folder.FINISHED_STATES for row in rows), self.resumed)
+            self._run(self.resumed, rows, search.total, lambda this: self._run_pool(search, this, plains))
 
-    def _search(self) -> Search:
+    def _build_search(self) -> Search:
         """What makes up the jobs. Raises `ConfigError` where it cannot, or not with this launcher."""
         if self.sweep.kind is SweepKind.grid and self.sweep.at_once == 1:
-            return Listed()
+            return FixedJobs()
         launcher = str(self.master.hydra.runtime.choices["hydra/launcher"])
         setting = f"sweep={self.sweep.kind.value} sweep.at_once={self.sweep.at_once}"
         if launcher != "basic":
@@ -178,33 +178,33 @@ class _Sweeping:
             raise ConfigError(
                 setting, f"runs its jobs on this machine, and so not by hydra/launcher={launcher}", remedy
             )
-        if self.master.hydra.sweeper._target_ != GRID or self.master.hydra.sweeper.params:
+        if self.master.hydra.sweeper._target_ != BASIC_SWEEPER or self.master.hydra.sweeper.params:
             raise ConfigError(setting, "knows its jobs itself, and so needs no hydra.sweeper", "leave that out")
-        return search_of(self.sweep, self.overrides, self._options)
+        return build_search(self.sweep, self.overrides, self._group_options)
 
     def _run_checked(self, search: Search) -> None:
         """Run jobs of which the first ones, or all, are known and checked before anything begins."""
-        jobs, done = self._checked(self._rows() if isinstance(search, Listed) else search.due(self.place, []))
+        jobs, done = self._check_jobs(self._rows() if isinstance(search, FixedJobs) else search.due(self.place, []))
         if jobs and jobs[0].config.mode is Mode.plan:
-            self._plan(jobs)
+            self._plan_jobs(jobs)
             return
         rows = sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)
-        folder = self.resumed or sweep_folder.reserve(self.place, chosen=self.chosen)
-        total = len(rows) if isinstance(search, Listed) else search.total
+        folder = self.resumed or sweep_folder.reserve_sweep_folder(self.place, chosen=self.chosen)
+        total = len(rows) if isinstance(search, FixedJobs) else search.total
         self._announce(total, len(done), folder)
-        if isinstance(search, Listed) and self.sweep.at_once == 1:
-            self._run(folder, rows, total, lambda this: self._launch(this, [job.row for job in jobs]))
+        if isinstance(search, FixedJobs) and self.sweep.at_once == 1:
+            self._run(folder, rows, total, lambda this: self._run_launcher(this, [job.row for job in jobs]))
         else:
             plains = {job.row.job: job.plain for job in jobs}
-            self._run(folder, rows, total, lambda this: self._side_by_side(search, this, plains))
+            self._run(folder, rows, total, lambda this: self._run_pool(search, this, plains))
 
     def _announce(self, total: int, done: int, folder: Path) -> None:
         words = f", {done} of them done" if done else ""
-        print(f"ippo-train: a sweep of {total} jobs{words} -> {from_here(folder)}", flush=True)
+        print(f"ippo-train: a sweep of {total} jobs{words} -> {display_path(folder)}", flush=True)
 
     def _found(self, wanted: str, saved: Path | None) -> Path | None:
         """The sweep to go on with; None for a new one."""
-        folder = saved or (sweep_folder.find(self.place, self.typed_now) if wanted in ("auto", "must") else None)
+        folder = saved or (sweep_folder.find_sweep(self.place, self.typed_now) if wanted in ("auto", "must") else None)
         if folder is None:
             if wanted == "must":
                 raise ResumeError(
@@ -213,51 +213,51 @@ class _Sweeping:
             if wanted == "auto":
                 print(f"no sweep of these overrides below {self.place.parent}: a new one begins", flush=True)
             return None
-        if self.master.hydra.sweeper._target_ != GRID:
+        if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError(
                 f"resume={wanted}",
                 "goes on with the jobs that are missing, and this sweeper makes up its jobs on the way",
                 "start a new sweep",
             )
-        if in_use(folder):
+        if is_run_locked(folder):
             raise ResumeError(f"resume={wanted}: the sweep in {folder} is going on in another process")
         return folder
 
     # ---- which jobs -------------------------------------------------------------------------------------------
 
-    def _options(self, group: str) -> list[str]:
+    def _group_options(self, group: str) -> list[str]:
         return self.loader.get_group_options(  # type: ignore[call-arg]
             group, ObjectType.CONFIG, self.config_name, self.folders
         )
 
-    def _expanded(self, overrides: Sequence[str]) -> list[list[str]]:
-        return expanded(overrides, self._options)
+    def _expand_overrides(self, overrides: Sequence[str]) -> list[list[str]]:
+        return expand_grid(overrides, self._group_options)
 
-    def _rows(self) -> list[Row]:
+    def _rows(self) -> list[JobRow]:
         if self.resumed is not None:
-            return rows_of(self.resumed)
+            return read_rows(self.resumed)
         params = [f"{key}={value}" for key, value in (self.master.hydra.sweeper.params or {}).items()]
-        grid = self._expanded([*params, *self.overrides])
-        return [Row(job=job, overrides=texts, folder="") for job, texts in enumerate(grid, start=1)]
+        grid = self._expand_overrides([*params, *self.overrides])
+        return [JobRow(job=job, overrides=texts, folder="") for job, texts in enumerate(grid, start=1)]
 
-    def _checked(self, rows: list[Row]) -> tuple[list[Job], list[Row]]:
+    def _check_jobs(self, rows: list[JobRow]) -> tuple[list[CheckedJob], list[JobRow]]:
         """The jobs to run, and the rows of those that are done. Raises `SweepRefused` with all jobs that cannot run."""
         print(f"ippo-train: checking {len(rows)} jobs", flush=True)
-        jobs: list[Job] = []
+        jobs: list[CheckedJob] = []
         refused: dict[int, IppoError] = {}
-        done: list[Row] = []
-        said_at = time.monotonic()
+        done: list[JobRow] = []
+        last_report = time.monotonic()
         for row in rows:
-            if time.monotonic() - said_at > SILENCE_S:
-                said_at = time.monotonic()
+            if time.monotonic() - last_report > PROGRESS_INTERVAL_S:
+                last_report = time.monotonic()
                 print(f"ippo-train: checked {len(jobs) + len(refused) + len(done)} of {len(rows)} jobs", flush=True)
             if self.resumed is not None and sweep_folder.is_done(self.resumed / row.folder):
-                sweep_folder.end(row, "done", 0, None)
-                sweep_folder.note_run(row, self.resumed / row.folder)
+                sweep_folder.set_state(row, "done", 0, None)
+                sweep_folder.copy_run_result(row, self.resumed / row.folder)
                 done.append(row)
                 continue
             try:
-                jobs.append(self._job(row))
+                jobs.append(self._check_job(row))
             except IppoError as error:
                 refused[row.job] = error
         jobs_of = {job.row.folder: job.row.job for job in reversed(jobs)}
@@ -270,48 +270,48 @@ class _Sweeping:
                 )
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
-        if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local():
+        if not refused and jobs and jobs[0].config.mode is Mode.train and self._is_local_launcher():
             print("ippo-train: loading data and planning each configuration", flush=True)
-            refused = _planned(jobs)
+            refused = _plan_errors(jobs)
         if refused:
-            raise refusal(rows, refused)
+            raise refused_jobs_error(rows, refused)
         return jobs, done
 
-    def _job(self, row: Row) -> Job:
-        begun = self.resumed is not None and take_up(self.resumed, row)
+    def _check_job(self, row: JobRow) -> CheckedJob:
+        begun = self.resumed is not None and prepare_resume(self.resumed, row)
         try:
             node = self.loader.load_sweep_config(self.master, list(row.overrides))
             with open_dict(node):
                 node.hydra.job.num = node.hydra.job.id = row.job
             HydraConfig.instance().set_config(node)
             row.folder = row.folder or str(node.hydra.sweep.subdir)
-            plain = resolve(node)
+            plain = resolve_config(node)
         except (HydraException, OmegaConfBaseException) as error:
-            raise diagnose([*self.folders, *row.overrides], error) from error
-        config = typed(plain)
-        check(config, world_size(config, None))
-        refuse_missing_package(config.tracker)
-        check_job_of(self.sweep, config)
-        fit_into(self.sweep, row, plain, config, begun=begun)
+            raise diagnose_error([*self.folders, *row.overrides], error) from error
+        config = build_config(plain)
+        check_config(config, world_size(config, None))
+        check_tracker_packages(config.tracker)
+        check_sweep_job(self.sweep, config)
+        apply_sweep_settings(self.sweep, row, plain, config, begun=begun)
         if self.resumed is not None:
-            refuse_resume(self.resumed / row.folder, plain, config)
-            sweep_folder.end(row, "waiting", None, None)
-        return Job(row, plain, config)
+            check_job_resume(self.resumed / row.folder, plain, config)
+            sweep_folder.set_state(row, "waiting", None, None)
+        return CheckedJob(row, plain, config)
 
-    def _is_basic(self) -> bool:
+    def _is_basic_launcher(self) -> bool:
         return str(self.master.hydra.runtime.choices["hydra/launcher"]) == "basic"
 
-    def _is_local(self) -> bool:
-        return str(self.master.hydra.runtime.choices["hydra/launcher"]) in LOCAL
+    def _is_local_launcher(self) -> bool:
+        return str(self.master.hydra.runtime.choices["hydra/launcher"]) in LOCAL_LAUNCHERS
 
     # ---- running them -----------------------------------------------------------------------------------------
 
-    def _plan(self, jobs: Sequence[Job]) -> None:
+    def _plan_jobs(self, jobs: Sequence[CheckedJob]) -> None:
         from ippo_cli.planning.plan import show_plan
 
         rows = [job.row for job in jobs]
-        own = sweep_folder.swept(rows)
-        if not self._is_basic():
+        own = sweep_folder.distinct_overrides(rows)
+        if not self._is_basic_launcher():
             launcher = self.master.hydra.runtime.choices["hydra/launcher"]
             print(f"planned for this machine, and not for those of hydra/launcher={launcher}: see plan=", flush=True)
         refused: dict[int, IppoError] = {}
@@ -322,17 +322,19 @@ class _Sweeping:
             except IppoError as error:
                 refused[job.row.job] = error
         if refused:
-            raise refusal(rows, refused)
+            raise refused_jobs_error(rows, refused)
 
-    def _run(self, folder: Path, rows: Sequence[Row], total: int | None, work: Callable[[Sweep], None]) -> None:
+    def _run(
+        self, folder: Path, rows: Sequence[JobRow], total: int | None, work: Callable[[SweepContext], None]
+    ) -> None:
         """Do the work of a sweep with these rows; then show the table and say how it ended."""
-        outlive_readers()
+        ignore_closed_output()
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
         error: str | None = None
         with ExitStack() as held:
-            held.enter_context(lock(folder))
-            this = Sweep(
+            held.enter_context(lock_folder(folder))
+            context = SweepContext(
                 folder,
                 socket.gethostname(),
                 os.getpid(),
@@ -340,50 +342,52 @@ class _Sweeping:
                 tuple(self.folders),
                 self.resumed is not None,
                 total,
-                sweep_folder.new_attempt(folder),
+                sweep_folder.start_attempt(folder),
             )
-            (folder / LEAVING).unlink(missing_ok=True)
-            sweep_folder.create(folder, self.typed_now, rows)
+            (folder / STOP_FILE).unlink(missing_ok=True)
+            sweep_folder.create_sweep_file(folder, self.typed_now, rows)
             held.enter_context(SignalForwarding(folder))
             try:
-                work(this)
+                work(context)
             except Exception as problem:  # of the launcher or the sweeper: jobs tell of their own
                 error = f"{type(problem).__name__}: {problem}"
-                if not isinstance(problem, IppoError) and not (folder / LEAVING).exists():
+                if not isinstance(problem, IppoError) and not (folder / STOP_FILE).exists():
                     traceback.print_exc()
-        close(folder, error)
+        report_and_exit(folder, error)
 
-    def _side_by_side(self, search: Search, this: Sweep, plains: dict[int, dict[str, Any]]) -> None:
-        run_search(search, this, self.sweep.at_once, lambda row: self._job(row).plain, plains)
+    def _run_pool(self, search: Search, context: SweepContext, plains: dict[int, dict[str, Any]]) -> None:
+        run_search(search, context, self.sweep.at_once, lambda row: self._check_job(row).plain, plains)
 
-    def _launch(self, this: Sweep, rows: Sequence[Row]) -> None:
+    def _run_launcher(self, context: SweepContext, rows: Sequence[JobRow]) -> None:
         callbacks = Callbacks(self.master)
         callbacks.on_multirun_start(config=self.master, config_name=self.config_name)
         launcher = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
-            task_function=partial(run_job, this),
+            task_function=partial(run_job, context),
             config=self.master,
         )
         batch = self.master.hydra.sweeper.max_batch_size or len(rows) or 1
         for first in range(0, len(rows), batch):
-            texts = [[*row.overrides, *_places(this.folder, row.folder)] for row in rows[first : first + batch]]
+            texts = [
+                [*row.overrides, *_folder_overrides(context.folder, row.folder)] for row in rows[first : first + batch]
+            ]
             launcher.launch(texts, initial_job_idx=first + 1)
         callbacks.on_multirun_end(config=self.master, config_name=self.config_name)
 
-    def _sample(self, this: Sweep) -> None:
+    def _run_sweeper(self, context: SweepContext) -> None:
         callbacks = Callbacks(self.master)
         callbacks.on_multirun_start(config=self.master, config_name=self.config_name)
-        self.master.hydra.overrides.hydra.append(_places(this.folder)[0])
+        self.master.hydra.overrides.hydra.append(_folder_overrides(context.folder)[0])
         sweeper = Plugins.instance().instantiate_sweeper(
             hydra_context=HydraContext(config_loader=self.loader, callbacks=callbacks),
-            task_function=partial(run_job, this),
+            task_function=partial(run_job, context),
             config=self.master,
         )
         sweeper.sweep(arguments=self.overrides)
         callbacks.on_multirun_end(config=self.master, config_name=self.config_name)
 
 
-def _places(folder: Path, subdir: str | None = None) -> list[str]:
+def _folder_overrides(folder: Path, subdir: str | None = None) -> list[str]:
     """Overrides that give a job the sweep's folder, and its own below that."""
     quoted = QuotedString(text=str(folder), quote=Quote.single).with_quotes()
     if subdir is None:
@@ -394,12 +398,12 @@ def _places(folder: Path, subdir: str | None = None) -> list[str]:
     ]
 
 
-def _planned(jobs: Sequence[Job]) -> dict[int, IppoError]:
+def _plan_errors(jobs: Sequence[CheckedJob]) -> dict[int, IppoError]:
     """What `mode=plan` refuses, by job. Configurations that differ in their seed alone are planned once."""
-    alike: dict[str, list[Job]] = {}
+    jobs_by_config: dict[str, list[CheckedJob]] = {}
     for job in jobs:
-        alike.setdefault(repr(replace(job.config, seed=0)), []).append(job)
-    groups = list(alike.values())
+        jobs_by_config.setdefault(repr(replace(job.config, seed=0)), []).append(job)
+    groups = list(jobs_by_config.values())
     with tempfile.TemporaryDirectory() as scratch:
         file = Path(scratch) / "jobs.json"
         file.write_text(json.dumps([group[0].plain for group in groups]))

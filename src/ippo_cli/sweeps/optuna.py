@@ -16,8 +16,8 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OptunaSweepConfig
-from ippo_cli.sweeps.folder import Row
-from ippo_cli.sweeps.search import FINISHED, final_score, judged_curve
+from ippo_cli.sweeps.folder import JobRow
+from ippo_cli.sweeps.search import FINISHED, final_score, score_curve
 from ippo_cli.sweeps.space import Dimension
 
 Curve = Sequence[tuple[int, float]]
@@ -34,63 +34,65 @@ class OptunaSearch:
         self.total = config.trials
         self._curves: dict[int, Curve] = {}  # of jobs that are done, which stay as they are
 
-    def due(self, folder: Path, rows: Sequence[Row]) -> list[Row]:
+    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         number = len(rows) + 1
         known = self._known(number, rows)
         if number > self.total or any(row.state not in FINISHED for row in known):
             return []
-        trials: list[Trial] = [(self._values(row), final_score(folder, row)) for row in known if _scored(row)]
+        trials: list[Trial] = [(self._values(row), final_score(folder, row)) for row in known if _has_score(row)]
         trials = [trial for trial in trials if trial[1] is not None]
         trials += [(self._values(row), None) for row in rows[len(known) :]]
-        values = proposed(self.space, trials, number, self.config)
-        return [Row(number, [*self.fixed, *(f"{key}={value}" for key, value in values.items())], "")]
+        values = propose_values(self.space, trials, number, self.config)
+        return [JobRow(number, [*self.fixed, *(f"{key}={value}" for key, value in values.items())], "")]
 
-    def unfinished(self, rows: Sequence[Row]) -> list[Row]:
+    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
         return list(rows)
 
-    def prepare(self, folder: Path, row: Row, rows: Sequence[Row]) -> None:
+    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         pass
 
-    def hopeless(self, folder: Path, row: Row, rows: Sequence[Row]) -> int | None:
+    def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
         if not self.config.prune:
             return None
         done = [other for other in self._known(row.job, rows) if other.state == "done" and other.pruned_at is None]
         for other in done:
             if other.job not in self._curves:
-                self._curves[other.job] = judged_curve(folder, other)
-        return behind(judged_curve(folder, row), [self._curves[other.job] for other in done], self.config)
+                self._curves[other.job] = score_curve(folder, other)
+        return median_prune_iteration(
+            score_curve(folder, row), [self._curves[other.job] for other in done], self.config
+        )
 
-    def _known(self, number: int, rows: Sequence[Row]) -> list[Row]:
+    def _known(self, number: int, rows: Sequence[JobRow]) -> list[JobRow]:
         """The jobs whose end a job may depend on, in their order."""
         return [row for row in rows if row.job <= number - self.config.at_once]
 
-    def _values(self, row: Row) -> dict[str, str]:
+    def _values(self, row: JobRow) -> dict[str, str]:
         keys = {dimension.key for dimension in self.space}
         parts = (text.partition("=") for text in row.overrides)
         return {key: value for key, _, value in parts if key in keys}
 
 
-def _scored(row: Row) -> bool:
+def _has_score(row: JobRow) -> bool:
     return row.state in ("done", "pruned")
 
 
-def behind(curve: Curve, others: Sequence[Curve], config: OptunaSweepConfig) -> int | None:
+def median_prune_iteration(curve: Curve, others: Sequence[Curve], config: OptunaSweepConfig) -> int | None:
     """The first iteration at which the best score so far lies below the median of what others had there.
 
     As many others as `startup_trials` must have a score there; a last iteration ends anyway.
     """
     best = float("-inf")
     ends = max((other[-1][0] for other in others if other), default=0)
-    for at, score in curve:
+    for iteration, score in curve:
         best = max(best, score)
-        scores = [there for other in others if (there := dict(other).get(at)) is not None]
+        scores = [other_score for other in others if (other_score := dict(other).get(iteration)) is not None]
         enough = len(scores) >= max(config.startup_trials, 1)
-        if config.prune_after < at < ends and enough and best < statistics.median(scores):
-            return at
+        if config.prune_after < iteration < ends and enough and best < statistics.median(scores):
+            return iteration
     return None
 
 
-def proposed(
+def propose_values(
     space: Sequence[Dimension], trials: Sequence[Trial], number: int, config: OptunaSweepConfig
 ) -> dict[str, str]:
     """The values of the job of that number, after these trials."""
@@ -109,14 +111,14 @@ def proposed(
             study.add_trial(
                 optuna.trial.create_trial(
                     state=optuna.trial.TrialState.RUNNING if score is None else optuna.trial.TrialState.COMPLETE,
-                    params={dimension.key: _parameter(dimension, values[dimension.key]) for dimension in space},
+                    params={dimension.key: _parse_parameter(dimension, values[dimension.key]) for dimension in space},
                     distributions=distributions,
                     value=score,
                 )
             )
-        drawn = study.ask(distributions).params
+        params = study.ask(distributions).params
     return {
-        dimension.key: str(drawn[dimension.key]) if dimension.choices else dimension.text(drawn[dimension.key])
+        dimension.key: str(params[dimension.key]) if dimension.choices else dimension.text(params[dimension.key])
         for dimension in space
     }
 
@@ -131,7 +133,7 @@ def _distribution(dimension: Dimension) -> Any:
     return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
 
 
-def _parameter(dimension: Dimension, value: str) -> str | int | float:
+def _parse_parameter(dimension: Dimension, value: str) -> str | int | float:
     if dimension.choices:
         return value
     return int(value) if dimension.integer else float(value)

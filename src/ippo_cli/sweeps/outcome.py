@@ -11,8 +11,8 @@ from ippo_cli.compose.exits import MAX_LINES, WIDTH
 from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, Preempted
 from ippo_cli.runs.folder import resume_command
 from ippo_cli.sweeps import folder as sweep_folder
-from ippo_cli.sweeps.folder import ENDED, LEAVING, Row, rows_of
-from ippo_cli.sweeps.state import queue_of
+from ippo_cli.sweeps.folder import FINISHED_STATES, STOP_FILE, JobRow, read_rows
+from ippo_cli.sweeps.state import read_queue
 
 
 class SweepRefused(IppoError):
@@ -31,10 +31,10 @@ class SweepFailed(IppoError):
         self.exit_code = exit_code
 
 
-def refusal(rows: Sequence[Row], refused: Mapping[int, IppoError]) -> SweepRefused:
+def refused_jobs_error(rows: Sequence[JobRow], refused: Mapping[int, IppoError]) -> SweepRefused:
     """One error for all jobs that cannot run: those that are refused for the same reason share a line."""
-    own = sweep_folder.swept(rows)
-    jobs: dict[str, list[Row]] = {}
+    own = sweep_folder.distinct_overrides(rows)
+    jobs: dict[str, list[JobRow]] = {}
     for row in rows:
         if row.job in refused:
             jobs.setdefault(" ".join(str(refused[row.job]).split()), []).append(row)
@@ -46,51 +46,55 @@ def refusal(rows: Sequence[Row], refused: Mapping[int, IppoError]) -> SweepRefus
             lines.append(f"job {group[0].job} of {len(rows)}: {own[group[0].job]}: {message}")
         else:
             numbers = " ".join(str(row.job) for row in group)
-            alike = [text for text in group[0].overrides if all(text in row.overrides for row in group)]
-            alike = [text for text in alike if not all(text in row.overrides for row in rows)]
-            lines.append(": ".join([f"jobs {numbers} of {len(rows)}", *([" ".join(alike)] if alike else []), message]))
+            common = [text for text in group[0].overrides if all(text in row.overrides for row in group)]
+            common = [text for text in common if not all(text in row.overrides for row in rows)]
+            lines.append(
+                ": ".join([f"jobs {numbers} of {len(rows)}", *([" ".join(common)] if common else []), message])
+            )
     codes = {error.exit_code for error in refused.values()}
     code = codes.pop() if len(codes) == 1 else ConfigError.exit_code
-    return SweepRefused("\n".join([*_fitting(lines), "no job was started"]), code)
+    return SweepRefused("\n".join([*_fit_lines(lines), "no job was started"]), code)
 
 
-def close(folder: Path, error: str | None) -> None:
+def report_and_exit(folder: Path, error: str | None) -> None:
     """Show the table, and raise what the command ends with."""
-    queue = queue_of(folder, rows_of(folder))
-    for row in rows_of(folder):
+    queue = read_queue(folder, read_rows(folder))
+    for row in read_rows(folder):
         # Of several jobs in a queue the launcher leaves with the first that was killed: others may be there still.
         if row.state == "running" and (row.slurm is None or queue.state(row) == "missing"):
-            with sweep_folder.changed(folder, row.job) as kept:
-                sweep_folder.end(kept, "failed", UNEXPECTED, error or "its process ended without a word")
-                sweep_folder.note_run(kept, folder / row.folder)
-    rows = rows_of(folder)
-    print(f"\n{sweep_folder.table(folder, rows)}", flush=True)
-    done = sum(row.state in ENDED for row in rows)
+            with sweep_folder.update_row(folder, row.job) as saved_row:
+                sweep_folder.set_state(saved_row, "failed", UNEXPECTED, error or "its process ended without a word")
+                sweep_folder.copy_run_result(saved_row, folder / row.folder)
+    rows = read_rows(folder)
+    print(f"\n{sweep_folder.sweep_table(folder, rows)}", flush=True)
+    done = sum(row.state in FINISHED_STATES for row in rows)
     go_on = f"go on with: {resume_command(folder, sweep=True)}"
-    if (folder / LEAVING).exists():
-        number = int((folder / LEAVING).read_text())
-        (folder / LEAVING).unlink()
+    if (folder / STOP_FILE).exists():
+        number = int((folder / STOP_FILE).read_text())
+        (folder / STOP_FILE).unlink()
         words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done\n{go_on}"
         raise KeyboardInterrupt(words) if number == signal.SIGINT else Preempted(words)
-    failed = [row for row in rows if row.state not in ENDED]
+    failed = [row for row in rows if row.state not in FINISHED_STATES]
     if failed or error is not None:
-        own = sweep_folder.swept(rows)
-        told = [
+        own = sweep_folder.distinct_overrides(rows)
+        messages = [
             f"job {row.job} of {len(rows)}: {own[row.job]}: {row.state}"
             f"{': ' + ' '.join(row.error.split()) if row.error else ''}"
             for row in failed
         ]
         head = f"{done} of {len(rows)} jobs are done" + (f"; the launcher ended with {error}" if error else "")
         codes = [row.exit_code for row in failed if row.exit_code]
-        raise SweepFailed("\n".join([head, *_fitting(told)[: MAX_LINES - 2], go_on]), codes[0] if codes else UNEXPECTED)
+        raise SweepFailed(
+            "\n".join([head, *_fit_lines(messages)[: MAX_LINES - 2], go_on]), codes[0] if codes else UNEXPECTED
+        )
 
 
-def _fitting(lines: list[str]) -> list[str]:
+def _fit_lines(lines: list[str]) -> list[str]:
     """The lines in full if a block has room for them, else each on one line of it, and the number of those left out."""
     room = MAX_LINES - 1
     width = WIDTH - 2 - len("ippo: ")  # a block wraps at `WIDTH - 2`
     if sum(len(textwrap.wrap(line, width)) for line in lines) <= room:
         return lines
-    shown = lines if len(lines) <= room else lines[: room - 1]
-    more = [f"and {len(lines) - len(shown)} more of them"] if len(shown) < len(lines) else []
-    return [*(line if len(line) <= width else f"{line[: width - 4]} ..." for line in shown), *more]
+    visible = lines if len(lines) <= room else lines[: room - 1]
+    more = [f"and {len(lines) - len(visible)} more of them"] if len(visible) < len(lines) else []
+    return [*(line if len(line) <= width else f"{line[: width - 4]} ..." for line in visible), *more]

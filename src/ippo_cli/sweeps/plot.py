@@ -7,12 +7,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.text import shortened
-from ippo_cli.sweeps.summary import Configuration, Job, Summary, mean_of
+from ippo_cli.config.text import shorten_name
+from ippo_cli.sweeps.summary import Configuration, JobSummary, SweepSummary, mean_interval
 
-MOST_CURVES = 10  # the best configurations; others are grey
-MOST_KEYS = 3
-FEWEST_VALUES = 4  # of a key, to be drawn against its scores
+MAX_CURVES = 10  # the best configurations; others are grey
+MAX_PANELS = 3
+MIN_VALUES = 4  # of a key, to be drawn against its scores
 
 
 def can_draw() -> bool:
@@ -20,11 +20,11 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw(summary: Summary, file: Path) -> None:
+def draw_summary(summary: SweepSummary, file: Path) -> None:
     """Curves of all configurations, and one panel for each number that was searched over."""
     from matplotlib.figure import Figure
 
-    searched = _searched(summary.jobs)
+    searched = _searched_values(summary.jobs)
     figure = Figure(figsize=(7 + 3.2 * len(searched), 4.5), layout="constrained")
     axes = figure.subplots(1, 1 + len(searched), width_ratios=[2.2, *[1] * len(searched)], squeeze=False)[0]
     if any(job.generation is not None for job in summary.jobs):
@@ -38,18 +38,18 @@ def draw(summary: Summary, file: Path) -> None:
         values = [value for value, _ in points]
         if min(values) > 0 and max(values) / min(values) > 20:
             axis.set_xscale("log")
-        axis.set_xlabel(shortened(key, 32), size=8)
+        axis.set_xlabel(shorten_name(key, 32), size=8)
     figure.savefig(file, dpi=150)
 
 
 def _draw_configurations(axis: Any, configurations: Sequence[Configuration]) -> None:
     """A line for each, the mean over its seeds, with the interval where there are several."""
     for rank, group in enumerate(configurations):
-        points = _means([job.curve for job in group.jobs])
+        points = _mean_curve([job.curve for job in group.jobs])
         if not points:
             continue
-        named = rank < MOST_CURVES
-        label = shortened(" ".join(group.overrides) or "all jobs", 60) if named else None
+        named = rank < MAX_CURVES
+        label = shorten_name(" ".join(group.overrides) or "all jobs", 60) if named else None
         style: dict[str, Any] = {"label": label} if named else {"color": "0.8", "zorder": 0}
         [line] = axis.plot([at for at, *_ in points], [mean for _, mean, *_ in points], lw=1.2, **style)
         banded = [(at, low, high) for at, _, low, high in points if low is not None]
@@ -60,7 +60,7 @@ def _draw_configurations(axis: Any, configurations: Sequence[Configuration]) -> 
         axis.legend(fontsize=6, loc="best")
 
 
-def _draw_population(axis: Any, jobs: Sequence[Job]) -> None:
+def _draw_population(axis: Any, jobs: Sequence[JobSummary]) -> None:
     """Each job's own generation: what it has of its parent's is drawn there."""
     by_number = {job.number: job for job in jobs}
     for job in jobs:
@@ -71,25 +71,25 @@ def _draw_population(axis: Any, jobs: Sequence[Job]) -> None:
             color = f"C{((job.member or 1) - 1) % 10}"
             axis.plot([at for at, _ in own], [score for _, score in own], lw=1.2, color=color)
     members = sorted({job.member for job in jobs if job.member is not None})
-    for member in members[:MOST_CURVES]:
+    for member in members[:MAX_CURVES]:
         axis.plot([], [], color=f"C{(member - 1) % 10}", label=f"member {member}")
     axis.legend(fontsize=6, loc="best")
 
 
-def _means(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float, float | None, float | None]]:
+def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float, float | None, float | None]]:
     """Means with intervals at the iterations that all curves with any points have reached."""
-    there = [dict(curve) for curve in curves if curve]
-    if not there:
+    curve_values = [dict(curve) for curve in curves if curve]
+    if not curve_values:
         return []
     found = []
-    for at in sorted(set.intersection(*(set(curve) for curve in there))):
-        mean = mean_of([curve[at] for curve in there])
+    for at in sorted(set.intersection(*(set(curve) for curve in curve_values))):
+        mean = mean_interval([curve[at] for curve in curve_values])
         if mean is not None:
             found.append((at, mean.mean, mean.low, mean.high))
     return found
 
 
-def _searched(jobs: Sequence[Job]) -> dict[str, list[tuple[float, float]]]:
+def _searched_values(jobs: Sequence[JobSummary]) -> dict[str, list[tuple[float, float]]]:
     """By key that has many numbers as values: each job's value and last score."""
     found: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
@@ -101,5 +101,5 @@ def _searched(jobs: Sequence[Job]) -> dict[str, list[tuple[float, float]]]:
                 continue
             if job.last is not None:
                 found.setdefault(key, []).append((number, job.last))
-    many = {key: points for key, points in found.items() if len({value for value, _ in points}) >= FEWEST_VALUES}
-    return dict(list(many.items())[:MOST_KEYS])
+    many = {key: points for key, points in found.items() if len({value for value, _ in points}) >= MIN_VALUES}
+    return dict(list(many.items())[:MAX_PANELS])

@@ -12,17 +12,27 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from ippo_cli.compose.resume import is_frozen
+from ippo_cli.compose.resume import is_frozen_key
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, PopulationSweepConfig
-from ippo_cli.runs.folder import all_checkpoints
-from ippo_cli.sweeps.folder import Row
-from ippo_cli.sweeps.lineage import inherit
+from ippo_cli.runs.folder import list_checkpoints
+from ippo_cli.sweeps.folder import JobRow
+from ippo_cli.sweeps.lineage import copy_parent_run
 from ippo_cli.sweeps.search import FINISHED, final_score
 from ippo_cli.sweeps.space import Dimension
 
 # What decides when a run ends or where it lies, and is set here or means nothing once it goes on.
-NOT_CHANGED = ("num_iterations", "num_epochs", "stop_after", "name", "output_dir", "mode", "resume", "launch.", "plan.")
+UNCHANGEABLE_KEYS = (
+    "num_iterations",
+    "num_epochs",
+    "stop_after",
+    "name",
+    "output_dir",
+    "mode",
+    "resume",
+    "launch.",
+    "plan.",
+)
 
 
 class PopulationSearch:
@@ -36,83 +46,87 @@ class PopulationSearch:
         groups: Sequence[str],
     ) -> None:
         for dimension in space:
-            refuse_unchangeable(dimension.key, groups)
+            check_changeable_key(dimension.key, groups)
         for text in fixed:
             if text.startswith("stop_after="):
                 raise ConfigError(text, "is what ends a generation", "leave it out, and choose sweep.generations")
         self.config, self.space, self.fixed = config, space, list(fixed)
         self.total = config.members * config.generations
 
-    def due(self, folder: Path, rows: Sequence[Row]) -> list[Row]:
+    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         done, begun = divmod(len(rows), self.config.members)
         last = rows[-self.config.members :]
         if begun or done == self.config.generations or any(row.state not in FINISHED for row in last):
             return []
         if not rows:
-            return [self._row(1, member, None, self._drawn(member)) for member in range(1, self.config.members + 1)]
+            return [
+                self._row(1, member, None, self._sample_values(member)) for member in range(1, self.config.members + 1)
+            ]
         scores = [final_score(folder, row) for row in last]
         if all(score is None for score in scores):
             return []
         return self._next(done + 1, last, [-math.inf if score is None else score for score in scores])
 
-    def unfinished(self, rows: Sequence[Row]) -> list[Row]:
+    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
         newest = max((row.generation or 1 for row in rows), default=1)
         return [row for row in rows if row.generation == newest]  # an earlier one's successors are there
 
-    def prepare(self, folder: Path, row: Row, rows: Sequence[Row]) -> None:
+    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         parent = next((other for other in rows if other.job == row.parent), None)
         if parent is not None:
-            inherit(folder / parent.folder, folder / row.folder)
-            self._make_room(folder, row, rows)
+            copy_parent_run(folder / parent.folder, folder / row.folder)
+            self._remove_old_checkpoints(folder, row, rows)
 
-    def hopeless(self, folder: Path, row: Row, rows: Sequence[Row]) -> int | None:
+    def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
         return None
 
-    def _drawn(self, member: int) -> dict[str, str]:
+    def _sample_values(self, member: int) -> dict[str, str]:
         source = random.Random(f"{self.config.seed}/population/{member}")
-        return {dimension.key: dimension.drawn(source) for dimension in self.space}
+        return {dimension.key: dimension.sample(source) for dimension in self.space}
 
-    def _next(self, generation: int, parents: Sequence[Row], scores: Sequence[float]) -> list[Row]:
+    def _next(self, generation: int, parents: Sequence[JobRow], scores: Sequence[float]) -> list[JobRow]:
         """The best member as it is, then winners of tournaments, each with one value changed."""
         rows = []
         for member in range(1, self.config.members + 1):
             source = random.Random(f"{self.config.seed}/generation/{generation}/{member}")
-            winner = parents[winner_of(scores, len(scores) if member == 1 else self.config.tournament_size, source)]
+            winner = parents[
+                tournament_winner(scores, len(scores) if member == 1 else self.config.tournament_size, source)
+            ]
             values = self._values(winner)
             if member > 1:
-                values = mutated(self.space, values, self.config, source)
+                values = mutate_values(self.space, values, self.config, source)
             rows.append(self._row(generation, member, winner.job, values))
         return rows
 
-    def _values(self, row: Row) -> dict[str, str]:
+    def _values(self, row: JobRow) -> dict[str, str]:
         keys = {dimension.key for dimension in self.space}
         parts = (text.partition("=") for text in row.overrides)
         return {key: value for key, _, value in parts if key in keys}
 
-    def _row(self, generation: int, member: int, parent: int | None, values: dict[str, str]) -> Row:
+    def _row(self, generation: int, member: int, parent: int | None, values: dict[str, str]) -> JobRow:
         texts = [*self.fixed, *(f"{key}={value}" for key, value in values.items())]
         number = (generation - 1) * self.config.members + member
-        return Row(number, texts, "", generation=generation, member=member, parent=parent)
+        return JobRow(number, texts, "", generation=generation, member=member, parent=parent)
 
-    def _make_room(self, folder: Path, row: Row, rows: Sequence[Row]) -> None:
+    def _remove_old_checkpoints(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         """Checkpoints of generations before the last one are removed, but those of the best member so far."""
         scores = [(score, other.job) for other in rows if (score := final_score(folder, other)) is not None]
         best = max(scores, key=lambda scored: scored[0])[1] if scores else None
         for other in rows:
             if (other.generation or 1) < (row.generation or 1) - 1 and other.job != best:
-                for checkpoint in all_checkpoints(folder / other.folder / "checkpoints"):
+                for checkpoint in list_checkpoints(folder / other.folder / "checkpoints"):
                     doomed = checkpoint.rename(checkpoint.with_name(checkpoint.name + ".tmp"))  # never half of one
                     shutil.rmtree(doomed)
 
 
-def winner_of(scores: Sequence[float], size: int, source: random.Random) -> int:
+def tournament_winner(scores: Sequence[float], size: int, source: random.Random) -> int:
     """The place of the best of `size` members that are drawn; of equal ones the first. Who failed is not drawn."""
     scored = [place for place, score in enumerate(scores) if math.isfinite(score)]
-    drawn = sorted(source.sample(scored, min(size, len(scored))))
-    return max(drawn, key=lambda place: scores[place])
+    sampled = sorted(source.sample(scored, min(size, len(scored))))
+    return max(sampled, key=lambda place: scores[place])
 
 
-def mutated(
+def mutate_values(
     space: Sequence[Dimension], values: dict[str, str], config: PopulationSweepConfig, source: random.Random
 ) -> dict[str, str]:
     """The values with one of them changed; at an end of its range it turns back."""
@@ -120,13 +134,13 @@ def mutated(
     factors = [config.shrink, config.grow]
     source.shuffle(factors)
     before = values[dimension.key]
-    moves = [dimension.moved(before, factor) for factor in factors]
+    moves = [dimension.step_value(before, factor) for factor in factors]
     return values | {dimension.key: next((value for value in moves if value != before), before)}
 
 
-def refuse_unchangeable(key: str, groups: Sequence[str]) -> None:
+def check_changeable_key(key: str, groups: Sequence[str]) -> None:
     """Raise `ConfigError` for a key that cannot be another one when a run goes on."""
-    if key in groups or is_frozen(key) or key.startswith(NOT_CHANGED):
+    if key in groups or is_frozen_key(key) or key.startswith(UNCHANGEABLE_KEYS):
         raise ConfigError(
             f"sweep.space.{key}" if key not in groups else key,
             "cannot change while a run goes on, as the members of a population do",
@@ -134,7 +148,7 @@ def refuse_unchangeable(key: str, groups: Sequence[str]) -> None:
         )
 
 
-def refuse_adapting(row: Row, config: Config) -> None:
+def check_adaptive_values(row: JobRow, config: Config) -> None:
     """Raise `ConfigError` where a member changes a value that a run which goes on has adapted by itself."""
     key = "algorithm.kl.reward.coef"
     if config.algorithm.kl.reward.target is not None and any(text.startswith(f"{key}=") for text in row.overrides):

@@ -9,14 +9,14 @@ from typing import Any, Protocol
 
 from ippo_cli.config.errors import IppoError
 from ippo_cli.sweeps import folder as sweep_folder
-from ippo_cli.sweeps.folder import Row, changed, rows_of
-from ippo_cli.sweeps.job import Sweep
+from ippo_cli.sweeps.folder import JobRow, read_rows, update_row
+from ippo_cli.sweeps.job import SweepContext
 from ippo_cli.sweeps.pool import JobPool
-from ippo_cli.sweeps.summary import curve_of, metric_of
+from ippo_cli.sweeps.summary import read_curve, read_metric_name
 
 POLL_S = 0.3
 FINISHED = ("done", "pruned", "failed", "refused")  # for good, as far as this attempt at the sweep goes
-Make = Callable[[Row], dict[str, Any]]
+ComposeJob = Callable[[JobRow], dict[str, Any]]
 """The plain values of a job's configuration, checked; gives its row the folder. Raises an `IppoError`."""
 
 
@@ -28,90 +28,92 @@ class Search(Protocol):
         """Jobs that it may make up."""
         ...
 
-    def due(self, folder: Path, rows: Sequence[Row]) -> list[Row]:
+    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         """Jobs that can be made up now, and are not there yet."""
         ...
 
-    def unfinished(self, rows: Sequence[Row]) -> list[Row]:
+    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
         """Jobs that an earlier attempt at the sweep left, and that are still worth running."""
         ...
 
-    def prepare(self, folder: Path, row: Row, rows: Sequence[Row]) -> None:
+    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         """What is to be there before a job begins."""
         ...
 
-    def hopeless(self, folder: Path, row: Row, rows: Sequence[Row]) -> int | None:
+    def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
         """The iteration by which a job has shown that it is; None as long as it has not."""
         ...
 
 
-class Listed:
+class FixedJobs:
     """Jobs that are all known beforehand."""
 
     total = 0  # more of them than there are rows
 
-    def due(self, folder: Path, rows: Sequence[Row]) -> list[Row]:
+    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         return []
 
-    def unfinished(self, rows: Sequence[Row]) -> list[Row]:
+    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
         return [row for row in rows if row.state != "done"]
 
-    def prepare(self, folder: Path, row: Row, rows: Sequence[Row]) -> None:
+    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         pass
 
-    def hopeless(self, folder: Path, row: Row, rows: Sequence[Row]) -> int | None:
+    def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
         return None
 
 
-def run_search(search: Search, this: Sweep, at_once: int, make: Make, plains: dict[int, dict[str, Any]]) -> None:
+def run_search(
+    search: Search, context: SweepContext, at_once: int, make: ComposeJob, plains: dict[int, dict[str, Any]]
+) -> None:
     """Run the jobs that wait, and those that become due, until there are no more or the sweep is asked to leave.
 
     `plains` are the values of jobs that are made already.
     """
-    pool = JobPool(this, at_once)
+    pool = JobPool(context, at_once)
     started: set[int] = set()
     judged: dict[int, int] = {}  # bytes of its metrics, by job
     while True:
-        rows = rows_of(this.folder)
-        if not pool.leaves:
-            new = search.due(this.folder, rows)
-            _made(new, make, plains)
+        rows = read_rows(context.folder)
+        if not pool.is_stopping:
+            new = search.due(context.folder, rows)
+            _compose_jobs(new, make, plains)
             if new:
-                sweep_folder.add(this.folder, new)
+                sweep_folder.add_rows(context.folder, new)
                 continue  # what was refused may make others due
         waiting = [row for row in rows if row.state == "waiting" and row.job in plains and row.job not in started]
         while waiting and pool.has_room:
             row = waiting.pop(0)
-            search.prepare(this.folder, row, rows)
+            search.prepare(context.folder, row, rows)
             started.add(row.job)
             pool.start(row, plains[row.job])
         ended = pool.reap()
         if ended:
-            _judged(search, this.folder, ended)
+            _prune_ended_jobs(search, context.folder, ended)
             continue
-        if not pool.jobs and (pool.leaves or not waiting):
+        if not pool.jobs and (pool.is_stopping or not waiting):
             return
-        _prune_hopeless(search, this.folder, rows, pool, judged)
+        _prune_jobs(search, context.folder, rows, pool, judged)
         time.sleep(POLL_S)
 
 
-def _prune_hopeless(search: Search, folder: Path, rows: Sequence[Row], pool: JobPool, judged: dict[int, int]) -> None:
+def _prune_jobs(search: Search, folder: Path, rows: Sequence[JobRow], pool: JobPool, judged: dict[int, int]) -> None:
     """Ask the jobs to leave that have fallen behind; each is judged when it has logged more than before."""
     for row in rows:
         if (
             row.job not in pool.jobs
             or row.pruned_at is not None
-            or judged.get(row.job) == (size := _logged(folder, row))
+            or judged.get(row.job) == (size := _metrics_size(folder, row))
         ):
             continue
         judged[row.job] = size
-        at = search.hopeless(folder, row, rows)
+        at = search.prune_iteration(folder, row, rows)
         if at is not None:
             print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
             pool.prune(row.job, at)
 
 
-def _logged(folder: Path, row: Row) -> int:
+def _metrics_size(folder: Path, row: JobRow) -> int:
     """How much a job has logged, in bytes."""
     try:
         return (folder / row.folder / "metrics.jsonl").stat().st_size
@@ -119,51 +121,51 @@ def _logged(folder: Path, row: Row) -> int:
         return 0
 
 
-def _judged(search: Search, folder: Path, ended: Sequence[int]) -> None:
+def _prune_ended_jobs(search: Search, folder: Path, ended: Sequence[int]) -> None:
     """A job that ended before it could be asked to is judged as any other: how fast it was decides nothing."""
-    rows = rows_of(folder)
+    rows = read_rows(folder)
     for row in rows:
         if row.job in ended and row.state == "done":
-            at = row.pruned_at if row.pruned_at is not None else search.hopeless(folder, row, rows)
+            at = row.pruned_at if row.pruned_at is not None else search.prune_iteration(folder, row, rows)
             if at is not None:
-                with changed(folder, row.job) as kept:
-                    kept.state, kept.pruned_at = "pruned", at
+                with update_row(folder, row.job) as saved_row:
+                    saved_row.state, saved_row.pruned_at = "pruned", at
 
 
-def taken_up(folder: Path, search: Search, make: Make) -> tuple[list[Row], dict[int, dict[str, Any]]]:
+def resume_rows(folder: Path, search: Search, make: ComposeJob) -> tuple[list[JobRow], dict[int, dict[str, Any]]]:
     """The rows of a sweep that goes on, those that are unfinished made anew."""
-    rows = rows_of(folder)
+    rows = read_rows(folder)
     for row in rows:
         if row.state != "pruned" and row.pruned_at is None and sweep_folder.is_done(folder / row.folder):
-            sweep_folder.end(row, "done", 0, None)
-            sweep_folder.note_run(row, folder / row.folder)
+            sweep_folder.set_state(row, "done", 0, None)
+            sweep_folder.copy_run_result(row, folder / row.folder)
         elif row.pruned_at is not None:
-            sweep_folder.end(row, "pruned", 0, None)
-    unfinished = [row for row in search.unfinished(rows) if row.state not in sweep_folder.ENDED]
+            sweep_folder.set_state(row, "pruned", 0, None)
+    unfinished = [row for row in search.unfinished(rows) if row.state not in sweep_folder.FINISHED_STATES]
     for row in unfinished:
-        sweep_folder.end(row, "waiting", None, None)
+        sweep_folder.set_state(row, "waiting", None, None)
     plains: dict[int, dict[str, Any]] = {}
-    _made(unfinished, make, plains)
+    _compose_jobs(unfinished, make, plains)
     return rows, plains
 
 
-def _made(rows: Sequence[Row], make: Make, plains: dict[int, dict[str, Any]]) -> None:
+def _compose_jobs(rows: Sequence[JobRow], make: ComposeJob, plains: dict[int, dict[str, Any]]) -> None:
     """Make the jobs of rows; what cannot run is refused, and others go on."""
     for row in rows:
         try:
             plains[row.job] = make(row)
         except IppoError as error:
-            sweep_folder.end(row, "refused", error.exit_code, str(error))
+            sweep_folder.set_state(row, "refused", error.exit_code, str(error))
             print(f"job {row.job} is refused: {' '.join(str(error).split())}", flush=True)
 
 
-def judged_curve(folder: Path, row: Row) -> list[tuple[int, float]]:
+def score_curve(folder: Path, row: JobRow) -> list[tuple[int, float]]:
     """Iterations and held-out scores by which a job is judged, as far as they are there."""
-    metric = metric_of(folder / row.folder)
-    return [] if metric is None else curve_of(folder / row.folder, metric, row.pruned_at)
+    metric = read_metric_name(folder / row.folder)
+    return [] if metric is None else read_curve(folder / row.folder, metric, row.pruned_at)
 
 
-def final_score(folder: Path, row: Row) -> float | None:
+def final_score(folder: Path, row: JobRow) -> float | None:
     """The last held-out score of a job that is done or was pruned; None of any other."""
-    curve = judged_curve(folder, row) if row.state in sweep_folder.ENDED else []
+    curve = score_curve(folder, row) if row.state in sweep_folder.FINISHED_STATES else []
     return curve[-1][1] if curve else None

@@ -11,9 +11,9 @@ from types import FrameType
 from typing import Any
 
 from ippo_cli.engine import launchers
-from ippo_cli.runs.handlers import Interrupts, without_ignored_hangup
+from ippo_cli.runs.handlers import InterruptCounter, drop_ignored_sighup
 from ippo_cli.runs.launch import FORWARDED
-from ippo_cli.sweeps.folder import LEAVING, rows_of
+from ippo_cli.sweeps.folder import STOP_FILE, read_rows
 
 
 class SignalForwarding:
@@ -26,11 +26,11 @@ class SignalForwarding:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._interrupts = Interrupts()
+        self._interrupts = InterruptCounter()
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> SignalForwarding:
-        for number in without_ignored_hangup(FORWARDED):
+        for number in drop_ignored_sighup(FORWARDED):
             self._before[number] = signal.signal(number, self._forward)
         return self
 
@@ -41,12 +41,12 @@ class SignalForwarding:
     def _forward(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT:
             self._interrupts.note()
-        (self._folder / LEAVING).write_text(str(number))
-        for row in rows_of(self._folder):
+        (self._folder / STOP_FILE).write_text(str(number))
+        for row in read_rows(self._folder):
             if row.state != "running":
                 continue
             if row.slurm is not None:
-                launchers.ask_to_leave(row.slurm)
+                launchers.terminate_job(row.slurm)
             elif row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
                 with suppress(ProcessLookupError, PermissionError):
                     if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it

@@ -12,7 +12,7 @@ from hydra.core.override_parser.types import IntervalSweep
 from hydra.errors import HydraException
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.sweeps.grid import typed_values
+from ippo_cli.sweeps.grid import expand_override
 
 Options = Callable[[str], list[str]]
 DIGITS = 3  # of numbers that are drawn: enough for what they decide, and few enough to be read
@@ -36,7 +36,7 @@ class Dimension:
         rounded = float(f"{number:.{DIGITS}g}")
         return repr(rounded if self.low <= rounded <= self.high else min(max(number, self.low), self.high))
 
-    def drawn(self, source: random.Random) -> str:
+    def sample(self, source: random.Random) -> str:
         """A value, each of the list or of the interval (of its logarithm) being as likely as any other."""
         if self.choices:
             return source.choice(self.choices)
@@ -46,7 +46,7 @@ class Dimension:
             return str(source.randint(int(self.low), int(self.high)))
         return self.text(source.uniform(self.low, self.high))
 
-    def moved(self, value: str, factor: float) -> str:
+    def step_value(self, value: str, factor: float) -> str:
         """A number times the factor, or its neighbour in a list: the next lower one for a factor below 1.
 
         At an end of the range it is the same value.
@@ -61,38 +61,38 @@ class Dimension:
         return self.text(float(value) * factor)
 
 
-def dimensions(space: Mapping[str, str], typed: Sequence[str], options: Options) -> tuple[list[Dimension], list[str]]:
+def parse_space(space: Mapping[str, str], typed: Sequence[str], options: Options) -> tuple[list[Dimension], list[str]]:
     """What is searched over, by file or typed, the latter going before; and the typed overrides of one value."""
     parser = OverridesParser.create()
-    found = {key: _dimension(key, text, f"sweep.space.{key}={text}", options) for key, text in space.items()}
+    found = {key: _parse_dimension(key, text, f"sweep.space.{key}={text}", options) for key, text in space.items()}
     fixed: list[str] = []
     for text in typed:
         key = text.partition("=")[0].lstrip("+")
         if parser.parse_override(text).is_sweep_override():
-            found[key] = _dimension(key, text.partition("=")[2], text, options)
+            found[key] = _parse_dimension(key, text.partition("=")[2], text, options)
         else:
             found.pop(key, None)
             fixed.append(text)
     return list(found.values()), fixed
 
 
-def _dimension(key: str, text: str, shown: str, options: Options) -> Dimension:
+def _parse_dimension(key: str, text: str, setting: str, options: Options) -> Dimension:
     remedy = "write interval(LOW, HIGH), tag(log, interval(LOW, HIGH)), int(interval(LOW, HIGH)), choice(A, B) or A,B"
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
     except HydraException as error:
-        raise ConfigError(shown, "is no range of values", remedy) from error
+        raise ConfigError(setting, "is no range of values", remedy) from error
     value = override.value()
     if not isinstance(value, IntervalSweep):
-        choices = tuple(one.partition("=")[2] for one in typed_values(override, options))
+        choices = tuple(one.partition("=")[2] for one in expand_override(override, options))
         if len(choices) < 2:
-            raise ConfigError(shown, "has one value", remedy)
+            raise ConfigError(setting, "has one value", remedy)
         return Dimension(key=key, choices=choices)
     assert value.start is not None
     assert value.end is not None
     low, high, log = value.start, value.end, "log" in (value.tags or set())
     if not low < high or (log and low <= 0):
         raise ConfigError(
-            shown, "is an empty interval" if not low < high else "has no logarithm at its low end", remedy
+            setting, "is an empty interval" if not low < high else "has no logarithm at its low end", remedy
         )
     return Dimension(key=key, low=low, high=high, log=log, integer=isinstance(low, int) and isinstance(high, int))

@@ -15,24 +15,24 @@ from typing import Any
 
 from ippo_cli.config.errors import IppoError
 from ippo_cli.engine import launchers
-from ippo_cli.runs.folder import RUN_LOCK, in_use
-from ippo_cli.sweeps.folder import Row
+from ippo_cli.runs.folder import RUN_LOCK, is_run_locked
+from ippo_cli.sweeps.folder import JobRow
 
 STATES = ("done", "pruned", "running", "waiting", "preempted", "missing", "failed", "refused")
-OUTPUT = ".submitit/*/*_log.err"  # JOB_TASK_log.err, where of an array JOB is ARRAY_NUMBER
-NOTICE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ [A-Z ]+ AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
+SLURM_OUTPUT = ".submitit/*/*_log.err"  # JOB_TASK_log.err, where of an array JOB is ARRAY_NUMBER
+END_NOTICE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ [A-Z ]+ AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 NOTICE_BYTES = 65_536  # of the end of a job's output, where SLURM writes why it ends it
 OVERDUE_S = 600.0  # after its time limit, when a job must be gone whatever its cluster grants it
 
 
 @dataclass(frozen=True, slots=True)
-class Queue:
+class SlurmQueue:
     """What is known of the jobs that SLURM runs a sweep's jobs as."""
 
     states: Mapping[str, str] | None  # of those that run or wait; None where SLURM cannot be asked
     ended_at: Mapping[str, float]  # when SLURM wrote into their outputs that it ends them
 
-    def state(self, row: Row) -> str:
+    def state(self, row: JobRow) -> str:
         """Of a job that was running, or waiting to run again, when this was last written."""
         assert row.slurm is not None
         if self.states is None:
@@ -45,24 +45,24 @@ class Queue:
         return "waiting" if self.states[row.slurm] == "PENDING" else row.state
 
 
-def queue_of(sweep: Path, rows: Sequence[Row]) -> Queue:
+def read_queue(sweep: Path, rows: Sequence[JobRow]) -> SlurmQueue:
     """Ask SLURM for the jobs of these rows, if it is there, and read what it wrote if it is not."""
-    states = launchers.queued([row.slurm for row in rows if row.slurm is not None])
-    return Queue(states, _notices(sweep) if states is None else {})
+    states = launchers.queue_states([row.slurm for row in rows if row.slurm is not None])
+    return SlurmQueue(states, _read_end_notices(sweep) if states is None else {})
 
 
-def _notices(sweep: Path) -> dict[str, float]:
+def _read_end_notices(sweep: Path) -> dict[str, float]:
     found: dict[str, float] = {}
-    for file in sweep.glob(OUTPUT):
+    for file in sweep.glob(SLURM_OUTPUT):
         with suppress(OSError), file.open("rb") as output:
             output.seek(max(0, file.stat().st_size - NOTICE_BYTES))
             job = file.name.rsplit("_", 2)[0]
-            for at in NOTICE.findall(output.read().decode(errors="replace")):
+            for at in END_NOTICE.findall(output.read().decode(errors="replace")):
                 found[job] = max(found.get(job, 0.0), datetime.fromisoformat(at).timestamp())
     return found
 
 
-def state_of(row: Row, run: Mapping[str, Any], queue: Queue, *, going_on: bool) -> str:
+def job_state(row: JobRow, run: Mapping[str, Any], queue: SlurmQueue, *, going_on: bool) -> str:
     """What has become of a job: what its run says goes before its row."""
     if row.pruned_at is not None:
         return "pruned"
@@ -82,12 +82,12 @@ def state_of(row: Row, run: Mapping[str, Any], queue: Queue, *, going_on: bool) 
 def is_locked(folder: Path) -> bool:
     """Whether a process works in the folder; where that cannot be asked, none does."""
     try:
-        return (folder / RUN_LOCK).is_file() and in_use(folder)
+        return (folder / RUN_LOCK).is_file() and is_run_locked(folder)
     except IppoError:  # a folder that may only be read
         return False
 
 
-def _is_alive(row: Row) -> bool:
+def _is_alive(row: JobRow) -> bool:
     """Whether the process that a row names may still be there."""
     if row.pid is None or row.host != socket.gethostname():
         return row.host is not None and row.host != socket.gethostname()

@@ -18,10 +18,10 @@ from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import metric_rows, run_folders
 from ippo_cli.sweeps import folder as sweep_folder
-from ippo_cli.sweeps.folder import Row, read_run, rows_of, typed_for
-from ippo_cli.sweeps.state import STATES, is_locked, queue_of, state_of
+from ippo_cli.sweeps.folder import JobRow, overrides_without_threads, read_rows, read_run
+from ippo_cli.sweeps.state import STATES, is_locked, job_state, read_queue
 
-SEED = "seed"
+SEED_KEY = "seed"
 CONFIDENCE = 0.95
 # Quantiles of Student's distribution for that confidence, two-sided, by degrees of freedom from 1.
 T_QUANTILES = (
@@ -30,13 +30,13 @@ T_QUANTILES = (
     *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
 )
 NORMAL_QUANTILE = 1.95996
-FAILED = ("failed", "refused")
-LEFT = ("preempted", "missing", *FAILED)  # what a sweep that goes on runs again
+FAILED_STATES = ("failed", "refused")
+UNFINISHED_STATES = ("preempted", "missing", *FAILED_STATES)  # what a sweep that goes on runs again
 OF_SLURM = ("hydra.", "hydra/", "resume=", "sweep=", "sweep.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobSummary:
     """One job, as its row and its own files say."""
 
     number: int
@@ -57,7 +57,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Mean:
+class MeanInterval:
     """A mean over jobs, with a t-interval; of one job there is none."""
 
     count: int
@@ -74,63 +74,65 @@ class Configuration:
     """
 
     overrides: tuple[str, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobSummary, ...]
 
     @property
-    def ended(self) -> list[Job]:
+    def ended(self) -> list[JobSummary]:
         return list({job.trained_with: job for job in self.jobs if job.state in ("done", "pruned")}.values())
 
     @property
     def states(self) -> dict[str, int]:
-        return counted(self.jobs)
+        return count_states(self.jobs)
 
-    def mean(self, name: str) -> Mean | None:
+    def mean(self, name: str) -> MeanInterval | None:
         """Of `first`, `best` or `last`."""
-        return mean_of([value for job in self.ended if (value := getattr(job, name)) is not None])
+        return mean_interval([value for job in self.ended if (value := getattr(job, name)) is not None])
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class SweepSummary:
     """A sweep as it is now."""
 
     folder: Path
     metric: str | None
     going_on: bool
-    jobs: tuple[Job, ...]
+    jobs: tuple[JobSummary, ...]
     configurations: tuple[Configuration, ...]  # the best last score first
     command: str | None  # what goes on with the sweep; None for runs that no sweep started
 
     @property
-    def left(self) -> list[Job]:
+    def left(self) -> list[JobSummary]:
         """Jobs that have not come to an end, and are not being worked on."""
-        return [job for job in self.jobs if job.state in LEFT]
+        return [job for job in self.jobs if job.state in UNFINISHED_STATES]
 
 
-def summarized(folder: Path) -> Summary:
+def summarize_sweep(folder: Path) -> SweepSummary:
     """Read a sweep's folder, or a folder of runs. Raises `ConfigError` where it is neither."""
-    if (folder / sweep_folder.FILE).is_file():
-        rows, going_on = rows_of(folder), is_locked(folder)
+    if (folder / sweep_folder.SWEEP_FILE).is_file():
+        rows, going_on = read_rows(folder), is_locked(folder)
         command = shell_command("ippo-train", "-m", ("resume", str(folder)))
     else:
-        rows, going_on, command = _runs(folder), False, None
-    own, queue = _own_overrides(rows), queue_of(folder, rows)
+        rows, going_on, command = _read_run_rows(folder), False, None
+    own, queue = _distinct_overrides(rows), read_queue(folder, rows)
     jobs = tuple(
-        _job(folder, row, own[row.job], lambda run, row=row: state_of(row, run, queue, going_on=going_on))
+        _summarize_job(folder, row, own[row.job], lambda run, row=row: job_state(row, run, queue, going_on=going_on))
         for row in rows
     )
-    return Summary(folder, _metric(job.folder for job in jobs), going_on, jobs, _configurations(jobs), command)
+    return SweepSummary(
+        folder, _common_metric(job.folder for job in jobs), going_on, jobs, _group_by_configuration(jobs), command
+    )
 
 
-def mean_of(values: Sequence[float]) -> Mean | None:
+def mean_interval(values: Sequence[float]) -> MeanInterval | None:
     """Mean and t-interval of numbers that are finite."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
     mean = statistics.fmean(finite)
     if len(finite) == 1:
-        return Mean(1, mean, None, None)
+        return MeanInterval(1, mean, None, None)
     half = t_quantile(len(finite) - 1) * statistics.stdev(finite) / math.sqrt(len(finite))
-    return Mean(len(finite), mean, mean - half, mean + half)
+    return MeanInterval(len(finite), mean, mean - half, mean + half)
 
 
 def t_quantile(degrees: int) -> float:
@@ -141,13 +143,13 @@ def t_quantile(degrees: int) -> float:
     return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
-def counted(jobs: Sequence[Job]) -> dict[str, int]:
+def count_states(jobs: Sequence[JobSummary]) -> dict[str, int]:
     """How many jobs are in which state."""
     states = Counter(job.state for job in jobs)
     return {state: states[state] for state in STATES if states[state]}
 
 
-def curve_of(folder: Path, metric: str, until: int | None = None) -> list[tuple[int, float]]:
+def read_curve(folder: Path, metric: str, until: int | None = None) -> list[tuple[int, float]]:
     """Iterations and held-out scores of a run's `metrics.jsonl`, as far as it is written."""
     found: list[tuple[int, float]] = []
     with suppress(OSError, ResumeError):  # the last row may be half written
@@ -158,7 +160,7 @@ def curve_of(folder: Path, metric: str, until: int | None = None) -> list[tuple[
     return found
 
 
-def metric_of(folder: Path) -> str | None:
+def read_metric_name(folder: Path) -> str | None:
     """The metric that a run's score is; None where it has no configuration yet."""
     try:
         return str(yaml.safe_load((folder / "config.yaml").read_text())["task"]["primary_metric"])
@@ -166,7 +168,7 @@ def metric_of(folder: Path) -> str | None:
         return None
 
 
-def as_data(summary: Summary) -> dict[str, Any]:
+def to_json_data(summary: SweepSummary) -> dict[str, Any]:
     """The summary for `json.dumps`."""
     return {
         "folder": str(summary.folder),
@@ -174,7 +176,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
         "going_on": summary.going_on,
         "go_on_with": summary.command if summary.left else None,
         "interval": f"t, {CONFIDENCE:.0%}",
-        "states": counted(summary.jobs),
+        "states": count_states(summary.jobs),
         "configurations": [
             {
                 "overrides": list(group.overrides),
@@ -188,7 +190,7 @@ def as_data(summary: Summary) -> dict[str, Any]:
     }
 
 
-def _job_data(job: Job) -> dict[str, Any]:
+def _job_data(job: JobSummary) -> dict[str, Any]:
     data = {name: getattr(job, name) for name in ("number", "seed", "state", "iteration", "first", "best", "last")}
     data |= {"overrides": list(job.overrides), "error": job.error, "folder": str(job.folder)}
     if job.generation is not None:
@@ -196,11 +198,11 @@ def _job_data(job: Job) -> dict[str, Any]:
     return data
 
 
-def _mean_data(mean: Mean | None) -> dict[str, float | int | None] | None:
+def _mean_data(mean: MeanInterval | None) -> dict[str, float | int | None] | None:
     return None if mean is None else {"n": mean.count, "mean": mean.mean, "low": mean.low, "high": mean.high}
 
 
-def _runs(root: Path) -> list[Row]:
+def _read_run_rows(root: Path) -> list[JobRow]:
     """Rows of runs that no sweep started, such as the tasks of a job array, oldest first."""
     rows = []
     for number, folder in enumerate(reversed(run_folders(root)), start=1):
@@ -211,7 +213,7 @@ def _runs(root: Path) -> list[Row]:
         state = str(read_run(folder).get("state", "missing"))
         if state == "running" and not is_locked(folder):
             state = "missing"
-        row = Row(number, [text for text in texts if not text.startswith(OF_SLURM)], folder.name, state)
+        row = JobRow(number, [text for text in texts if not text.startswith(OF_SLURM)], folder.name, state)
         row.error = read_run(folder).get("error")
         rows.append(row)
     if not rows:
@@ -221,28 +223,30 @@ def _runs(root: Path) -> list[Row]:
     return rows
 
 
-def _own_overrides(rows: Sequence[Row]) -> dict[int, tuple[str, ...]]:
+def _distinct_overrides(rows: Sequence[JobRow]) -> dict[int, tuple[str, ...]]:
     """Each job's overrides without those that all jobs share, and without the share of the cores that the sweep gave
     it: that is another where it went on with another `sweep.at_once`."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
-    return {row.job: tuple(text for text in typed_for(row) if text not in shared) for row in rows}
+    return {row.job: tuple(text for text in overrides_without_threads(row) if text not in shared) for row in rows}
 
 
-def _job(sweep: Path, row: Row, own: tuple[str, ...], state: Callable[[Mapping[str, Any]], str]) -> Job:
+def _summarize_job(
+    sweep: Path, row: JobRow, own: tuple[str, ...], state: Callable[[Mapping[str, Any]], str]
+) -> JobSummary:
     folder = sweep / row.folder
     run = read_run(folder) if row.folder else {}
-    metric = metric_of(folder) if row.folder else None
-    curve = curve_of(folder, metric, row.pruned_at) if metric is not None else []
-    scores = {name: _score(entry) for name, entry in run.get("evaluation", {}).items()}
+    metric = read_metric_name(folder) if row.folder else None
+    curve = read_curve(folder, metric, row.pruned_at) if metric is not None else []
+    scores = {name: _entry_score(entry) for name, entry in run.get("evaluation", {}).items()}
     if row.pruned_at is not None and curve:  # what came after is not what it was judged by
         values = [value for _, value in curve]
         scores = {"first": values[0], "best": max(values), "last": values[-1]}
-    seeds = [text.partition("=")[2] for text in own if text.startswith(f"{SEED}=")]
-    return Job(
+    seeds = [text.partition("=")[2] for text in own if text.startswith(f"{SEED_KEY}=")]
+    return JobSummary(
         number=row.job,
-        overrides=tuple(text for text in own if not text.startswith(f"{SEED}=")),
+        overrides=tuple(text for text in own if not text.startswith(f"{SEED_KEY}=")),
         seed=seeds[-1] if seeds else None,
-        trained_with=next((text for text in reversed(row.overrides) if text.startswith(f"{SEED}=")), None),
+        trained_with=next((text for text in reversed(row.overrides) if text.startswith(f"{SEED_KEY}=")), None),
         state=state(run),
         iteration=run.get("iterations"),
         first=scores.get("first"),
@@ -257,17 +261,17 @@ def _job(sweep: Path, row: Row, own: tuple[str, ...], state: Callable[[Mapping[s
     )
 
 
-def _score(entry: Mapping[str, Any]) -> float | None:
+def _entry_score(entry: Mapping[str, Any]) -> float | None:
     value = entry.get("score")
     return float(value) if isinstance(value, int | float) else None
 
 
-def _metric(folders: Any) -> str | None:
-    return next((metric for folder in folders if (metric := metric_of(folder)) is not None), None)
+def _common_metric(folders: Any) -> str | None:
+    return next((metric for folder in folders if (metric := read_metric_name(folder)) is not None), None)
 
 
-def _configurations(jobs: Sequence[Job]) -> tuple[Configuration, ...]:
-    groups: dict[tuple[str, ...], list[Job]] = {}
+def _group_by_configuration(jobs: Sequence[JobSummary]) -> tuple[Configuration, ...]:
+    groups: dict[tuple[str, ...], list[JobSummary]] = {}
     for job in jobs:  # of a population every member is what no other is
         key = job.overrides if job.generation is None else (f"job {job.number}", *job.overrides)
         groups.setdefault(key, []).append(job)

@@ -7,28 +7,28 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from ippo_cli.runs.garbage_collection import collect_seldom
-from ippo_cli.runs.output import outlive_readers
+from ippo_cli.runs.garbage_collection import relax_gc
+from ippo_cli.runs.output import ignore_closed_output
 
 
 def main() -> NoReturn:
     """Train one job; how it ended stands in the sweep's rows."""
-    outlive_readers()
-    collect_seldom()
-    from ippo_cli.compose.exits import guarded, leave
+    ignore_closed_output()
+    relax_gc()
+    from ippo_cli.compose.exits import exit_process, run_guarded
 
-    leave(guarded(_work, []))
+    exit_process(run_guarded(_train_job, []))
 
 
-def _work() -> None:
-    from ippo_cli.sweeps.folder import Row
-    from ippo_cli.sweeps.job import Sweep, run_row
+def _train_job() -> None:
+    from ippo_cli.sweeps.folder import JobRow
+    from ippo_cli.sweeps.job import SweepContext, train_row
 
-    told = json.load(sys.stdin)
-    known = told["sweep"]
+    message = json.load(sys.stdin)
+    known = message["sweep"]
     known |= {"folder": Path(known["folder"]), "command": tuple(known["command"]), "folders": tuple(known["folders"])}
-    plain = told["plain"]
-    run_row(Sweep(**known), Row(**told["row"]), lambda: plain)
+    plain = message["plain"]
+    train_row(SweepContext(**known), JobRow(**message["row"]), lambda: plain)
 
 
 if __name__ == "__main__":

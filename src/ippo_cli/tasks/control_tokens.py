@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-GUARDS = 0xF0000
+FIRST_GUARD = 0xF0000
 """The first of the private-use characters that stand for control tokens spelled in content, until it is tokenised."""
 ANCHORS = ("\n", ".", "a")  # texts after which others are tokenised: the first that one does not grow together with
 
@@ -31,20 +31,20 @@ class ControlTokens:
         self.spellings = sorted((text for text in control if len(text) > 1), key=lambda text: (-len(text), text))
         self._ids: set[Any] = set(map(tokenizer.convert_tokens_to_ids, self.spellings))
         self._pattern = re.compile("|".join(map(re.escape, self.spellings)) or r"(?!)")
-        last = GUARDS + max(len(self.spellings) - 1, 0)
-        self._guards = re.compile(f"[{chr(GUARDS)}-{chr(last)}]")
-        self._marks = {text: chr(GUARDS + place) for place, text in enumerate(self.spellings)}
+        last = FIRST_GUARD + max(len(self.spellings) - 1, 0)
+        self._guards = re.compile(f"[{chr(FIRST_GUARD)}-{chr(last)}]")
+        self._marks = {text: chr(FIRST_GUARD + place) for place, text in enumerate(self.spellings)}
         self._plain: dict[str, list[int]] = {}
 
     def guard(self, content: str) -> str:
         """Content with a private-use character in the place of each control token that it spells."""
         return self._pattern.sub(lambda found: self._marks[found[0]], content)
 
-    def reveal(self, text: str) -> str:
+    def unguard(self, text: str) -> str:
         """The text with guarded spellings as they were."""
         return self._guards.sub(lambda found: self._spelling(found[0]), text)
 
-    def hides(self, text: str) -> bool:
+    def has_guarded(self, text: str) -> bool:
         """Whether a text has guarded spellings."""
         return self._guards.search(text) is not None
 
@@ -52,9 +52,9 @@ class ControlTokens:
         """The ids of texts, without what a tokenizer adds around them; guarded spellings are ordinary tokens."""
         if not texts:
             return []
-        made = self.tokenizer([self.reveal(text) for text in texts], add_special_tokens=False).input_ids
+        made = self.tokenizer([self.unguard(text) for text in texts], add_special_tokens=False).input_ids
         return [
-            self._with_plain(text, list(ids)) if self.hides(text) else list(ids)
+            self._replace_guarded(text, list(ids)) if self.has_guarded(text) else list(ids)
             for text, ids in zip(texts, made, strict=True)
         ]
 
@@ -79,7 +79,7 @@ class ControlTokens:
                     made[row] = ids[len(head) :]
         return [made[row] for row in range(len(bridges))]
 
-    def _with_plain(self, text: str, ids: list[int]) -> list[int]:
+    def _replace_guarded(self, text: str, ids: list[int]) -> list[int]:
         """The ids with those of guarded spellings replaced: the k-th control token is the k-th that the text spells."""
         marks = re.compile(f"{self._pattern.pattern}|{self._guards.pattern}")
         spelled = [found[0] for found in marks.finditer(text)]
@@ -110,4 +110,4 @@ class ControlTokens:
         return self._plain[mark]
 
     def _spelling(self, mark: str) -> str:
-        return self.spellings[ord(mark) - GUARDS]
+        return self.spellings[ord(mark) - FIRST_GUARD]

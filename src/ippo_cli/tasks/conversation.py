@@ -17,10 +17,10 @@ from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.types import Completion, Example
 
-ROWS_AT_ONCE = 1024  # tokenised together while looking for prompts that are too long
+TOKENIZE_BATCH = 1024  # tokenised together while looking for prompts that are too long
 SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
 
-PROBES = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
+PROBE_ANSWERS = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
 
 FirstMessage = Callable[[str, Example], str]
 """What an agent is told first about an example."""
@@ -54,19 +54,19 @@ class PromptFormat:
         self.system = system
         self.max_prompt_tokens = max_prompt_tokens
         self.history = history
-        self.chat = self._has_chat(chat_template)
-        self.control = ControlTokens(tokenizer, self._roles() if self.chat else "")
+        self.chat = self._resolve_chat_template(chat_template)
+        self.control = ControlTokens(tokenizer, self._role_markers() if self.chat else "")
 
-    def _has_chat(self, wanted: bool | str) -> bool:
+    def _resolve_chat_template(self, requested: bool | str) -> bool:
         """Whether the agent is asked through its tokenizer's chat template; `auto` does so where there is one."""
-        there = self.tokenizer.chat_template is not None
-        if wanted is True and not there:
+        has_template = self.tokenizer.chat_template is not None
+        if requested is True and not has_template:
             raise ConfigError(
                 "task.chat_template=true",
                 f"needs a chat template, and agent {self.agent}'s tokenizer has none",
                 "set task.chat_template=auto, or use an instruction-tuned model",
             )
-        chat = bool(wanted) and there
+        chat = bool(requested) and has_template
         if self.system is not None and not chat:
             raise ConfigError(
                 f"task.agents.{self.agent}.system={self.system!r}",
@@ -77,11 +77,11 @@ class PromptFormat:
 
     def begin(self, observations: Sequence[str]) -> list[Conversation]:
         """Conversations in which the agent was told one thing each, and is to answer."""
-        begun = [self._first_messages(observation) for observation in observations]
-        texts = [self._written(messages) for messages in begun]
+        first_messages = [self._first_messages(observation) for observation in observations]
+        texts = [self._written(messages) for messages in first_messages]
         return [
             Conversation(messages=messages, text=text, ids=ids)
-            for messages, text, ids in zip(begun, texts, self._ids(texts), strict=True)
+            for messages, text, ids in zip(first_messages, texts, self._ids(texts), strict=True)
         ]
 
     def extend(
@@ -117,7 +117,7 @@ class PromptFormat:
         for conversation, whole in zip(rewritten, fresh, strict=True):
             conversation.ids = whole
 
-    def refuse_rewritten_history(self) -> None:
+    def check_history_continues(self) -> None:
         """Raise `ConfigError` for a chat template under which a history cannot be continued token by token.
 
         Tried on two rounds of a made-up conversation, with and without thinking in the answers: a template that drops
@@ -125,35 +125,35 @@ class PromptFormat:
         """
         if not self.chat or self.history != "prefix":
             return
-        for answer in PROBES:
+        for answer in PROBE_ANSWERS:
             messages = self._first_messages("One?")
             probe = Conversation(messages=messages, text=self._written(messages), ids=[])
             for told in ("Two?", "Three?"):
-                self._answer(probe, _spoken(answer), told)
+                self._answer(probe, _make_completion(answer), told)
 
     def _answer(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
         """Add an answer and the next message to the texts of a conversation.
 
         Returns what stands between the tokens that were written and the next answer; None for a rewritten history.
         """
-        said, before = completion.text, conversation.text
+        answer, before = completion.text, conversation.text
         user = self._user_message(observation)
         observation = user["content"]
-        conversation.messages += [{"role": "assistant", "content": said}, user]
+        conversation.messages += [{"role": "assistant", "content": answer}, user]
         if not self.chat:
-            conversation.text = before + said + self._stop_token(completion) + observation
+            conversation.text = before + answer + self._stop_token(completion) + observation
             return observation
         conversation.text = now = self._written(conversation.messages)
         if not now.startswith(before):
-            return self._rewritten(before, now)
+            return self._check_rewrite_allowed(before, now)
         rest = now[len(before) :]
         # Some templates strip what was said.
-        written = next((form for form in _stripped(said) if rest.startswith(form)), None)
+        written = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
         if written is None:
-            return self._rewritten(before + said, now)
+            return self._check_rewrite_allowed(before + answer, now)
         return rest[len(written) :].removeprefix(self._stop_token(completion))
 
-    def _rewritten(self, expected: str, now: str) -> None:
+    def _check_rewrite_allowed(self, expected: str, now: str) -> None:
         """Raise `ConfigError` where histories must be continued as they are."""
         if self.history != "prefix":
             return
@@ -174,17 +174,17 @@ class PromptFormat:
         last = int(completion.ids[-1])
         return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
 
-    def _roles(self) -> str:
+    def _role_markers(self) -> str:
         """What the chat template writes around messages of both roles; empty where it takes no such messages."""
-        talk = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
         try:
-            return str(self.tokenizer.apply_chat_template(talk, tokenize=False))
+            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
         except Exception:  # a template is a program of the model's; what it refuses is reported where it is used
             return ""
 
     def text(self, observation: str) -> str:
         """What the agent reads where it is told one thing."""
-        return self.control.reveal(self._text(observation))
+        return self.control.unguard(self._text(observation))
 
     def _text(self, observation: str) -> str:
         return self._written(self._first_messages(observation))
@@ -193,13 +193,13 @@ class PromptFormat:
         """The ids of what the agent reads where it is told one thing."""
         return self._ids([self._text(observation)])[0]
 
-    def hides_tokens(self, observation: str) -> bool:
+    def has_hidden_tokens(self, observation: str) -> bool:
         """Whether the ids of a prompt are others than its text shows: it begins or ends in a special token, or content
         spells one."""
         text, ids = self._text(observation), self.prompt_ids(observation)
-        return self.control.hides(text) or str(self.tokenizer.decode(ids)) != text
+        return self.control.has_guarded(text) or str(self.tokenizer.decode(ids)) != text
 
-    def room(self, context: int) -> int:
+    def prompt_limit(self, context: int) -> int:
         """Tokens that a prompt must stay below which is not the first of its episode.
 
         What was said before may fill the context; where nothing but the latest is read, every prompt is a whole one.
@@ -212,7 +212,7 @@ class PromptFormat:
         if not 0 < length <= self.max_prompt_tokens:
             raise ConfigError(
                 setting,
-                f"does not allow {prompt} of {length} tokens{place} {self.control.reveal(text)[:60]!r}",
+                f"does not allow {prompt} of {length} tokens{place} {self.control.unguard(text)[:60]!r}",
                 "raise it, or shorten the prompts" if length else "prompts must have a token",
             )
         if length >= context:
@@ -225,15 +225,15 @@ class PromptFormat:
 
     def refuse_too_long(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
         """Raise `ConfigError` for a first message, of the given row of `source`, that there is no room for."""
-        for row, text, length in self._suspects(rows, context):
+        for row, text, length in self._possibly_too_long(rows, context):
             self.refuse(text, length, context, f", row {row} of {source},")
 
-    def without_room(self, rows: Sequence[tuple[int, str]], context: int) -> set[int]:
+    def find_too_long_rows(self, rows: Sequence[tuple[int, str]], context: int) -> set[int]:
         """The rows whose first message there is no room for."""
-        room = min(self.max_prompt_tokens, context - 1)
-        return {row for row, _, length in self._suspects(rows, context) if not 0 < length <= room}
+        limit = min(self.max_prompt_tokens, context - 1)
+        return {row for row, _, length in self._possibly_too_long(rows, context) if not 0 < length <= limit}
 
-    def _suspects(self, rows: Sequence[tuple[int, str]], context: int) -> list[tuple[int, str, int]]:
+    def _possibly_too_long(self, rows: Sequence[tuple[int, str]], context: int) -> list[tuple[int, str, int]]:
         """Rows for which there may be no room, what is read of them, and how many tokens that is.
 
         A text has at most as many tokens as bytes, so that most rows need no tokenizer.
@@ -242,11 +242,11 @@ class PromptFormat:
         _, first = rows[0]
         around = SLACK + self.tokenizer.num_special_tokens_to_add()
         around += len(self.text(first).encode()) - len(first.encode())
-        room = min(self.max_prompt_tokens, context - 1) - around
+        limit = min(self.max_prompt_tokens, context - 1) - around
         suspects = [
             (row, self._text(told))
             for row, told in rows
-            if isinstance(told, MessagesText) or not 0 < len(told.encode()) <= room
+            if isinstance(told, MessagesText) or not 0 < len(told.encode()) <= limit
         ]
         ids = self._ids([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
@@ -291,8 +291,8 @@ class PromptFormat:
         try:
             return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
         except Exception as error:  # a template is a program of the model's, and raises what it likes
-            said = (str(error) or repr(error)).splitlines()[0]
-            rule = f"is refused by the chat template of {self.agent}'s tokenizer ({said})"
+            reason = (str(error) or repr(error)).splitlines()[0]
+            rule = f"is refused by the chat template of {self.agent}'s tokenizer ({reason})"
             if self.system is None:
                 raise ConfigError("task.chat_template=true", rule, "set it to false") from error
             setting = f"task.agents.{self.agent}.system={self.system!r}"
@@ -302,11 +302,11 @@ class PromptFormat:
         """A chat template writes its own special tokens. Otherwise a tokenizer may begin a text with its own; what it
         puts after a text, such as the token that ends responses, has no place in a prompt."""
         ids = self.control.token_ids(texts)
-        begins = [] if self.chat else self._beginning
+        begins = [] if self.chat else self._prefix_ids
         return [[*begins, *own] for own in ids]
 
     @cached_property
-    def _beginning(self) -> list[int]:
+    def _prefix_ids(self) -> list[int]:
         """The ids that the tokenizer puts before a text."""
         whole, own = (self.tokenizer("a", add_special_tokens=adds).input_ids for adds in (True, False))
         starts = range(len(whole) - len(own) + 1)
@@ -314,7 +314,7 @@ class PromptFormat:
         return list(whole[:start])
 
 
-def _stripped(text: str) -> tuple[str, ...]:
+def _strip_variants(text: str) -> tuple[str, ...]:
     """A text, and what chat templates make of one.
 
     With a space before it, too: tokenizers whose words begin with theirs leave the first one out of a text.
@@ -323,9 +323,9 @@ def _stripped(text: str) -> tuple[str, ...]:
     return (*forms, f" {text}", f" {text.rstrip()}")
 
 
-def _spoken(text: str) -> Completion:
-    nothing = torch.zeros(0)
-    return Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=False)
+def _make_completion(text: str) -> Completion:
+    empty = torch.zeros(0)
+    return Completion(ids=empty.long(), logprobs=empty, behavior_logprobs=empty, text=text, finished=False)
 
 
 def prompt_formats(
@@ -346,7 +346,7 @@ def prompt_formats(
     }
 
 
-def refuse_too_long(
+def check_prompt_lengths(
     formats: Mapping[str, PromptFormat],
     message: FirstMessage,
     rows: Iterable[tuple[int, Example]],
@@ -355,10 +355,10 @@ def refuse_too_long(
 ) -> None:
     """Raise `ConfigError` for a row of `source` that an agent with a context of `contexts` tokens has no room for."""
     waiting = iter(rows)
-    while part := list(islice(waiting, ROWS_AT_ONCE)):
+    while part := list(islice(waiting, TOKENIZE_BATCH)):
         for name, prompt_format in formats.items():
-            told = [(row, message(name, example)) for row, example in part]
-            prompt_format.refuse_too_long(told, source, contexts[name])
+            messages = [(row, message(name, example)) for row, example in part]
+            prompt_format.refuse_too_long(messages, source, contexts[name])
 
 
 def fitting_rows(
@@ -368,10 +368,10 @@ def fitting_rows(
     contexts: Mapping[str, int],
 ) -> list[int]:
     """The places of examples that every one of these agents has room for."""
-    lacking: set[int] = set()
+    too_long: set[int] = set()
     waiting = iter(enumerate(examples))
-    while part := list(islice(waiting, ROWS_AT_ONCE)):
+    while part := list(islice(waiting, TOKENIZE_BATCH)):
         for name, prompt_format in formats.items():
-            told = [(row, message(name, example)) for row, example in part]
-            lacking |= prompt_format.without_room(told, contexts[name])
-    return [row for row in range(len(examples)) if row not in lacking]
+            messages = [(row, message(name, example)) for row, example in part]
+            too_long |= prompt_format.find_too_long_rows(messages, contexts[name])
+    return [row for row in range(len(examples)) if row not in too_long]

@@ -21,15 +21,15 @@ from ippo_cli.tasks.json_rows import UnreadableFile, count_json_rows, json_rows,
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*READERS, *SEPARATORS)
-PARQUET = b"PAR1"  # what such a file begins and ends with
+PARQUET_MAGIC = b"PAR1"  # what such a file begins and ends with
 
 
-def suffix_of(file: str) -> str:
+def file_suffix(file: str) -> str:
     """What says how a file is read; compressed ones are read as what is in them."""
     return Path(file.removesuffix(".gz")).suffix
 
 
-def name_files(files: Sequence[str], *, hashed: bool = True) -> Any:
+def to_data_files(files: Sequence[str], *, hashed: bool = True) -> Any:
     """The files as `datasets` takes them without looking for patterns in their names.
 
     With `hashed` their size and contents are in the key of what it caches: by itself it looks at a file's time alone.
@@ -54,7 +54,7 @@ def _content_key(file: str, size: int, *_: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def without_magic(folder: str) -> Iterator[str]:
+def glob_safe_folder(folder: str) -> Iterator[str]:
     """The folder, or one of links to its files whose name has no character of a pattern: `datasets` globs names."""
     root = Path(folder).resolve()
     if not has_magic(str(root)):
@@ -72,64 +72,66 @@ def count_rows(file: str) -> int:
     """The rows of a file, counted without the reader that makes a table of it. Raises `UnreadableFile`."""
     import pyarrow.parquet as pq
 
-    kind = suffix_of(file)
+    kind = file_suffix(file)
     if kind in SEPARATORS:
-        return sum(1 for _ in cell_rows(file))
+        return sum(1 for _ in csv_rows(file))
     return count_json_rows(file) if READERS[kind] == "json" else pq.read_metadata(file).num_rows
 
 
-def rows_in_memory(file: str) -> Iterator[Mapping[str, Any]]:
+def read_rows(file: str) -> Iterator[Mapping[str, Any]]:
     """The rows of a file, without `datasets`. Raises `UnreadableFile`."""
     import pyarrow.parquet as pq
 
-    kind = suffix_of(file)
+    kind = file_suffix(file)
     if kind in SEPARATORS:
-        return cell_rows(file)
+        return csv_rows(file)
     return json_rows(file) if READERS[kind] == "json" else iter(pq.read_table(file).to_pylist())
 
 
-def cell_rows(file: str) -> Iterator[Mapping[str, str | None]]:
+def csv_rows(file: str) -> Iterator[Mapping[str, str | None]]:
     """The rows below the header of a CSV file, each with no more cells than the header has columns."""
-    columns = cell_columns(file)
+    columns = csv_columns(file)
     csv.field_size_limit(sys.maxsize)
     with open_binary(file) as data, TextIOWrapper(data, "utf-8-sig", newline="") as text:
-        reader = csv.reader(text, delimiter=SEPARATORS[suffix_of(file)], strict=True)
+        reader = csv.reader(text, delimiter=SEPARATORS[file_suffix(file)], strict=True)
         next(reader)
-        begins = reader.line_num + 1
+        first_line = reader.line_num + 1
         try:
             for cells in reader:
                 if len(cells) > len(columns):
                     raise UnreadableFile(
-                        f"line {begins} of {file} has {len(cells)} cells, and the header {len(columns)} columns; "
+                        f"line {first_line} of {file} has {len(cells)} cells, and the header {len(columns)} columns; "
                         "put quotes around a cell that has a separator in it"
                     )
-                begins = reader.line_num + 1
+                first_line = reader.line_num + 1
                 if cells and not (len(cells) == 1 and cells[0].isspace()):
                     yield dict.fromkeys(columns) | {
                         name: cell or None for name, cell in zip(columns, cells, strict=False)
                     }
         except csv.Error as error:
-            raise UnreadableFile(f"line {begins} of {file} has a quote that does not close ({error})") from error
+            raise UnreadableFile(f"line {first_line} of {file} has a quote that does not close ({error})") from error
 
 
-def cell_columns(file: str) -> list[str]:
+def csv_columns(file: str) -> list[str]:
     """The columns of a CSV file. Raises `UnreadableFile` where two have one name."""
     with open_binary(file) as data, TextIOWrapper(data, "utf-8-sig", newline="") as text:
-        header = next(csv.reader(text, delimiter=SEPARATORS[suffix_of(file)]), [])
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        raise UnreadableFile(f"{file} has two columns named {twice[0]!r}; give each its own name in the first line")
+        header = next(csv.reader(text, delimiter=SEPARATORS[file_suffix(file)]), [])
+    duplicates = sorted({name for name in header if header.count(name) > 1})
+    if duplicates:
+        raise UnreadableFile(
+            f"{file} has two columns named {duplicates[0]!r}; give each its own name in the first line"
+        )
     return header
 
 
 def check_readable(file: str) -> None:
     """Raise `UnreadableFile` for a text that is not UTF-8, and for what only has the name of a Parquet file."""
-    kind = suffix_of(file)
+    kind = file_suffix(file)
     if READERS.get(kind) == "parquet":
         with open(file, "rb") as data:
-            begins = data.read(len(PARQUET))
-            data.seek(-min(len(PARQUET), Path(file).stat().st_size), 2)
-            if (begins, data.read()) != (PARQUET, PARQUET):
+            begins = data.read(len(PARQUET_MAGIC))
+            data.seek(-min(len(PARQUET_MAGIC), Path(file).stat().st_size), 2)
+            if (begins, data.read()) != (PARQUET_MAGIC, PARQUET_MAGIC):
                 raise UnreadableFile(f"{file} is not a whole Parquet file")
     elif kind in SEPARATORS:
         with open_binary(file) as lines:
@@ -141,8 +143,8 @@ def check_readable(file: str) -> None:
                     raise UnreadableFile(f"{file}: {place}; {ENCODING_REMEDY}") from error
 
 
-def keyed(data_files: Mapping[Any, Sequence[str]]) -> dict[str, Any]:
+def hash_data_files(data_files: Mapping[Any, Sequence[str]]) -> dict[str, Any]:
     """The files of a folder's splits with keys of their contents; those behind links by their own names."""
     return {
-        str(split): name_files([str(Path(file).resolve()) for file in files]) for split, files in data_files.items()
+        str(split): to_data_files([str(Path(file).resolve()) for file in files]) for split, files in data_files.items()
     }

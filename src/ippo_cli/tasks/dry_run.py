@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from ippo_cli.config.errors import IppoError
-from ippo_cli.tasks.environment import Action, Environment, WrongReturn
+from ippo_cli.tasks.environment import Action, Environment, InvalidReturn
 from ippo_cli.types import Example
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 
 PLACEHOLDER = "(what {agent} says)"  # stands for an answer where nobody is asked
 
 
 @runtime_checkable
-class Playable(Environment, Protocol):
+class SupportsActions(Environment, Protocol):
     """An environment that knows what can be answered."""
 
     def actions(self) -> Mapping[str, Sequence[str]]:
@@ -35,32 +35,32 @@ class DryRun:
     first: Mapping[str, str] = field(default_factory=dict)  # what agents are told before anybody answers
     end: str = ""  # how it ended, where it has
     failure: str = ""  # what was raised, with the line of the user's code
-    to_be_mended: bool = False  # whether no answer can be the reason of the failure
+    is_user_error: bool = False  # whether no answer can be the reason of the failure
 
 
-def dry_episode(environment: Environment, example: Example, seed: int, most_turns: int) -> DryRun:
+def run_dry_episode(environment: Environment, example: Example, seed: int, max_turns: int) -> DryRun:
     """Play an episode for some turns, and close the environment; what it raises is noted."""
-    luck, shown = random.Random(f"dry run {seed}"), DryRun()
-    invented = False  # whether something was answered that might be no answer
+    rng, result = random.Random(f"dry run {seed}"), DryRun()
+    has_placeholder = False  # whether something was answered that might be no answer
     try:
         with closing(environment):
-            shown.first = told = environment.reset(example, seed)
-            while told and len(shown.turns) < most_turns:
-                offered = environment.actions() if isinstance(environment, Playable) else {}
+            result.first = observations = environment.reset(example, seed)
+            while observations and len(result.turns) < max_turns:
+                legal_actions = environment.actions() if isinstance(environment, SupportsActions) else {}
                 answers = {
-                    name: luck.choice(offered[name]) if offered.get(name) else PLACEHOLDER.format(agent=name)
-                    for name in told
+                    name: rng.choice(legal_actions[name]) if legal_actions.get(name) else PLACEHOLDER.format(agent=name)
+                    for name in observations
                 }
-                invented = invented or not all(offered.get(name) for name in told)
-                shown.turns += [(name, text, answers[name]) for name, text in told.items()]
+                has_placeholder = has_placeholder or not all(legal_actions.get(name) for name in observations)
+                result.turns += [(name, text, answers[name]) for name, text in observations.items()]
                 step = environment.step({name: Action(text) for name, text in answers.items()})
-                told = step.observations
+                observations = step.observations
                 if step.terminated or step.truncated:
-                    shown.end = "ended by itself" if step.terminated else "cut off by the environment's limit"
+                    result.end = "ended by itself" if step.terminated else "cut off by the environment's limit"
                     break
     except IppoError:
         raise
     except (Exception, SystemExit) as error:  # of the user's own code
-        shown.failure = located(error)
-        shown.to_be_mended = not invented or isinstance(error, WrongReturn)
-    return shown
+        result.failure = format_user_error(error)
+        result.is_user_error = not has_placeholder or isinstance(error, InvalidReturn)
+    return result

@@ -42,7 +42,7 @@ class Step:
         default_factory=dict
     )  # numbers for the log, such as success; the last one counts
 
-    def retold(self, observations: Mapping[str, str]) -> Step:
+    def with_observations(self, observations: Mapping[str, str]) -> Step:
         """The same step with other observations. (`dataclasses.replace` takes longer than a small world's own step.)"""
         return Step(
             observations=observations,
@@ -55,7 +55,7 @@ class Step:
         )
 
 
-class WrongReturn(TypeError):
+class InvalidReturn(TypeError):
     """What the user's code returned is of another kind than it must be, whatever it was answered."""
 
 
@@ -104,7 +104,7 @@ class EnvironmentPool:
         except IndexError:
             return self._make()
 
-    def give_back(self, environment: Environment, *, usable: bool) -> None:
+    def release(self, environment: Environment, *, usable: bool) -> None:
         """Keep it for a later episode, or close it where it may be in any state."""
         if usable:
             self._idle.append(environment)

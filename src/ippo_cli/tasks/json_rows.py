@@ -36,16 +36,16 @@ def json_rows(file: str) -> Iterator[Mapping[str, Any]]:
                 yield from _rows_of_list(text + _decode(lines.read(), number + 1, file), number, file)
                 return
             try:
-                value = json.loads(text, object_pairs_hook=_object)
+                value = json.loads(text, object_pairs_hook=_build_object)
             except JSONDecodeError as error:
                 if _ends_early(text, error) or error.msg == "Extra data":
                     yield from _rows_of_stream(text + _decode(lines.read(), number + 1, file), number, file)
                     return
-                raise UnreadableFile(_describe(error, text, number, file)) from error
+                raise UnreadableFile(_describe_error(error, text, number, file)) from error
             except ValueError as error:
                 raise UnreadableFile(f"line {number} of {file}: {error}") from error
             first = False
-            yield _row(value, text, number, file)
+            yield _check_row(value, text, number, file)
 
 
 def count_json_rows(file: str) -> int:
@@ -85,19 +85,19 @@ def _column_size(value: Any) -> Any:
 
 def _rows_of_list(text: str, line: int, file: str) -> Iterator[Mapping[str, Any]]:
     try:
-        values = json.loads(text, object_pairs_hook=_object)
+        values = json.loads(text, object_pairs_hook=_build_object)
     except JSONDecodeError as error:
         shown = text.splitlines()[error.lineno - 1] if error.lineno <= len(text.splitlines()) else ""
-        raise UnreadableFile(_describe(error, shown, line + error.lineno - 1, file)) from error
+        raise UnreadableFile(_describe_error(error, shown, line + error.lineno - 1, file)) from error
     except ValueError as error:
         raise UnreadableFile(f"{file}: {error}") from error
     for place, value in enumerate(values, 1):
-        yield _row(value, ESCAPED_SURROGATE if ESCAPED_SURROGATE in text else "", f"item {place}", file)
+        yield _check_row(value, ESCAPED_SURROGATE if ESCAPED_SURROGATE in text else "", f"item {place}", file)
 
 
 def _rows_of_stream(text: str, line: int, file: str) -> Iterator[Mapping[str, Any]]:
     """Objects one after the other, each on several lines or several on one."""
-    decoder, place = json.JSONDecoder(object_pairs_hook=_object), 0
+    decoder, place = json.JSONDecoder(object_pairs_hook=_build_object), 0
     while place < len(text):
         start = len(text) - len(text[place:].lstrip())
         if start == len(text):
@@ -111,13 +111,13 @@ def _rows_of_stream(text: str, line: int, file: str) -> Iterator[Mapping[str, An
                 rule = f"begins an object that does not end; {ONE_PER_LINE}: {begins[:60]!r}"
                 raise UnreadableFile(f"line {number} of {file} {rule}") from error
             at = text.splitlines()[error.lineno - 1]
-            raise UnreadableFile(_describe(error, at, number, file)) from error
+            raise UnreadableFile(_describe_error(error, at, number, file)) from error
         except ValueError as error:
             raise UnreadableFile(f"line {number} of {file}: {error}") from error
-        yield _row(value, text[start:place], number, file)
+        yield _check_row(value, text[start:place], number, file)
 
 
-def _row(value: Any, text: str, line: int | str, file: str) -> Mapping[str, Any]:
+def _check_row(value: Any, text: str, line: int | str, file: str) -> Mapping[str, Any]:
     place = f"line {line}" if isinstance(line, int) else line
     if not isinstance(value, dict | str):
         raise UnreadableFile(f"{place} of {file} is {json.dumps(value)[:40]}, and a row must be an object")
@@ -131,12 +131,12 @@ def _row(value: Any, text: str, line: int | str, file: str) -> Mapping[str, Any]
     return row
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"an object has the key {twice!r} twice")
+        duplicate = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has the key {duplicate!r} twice")
     return made
 
 
@@ -151,7 +151,7 @@ def _ends_early(text: str, error: JSONDecodeError) -> bool:
     return error.pos >= len(text.rstrip()) or error.msg.startswith(("Unterminated", "Invalid control"))
 
 
-def _describe(error: JSONDecodeError, text: str, line: int, file: str) -> str:
+def _describe_error(error: JSONDecodeError, text: str, line: int, file: str) -> str:
     """The line, and the rule of JSON that it breaks."""
     before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :].strip()
     if rest.startswith(",") and before.endswith("}"):

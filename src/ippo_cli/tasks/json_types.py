@@ -17,9 +17,9 @@ from typing import Any
 from ippo_cli.tasks.json_rows import json_rows
 from ippo_cli.types import Example
 
-CHUNK = 10 << 20
+SCHEMA_BYTES = 10 << 20
 """Bytes of a file from which the reader tells the kinds of its columns; what comes later is made to fit."""
-AS_A_MOMENT = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+TIMESTAMP_PATTERN = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
 """How a moment looks that was made a text again."""
 
 
@@ -33,7 +33,7 @@ class PlainTable(Sequence[Example]):
         return RowTable([self[place] for place in places], self.column_names)
 
 
-class Exact(PlainTable):
+class CorrectedTable(PlainTable):
     """A table of which some columns are replaced."""
 
     def __init__(self, table: Any, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -46,10 +46,10 @@ class Exact(PlainTable):
     def __getitem__(self, place: Any) -> Any:
         return {**self.table[place], **{name: values[place] for name, values in self.columns.items()}}
 
-    def select(self, places: Sequence[int]) -> Exact:
+    def select(self, places: Sequence[int]) -> CorrectedTable:
         """Some of its rows."""
         columns = {name: [values[place] for place in places] for name, values in self.columns.items()}
-        return Exact(self.table.select(places), columns)
+        return CorrectedTable(self.table.select(places), columns)
 
 
 class RowTable(PlainTable):
@@ -67,7 +67,7 @@ class RowTable(PlainTable):
         return {name: row.get(name) for name in self.column_names}
 
 
-class Concatenated(PlainTable):
+class ConcatenatedTable(PlainTable):
     """Tables one after the other, with the columns of all."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
@@ -84,14 +84,18 @@ class Concatenated(PlainTable):
         return dict.fromkeys(self.column_names) | row
 
 
-def exact(table: Any, files: Sequence[str]) -> Any:
+def restore_types(table: Any, files: Sequence[str]) -> Any:
     """The table of these JSON files, with the columns exactly that are not what is written. Raises `ValueError`."""
-    large = len(files) > 1 or Path(files[0]).stat().st_size > CHUNK
-    doubtful = doubtful_columns(table, texts=large)
-    return corrected(table, doubtful, lambda: (row for file in files for row in json_rows(file))) if doubtful else table
+    large = len(files) > 1 or Path(files[0]).stat().st_size > SCHEMA_BYTES
+    doubtful = ambiguous_columns(table, texts=large)
+    return (
+        correct_columns(table, doubtful, lambda: (row for file in files for row in json_rows(file)))
+        if doubtful
+        else table
+    )
 
 
-def exact_parquet(table: Any, files: Sequence[str]) -> Any:
+def restore_parquet_types(table: Any, files: Sequence[str]) -> Any:
     """The table of these Parquet files: columns of several types, which the reader makes one, as each file has them."""
     import pyarrow.parquet as pq
 
@@ -99,71 +103,73 @@ def exact_parquet(table: Any, files: Sequence[str]) -> Any:
     types = {
         name: {schema.field(name).type for schema in schemas if name in schema.names} for name in table.column_names
     }
-    unlike = [name for name, kinds in types.items() if len(kinds) > 1]
-    if not unlike:
+    mixed_columns = [name for name, kinds in types.items() if len(kinds) > 1]
+    if not mixed_columns:
         return table
-    columns: dict[str, list[Any]] = {name: [] for name in unlike}
+    columns: dict[str, list[Any]] = {name: [] for name in mixed_columns}
     for file, schema in zip(files, schemas, strict=True):
-        part = pq.read_table(file, columns=[name for name in unlike if name in schema.names])
+        part = pq.read_table(file, columns=[name for name in mixed_columns if name in schema.names])
         for name, values in columns.items():
             values += part.column(name).to_pylist() if name in schema.names else [None] * part.num_rows
-    return Exact(table, columns)
+    return CorrectedTable(table, columns)
 
 
-def exact_rows(table: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+def restore_row_types(table: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     """The table that was made of these rows, with the columns exactly that are not theirs."""
-    doubtful = doubtful_columns(table, texts=False)
-    return corrected(table, doubtful, lambda: iter(rows)) if doubtful else table
+    doubtful = ambiguous_columns(table, texts=False)
+    return correct_columns(table, doubtful, lambda: iter(rows)) if doubtful else table
 
 
-def doubtful_columns(table: Any, *, texts: bool) -> list[str]:
+def ambiguous_columns(table: Any, *, texts: bool) -> list[str]:
     """Columns of a kind that may have been made of another one."""
     schema = table.features.arrow_schema
-    found = [field.name for field in schema if _doubtful(field.type)]
-    return found + ([field.name for field in schema if _holds_moments(table, field)] if texts else [])
+    found = [field.name for field in schema if _is_ambiguous(field.type)]
+    return found + ([field.name for field in schema if _has_timestamps(table, field)] if texts else [])
 
 
-def corrected(table: Any, doubtful: Sequence[str], rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Any:
+def correct_columns(table: Any, doubtful: Sequence[str], rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Any:
     """The table with the doubtful columns of `rows()` where these are not equal, kind and all."""
     narrow = table.select_columns(list(doubtful))
     wrong: set[str] = set()
     for stored, written in zip(narrow, rows(), strict=True):
-        wrong |= {name for name in doubtful if name not in wrong and not _same(stored[name], written.get(name))}
+        wrong |= {
+            name for name in doubtful if name not in wrong and not _is_same_value(stored[name], written.get(name))
+        }
     if not wrong:
         return table
     columns: dict[str, list[Any]] = {name: [] for name in doubtful if name in wrong}
     for row in rows():
         for name, values in columns.items():
             values.append(row.get(name))
-    return Exact(table, columns)
+    return CorrectedTable(table, columns)
 
 
-def _same(stored: Any, written: Any) -> bool:
+def _is_same_value(stored: Any, written: Any) -> bool:
     """Whether both are one value of one kind; a key that is missing in an object is null in a table."""
     if isinstance(written, dict):
         keys = {*written, *(stored if isinstance(stored, dict) else ())}
-        return isinstance(stored, dict) and all(_same(stored.get(key), written.get(key)) for key in keys)
+        return isinstance(stored, dict) and all(_is_same_value(stored.get(key), written.get(key)) for key in keys)
     if isinstance(written, list):
         alike = isinstance(stored, list) and len(stored) == len(written)
-        return alike and all(map(_same, stored, written))
+        return alike and all(map(_is_same_value, stored, written))
     if isinstance(written, float) and isinstance(stored, float) and math.isnan(written):
         return math.isnan(stored)
     return type(stored) is type(written) and stored == written
 
 
-def _doubtful(kind: Any) -> bool:
+def _is_ambiguous(kind: Any) -> bool:
     import pyarrow as pa
 
     if isinstance(kind, pa.BaseExtensionType):  # JSON as a text, of columns that hold several kinds
         return True
     inner = [kind.field(place).type for place in range(kind.num_fields)] if pa.types.is_nested(kind) else []
-    return pa.types.is_temporal(kind) or pa.types.is_floating(kind) or any(map(_doubtful, inner))
+    return pa.types.is_temporal(kind) or pa.types.is_floating(kind) or any(map(_is_ambiguous, inner))
 
 
-def _holds_moments(table: Any, field: Any) -> bool:
+def _has_timestamps(table: Any, field: Any) -> bool:
     import pyarrow as pa
     import pyarrow.compute as pc
 
     if not (pa.types.is_string(field.type) or pa.types.is_large_string(field.type)):
         return False
-    return bool(pc.any(pc.match_substring_regex(table.data.column(field.name), AS_A_MOMENT)).as_py())  # pyright: ignore
+    return bool(pc.any(pc.match_substring_regex(table.data.column(field.name), TIMESTAMP_PATTERN)).as_py())  # pyright: ignore

@@ -11,9 +11,9 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import JsonlConfig
 from ippo_cli.tasks.json_types import PlainTable
 from ippo_cli.tasks.messages import is_messages
-from ippo_cli.tasks.rows import Joined, Preparation, Rows, narrowed, unchanged
-from ippo_cli.tasks.sources import load_table, reason
-from ippo_cli.tasks.templates import OBSERVATION, fields_of, is_word_of_conversations, render_template
+from ippo_cli.tasks.rows import ExampleRows, JoinedRows, RowPreparation, identity, take_rows
+from ippo_cli.tasks.sources import error_reason, load_table
+from ippo_cli.tasks.templates import OBSERVATION, is_conversation_field, render_template, template_fields
 from ippo_cli.types import Example
 from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 
@@ -21,26 +21,26 @@ from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
     """Training and held-out rows. The order is the files'; shuffling is the prompt stream's."""
     if config.eval_share is None:
-        return _part(config, "train"), held_out_rows(config)
-    rows, kept, held_out = _divided(config, seed)
-    train = _sized(rows, kept, config.train_size)
-    _refuse_empty_sources("train", config, train)
-    return train, _sized(rows.unweighted(), held_out, config.eval_size)
+        return _load_part(config, "train"), held_out_rows(config)
+    rows, trained, held_out = _split_train_eval(config, seed)
+    train = _limit_rows(rows, trained, config.train_size)
+    _check_empty_sources("train", config, train)
+    return train, _limit_rows(rows.without_weights(), held_out, config.eval_size)
 
 
 def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
     """Held-out rows alone."""
     if config.eval_share is None:
-        return _part(config, "eval")
-    rows, _, held_out = _divided(config, seed)
-    return _sized(rows.unweighted(), held_out, config.eval_size)
+        return _load_part(config, "eval")
+    rows, _, held_out = _split_train_eval(config, seed)
+    return _limit_rows(rows.without_weights(), held_out, config.eval_size)
 
 
-def _divided(config: JsonlConfig, seed: int) -> tuple[Joined, list[int], list[int]]:
+def _split_train_eval(config: JsonlConfig, seed: int) -> tuple[JoinedRows, list[int], list[int]]:
     """The rows of `task.train`, and the places of those that are trained on and held out: drawn by the seed."""
-    rows = _part(config, "train", whole=True)
-    if not isinstance(rows, Joined):
-        rows = Joined([Rows(rows, unchanged, range(len(rows)))])
+    rows = _load_part(config, "train", whole=True)
+    if not isinstance(rows, JoinedRows):
+        rows = JoinedRows([ExampleRows(rows, identity, range(len(rows)))])
     count = round(len(rows) * (config.eval_share or 0.0))
     if not 0 < count < len(rows):
         raise PreflightError(f"task.eval_share={config.eval_share} of {len(rows)} rows leaves none on one side")
@@ -49,35 +49,35 @@ def _divided(config: JsonlConfig, seed: int) -> tuple[Joined, list[int], list[in
     return rows, sorted(order[count:]), sorted(order[:count])
 
 
-def _sized(rows: Joined, places: list[int], size: int | None) -> Joined:
-    return rows.at(places if size is None else places[:size])
+def _limit_rows(rows: JoinedRows, places: list[int], size: int | None) -> JoinedRows:
+    return rows.select(places if size is None else places[:size])
 
 
-def _part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequence[Example]:
+def _load_part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequence[Example]:
     """The rows of `task.train` or `task.eval`; without a size all of them, or those that are used."""
     key, source = f"task.{part}", getattr(config, part)
-    preparation = Preparation(config=config)
-    rows = _read(config, part, preparation)
+    preparation = RowPreparation(config=config)
+    rows = _read_sources(config, part, preparation)
     size = None if whole else getattr(config, f"{part}_size")
     if size is not None:
-        rows = narrowed(rows, range(min(size, len(rows))))
+        rows = take_rows(rows, range(min(size, len(rows))))
     if not len(rows):
-        left = [str(counts) for counts in preparation.counts if any(counts.dropped.values())]
-        raise PreflightError(f"{key}={source} has no rows" + (f" left ({'; '.join(left)})" if left else ""))
-    _refuse_empty_sources(part, config, rows)
-    _refuse_nulls(f"{key}={source}", rows, config)
+        dropped = [str(counts) for counts in preparation.counts if any(counts.dropped.values())]
+        raise PreflightError(f"{key}={source} has no rows" + (f" left ({'; '.join(dropped)})" if dropped else ""))
+    _check_empty_sources(part, config, rows)
+    _check_nulls(f"{key}={source}", rows, config)
     return rows
 
 
-def _refuse_empty_sources(part: str, config: JsonlConfig, rows: Any) -> None:
+def _check_empty_sources(part: str, config: JsonlConfig, rows: Any) -> None:
     """Raise where a source has a share of the prompts, and no row to ask with."""
-    if isinstance(rows, Joined) and rows.weights and (empty := [p for p, n in enumerate(rows.sizes) if not n]):
+    if isinstance(rows, JoinedRows) and rows.weights and (empty := [p for p, n in enumerate(rows.sizes) if not n]):
         raise PreflightError(
             f"task.{part}={getattr(config, part)}: of source {empty[0] + 1} no row is left, and it has a weight"
         )
 
 
-def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
+def _read_sources(config: JsonlConfig, part: str, preparation: RowPreparation) -> Any:
     """Rows of all sources: one table where keys change nothing about them."""
     from datasets import concatenate_datasets
 
@@ -85,47 +85,47 @@ def _read(config: JsonlConfig, part: str, preparation: Preparation) -> Any:
     split = config.train_split if part == "train" else config.eval_split
     if source is None:
         raise ConfigError(f"{key}=null", "names no data", f"set {key} to a .jsonl or .parquet file or a hub dataset id")
-    listed = list(map(str, source)) if isinstance(source, list) else [str(source)]
+    sources = list(map(str, source)) if isinstance(source, list) else [str(source)]
     first = getattr(config, f"{part}_size") if config.streaming else None
-    tables = [load_table(key, name, config.data_config, split, first=first) for name in listed]
+    tables = [load_table(key, name, config.data_config, split, first=first) for name in sources]
     if preparation.changes_rows:
         weights = config.weights if part == "train" else None
-        preparation.refuse_missing(dict(zip(listed, tables, strict=True)))
-        parts = [preparation.rows(table, name) for table, name in zip(tables, listed, strict=True)]
-        return Joined(parts, weights, preparation.counts)
+        preparation.check_columns(dict(zip(sources, tables, strict=True)))
+        parts = [preparation.rows(table, name) for table, name in zip(tables, sources, strict=True)]
+        return JoinedRows(parts, weights, preparation.counts)
     if any(isinstance(table, PlainTable) for table in tables):
-        return Joined([Rows(table, unchanged, range(len(table))) for table in tables])
+        return JoinedRows([ExampleRows(table, identity, range(len(table))) for table in tables])
     try:
         return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
     except ValueError as error:
-        raise PreflightError(f"{key}={source}: rows of these do not go together ({reason(error)})") from error
+        raise PreflightError(f"{key}={source}: rows of these do not go together ({error_reason(error)})") from error
 
 
-def _refuse_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
+def _check_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
     """Raise where a field that some agent is asked with is missing in some row: the reader made nulls of those.
 
     A template of Jinja's may test a field for that: such rows are written to see whether it does.
     """
-    asked_with: dict[str, str] = {}
+    setting_by_field: dict[str, str] = {}
     for name, agent in config.agents.items():
         for leaf in ("template", "turn_template", "answer"):
             template = getattr(agent, leaf) or ""
             setting = f"task.agents.{name}.{leaf}"
             if is_jinja(template):
-                _refuse_written_nulls(source, rows, template, setting)
+                _check_rendered_nulls(source, rows, template, setting)
                 continue
-            for field in sorted(fields_of(template, setting)):
-                asked_with.setdefault(field, setting)
-    if isinstance(rows, Joined):
-        _refuse_lists(rows, config)
-    for field, nulls in _nulls(rows, asked_with).items():
+            for field in sorted(template_fields(template, setting)):
+                setting_by_field.setdefault(field, setting)
+    if isinstance(rows, JoinedRows):
+        _check_lists(rows, config)
+    for field, nulls in _count_nulls(rows, setting_by_field).items():
         raise PreflightError(
-            f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {asked_with[field]} names; "
+            f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {setting_by_field[field]} names; "
             "leave them out of the file, or by task.filter"
         )
 
 
-def _refuse_lists(rows: Joined, config: JsonlConfig) -> None:
+def _check_lists(rows: JoinedRows, config: JsonlConfig) -> None:
     """Raise where a plain template writes a list or an object of some row; tables of one kind show it in the first."""
     plain = {
         f"task.agents.{name}.{leaf}": text
@@ -133,7 +133,7 @@ def _refuse_lists(rows: Joined, config: JsonlConfig) -> None:
         for leaf in ("template", "turn_template", "answer")
         if (text := getattr(agent, leaf)) and not is_jinja(text) and not is_messages(text)
     }
-    fields = {setting: fields_of(text, setting) for setting, text in plain.items()}
+    fields = {setting: template_fields(text, setting) for setting, text in plain.items()}
     for row in rows if any(fields.values()) else ():
         for setting, named in fields.items():
             for field in named:
@@ -141,14 +141,16 @@ def _refuse_lists(rows: Joined, config: JsonlConfig) -> None:
                     render_template(f"{{{field}}}", row, setting)
 
 
-def _refuse_written_nulls(source: str, rows: Any, template: str, setting: str) -> None:
-    fields = fields_of(template, setting)
-    lacking = list(_nulls(rows, fields))
-    told = {word: "" for word in fields if word == OBSERVATION or is_word_of_conversations(word)}
+def _check_rendered_nulls(source: str, rows: Any, template: str, setting: str) -> None:
+    fields = template_fields(template, setting)
+    lacking = list(_count_nulls(rows, fields))
+    conversation = {word: "" for word in fields if word == OBSERVATION or is_conversation_field(word)}
     for place, row in enumerate(rows if lacking else ()):
         if any(is_missing(row.get(field)) for field in lacking):
             try:
-                render_template(template, row, setting, {word: text for word, text in told.items() if word not in row})
+                render_template(
+                    template, row, setting, {word: text for word, text in conversation.items() if word not in row}
+                )
             except NullField as error:
                 raise PreflightError(
                     f"{source}: row {place + 1} of {len(rows)}: {error}; or leave such rows out, by task.filter"
@@ -157,17 +159,17 @@ def _refuse_written_nulls(source: str, rows: Any, template: str, setting: str) -
                 continue
 
 
-def _nulls(rows: Any, fields: Iterable[str]) -> dict[str, int]:
+def _count_nulls(rows: Any, fields: Iterable[str]) -> dict[str, int]:
     """Of fields that some rows have, how many lack them, where any do."""
-    if not isinstance(rows, Joined):
+    if not isinstance(rows, JoinedRows):
         columns = [field for field in fields if field in rows.column_names]
         counts = {field: _count_missing(rows.data.column(field)) for field in columns}
     else:
-        there = dict.fromkeys(fields, 0)
-        for row in rows if there else ():
-            for field in there:
-                there[field] += not is_missing(row.get(field))
-        counts = {field: len(rows) - count for field, count in there.items() if count}
+        present = dict.fromkeys(fields, 0)
+        for row in rows if present else ():
+            for field in present:
+                present[field] += not is_missing(row.get(field))
+        counts = {field: len(rows) - count for field, count in present.items() if count}
     return {field: count for field, count in counts.items() if count}
 
 

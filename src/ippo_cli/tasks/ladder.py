@@ -9,7 +9,7 @@ from itertools import product
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import LadderConfig
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.unique_examples import refuse_more_than, split
+from ippo_cli.tasks.unique_examples import check_num_examples, split_examples
 from ippo_cli.types import Example
 
 
@@ -52,7 +52,7 @@ class Ladder:
         """There is nothing to give back."""
 
 
-def ladders(config: LadderConfig) -> Callable[[], Ladder]:
+def make_ladder_factory(config: LadderConfig) -> Callable[[], Ladder]:
     """What makes ladders of this configuration. Raises `ConfigError` where several agents are to climb."""
     if len(config.agents) != 1:
         raise ConfigError(
@@ -68,8 +68,8 @@ def ladder_examples(config: LadderConfig, seed: int) -> tuple[list[Example], lis
         {"start": start, "stride": stride} for start, stride in product(letters, range(1, config.strides + 1))
     ]
     sizes = config.train_size, config.eval_size
-    refuse_more_than(
+    check_num_examples(
         len(examples), "pairs of a letter and a stride", *sizes, "lower the sizes, or use a longer task.alphabet"
     )
     random.Random(f"ladder {seed}").shuffle(examples)
-    return split(examples, *sizes)
+    return split_examples(examples, *sizes)

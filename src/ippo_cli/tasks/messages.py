@@ -9,9 +9,9 @@ from typing import Any, TypeGuard
 
 from ippo_cli.config.errors import ConfigError
 
-KIND = "messages:"  # what a template of this kind begins with
+PREFIX = "messages:"  # what a template of this kind begins with
 ROLES = ("system", "user", "assistant")
-UNREAD = ("tool_calls", "function_call", "images", "videos", "audio")  # parts of messages beside their text
+UNSUPPORTED_PARTS = ("tool_calls", "function_call", "images", "videos", "audio")  # parts of messages beside their text
 Message = dict[str, str]  # role and content
 
 
@@ -34,12 +34,12 @@ class MessagesText(str):
 
 def is_messages(template: str) -> bool:
     """Whether a template takes a field as messages."""
-    return template.startswith(KIND)
+    return template.startswith(PREFIX)
 
 
 def messages_field(template: str) -> str:
     """The field that a template of this kind names."""
-    return template.removeprefix(KIND).strip().removeprefix("{").removesuffix("}")
+    return template.removeprefix(PREFIX).strip().removeprefix("{").removesuffix("}")
 
 
 def is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
@@ -64,14 +64,14 @@ def read_messages(value: Any, setting: str) -> MessagesText:
             "name a field that holds one",
         )
     for part in value:
-        if unread := [key for key in UNREAD if part.get(key)]:
+        if unread := [key for key in UNSUPPORTED_PARTS if part.get(key)]:
             raise ConfigError(
                 setting, f"has a message with {unread[0]}, and only texts are read", "write it as text by task.map"
             )
-    messages = [{"role": str(part["role"]), "content": _text(part["content"], setting)} for part in value]
-    if strange := [message["role"] for message in messages if message["role"] not in ROLES]:
+    messages = [{"role": str(part["role"]), "content": _content_text(part["content"], setting)} for part in value]
+    if unknown_roles := [message["role"] for message in messages if message["role"] not in ROLES]:
         raise ConfigError(
-            setting, f"has a message of role {strange[0]!r}", f"roles are {' '.join(ROLES)}; use task.map"
+            setting, f"has a message of role {unknown_roles[0]!r}", f"roles are {' '.join(ROLES)}; use task.map"
         )
     if messages[-1]["role"] != "user":
         raise ConfigError(
@@ -82,7 +82,7 @@ def read_messages(value: Any, setting: str) -> MessagesText:
     return MessagesText(messages)
 
 
-def _text(content: Any, setting: str) -> str:
+def _content_text(content: Any, setting: str) -> str:
     """The text of a message; of a list of text parts all of them."""
     if isinstance(content, str):
         return content

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 from ippo_cli.types import Example
 
-ANSWERS = ("\n\nAssistant:", "<|assistant|>", "<|im_start|>assistant\n", "\nAssistant:")
+ANSWER_MARKERS = ("\n\nAssistant:", "<|assistant|>", "<|im_start|>assistant\n", "\nAssistant:")
 """What stands before an answer where a conversation is one text."""
 
 
@@ -20,10 +20,12 @@ def prompt_of(row: Mapping[str, Any]) -> Example | None:
     row that has a `prompt` keeps it, also as a list of messages. None where there is none.
     """
     chosen, rejected = row.get("chosen"), row.get("rejected")
-    if (given := row.get("prompt")) is not None:
-        history, prompt = _last_user(given) if _is_conversation(given) else ("", str(given))
+    if (own_prompt := row.get("prompt")) is not None:
+        history, prompt = (
+            _split_last_user_message(own_prompt) if _is_conversation(own_prompt) else ("", str(own_prompt))
+        )
     elif _is_conversation(chosen) and _is_conversation(rejected):
-        history, prompt = _last_user(_common(chosen, rejected))
+        history, prompt = _split_last_user_message(_common_messages(chosen, rejected))
     elif isinstance(chosen, str) and isinstance(rejected, str):
         history, prompt = "", _common_text(chosen, rejected)
         chosen, rejected = chosen.removeprefix(prompt), rejected.removeprefix(prompt)
@@ -32,7 +34,13 @@ def prompt_of(row: Mapping[str, Any]) -> Example | None:
     if not prompt.strip():
         return None
     kept = {name: value for name, value in row.items() if name not in ("chosen", "rejected", "prompt")}
-    return {**kept, "prompt": prompt, "history": history, "chosen": _answer(chosen), "rejected": _answer(rejected)}
+    return {
+        **kept,
+        "prompt": prompt,
+        "history": history,
+        "chosen": _answer_text(chosen),
+        "rejected": _answer_text(rejected),
+    }
 
 
 def _is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
@@ -40,7 +48,9 @@ def _is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     return listed and all(isinstance(one, Mapping) and "content" in one for one in value)
 
 
-def _common(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _common_messages(
+    chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]
+) -> list[Mapping[str, Any]]:
     """The messages that both begin with; of equal conversations all but the answer."""
     pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     common: list[Mapping[str, Any]] = []
@@ -51,7 +61,7 @@ def _common(chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str,
     return common
 
 
-def _last_user(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+def _split_last_user_message(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """What was said before the last message of a user, and that message."""
     places = [place for place, one in enumerate(messages) if one.get("role", "user") in ("user", "human")]
     if not places:
@@ -64,11 +74,11 @@ def _common_text(chosen: str, rejected: str) -> str:
     """What both texts begin with, up to where the last answer begins."""
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
     common = "".join(one for one, _ in alike)
-    ends = [common.rfind(mark) + len(mark) for mark in ANSWERS if mark in common]
+    ends = [common.rfind(mark) + len(mark) for mark in ANSWER_MARKERS if mark in common]
     return common[: max(ends)] if ends else ""
 
 
-def _answer(value: Any) -> str:
+def _answer_text(value: Any) -> str:
     if _is_conversation(value):
         return str(value[-1]["content"])
     return "" if value is None else str(value)

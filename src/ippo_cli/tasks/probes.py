@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 from ippo_cli.config.schema import GridConfig, LettersConfig
-from ippo_cli.tasks.unique_examples import distinct, refuse_more_than, split
+from ippo_cli.tasks.unique_examples import check_num_examples, draw_distinct, split_examples
 from ippo_cli.types import Example
 
 Cell = tuple[int, int]  # x to the right, y upwards, from 0
-FILES = "abcdefghi"
+COLUMNS = "abcdefghi"
 
 
 def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], list[Example]]:
@@ -19,13 +19,13 @@ def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], l
     """
     alphabet = sorted(set(config.alphabet))
     source = random.Random(f"probe letters {seed}")
-    possible, what = len(alphabet) ** config.length, f"strings of {config.length} letters"
+    possible, unit = len(alphabet) ** config.length, f"strings of {config.length} letters"
     sizes = config.train_size, config.eval_size
-    refuse_more_than(possible, what, *sizes, "lower the sizes")
-    strings = distinct(lambda: "".join(source.choices(alphabet, k=config.length)), sum(sizes))
+    check_num_examples(possible, unit, *sizes, "lower the sizes")
+    strings = draw_distinct(lambda: "".join(source.choices(alphabet, k=config.length)), sum(sizes))
     following = dict(zip(alphabet, alphabet[1:] + alphabet[:1], strict=True))
     examples: list[Example] = [{"letters": text, "last": text[-1], "next": following[text[-1]]} for text in strings]
-    return split(examples, *sizes)
+    return split_examples(examples, *sizes)
 
 
 def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Example]]:
@@ -36,19 +36,19 @@ def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Ex
     """
     cells = [(x, y) for x in range(config.size) for y in range(config.size)]
     source = random.Random(f"probe grid {seed}")
-    possible, what = len(cells) * (len(cells) - 1), f"pairs of cells of a {config.size} x {config.size} grid"
+    possible, unit = len(cells) * (len(cells) - 1), f"pairs of cells of a {config.size} x {config.size} grid"
     sizes = config.train_size, config.eval_size
-    refuse_more_than(possible, what, *sizes, "lower the sizes")
-    walks = distinct(lambda: tuple(source.sample(cells, 2)), sum(sizes))
-    return split([_walk(config.size, start, goal) for start, goal in walks], *sizes)
+    check_num_examples(possible, unit, *sizes, "lower the sizes")
+    walks = draw_distinct(lambda: tuple(source.sample(cells, 2)), sum(sizes))
+    return split_examples([_walk_example(config.size, start, goal) for start, goal in walks], *sizes)
 
 
-def _walk(size: int, start: Cell, goal: Cell) -> Example:
+def _walk_example(size: int, start: Cell, goal: Cell) -> Example:
     right, up = goal[0] - start[0], goal[1] - start[1]
     return {
         "size": size,
-        "start": f"{FILES[start[0]]}{start[1] + 1}",
-        "goal": f"{FILES[goal[0]]}{goal[1] + 1}",
+        "start": f"{COLUMNS[start[0]]}{start[1] + 1}",
+        "goal": f"{COLUMNS[goal[0]]}{goal[1] + 1}",
         "horizontal": "r" * right or "l" * -right,
         "vertical": "u" * up or "d" * -up,
     }

@@ -12,21 +12,21 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ConversationConfig, PromptConfig
-from ippo_cli.tasks.environment import Action, Environment, Step, WrongReturn
+from ippo_cli.tasks.environment import Action, Environment, InvalidReturn, Step
 from ippo_cli.tasks.templates import (
-    LAST,
-    NOTHING,
+    CONVERSATION_FIELDS,
+    LAST_PREFIX,
+    NO_VALUES,
     OBSERVATION,
-    WORDS,
-    Told,
+    ConversationValues,
+    can_read_others,
     first_message,
-    may_hear,
     render_template,
 )
 from ippo_cli.types import Example
 from ippo_cli.user_code.load import load_function
 
-TURN_TEMPLATE = "\n{heard}\n"
+DEFAULT_TURN_TEMPLATE = "\n{heard}\n"
 """What an agent is told from its second turn on, where it has no `turn_template`."""
 
 Prompts = Mapping[str, PromptConfig]
@@ -49,9 +49,9 @@ class Transcript:
         """The agent's own turn that comes next, from 1."""
         return 1 + sum(speaker == agent for speaker, _ in self.said)
 
-    def words(self, agent: str, observation: str | None = None) -> Told:
+    def words(self, agent: str, observation: str | None = None) -> ConversationValues:
         """What an agent's template may name; None is what has not been said yet."""
-        return _Words(self, agent, observation)
+        return _TranscriptValues(self, agent, observation)
 
     def last(self, agent: str) -> str | None:
         """What an agent said last."""
@@ -64,7 +64,7 @@ class Transcript:
         return [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
 
 
-class _Words(Mapping[str, str | None]):
+class _TranscriptValues(Mapping[str, str | None]):
     """The words of a transcript, each made when a template names it: most of them grow with every turn."""
 
     __slots__ = ("_agent", "_observation", "_transcript")
@@ -80,21 +80,21 @@ class _Words(Mapping[str, str | None]):
         if word == "turn":
             return str(self._transcript.turn(self._agent))
         if word == "transcript":
-            return _lines(self._transcript.said)
+            return _format_lines(self._transcript.said)
         if word == "heard":
-            return _lines(self._transcript.heard(self._agent))
-        return self._transcript.last(word.removeprefix(LAST))
+            return _format_lines(self._transcript.heard(self._agent))
+        return self._transcript.last(word.removeprefix(LAST_PREFIX))
 
     def __contains__(self, word: object) -> bool:
         if word == OBSERVATION:
             return self._observation is not None
-        if not isinstance(word, str) or not word.startswith(LAST):
-            return word in WORDS
-        return word.removeprefix(LAST) in self._transcript.agents
+        if not isinstance(word, str) or not word.startswith(LAST_PREFIX):
+            return word in CONVERSATION_FIELDS
+        return word.removeprefix(LAST_PREFIX) in self._transcript.agents
 
     def __iter__(self) -> Iterator[str]:
-        yield from (LAST + name for name in self._transcript.agents)
-        yield from WORDS
+        yield from (LAST_PREFIX + name for name in self._transcript.agents)
+        yield from CONVERSATION_FIELDS
         if self._observation is not None:
             yield OBSERVATION
 
@@ -102,7 +102,7 @@ class _Words(Mapping[str, str | None]):
         return sum(1 for _ in self)
 
 
-class Talk:
+class ConversationProtocol:
     """What the protocols have in common: templates that are filled in with the example and what has been said."""
 
     def __init__(self, agents: Prompts, num_turns: int) -> None:
@@ -140,11 +140,11 @@ class Talk:
         words = self.transcript.words(name)
         if self.transcript.turn(name) == 1:
             return first_message(name, config, self.example, words)
-        template = TURN_TEMPLATE if config.turn_template is None else config.turn_template
+        template = DEFAULT_TURN_TEMPLATE if config.turn_template is None else config.turn_template
         return render_template(template, self.example, f"task.agents.{name}.turn_template", words)
 
 
-class Parallel(Talk):
+class Parallel(ConversationProtocol):
     """All agents speak at once in every turn; between turns they hear each other."""
 
     def _next(self) -> Sequence[str] | None:
@@ -153,11 +153,11 @@ class Parallel(Talk):
 
     def _message(self, name: str) -> str:
         if self.num_turns == 1:  # nobody will have said anything: only the example speaks
-            return first_message(name, self.agents[name], self.example, NOTHING)
+            return first_message(name, self.agents[name], self.example, NO_VALUES)
         return super()._message(name)
 
 
-class Dialogue(Talk):
+class Dialogue(ConversationProtocol):
     """One agent after the other, in the task's order, for a number of rounds."""
 
     def _next(self) -> Sequence[str] | None:
@@ -172,7 +172,7 @@ class Sequential(Dialogue):
         super().__init__(agents, num_turns=1)
 
 
-class OwnProtocol:
+class UserProtocol:
     """A protocol of the user's: a generator function, or a class with `reset` and `step`, in plain strings.
 
         def debate(example, agents):
@@ -189,78 +189,80 @@ class OwnProtocol:
     (which is warned of), but for a function that takes `episodes`.
     """
 
-    def __init__(self, made: Callable[..., Any], name: str, agents: Sequence[str]) -> None:
-        self.made, self.name, self.agents = made, name, list(agents)
-        self.running: Any = None
+    def __init__(self, factory: Callable[..., Any], name: str, agents: Sequence[str]) -> None:
+        self.made, self.name, self.agents = factory, name, list(agents)
+        self.instance: Any = None
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.close()
         self.cut: set[str] = set()
         own = dict(example)  # the user's to change
         if inspect.isclass(self.made):
-            self.running = self.made()
-            told, _ = self._split(self.running.reset(own, list(self.agents)))
+            self.instance = self.made()
+            observations, _ = self._split(self.instance.reset(own, list(self.agents)))
         else:
-            self.running = self.made(own, list(self.agents))
-            if not isinstance(self.running, Generator):
-                raise WrongReturn(
-                    f"{self.name} must yield who speaks next, and returns a {type(self.running).__name__}"
+            self.instance = self.made(own, list(self.agents))
+            if not isinstance(self.instance, Generator):
+                raise InvalidReturn(
+                    f"{self.name} must yield who speaks next, and returns a {type(self.instance).__name__}"
                 )
-            told, _ = self._resume(lambda: next(self.running))
-        if not told:
+            observations, _ = self._resume(lambda: next(self.instance))
+        if not observations:
             raise ValueError(f"{self.name} tells nobody anything at first; it must begin with who speaks")
-        return told
+        return observations
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.cut -= set(actions)
         self.cut |= {name for name, action in actions.items() if not action.finished}
         answers = {name: action.text for name, action in actions.items()}
-        if isinstance(self.running, Generator):
-            told, rewards = self._resume(lambda: self.running.send(answers))
+        if isinstance(self.instance, Generator):
+            observations, rewards = self._resume(lambda: self.instance.send(answers))
         else:
-            told, rewards = self._split(self.running.step(answers))
-        ended = not told
+            observations, rewards = self._split(self.instance.step(answers))
+        ended = not observations
         unfinished = frozenset(self.cut if ended else ())
-        return Step(observations=told, rewards=rewards, terminated=ended, unfinished=unfinished)
+        return Step(observations=observations, rewards=rewards, terminated=ended, unfinished=unfinished)
 
     def close(self) -> None:
-        if isinstance(self.running, Generator) or hasattr(self.running, "close"):
-            self.running.close()
-        self.running = None
+        if isinstance(self.instance, Generator) or hasattr(self.instance, "close"):
+            self.instance.close()
+        self.instance = None
 
-    def _resume(self, going_on: Callable[[], Any]) -> tuple[dict[str, str], dict[str, float]]:
+    def _resume(self, advance: Callable[[], Any]) -> tuple[dict[str, str], dict[str, float]]:
         try:
-            return self._split(going_on())
+            return self._split(advance())
         except StopIteration as end:
             return {}, self._rewards({} if end.value is None else end.value)
 
-    def _split(self, said: Any) -> tuple[dict[str, str], dict[str, float]]:
-        told, rewards = said if isinstance(said, tuple) and len(said) == 2 else (said, {})
-        told = {} if told is None else told
-        if not isinstance(told, Mapping) or not all(isinstance(text, str) for text in told.values()):
-            raise WrongReturn(f"{self.name} must say who speaks next as a dict from agent to text, not {told!r:.80}")
-        self._refuse_strangers(told)
-        return dict(told), self._rewards(rewards)
+    def _split(self, result: Any) -> tuple[dict[str, str], dict[str, float]]:
+        observations, rewards = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        observations = {} if observations is None else observations
+        if not isinstance(observations, Mapping) or not all(isinstance(text, str) for text in observations.values()):
+            raise InvalidReturn(
+                f"{self.name} must say who speaks next as a dict from agent to text, not {observations!r:.80}"
+            )
+        self._check_agents(observations)
+        return dict(observations), self._rewards(rewards)
 
     def _rewards(self, rewards: Any) -> dict[str, float]:
         if not isinstance(rewards, Mapping):
-            raise WrongReturn(f"{self.name} must say rewards as a dict from agent to number, not {rewards!r:.80}")
-        self._refuse_strangers(rewards)
+            raise InvalidReturn(f"{self.name} must say rewards as a dict from agent to number, not {rewards!r:.80}")
+        self._check_agents(rewards)
         return {name: float(number) for name, number in rewards.items()}
 
-    def _refuse_strangers(self, named: Mapping[str, Any]) -> None:
-        if strangers := [name for name in named if name not in self.agents]:
-            raise ValueError(f"{self.name} names {strangers[0]!r}, who is no agent; they are {' '.join(self.agents)}")
+    def _check_agents(self, named: Mapping[str, Any]) -> None:
+        if unknown := [name for name in named if name not in self.agents]:
+            raise ValueError(f"{self.name} names {unknown[0]!r}, who is no agent; they are {' '.join(self.agents)}")
 
 
-class TemplatedWorld:
+class TemplatedEnvironment:
     """A world whose observations are put into the agents' templates, as `{observation}`.
 
     Without a `turn_template` later observations go into the `template` as the first one does.
     """
 
-    def __init__(self, world: Environment, agents: Prompts) -> None:
-        self.world = world
+    def __init__(self, environment: Environment, agents: Prompts) -> None:
+        self.world = environment
         self.agents = agents
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
@@ -273,7 +275,7 @@ class TemplatedWorld:
         self.transcript.add([(name, action.text) for name, action in actions.items()])
         self.spoken.update(actions)
         step = self.world.step(actions)
-        return step.retold(self._tell(step.observations))
+        return step.with_observations(self._tell(step.observations))
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """What may be answered, by agent that is to act; nobody where the world does not know."""
@@ -294,7 +296,7 @@ class TemplatedWorld:
         return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
 
 
-def protocol_environment(config: ConversationConfig) -> Callable[[], Environment]:
+def make_protocol_factory(config: ConversationConfig) -> Callable[[], Environment]:
     """What makes environments of a task's protocol, each for one episode at a time and any number in a row.
 
     Raises `ConfigError` for a protocol that cannot be found, and where templates do not let agents hear each other.
@@ -302,20 +304,20 @@ def protocol_environment(config: ConversationConfig) -> Callable[[], Environment
     agents, turns = config.agents, config.num_turns
     if config.protocol == "parallel":
         if turns > 1 and len(agents) == 1:
-            _refuse_silence(config)
+            _check_turn_template(config)
         return lambda: Parallel(agents, turns)
     if config.protocol == "sequential":
         if turns != 1:
             raise ConfigError(
                 f"task.num_turns={turns}", "has no meaning with task.protocol=sequential", "use task.protocol=dialogue"
             )
-        _refuse_deafness(config)
+        _check_agents_can_read(config)
         return lambda: Sequential(agents)
     if config.protocol == "dialogue":
         if len(agents) == 1:
-            _refuse_silence(config)
+            _check_turn_template(config)
         else:
-            _refuse_deafness(config)
+            _check_agents_can_read(config)
         return lambda: Dialogue(agents, turns)
     if ":" not in config.protocol:
         raise ConfigError(
@@ -327,20 +329,20 @@ def protocol_environment(config: ConversationConfig) -> Callable[[], Environment
         raise ConfigError(
             f"task.num_turns={turns}", "has no meaning with a protocol of your own, which ends by itself", "set it to 1"
         )
-    made = load_function(config.protocol, "task.protocol")
-    return lambda: OwnProtocol(made, config.protocol, list(agents))
+    factory = load_function(config.protocol, "task.protocol")
+    return lambda: UserProtocol(factory, config.protocol, list(agents))
 
 
-def _refuse_deafness(config: ConversationConfig) -> None:
+def _check_agents_can_read(config: ConversationConfig) -> None:
     """Raise `ConfigError` where agents speak one after the other and a later one is told nothing of it."""
     later = list(config.agents)[1:]
-    deaf = [name for name in later if not _hears(name, config.agents[name])]
-    all_deaf = len(deaf) == len(later)
-    if all_deaf if config.protocol == "sequential" else deaf:
+    uninformed = [name for name in later if not _can_read_others(name, config.agents[name])]
+    none_informed = len(uninformed) == len(later)
+    if none_informed if config.protocol == "sequential" else uninformed:
         names = list(config.agents)
         rule = (
-            f"lets {' '.join(deaf)} speak after others, and task.agents.{deaf[0]}.template names nothing that they say"
-            if deaf
+            f"lets {' '.join(uninformed)} speak after others, and task.agents.{uninformed[0]}.template names nothing that they say"
+            if uninformed
             else "lets agents speak one after the other, and there is one"
         )
         raise ConfigError(
@@ -350,7 +352,7 @@ def _refuse_deafness(config: ConversationConfig) -> None:
         )
 
 
-def _refuse_silence(config: ConversationConfig) -> None:
+def _check_turn_template(config: ConversationConfig) -> None:
     """Raise `ConfigError` where an agent that is alone has several turns and would be told nothing between them."""
     ((name, agent),) = config.agents.items()
     if config.num_turns > 1 and agent.turn_template is None:
@@ -361,9 +363,9 @@ def _refuse_silence(config: ConversationConfig) -> None:
         )
 
 
-def _hears(name: str, agent: PromptConfig) -> bool:
-    return may_hear(agent.template, f"task.agents.{name}.template", {"turn", f"agents.{name}"})
+def _can_read_others(name: str, agent: PromptConfig) -> bool:
+    return can_read_others(agent.template, f"task.agents.{name}.template", {"turn", f"agents.{name}"})
 
 
-def _lines(said: Sequence[tuple[str, str]]) -> str:
+def _format_lines(said: Sequence[tuple[str, str]]) -> str:
     return "\n".join(f"{speaker}: {text}" for speaker, text in said)

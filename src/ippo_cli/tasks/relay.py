@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import product
 
 from ippo_cli.config.schema import RelayConfig
-from ippo_cli.tasks.unique_examples import refuse_more_than, split
+from ippo_cli.tasks.unique_examples import check_num_examples, split_examples
 from ippo_cli.types import Example
 
 
@@ -19,9 +19,9 @@ def relay_examples(config: RelayConfig, seed: int) -> tuple[list[Example], list[
     """
     examples = _all_examples(config)
     sizes = config.train_size, config.eval_size
-    refuse_more_than(len(examples), "pairs of letters", *sizes, "lower the sizes, or use a longer task.alphabet")
+    check_num_examples(len(examples), "pairs of letters", *sizes, "lower the sizes, or use a longer task.alphabet")
     random.Random(f"relay {seed}").shuffle(examples)
-    return split(examples, *sizes)
+    return split_examples(examples, *sizes)
 
 
 def best_parallel_score(config: RelayConfig) -> float:

@@ -17,20 +17,20 @@ from typing import Any
 from jinja2 import TemplateError
 
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
-from ippo_cli.config.python_names import names_code
+from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.config.schema import JsonlConfig
-from ippo_cli.config.text import columns as column_names
+from ippo_cli.config.text import format_columns as column_names
 from ippo_cli.types import Example
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 from ippo_cli.user_code.templates import ENVIRONMENT
 
-Maker = Callable[[Mapping[str, Any]], Example]
-NO = object()
+ExampleMaker = Callable[[Mapping[str, Any]], Example]
+DROPPED = object()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Counts:
+class RowCounts:
     """What became of the rows of a source."""
 
     source: str
@@ -43,10 +43,10 @@ class Counts:
         return f"{self.source}: {self.read} rows, {left}: {kept} are used" if left else f"{self.source}: {kept} rows"
 
 
-class Rows(Sequence[Example]):
+class ExampleRows(Sequence[Example]):
     """Examples made of the rows of a table."""
 
-    def __init__(self, table: Sequence[Any], make: Maker, places: Sequence[int] | range) -> None:
+    def __init__(self, table: Sequence[Any], make: ExampleMaker, places: Sequence[int] | range) -> None:
         self.table, self.make, self.places = table, make, places
 
     def __len__(self) -> int:
@@ -54,23 +54,23 @@ class Rows(Sequence[Example]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return Rows(self.table, self.make, self.places[place])
+            return ExampleRows(self.table, self.make, self.places[place])
         return self.make(self.table[self.places[place]])
 
-    def at(self, places: Sequence[int]) -> Rows:
+    def select(self, places: Sequence[int]) -> ExampleRows:
         """Some of them."""
-        return Rows(self.table, self.make, [self.places[place] for place in places])
+        return ExampleRows(self.table, self.make, [self.places[place] for place in places])
 
 
-def unchanged(row: Mapping[str, Any]) -> Example:
+def identity(row: Mapping[str, Any]) -> Example:
     return row
 
 
-class Joined(Sequence[Example]):
+class JoinedRows(Sequence[Example]):
     """The rows of several sources, one after the other."""
 
     def __init__(
-        self, parts: Sequence[Rows], weights: Sequence[float] | None = None, counts: Sequence[Counts] = ()
+        self, parts: Sequence[ExampleRows], weights: Sequence[float] | None = None, counts: Sequence[RowCounts] = ()
     ) -> None:
         self.parts, self.weights = list(parts), None if weights is None else tuple(weights)
         self.counts = tuple(counts)  # what became of the rows of each source
@@ -85,7 +85,7 @@ class Joined(Sequence[Example]):
 
     def __getitem__(self, place: Any) -> Any:
         if isinstance(place, slice):
-            return self.at(range(*place.indices(len(self))))
+            return self.select(range(*place.indices(len(self))))
         if place < 0:
             place += len(self)
         if not 0 <= place < len(self):
@@ -93,16 +93,16 @@ class Joined(Sequence[Example]):
         number = bisect_right(self._ends, place)
         return self.parts[number][place - (self._ends[number - 1] if number else 0)]
 
-    def unweighted(self) -> Joined:
+    def without_weights(self) -> JoinedRows:
         """The same, of which no source has a share: as they are asked about in evaluations."""
-        return Joined(self.parts, None, self.counts)
+        return JoinedRows(self.parts, None, self.counts)
 
-    def at(self, places: Sequence[int]) -> Joined:
+    def select(self, places: Sequence[int]) -> JoinedRows:
         """Some of them, which are given in their order; sources and their weights stay."""
         starts = [0, *self._ends[:-1]]
-        return Joined(
+        return JoinedRows(
             [
-                part.at([place - start for place in places if start <= place < end])
+                part.select([place - start for place in places if start <= place < end])
                 for part, start, end in zip(self.parts, starts, self._ends, strict=True)
             ],
             self.weights,
@@ -110,61 +110,61 @@ class Joined(Sequence[Example]):
         )
 
 
-def narrowed(rows: Any, places: Sequence[int]) -> Sequence[Example]:
+def take_rows(rows: Any, places: Sequence[int]) -> Sequence[Example]:
     """Some rows, by their places in their order."""
-    if isinstance(rows, Joined):
-        return rows.at(places)
+    if isinstance(rows, JoinedRows):
+        return rows.select(places)
     return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
 
 
 @dataclass(kw_only=True)
-class Preparation:
+class RowPreparation:
     """What keys make of rows: `task.columns`, then `task.map`, then `task.filter`."""
 
     config: JsonlConfig
-    counts: list[Counts] = field(default_factory=list)
+    counts: list[RowCounts] = field(default_factory=list)
 
     @property
     def changes_rows(self) -> bool:
         return bool(self.config.columns or self.config.map or self.config.filter or self.config.weights)
 
-    def rows(self, table: Any, source: str) -> Rows:
+    def rows(self, table: Any, source: str) -> ExampleRows:
         """Those of a table that are kept, as examples; how many are not is counted."""
-        make, keep = self._maker(table), self._filter()
-        left_out = {f"task.{key}": 0 for key in ("map", "filter") if getattr(self.config, key) is not None}
-        if not left_out:
-            self.counts.append(Counts(source=source, read=len(table), dropped={}))
-            return Rows(table, make, range(len(table)))
+        make, keep = self._make_example_maker(table), self._make_filter()
+        num_dropped = {f"task.{key}": 0 for key in ("map", "filter") if getattr(self.config, key) is not None}
+        if not num_dropped:
+            self.counts.append(RowCounts(source=source, read=len(table), dropped={}))
+            return ExampleRows(table, make, range(len(table)))
         places: list[int] = []
         for place in range(len(table)):
             example = make(table[place])
-            if example is NO:
-                left_out["task.map"] += 1
+            if example is DROPPED:
+                num_dropped["task.map"] += 1
             elif not keep(example):
-                left_out["task.filter"] += 1
+                num_dropped["task.filter"] += 1
             else:
                 places.append(place)
-        self.counts.append(Counts(source=source, read=len(table), dropped=left_out))
-        return Rows(table, make, places)
+        self.counts.append(RowCounts(source=source, read=len(table), dropped=num_dropped))
+        return ExampleRows(table, make, places)
 
-    def refuse_missing(self, tables: Mapping[str, Any]) -> None:
+    def check_columns(self, tables: Mapping[str, Any]) -> None:
         """Raise `PreflightError` for a column of `task.columns` that sources lack, by name: of all of these."""
         for name, wanted in self.config.columns.items():
-            lacking = [source for source, table in tables.items() if _column(wanted, table.column_names) is None]
+            lacking = [source for source, table in tables.items() if _find_column(wanted, table.column_names) is None]
             if lacking:
                 there = list(dict.fromkeys(path for source in lacking for path in tables[source].column_names))
                 raise PreflightError(
-                    f"task.columns.{name}={_listed(wanted)}: there is no such column in {', '.join(lacking)}; "
-                    f"there are: {column_names(there)}; {_remedy(name, wanted, there, tables, lacking)}"
+                    f"task.columns.{name}={_format_names(wanted)}: there is no such column in {', '.join(lacking)}; "
+                    f"there are: {column_names(there)}; {_column_hint(name, wanted, there, tables, lacking)}"
                 )
 
-    def _maker(self, table: Any) -> Maker:
-        columns = {name: _column(wanted, table.column_names) or [] for name, wanted in self.config.columns.items()}
+    def _make_example_maker(self, table: Any) -> ExampleMaker:
+        columns = {name: _find_column(wanted, table.column_names) or [] for name, wanted in self.config.columns.items()}
         mapped = None if self.config.map is None else load_function(self.config.map, "task.map")
         setting = f"task.map={self.config.map}"
 
         def make(row: Mapping[str, Any]) -> Any:
-            example: Any = {**row, **{name: _member(row, path, name) for name, path in columns.items()}}
+            example: Any = {**row, **{name: _get_path(row, path, name) for name, path in columns.items()}}
             if mapped is None:
                 return example
             try:
@@ -172,36 +172,40 @@ class Preparation:
             except IppoError:
                 raise
             except (Exception, SystemExit) as error:
-                raise ConfigError(setting, f"fails on a row ({located(error)})", "correct it there") from error
+                raise ConfigError(
+                    setting, f"fails on a row ({format_user_error(error)})", "correct it there"
+                ) from error
             if made is None:
-                return NO
+                return DROPPED
             if not isinstance(made, Mapping):
                 raise ConfigError(setting, f"makes {made!r:.60} of a row", "return the example as a dict, or None")
             return dict(made)
 
         return make
 
-    def _filter(self) -> Callable[[Example], bool]:
+    def _make_filter(self) -> Callable[[Example], bool]:
         wanted = self.config.filter
         if wanted is None:
             return lambda example: True
         setting = f"task.filter={wanted}"
-        wants = load_function(wanted, "task.filter") if names_code(wanted) else _expression(wanted, setting)
+        predicate = (
+            load_function(wanted, "task.filter") if is_code_reference(wanted) else _compile_expression(wanted, setting)
+        )
 
         def keep(example: Example) -> bool:
             try:
-                return bool(wants(example))
+                return bool(predicate(example))
             except IppoError:
                 raise
             except (Exception, SystemExit) as error:
                 raise ConfigError(
-                    setting, f"fails on a row ({located(error)})", f"rows have: {column_names(example)}"
+                    setting, f"fails on a row ({format_user_error(error)})", f"rows have: {column_names(example)}"
                 ) from error
 
         return keep
 
 
-def _expression(text: str, setting: str) -> Callable[[Example], Any]:
+def _compile_expression(text: str, setting: str) -> Callable[[Example], Any]:
     """An expression of Jinja's, of an example's fields."""
     try:
         compiled = ENVIRONMENT.compile_expression(text, undefined_to_none=False)
@@ -212,35 +216,39 @@ def _expression(text: str, setting: str) -> Callable[[Example], Any]:
     return lambda example: compiled(**example)
 
 
-def _column(wanted: Any, there: Sequence[str]) -> list[str] | None:
+def _find_column(wanted: Any, columns: Sequence[str]) -> list[str] | None:
     """The path of a column: the first of those that are named whose beginning is there."""
-    for path in _names(wanted):
-        if path in there:
+    for path in _candidate_names(wanted):
+        if path in columns:
             return [path]
-        if (parts := path.split("."))[0] in there:
+        if (parts := path.split("."))[0] in columns:
             return parts
     return None
 
 
-def _names(wanted: Any) -> list[str]:
+def _candidate_names(wanted: Any) -> list[str]:
     return [str(path) for path in (wanted if isinstance(wanted, list) else [wanted])]
 
 
-def _listed(wanted: Any) -> str:
-    return f"[{','.join(_names(wanted))}]" if isinstance(wanted, list) else str(wanted)
+def _format_names(wanted: Any) -> str:
+    return f"[{','.join(_candidate_names(wanted))}]" if isinstance(wanted, list) else str(wanted)
 
 
-def _remedy(name: str, wanted: Any, there: Sequence[str], tables: Mapping[str, Any], lacking: Sequence[str]) -> str:
+def _column_hint(
+    name: str, wanted: Any, columns: Sequence[str], tables: Mapping[str, Any], lacking: Sequence[str]
+) -> str:
     """What would work: the column of the field's own name, or that with the most alike name."""
-    alike = [path for one in (*_names(wanted), name) for path in get_close_matches(one, there, n=1, cutoff=0.5)]
-    best = name if name in there else alike[0] if alike else there[0] if there else "COLUMN"
+    alike = [
+        path for one in (*_candidate_names(wanted), name) for path in get_close_matches(one, columns, n=1, cutoff=0.5)
+    ]
+    best = name if name in columns else alike[0] if alike else columns[0] if columns else "COLUMN"
     if len(lacking) == len(tables):
         bare = re.fullmatch(r"[\w.-]+", best)
         return f"write task.columns.{name}={best}" if bare else f"""write 'task.columns.{name}="{best}"'"""
-    return f"name one for each kind of source: task.columns.{name}=[{','.join([*_names(wanted), best])}]"
+    return f"name one for each kind of source: task.columns.{name}=[{','.join([*_candidate_names(wanted), best])}]"
 
 
-def _member(row: Any, path: Sequence[str], name: str) -> Any:
+def _get_path(row: Any, path: Sequence[str], name: str) -> Any:
     """What lies at a path through dicts and lists."""
     value = row
     for part in path:

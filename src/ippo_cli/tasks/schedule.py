@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ippo_cli.config.data import MIXED
-from ippo_cli.tasks.rows import Joined
+from ippo_cli.config.data import MIX_RESOLUTION
+from ippo_cli.tasks.rows import JoinedRows
 from ippo_cli.types import Batch, Example
 
 
-def share(total: int, rank: int, world_size: int) -> range:
+def rank_range(total: int, rank: int, world_size: int) -> range:
     """The contiguous part of `range(total)` that a rank works on; parts differ by at most one."""
     return range(total * rank // world_size, total * (rank + 1) // world_size)
 
@@ -27,23 +27,27 @@ class Mixture:
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
         self.sizes, self.seed = list(sizes), seed
         self.starts = [sum(self.sizes[:number]) for number in range(len(self.sizes))]
-        self.shares = _shares(weights)
+        self.prompts_per_source = _allocate_prompts(weights)
         self._block: tuple[int, list[tuple[int, int]]] = (-1, [])
         self._orders: dict[int, tuple[int, torch.Tensor]] = {}
 
     def place(self, position: int) -> int:
         """The row's place among those of all sources, one after the other."""
-        block, offset = divmod(position, MIXED)
+        block, offset = divmod(position, MIX_RESOLUTION)
         source, before = self._sources(block)[offset]
-        passes, turn = divmod(block * self.shares[source] + before, self.sizes[source])
+        passes, turn = divmod(block * self.prompts_per_source[source] + before, self.sizes[source])
         return self.starts[source] + int(self._order(source, passes)[turn])
 
     def _sources(self, block: int) -> list[tuple[int, int]]:
         """Of each prompt of a block its source, and how many of that stand before it in the block."""
         if self._block[0] != block:
-            sources = torch.repeat_interleave(torch.arange(len(self.shares)), torch.tensor(self.shares))
-            drawn = sources[torch.randperm(MIXED, generator=_generator(self.seed, "block", block))].tolist()
-            seen = [0] * len(self.shares)
+            sources = torch.repeat_interleave(
+                torch.arange(len(self.prompts_per_source)), torch.tensor(self.prompts_per_source)
+            )
+            drawn = sources[
+                torch.randperm(MIX_RESOLUTION, generator=_make_generator(self.seed, "block", block))
+            ].tolist()
+            seen = [0] * len(self.prompts_per_source)
             found: list[tuple[int, int]] = []
             for source in drawn:
                 found.append((source, seen[source]))
@@ -53,22 +57,22 @@ class Mixture:
 
     def _order(self, source: int, passes: int) -> torch.Tensor:
         if self._orders.get(source, (-1,))[0] != passes:
-            generator = _generator(self.seed, "source", source, passes)
+            generator = _make_generator(self.seed, "source", source, passes)
             self._orders[source] = (passes, torch.randperm(self.sizes[source], generator=generator))
         return self._orders[source][1]
 
 
-def _shares(weights: Sequence[float]) -> list[int]:
+def _allocate_prompts(weights: Sequence[float]) -> list[int]:
     """How many of `MIXED` prompts each source has: whole numbers, by the largest remainders."""
-    exact = [MIXED * weight / sum(weights) for weight in weights]
+    exact = [MIX_RESOLUTION * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda number: (shares[number] - exact[number], number))
-    for number in by_remainder[: MIXED - sum(shares)]:
+    for number in by_remainder[: MIX_RESOLUTION - sum(shares)]:
         shares[number] += 1
     return shares
 
 
-def _generator(*key: object) -> torch.Generator:
+def _make_generator(*key: object) -> torch.Generator:
     digest = hashlib.blake2b(repr(key).encode(), digest_size=7).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
@@ -88,13 +92,13 @@ class ExampleSchedule:
         self.prompts_per_iteration = prompts_per_iteration
         self.num_generations = num_generations
         self._pass_order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
-        mixed = isinstance(examples, Joined) and examples.weights is not None
-        self._mixture = Mixture(examples.sizes, examples.weights, seed) if mixed else None  # pyright: ignore
+        is_weighted = isinstance(examples, JoinedRows) and examples.weights is not None
+        self._mixture = Mixture(examples.sizes, examples.weights, seed) if is_weighted else None  # pyright: ignore
 
     def batch(self, iteration: int, rank: int, world_size: int) -> Batch:
         """This rank's rows of an iteration (counted from 0); episodes about one example lie together."""
         size = self.prompts_per_iteration * self.num_generations
-        rows = share(size, rank, world_size)
+        rows = rank_range(size, rank, world_size)
         first = iteration * self.prompts_per_iteration
         return Batch(
             examples=[self._example(first + row // self.num_generations) for row in rows],

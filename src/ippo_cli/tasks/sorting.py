@@ -6,7 +6,7 @@ import math
 import random
 
 from ippo_cli.config.schema import SortingConfig
-from ippo_cli.tasks.unique_examples import distinct, refuse_more_than, split
+from ippo_cli.tasks.unique_examples import check_num_examples, draw_distinct, split_examples
 from ippo_cli.types import Example
 
 
@@ -17,12 +17,12 @@ def sorting_examples(config: SortingConfig, seed: int) -> tuple[list[Example], l
     """
     alphabet = sorted(set(config.alphabet))
     possible = math.perm(len(alphabet), config.length) if config.length <= len(alphabet) else 0
-    what = f"arrangements of {config.length} of {len(alphabet)} letters"
+    unit = f"arrangements of {config.length} of {len(alphabet)} letters"
     sizes = config.train_size, config.eval_size
-    refuse_more_than(possible, what, *sizes, "lower the sizes, or use a longer task.alphabet")
+    check_num_examples(possible, unit, *sizes, "lower the sizes, or use a longer task.alphabet")
     source = random.Random(f"sorting {seed}")
-    arrangements = distinct(lambda: "".join(source.sample(alphabet, config.length)), sum(sizes))
-    return split([_example(letters) for letters in arrangements], *sizes)
+    arrangements = draw_distinct(lambda: "".join(source.sample(alphabet, config.length)), sum(sizes))
+    return split_examples([_example(letters) for letters in arrangements], *sizes)
 
 
 def _example(letters: str) -> Example:

@@ -10,33 +10,33 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Config,
     ConversationConfig,
+    EnvironmentTaskConfig,
     History,
     JsonlConfig,
     LadderConfig,
     ReasoningGymConfig,
-    SteppedWorldConfig,
+    SteppedEnvironmentConfig,
     TaskConfig,
     TaskKind,
-    WorldConfig,
 )
-from ippo_cli.tasks.dry_run import DryRun, dry_episode
+from ippo_cli.tasks.dry_run import DryRun, run_dry_episode
 from ippo_cli.tasks.environment import Environment
-from ippo_cli.tasks.environments.build import make_environment
-from ippo_cli.tasks.environments.examples import world_examples
+from ippo_cli.tasks.environments.build import make_environment_factory
+from ippo_cli.tasks.environments.examples import seed_examples
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
-from ippo_cli.tasks.ladder import ladder_examples, ladders
+from ippo_cli.tasks.ladder import ladder_examples, make_ladder_factory
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.protocols import TemplatedWorld, protocol_environment
+from ippo_cli.tasks.protocols import TemplatedEnvironment, make_protocol_factory
 from ippo_cli.tasks.relay import relay_examples
 from ippo_cli.tasks.signalling import signalling_examples
 from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
-from ippo_cli.tasks.warm_start import first_examples
+from ippo_cli.tasks.warm_start import take_examples
 from ippo_cli.types import Example
 
-LONGEST = 100  # turns of a dry run: a protocol may go on until somebody says a certain thing
-PLAYED_TURNS = 3  # of a world: it may be slow
-TRIES = 3  # examples on which an environment that may fail now and then is tried
+MAX_DRY_RUN_TURNS = 100  # turns of a dry run: a protocol may go on until somebody says a certain thing
+MAX_ENVIRONMENT_TURNS = 3  # of a world: it may be slow
+NUM_TRIED_EXAMPLES = 3  # examples on which an environment that may fail now and then is tried
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,10 +56,10 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
     TaskKind.signalling: signalling_examples,
     TaskKind.relay: relay_examples,
     TaskKind.ladder: ladder_examples,
-    TaskKind.gymnasium: world_examples,
-    TaskKind.pettingzoo: world_examples,
-    TaskKind.reasoning_gym: world_examples,
-    TaskKind.environment: world_examples,
+    TaskKind.gymnasium: seed_examples,
+    TaskKind.pettingzoo: seed_examples,
+    TaskKind.reasoning_gym: seed_examples,
+    TaskKind.environment: seed_examples,
 }
 
 
@@ -69,49 +69,51 @@ def load_task(config: TaskConfig, seed: int) -> Task:
     Raises `ConfigError` for what cannot work.
     """
     train, held_out = SOURCES[config.kind](config, seed)
-    _try_templates(config, (train[0], held_out[0]))
-    return Task(train=train, held_out=held_out, dry_run=dry_run(config, first_examples(train, TRIES), seed))
+    _check_templates(config, (train[0], held_out[0]))
+    return Task(
+        train=train, held_out=held_out, dry_run=dry_run_examples(config, take_examples(train, NUM_TRIED_EXAMPLES), seed)
+    )
 
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     """The held-out examples of a task, for which files of training examples are not looked at."""
     held_out = held_out_rows(config, seed) if isinstance(config, JsonlConfig) else SOURCES[config.kind](config, seed)[1]
-    _try_templates(config, (held_out[0],))
+    _check_templates(config, (held_out[0],))
     return held_out
 
 
-def task_environments(config: TaskConfig) -> Callable[[], Environment]:
+def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
     """What makes environments of a task: of its world, told through the agents' templates, or of its protocol."""
     if isinstance(config, ConversationConfig):
-        return protocol_environment(config)
-    assert isinstance(config, WorldConfig)
-    make = ladders(config) if isinstance(config, LadderConfig) else make_environment(config)
-    return lambda: TemplatedWorld(make(), config.agents)
+        return make_protocol_factory(config)
+    assert isinstance(config, EnvironmentTaskConfig)
+    make = make_ladder_factory(config) if isinstance(config, LadderConfig) else make_environment_factory(config)
+    return lambda: TemplatedEnvironment(make(), config.agents)
 
 
-def attempt(config: TaskConfig, example: Example, seed: int = 0) -> DryRun:
+def dry_run_example(config: TaskConfig, example: Example, seed: int = 0) -> DryRun:
     """The beginning of an episode before there is any model: the whole of most conversations.
 
     Raises `ConfigError` where a template names what does not exist by then, and where there is no such environment.
     """
-    most = LONGEST if isinstance(config, ConversationConfig) else PLAYED_TURNS
-    return dry_episode(task_environments(config)(), example, seed, most)
+    max_turns = MAX_DRY_RUN_TURNS if isinstance(config, ConversationConfig) else MAX_ENVIRONMENT_TURNS
+    return run_dry_episode(make_task_factory(config)(), example, seed, max_turns)
 
 
-def dry_run(config: TaskConfig, examples: Iterable[Example], seed: int = 0) -> DryRun:
+def dry_run_examples(config: TaskConfig, examples: Iterable[Example], seed: int = 0) -> DryRun:
     """The first attempt at these examples that does not fail, or fails on what stands for answers.
 
     Raises `ConfigError` as `attempt` does, and where the user's code fails on every example.
     """
-    shown = DryRun()
+    result = DryRun()
     for example in examples:
-        shown = attempt(config, example, seed)
-        if not shown.to_be_mended:
-            return shown
-    raise ConfigError(told_setting(config), f"fails ({shown.failure})", "correct it there")
+        result = dry_run_example(config, example, seed)
+        if not result.is_user_error:
+            return result
+    raise ConfigError(task_setting(config), f"fails ({result.failure})", "correct it there")
 
 
-def told_setting(config: TaskConfig) -> str:
+def task_setting(config: TaskConfig) -> str:
     """What the user wrote to name a protocol or environment: `task.environment=guess.py:make`."""
     for key in ("protocol", "environment", "env_id", "dataset"):
         if (value := getattr(config, key, None)) is not None:
@@ -119,12 +121,12 @@ def told_setting(config: TaskConfig) -> str:
     return f"task.kind={config.kind.value}"
 
 
-def most_turns(config: TaskConfig) -> dict[str, int | None]:
+def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
     """How many turns each agent may have in an episode; None: no limit is known."""
     limit = None
     if isinstance(config, ConversationConfig):
         limit = config.num_turns if config.protocol in PROTOCOLS else None  # others may go on as answers have it
-    elif isinstance(config, SteppedWorldConfig):
+    elif isinstance(config, SteppedEnvironmentConfig):
         limit = config.max_turns
     elif isinstance(config, ReasoningGymConfig):
         limit = config.num_turns
@@ -136,15 +138,18 @@ def most_turns(config: TaskConfig) -> dict[str, int | None]:
 def response_budgets(config: Config) -> dict[str, int]:
     """Tokens that an agent may write in an episode: of one turn where no limit of turns is known."""
     agents = config.task.agents
-    return {name: (turns or 1) * agents[name].rollout.max_new_tokens for name, turns in most_turns(config.task).items()}
+    return {
+        name: (turns or 1) * agents[name].rollout.max_new_tokens
+        for name, turns in max_turns_by_agent(config.task).items()
+    }
 
 
-def speakers_of_several_turns(config: TaskConfig) -> list[str]:
+def multi_turn_agents(config: TaskConfig) -> list[str]:
     """Agents that may speak more than once in an episode."""
-    return [name for name, turns in most_turns(config).items() if turns is None or turns > 1]
+    return [name for name, turns in max_turns_by_agent(config).items() if turns is None or turns > 1]
 
 
-def speakers_told_of_examples(config: TaskConfig) -> list[str]:
+def example_only_agents(config: TaskConfig) -> list[str]:
     """Agents whose first message depends on the example alone, and not on what was said or on a world."""
     if not isinstance(config, ConversationConfig):
         return []
@@ -152,20 +157,20 @@ def speakers_told_of_examples(config: TaskConfig) -> list[str]:
     return list(config.agents)[:count]
 
 
-def goes_on(config: Config) -> bool:
+def can_reuse_prefix(config: Config) -> bool:
     """Whether later prompts begin with what was read and written before, so that it need not be read again."""
-    return config.rollout.history is not History.latest and bool(speakers_of_several_turns(config.task))
+    return config.rollout.history is not History.latest and bool(multi_turn_agents(config.task))
 
 
-def workers_of(config: TaskConfig) -> int:
+def get_num_workers(config: TaskConfig) -> int:
     """Threads that may step environments."""
-    return config.num_workers if isinstance(config, WorldConfig) else 1
+    return config.num_workers if isinstance(config, EnvironmentTaskConfig) else 1
 
 
-def _try_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
+def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for example in examples:
         if isinstance(config, ConversationConfig):  # what a world tells is known when it does
-            dry_run(config, [example])
+            dry_run_examples(config, [example])
         for name, agent in config.agents.items():
             for leaf, template in (("answer", agent.answer), ("warm_start_answer", agent.warm_start_answer)):
                 render_template(template or "", example, f"task.agents.{name}.{leaf}")

@@ -13,37 +13,46 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import PromptConfig
-from ippo_cli.config.text import columns
+from ippo_cli.config.text import format_columns
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import is_conversation, is_messages, messages_field, read_messages
 from ippo_cli.types import Example
-from ippo_cli.user_code.templates import call_function, is_function, is_jinja, is_missing, jinja_fields, render_jinja
+from ippo_cli.user_code.templates import (
+    call_template_function,
+    is_function,
+    is_jinja,
+    is_missing,
+    jinja_fields,
+    render_jinja,
+)
 
-Told = Mapping[str, str | None]
+ConversationValues = Mapping[str, str | None]
 """What a conversation has told by now; None stands for what has not been said yet."""
-NOTHING: Told = {}
+NO_VALUES: ConversationValues = {}
 OBSERVATION = "observation"  # the field for what a world tells
-WORDS = ("turn", "transcript", "heard")  # fields for what has been said
-LAST = "agents."  # and, with a name behind it, the field for what that agent said last
+CONVERSATION_FIELDS = ("turn", "transcript", "heard")  # fields for what has been said
+LAST_PREFIX = "agents."  # and, with a name behind it, the field for what that agent said last
 
 
-def render_template(template: str, example: Example, setting: str, told: Told = NOTHING) -> str:
+def render_template(template: str, example: Example, setting: str, conversation: ConversationValues = NO_VALUES) -> str:
     """The template with each `{field}` replaced by that field of the example, or of what the conversation has `told`.
 
     `{{` and `}}` are braces.
     """
     if is_function(template):
-        return call_function(template, example, _said(told), setting)
+        return call_template_function(template, example, _known_values(conversation), setting)
     if is_messages(template):
         if not re.fullmatch(r"task\.agents\.\w+\.template", setting):
-            raise _mistake(
+            raise _template_error(
                 setting, template, "is for first prompts alone", "use messages: in task.agents.NAME.template"
             )
-        return read_messages(_field(messages_field(template), example, setting, template), f"{setting}={template}")
+        return read_messages(_get_field(messages_field(template), example, setting, template), f"{setting}={template}")
     if is_jinja(template):
-        return render_jinja(template, {**example, **_of_conversation(template, example, told, setting)}, setting)
+        return render_jinja(
+            template, {**example, **_conversation_values(template, example, conversation, setting)}, setting
+        )
     parts: list[tuple[str, bool]] = []
-    for literal, field, form, conversion in _pieces(template, setting):
+    for literal, field, form, conversion in _parse_template(template, setting):
         parts.append((literal, False))
         if form or conversion:
             raise ConfigError(
@@ -52,11 +61,11 @@ def render_template(template: str, example: Example, setting: str, told: Told = 
                 f"write {{{field}}}, or {{{{ and }}}} for braces",
             )
         if field is not None:
-            parts.append((_value(field, example, told, setting, template), True))
+            parts.append((_render_field(field, example, conversation, setting, template), True))
     return FilledText(parts)
 
 
-def fields_of(template: str, setting: str) -> set[str]:
+def template_fields(template: str, setting: str) -> set[str]:
     """The fields that a template names; of a function that is not known."""
     if is_function(template):
         return set()
@@ -64,7 +73,7 @@ def fields_of(template: str, setting: str) -> set[str]:
         return jinja_fields(template, setting)
     if is_messages(template):
         return {messages_field(template)}
-    return {field for _, field, _, _ in _pieces(template, setting) if field is not None}
+    return {field for _, field, _, _ in _parse_template(template, setting) if field is not None}
 
 
 def example_fields(config: PromptConfig, setting: str) -> list[str]:
@@ -72,88 +81,98 @@ def example_fields(config: PromptConfig, setting: str) -> list[str]:
     named: list[str] = []
     for leaf, text in (("template", config.template), ("turn_template", config.turn_template or "")):
         if is_function(text) or is_jinja(text) or is_messages(text):
-            named += sorted(fields_of(text, f"{setting}.{leaf}"))
+            named += sorted(template_fields(text, f"{setting}.{leaf}"))
         else:
-            named += [field for _, field, _, _ in _pieces(text, f"{setting}.{leaf}") if field is not None]
-    return [f for f in dict.fromkeys(named) if f != OBSERVATION and not is_word_of_conversations(f)]
+            named += [field for _, field, _, _ in _parse_template(text, f"{setting}.{leaf}") if field is not None]
+    return [f for f in dict.fromkeys(named) if f != OBSERVATION and not is_conversation_field(f)]
 
 
-def first_message(agent: str, config: PromptConfig, example: Example, told: Told | None = None) -> str:
+def first_message(
+    agent: str, config: PromptConfig, example: Example, conversation: ConversationValues | None = None
+) -> str:
     """What an agent is told first about an example.
 
     Where it is not known what has been `told` by then, as before an episode, that is left out.
     """
     setting = f"task.agents.{agent}.template"
-    if told is None:
-        words = {*WORDS, OBSERVATION} if is_function(config.template) else fields_of(config.template, setting)
+    if conversation is None:
+        words = (
+            {*CONVERSATION_FIELDS, OBSERVATION}
+            if is_function(config.template)
+            else template_fields(config.template, setting)
+        )
         words -= set(example)
-        told = {word: "" for word in words if word == OBSERVATION or is_word_of_conversations(word)}
-        told |= {"turn": "1"} if "turn" in told else {}
-    return render_template(config.template, example, setting, told)
+        conversation = {word: "" for word in words if word == OBSERVATION or is_conversation_field(word)}
+        conversation |= {"turn": "1"} if "turn" in conversation else {}
+    return render_template(config.template, example, setting, conversation)
 
 
-def is_word_of_conversations(field: str) -> bool:
+def is_conversation_field(field: str) -> bool:
     """Whether a field is one of those that stand for what has been said."""
-    return field in WORDS or field.startswith(LAST)
+    return field in CONVERSATION_FIELDS or field.startswith(LAST_PREFIX)
 
 
-def may_hear(template: str, setting: str, own: Collection[str]) -> bool:
+def can_read_others(template: str, setting: str, own: Collection[str]) -> bool:
     """Whether a template names something that was said, other than the `own` words; a function may."""
     if is_function(template):
         return True
-    return any(is_word_of_conversations(field) for field in fields_of(template, setting) - set(own))
+    return any(is_conversation_field(field) for field in template_fields(template, setting) - set(own))
 
 
-def _said(told: Told) -> dict[str, str]:
+def _known_values(conversation: ConversationValues) -> dict[str, str]:
     """What has been said by now."""
-    return {word: text for word, text in told.items() if text is not None}
+    return {word: text for word, text in conversation.items() if text is not None}
 
 
-def _of_conversation(template: str, example: Example, told: Told, setting: str) -> dict[str, str]:
+def _conversation_values(
+    template: str, example: Example, conversation: ConversationValues, setting: str
+) -> dict[str, str]:
     """What a template of Jinja's may read of the conversation. Raises `ConfigError` for a name that is in both."""
-    named = fields_of(template, setting)
-    for word in named & set(told):
-        _value(word, example, told, setting, template)
-    return _said(told)
+    named = template_fields(template, setting)
+    for word in named & set(conversation):
+        _render_field(word, example, conversation, setting, template)
+    return _known_values(conversation)
 
 
-def _value(field: str, example: Example, told: Told, setting: str, template: str) -> str:
-    if field in told:
+def _render_field(field: str, example: Example, conversation: ConversationValues, setting: str, template: str) -> str:
+    if field in conversation:
         if field in example:
-            raise _mistake(
+            raise _template_error(
                 setting,
                 template,
                 f"names {field!r}, which both the examples and the conversation have",
                 "rename that field of the examples",
             )
-        text = told[field]
+        text = conversation[field]
         if text is None:
-            raise _mistake(
+            raise _template_error(
                 setting,
                 template,
                 f"names {field!r}, who has said nothing by then",
                 "name one who speaks before, or write {transcript}",
             )
         return text
-    value = _field(field, example, setting, template, told)
+    value = _get_field(field, example, setting, template, conversation)
     if isinstance(value, Collection) and not isinstance(value, str):
         kind = "bytes" if isinstance(value, bytes) else "an object" if isinstance(value, Mapping) else "a list"
-        raise _mistake(
+        raise _template_error(
             setting,
             template,
             f"writes the field {field!r} as text, and it is {kind} in an example",
-            _remedy(field, value, setting),
+            _field_hint(field, value, setting),
         )
     return str(value)
 
 
-def _field(field: str, example: Example, setting: str, template: str, told: Told = NOTHING) -> Any:
+def _get_field(
+    field: str, example: Example, setting: str, template: str, conversation: ConversationValues = NO_VALUES
+) -> Any:
     """A field of an example. Raises `ConfigError` where it is missing or null."""
     if field not in example:
-        raise _mistake(setting, template, *_unknown(field, example, told))
+        raise _template_error(setting, template, *_unknown_field_error(field, example, conversation))
     value = example[field]
     if is_missing(value):  # the word None or nan would be written
-        raise _mistake(
+        raise _template_error(
             setting,
             template,
             f"names the field {field!r}, which is {'null' if value is None else 'NaN'} in an example",
@@ -162,7 +181,7 @@ def _field(field: str, example: Example, setting: str, template: str, told: Told
     return value
 
 
-def _remedy(field: str, value: Any, setting: str) -> str:
+def _field_hint(field: str, value: Any, setting: str) -> str:
     """What writes a list or an object, or takes it as messages."""
     if is_conversation(value):
         if setting.endswith(".template"):
@@ -178,26 +197,26 @@ def _remedy(field: str, value: Any, setting: str) -> str:
     return f"write 'jinja:{{{{ {field} | join(\", \") }}}}', or task.columns.{field}={field}.0 for its first item"
 
 
-def _unknown(field: str, example: Example, told: Told) -> tuple[str, str]:
+def _unknown_field_error(field: str, example: Example, conversation: ConversationValues) -> tuple[str, str]:
     """What is wrong with a field that nobody has, and what would work."""
-    if field.startswith(LAST) and told:
-        there = " ".join(word for word in told if word.startswith(LAST))
-        return f"names {field!r}, and there is no such agent", f"there are: {there}"
-    if is_word_of_conversations(field):
+    if field.startswith(LAST_PREFIX) and conversation:
+        agent_fields = " ".join(word for word in conversation if word.startswith(LAST_PREFIX))
+        return f"names {field!r}, and there is no such agent", f"there are: {agent_fields}"
+    if is_conversation_field(field):
         return (
             f"names {field!r}, and nobody has said anything by then",
             "use task.protocol=sequential or dialogue, or more of task.num_turns",
         )
-    words = f"; the conversation has: {' '.join(told)}" if told else ""
-    return f"names the field {field!r}, which examples do not have", "they have: " + columns(example) + words
+    words = f"; the conversation has: {' '.join(conversation)}" if conversation else ""
+    return f"names the field {field!r}, which examples do not have", "they have: " + format_columns(example) + words
 
 
-def _mistake(setting: str, template: str, rule: str, works: str) -> ConfigError:
-    return ConfigError(f"{setting}={template!r}", rule, works)
+def _template_error(setting: str, template: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError(f"{setting}={template!r}", rule, remedy)
 
 
 @cache  # every row is filled in, and reading the template is most of that
-def _pieces(template: str, setting: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
+def _parse_template(template: str, setting: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
     """Literal text, the field after it, and how that is to be formatted."""
     try:
         return tuple(string.Formatter().parse(template))

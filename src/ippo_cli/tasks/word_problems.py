@@ -55,7 +55,7 @@ def _templates() -> list[Template]:
 
 
 TEMPLATES = _templates()
-CALCULATED = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 OTHER_TEMPLATES = random.Random("other templates").sample(TEMPLATES, len(TEMPLATES) // 10)
 """Held out whole: each of their phrases is in templates that are trained on, and none of these sentences."""
 TRAINED_TEMPLATES = [template for template in TEMPLATES if template not in OTHER_TEMPLATES]
@@ -72,7 +72,7 @@ OTHER_WORDS = (
 
 def train() -> list[Example]:
     """4000 problems."""
-    return _problems("train", TRAINED_TEMPLATES, TRAIN, without=_numbers(held_out()))
+    return _problems("train", TRAINED_TEMPLATES, TRAIN, without=_number_tuples(held_out()))
 
 
 def held_out() -> list[Example]:
@@ -82,7 +82,7 @@ def held_out() -> list[Example]:
 
 def other_templates() -> list[Example]:
     """200 problems of templates that are not trained on, though their phrases are; their numbers are new as well."""
-    return _problems("other templates", OTHER_TEMPLATES, HELD_OUT, without=_numbers(train()))
+    return _problems("other templates", OTHER_TEMPLATES, HELD_OUT, without=_number_tuples(train()))
 
 
 def other_words() -> list[Example]:
@@ -90,7 +90,7 @@ def other_words() -> list[Example]:
     return _problems("other words", OTHER_WORDS, HELD_OUT)
 
 
-def _numbers(problems: Sequence[Example]) -> set[Numbers]:
+def _number_tuples(problems: Sequence[Example]) -> set[Numbers]:
     return {tuple(problem["numbers"]) for problem in problems}
 
 
@@ -106,8 +106,8 @@ def _problems(
     while len(found) < count:
         template = source.choice(sums if len(found) % ONE_OF_PRODUCTS else products)
         numbers = tuple(source.randint(SMALLEST, largest) for largest in template.largest)
-        first = CALCULATED[template.signs[0]](numbers[0], numbers[1])
-        answer = CALCULATED[template.signs[1]](first, numbers[2])
+        first = OPERATORS[template.signs[0]](numbers[0], numbers[1])
+        answer = OPERATORS[template.signs[1]](first, numbers[2])
         if min(first, answer) < 1 or numbers in without:
             continue
         question = template.text.format(*numbers, name=source.choice(NAMES), things=source.choice(THINGS))

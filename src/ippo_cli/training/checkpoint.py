@@ -17,36 +17,43 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.agents.team import Team
-from ippo_cli.config.errors import IppoError, PreflightError, ResumeError, StorageError, storage_failure, storing
+from ippo_cli.config.errors import (
+    IppoError,
+    PreflightError,
+    ResumeError,
+    StorageError,
+    convert_storage_errors,
+    storage_error_message,
+)
 from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed, progress
 from ippo_cli.reporting.run_log import RunState
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.runs.checkpoint_files import (
-    Listing,
+    FileManifest,
     await_files,
-    commit,
-    damaged,
-    listing,
-    pointed,
-    say_passed_over,
-    sync_folder,
+    commit_checkpoint,
+    find_damage,
+    fsync_folder,
+    list_files,
+    read_pointer,
+    warn_damaged_checkpoint,
     write_pointer,
 )
 from ippo_cli.runs.faults import fault_point
-from ippo_cli.runs.folder import all_checkpoints, refuse_other_world_size, step_name, warn
+from ippo_cli.runs.folder import check_world_size, checkpoint_name, list_checkpoints, print_warning
 from ippo_cli.runs.random_streams import restore_rng
 from ippo_cli.training.opponents import PoolState
 from ippo_cli.training.targets import Algorithm
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
-REFERENCE = "reference"  # below the weights of an agent: what its KL terms compare with, once that was updated
+REFERENCE_FOLDER = "reference"  # below the weights of an agent: what its KL terms compare with, once that was updated
 INITIAL = "initial"  # what `best.json` names while no iteration was better than none
 
 
 @dataclass(kw_only=True)
-class Progress:
+class TrainingProgress:
     """The part of a run's state that is neither weights nor random streams."""
 
     iteration: int = 0  # updates that are done
@@ -55,63 +62,65 @@ class Progress:
 
 
 @dataclass(kw_only=True)
-class State:
+class TrainingState:
     """Everything that a checkpoint holds."""
 
     team: Team
     algorithm: Algorithm
     moments: dict[str, ScoreMoments]  # of each agent's scores
-    progress: Progress
+    progress: TrainingProgress
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams as they were when `progress` was reached
     pool: PoolState = field(default_factory=PoolState)  # of partners; empty where none are kept
 
 
-class Checkpoints:
+class CheckpointManager:
     """The checkpoints of one run."""
 
     def __init__(self, run_folder: Path, config: CheckpointConfig) -> None:
         self.folder = run_folder / "checkpoints"
         self.config = config
-        self._failures = 0
+        self._failures_in_a_row = 0
         self.reason = ""  # why the last save failed
-        self._saved: int | None = None
-        self._passed_over: set[str] = set()  # damaged ones: none of those that are kept
-        self._attempted_at = time.monotonic()  # when the last checkpoint was written, or could not be
-        distributed.on_main(self._prepare)
+        self._saved_iteration: int | None = None
+        self._damaged_names: set[str] = set()  # damaged ones: none of those that are kept
+        self._last_attempt_at = time.monotonic()  # when the last checkpoint was written, or could not be
+        distributed.run_on_main(self._prepare_folder)
 
-    def _prepare(self) -> None:
-        with storing(str(self.folder)):
+    def _prepare_folder(self) -> None:
+        with convert_storage_errors(str(self.folder)):
             self.folder.mkdir(exist_ok=True)
             for stale in self.folder.glob("*.tmp"):  # left by a run that died while saving
                 shutil.rmtree(stale)
 
-    def refuse_too_little_room(self, size: int, num_iterations: int) -> None:
+    def check_disk_space(self, size: int, num_iterations: int) -> None:
         """Raise `PreflightError` on a disk that cannot hold the checkpoints of `size` bytes that will lie there at
         once: those kept, and the one that is being written; warn where there is none for the best one beside them."""
-        distributed.on_main(lambda: self._refuse_too_little_room(size, num_iterations))
+        distributed.run_on_main(lambda: self._check_disk_space(size, num_iterations))
 
-    def _refuse_too_little_room(self, size: int, num_iterations: int) -> None:
-        every, there = self.config.every, len(all_checkpoints(self.folder))
+    def _check_disk_space(self, size: int, num_iterations: int) -> None:
+        every, existing = self.config.every, len(list_checkpoints(self.folder))
 
-        def at_once(planned: int) -> int:
-            return min(there + planned, self.config.keep + 1) - min(there, self.config.keep)
+        def max_checkpoints(planned: int) -> int:
+            return min(existing + planned, self.config.keep + 1) - min(existing, self.config.keep)
 
-        most = at_once(-(-num_iterations // every) if every else 1)
+        most = max_checkpoints(-(-num_iterations // every) if every else 1)
         free = shutil.disk_usage(self.folder).free
-        told = f"{self.folder}: a checkpoint has about {_mib(size)}, {_mib(free)} are free, and"
+        message = f"{self.folder}: a checkpoint has about {_format_mib(size)}, {_format_mib(free)} are free, and"
         if free < most * size:
             raise PreflightError(
-                f"{told} {most} will lie there at once; make room, use another output_dir=, or save "
+                f"{message} {most} will lie there at once; make room, use another output_dir=, or save "
                 f"less often than checkpoint.every={every}"
             )
-        if self.config.every_seconds is not None and free < (by_time := at_once(num_iterations)) * size:
-            warn(
-                f"{told} {by_time} will lie there at once if iterations are long "
+        if self.config.every_seconds is not None and free < (by_time := max_checkpoints(num_iterations)) * size:
+            print_warning(
+                f"{message} {by_time} will lie there at once if iterations are long "
                 f"(checkpoint.every_seconds={self.config.every_seconds:g}; null saves by iterations alone)"
             )
         elif self.config.best and free < (most + 1) * size:
-            warn(f"{told} there may be no room for the best one beside the newest (checkpoint.best=false keeps none)")
+            print_warning(
+                f"{message} there may be no room for the best one beside the newest (checkpoint.best=false keeps none)"
+            )
 
     def due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
         """Whether a checkpoint is wanted after this many iterations, because they were the best so far, or because the
@@ -122,160 +131,166 @@ class Checkpoints:
             return True
         if every_seconds is None:
             return False
-        return distributed.any_rank(distributed.is_main() and time.monotonic() - self._attempted_at >= every_seconds)
+        return distributed.any_rank(distributed.is_main() and time.monotonic() - self._last_attempt_at >= every_seconds)
 
-    def save(self, state: State, *, best: bool = False) -> bool:
+    def save(self, state: TrainingState, *, best: bool = False) -> bool:
         """Commit a checkpoint on all ranks; False where it failed and training goes on with the previous one."""
         iteration = state.progress.iteration
-        if writes := self._saved != iteration:
-            final = self.folder / step_name(iteration)
+        if writes := self._saved_iteration != iteration:
+            final = self.folder / checkpoint_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
-            with progress.writing():
+            with progress.track_written_bytes():
                 reports = distributed.gather_objects(self._write(state, temporary))
             failures = [failure for report in reports for failure in report[0]]
             if not failures and distributed.is_main():
-                with noting(failures):
+                with collect_failures(failures):
                     await_files(temporary, [wrote for _, wrote in reports])
-                    commit(temporary, final, {name: entry for _, wrote in reports for name, entry in wrote.items()})
+                    commit_checkpoint(
+                        temporary, final, {name: entry for _, wrote in reports for name, entry in wrote.items()}
+                    )
             failures = distributed.broadcast_object(failures)
-            self._attempted_at = time.monotonic()
+            self._last_attempt_at = time.monotonic()
             if failures:
-                self._give_up(temporary, failures[0])
+                self._handle_save_failure(temporary, failures[0])
                 return False
-            self._failures, self._saved = 0, iteration
-            self._passed_over.discard(final.name)
+            self._failures_in_a_row, self._saved_iteration = 0, iteration
+            self._damaged_names.discard(final.name)
         if distributed.is_main():
             failures = []
-            with noting(failures):
-                self._point(step_name(iteration), best=best)
+            with collect_failures(failures):
+                self._write_pointers(checkpoint_name(iteration), best=best)
                 if writes:
-                    self._prune()
+                    self._remove_old()
             if failures:  # the checkpoint is there: pointers are a convenience, and old ones go the next time
-                warn(f"{self.folder} could not be tidied ({failures[0]})")
+                print_warning(f"{self.folder} could not be tidied ({failures[0]})")
         distributed.barrier()
         return True
 
-    def initial_is_best(self) -> None:
+    def mark_initial_best(self) -> None:
         """Let `best.json` name the weights before training, until an iteration is better."""
         if distributed.is_main() and self.config.best:
-            with noting([]):  # a pointer is a convenience
+            with collect_failures([]):  # a pointer is a convenience
                 write_pointer(self.folder, "best", INITIAL)
 
-    def newest(self) -> Path:
+    def find_newest_intact(self) -> Path:
         """The newest intact checkpoint. Raises `ResumeError` without one. Collective: each rank reads a share."""
-        for path in reversed(distributed.on_main(lambda: all_checkpoints(self.folder))):
-            reports = distributed.gather_objects(damaged(path, distributed.rank(), distributed.world_size()))
+        for path in reversed(distributed.run_on_main(lambda: list_checkpoints(self.folder))):
+            reports = distributed.gather_objects(find_damage(path, distributed.rank(), distributed.world_size()))
             damage = [(rank, report) for rank, report in enumerate(reports) if report is not None]
             if not damage:
                 return path
-            self._passed_over.add(path.name)
+            self._damaged_names.add(path.name)
             if distributed.is_main():
                 rank, report = damage[0]
-                say_passed_over(path, f"rank {rank}: {report}" if rank else report)
+                warn_damaged_checkpoint(path, f"rank {rank}: {report}" if rank else report)
         raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
 
-    def load(self, state: State, folder: Path) -> None:
+    def load(self, state: TrainingState, folder: Path) -> None:
         """Restore a checkpoint into a freshly built team; one without optimizers into a team built on its weights."""
         stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
             raise ResumeError(f"{folder} was written by a version with another checkpoint format")
         if not self.config.reshard:
-            refuse_other_world_size(folder, distributed.world_size())
+            check_world_size(folder, distributed.world_size())
         wrote = int(stored["world_size"])
         optimizers = has_optimizers(folder)
         for learner in state.team.learners:
             if optimizers:
                 load = learner.engine.load if wrote == distributed.world_size() else learner.engine.load_resharded
                 load(folder / learner.name / f"engine_{learner.stage}")
-            learner.skipped_in_a_row = stored["skipped_in_a_row"][learner.name][learner.stage]
+            learner.consecutive_skips = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
-        state.pool.restore(stored["partners"])
-        state.progress = Progress(**stored["progress"])
+        state.pool.load_state_dict(stored["partners"])
+        state.progress = TrainingProgress(**stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
         state.rng = json.loads((folder / f"rng_rank_{distributed.rank() % wrote}.json").read_text())
         restore_rng(state.rng)
         for holder, agent in state.team.updated_references(state.progress.iteration).items():
             assert agent.reference is not None
-            agent.reference.load_saved(folder / holder / REFERENCE)
-        self._saved = state.progress.iteration
+            agent.reference.load_saved(folder / holder / REFERENCE_FOLDER)
+        self._saved_iteration = state.progress.iteration
 
-    def _write(self, state: State, temporary: Path) -> tuple[list[str], Listing]:
+    def _write(self, state: TrainingState, temporary: Path) -> tuple[list[str], FileManifest]:
         """Write this rank's part: what went wrong, and the files. Whatever fails, a rank goes on: others wait."""
         failures: list[str] = []
         written: list[Path] = []
         if distributed.is_main():
             if state.progress.metrics_bytes is None:
                 failures.append("rows of metrics.jsonl cannot be written")
-            with noting(failures):
+            with collect_failures(failures):
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
         if any(distributed.gather_objects(failures)):
             return failures, {}
         for learner in state.team.learners:
-            own = temporary / learner.name
+            learner_folder = temporary / learner.name
             if self.config.optimizer:
-                with noting(failures):
-                    written += learner.engine.save(own / f"engine_{learner.stage}")
+                with collect_failures(failures):
+                    written += learner.engine.save(learner_folder / f"engine_{learner.stage}")
             weights = learner.engine.full_state_dict()
             merged = self.config.weights is CheckpointWeights.full
-            with noting(failures):
-                written += learner.save_pretrained(own, weights, state.team.tokenizer(learner), merged=merged)
+            with collect_failures(failures):
+                written += learner.save_pretrained(
+                    learner_folder, weights, state.team.tokenizer(learner), merged=merged
+                )
             del weights  # those of two models need not lie in memory together
-        with noting(failures):
+        with collect_failures(failures):
             written += _write_references(state, temporary)
-        with noting(failures):
+        with collect_failures(failures):
             temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
             written[-1].write_text(json.dumps(state.rng))
             fault_point("save.write")
             if distributed.is_main():
                 written.append(temporary / "state.json")
-                written[-1].write_text(json.dumps(_stored(state), indent=1))
-        listed: Listing = {}
+                written[-1].write_text(json.dumps(_state_dict(state), indent=1))
+        listed: FileManifest = {}
         if not failures:
-            with noting(failures):
-                listed = listing(temporary, written)
+            with collect_failures(failures):
+                listed = list_files(temporary, written)
         return failures, listed
 
-    def _give_up(self, temporary: Path, reason: str) -> None:
+    def _handle_save_failure(self, temporary: Path, reason: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)  # by every rank: they may not see each other's files
         distributed.barrier()
-        self._failures, self.reason = self._failures + 1, reason
-        if self._failures >= MAX_FAILURES_IN_A_ROW:
-            raise StorageError(f"{self._failures} checkpoints in a row could not be saved ({reason})")
+        self._failures_in_a_row, self.reason = self._failures_in_a_row + 1, reason
+        if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
+            raise StorageError(f"{self._failures_in_a_row} checkpoints in a row could not be saved ({reason})")
         if distributed.is_main():
-            warn(f"checkpoint not saved ({reason})")
+            print_warning(f"checkpoint not saved ({reason})")
 
-    def _point(self, checkpoint: str, *, best: bool) -> None:
+    def _write_pointers(self, checkpoint: str, *, best: bool) -> None:
         fault_point("save.pointer")
         write_pointer(self.folder, "latest", checkpoint)
         if not self.config.best:  # nothing keeps the one that it named before a resume
             (self.folder / "best.json").unlink(missing_ok=True)
         elif best:
             write_pointer(self.folder, "best", checkpoint)
-        sync_folder(self.folder)
+        fsync_folder(self.folder)
 
-    def _prune(self) -> None:
-        intact = [path.name for path in all_checkpoints(self.folder) if path.name not in self._passed_over]
+    def _remove_old(self) -> None:
+        intact = [path.name for path in list_checkpoints(self.folder) if path.name not in self._damaged_names]
         kept = set(intact[-self.config.keep :])
-        if self.config.best and (best := pointed(self.folder, "best")) is not None:
-            kept |= {best.name} - self._passed_over
-        for path in all_checkpoints(self.folder):
+        if self.config.best and (best := read_pointer(self.folder, "best")) is not None:
+            kept |= {best.name} - self._damaged_names
+        for path in list_checkpoints(self.folder):
             if path.name not in kept:
                 doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
                 fault_point("prune")
                 shutil.rmtree(doomed)
 
 
-def _write_references(state: State, folder: Path) -> list[Path]:
+def _write_references(state: TrainingState, folder: Path) -> list[Path]:
     """References that are not those that the run began with, as models or adapters, on rank 0; the files."""
     written: list[Path] = []
     for holder, agent in state.team.updated_references(state.progress.iteration).items():
         if distributed.is_main() and agent.reference is not None:
             weights = {name: tensor.detach().cpu() for name, tensor in agent.reference.state_dict().items()}
-            for part in agent.reference.save(folder / holder / REFERENCE, weights, agent.tokenizer, merged=False):
+            for part in agent.reference.save(
+                folder / holder / REFERENCE_FOLDER, weights, agent.tokenizer, merged=False
+            ):
                 written += [file for file in part.rglob("*") if file.is_file()]
     return written
 
@@ -286,7 +301,7 @@ def has_optimizers(folder: Path) -> bool:
 
 
 @contextmanager
-def noting(failures: list[str]) -> Iterator[None]:
+def collect_failures(failures: list[str]) -> Iterator[None]:
     """Keep what went wrong while saving, and go on: torch, safetensors and tokenizers each have errors of their own
     for a full disk, and whatever it was, the other ranks wait for this one."""
     try:
@@ -295,17 +310,17 @@ def noting(failures: list[str]) -> Iterator[None]:
         words = (
             str(error) if isinstance(error, IppoError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
         )
-        failures.append(storage_failure(error) or words)
+        failures.append(storage_error_message(error) or words)
 
 
-def _mib(size: int) -> str:
+def _format_mib(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-def _stored(state: State) -> dict[str, Any]:
+def _state_dict(state: TrainingState) -> dict[str, Any]:
     skipped: dict[str, dict[str, int]] = {}
     for learner in state.team.learners:
-        skipped.setdefault(learner.name, {})[learner.stage] = learner.skipped_in_a_row
+        skipped.setdefault(learner.name, {})[learner.stage] = learner.consecutive_skips
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": distributed.world_size(),
@@ -313,7 +328,7 @@ def _stored(state: State) -> dict[str, Any]:
         "kl_coef": dict(state.algorithm.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
         "skipped_in_a_row": skipped,
-        "partners": state.pool.stored(),
+        "partners": state.pool.state_dict(),
         "run": {
             "evaluation": state.run.evaluation,
             "iterations": state.run.iterations,

@@ -4,50 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ippo_cli.config.credit import replays_in
+from ippo_cli.config.credit import is_replay_iteration
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, CreditAssignment
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rewards.counterfactual import answers_to_prompts, other_episodes_baseline, recombined_baseline, silent
+from ippo_cli.rewards.counterfactual import blank_answers, gather_answers, other_episodes_baseline, recombined_baseline
 from ippo_cli.rewards.score import Baseline
 from ippo_cli.types import Episode
 
-Baselines = dict[CreditAssignment, dict[str, Baseline]]  # by how credit is measured, those of each agent
-Replayed = Callable[[str], list[Episode]]
+CreditBaselines = dict[CreditAssignment, dict[str, Baseline]]  # by how credit is measured, those of each agent
+ReplayFn = Callable[[str], list[Episode]]
 """The same episodes had an agent written as it did before training."""
 
 
-def baselines(
+def compute_credit_baselines(
     config: Config,
     iteration: int,
     reward: RewardFunction,
     episodes: Sequence[Episode],
-    learning: Sequence[str],
-    replayed: Replayed,
-) -> Baselines:
+    trainable_agents: Sequence[str],
+    replay: ReplayFn,
+) -> CreditBaselines:
     """Of the agents that are `learning`: those that are learnt from, and those that are measured for the log alone.
 
     Collective.
     """
     weights, settings = reward_weights(config), config.reward
-    found: Baselines = {}
-    if replays_in(config, iteration):
+    found: CreditBaselines = {}
+    if is_replay_iteration(config, iteration):
         found[CreditAssignment.difference] = {
-            name: other_episodes_baseline(reward, episodes, replayed(name), name, weights, settings)
-            for name in learning
+            name: other_episodes_baseline(reward, episodes, replay(name), name, weights, settings)
+            for name in trainable_agents
         }
     if settings.credit_assignment is CreditAssignment.leave_out:
         found[CreditAssignment.leave_out] = {
             name: other_episodes_baseline(
-                reward, episodes, [silent(episode, name) for episode in episodes], name, weights, settings
+                reward, episodes, [blank_answers(episode, name) for episode in episodes], name, weights, settings
             )
-            for name in learning
+            for name in trainable_agents
         }
     if settings.credit_assignment is CreditAssignment.counterfactual:
         generations = config.rollout.num_generations
-        answers = answers_to_prompts(episodes, generations)
+        answers = gather_answers(episodes, generations)
         found[CreditAssignment.counterfactual] = {
             name: recombined_baseline(reward, episodes, answers, generations, name, weights, settings)
-            for name in learning
+            for name in trainable_agents
         }
     return found

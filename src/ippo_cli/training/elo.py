@@ -14,19 +14,19 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import bradley_terry
 from ippo_cli.types import Episode
 
-SCALE = 400.0 / math.log(10.0)  # Elo's: 400 points are odds of ten to one
+ELO_SCALE = 400.0 / math.log(10.0)  # Elo's: 400 points are odds of ten to one
 
 
-def snapshot_name(holder: str, iteration: int) -> str:
+def snapshot_name(policy: str, iteration: int) -> str:
     """What the weights of an agent or group after so many iterations are called."""
-    return f"{holder}@{iteration}"
+    return f"{policy}@{iteration}"
 
 
 @dataclass
-class Games:
+class GameResults:
     """Results between players: a policy's current weights under its name, earlier ones as `name@iteration`."""
 
-    played: dict[str, dict[str, list[int]]] = field(
+    counts: dict[str, dict[str, list[int]]] = field(
         default_factory=dict
     )  # by two players: won, drawn, lost by the first
 
@@ -34,14 +34,14 @@ class Games:
         """Take in games; those of a policy with itself say nothing."""
         if first == second or not any(results):
             return
-        if second in self.played and first in self.played[second]:
+        if second in self.counts and first in self.counts[second]:
             first, second, results = second, first, list(reversed(results))
-        known = self.played.setdefault(first, {}).setdefault(second, [0, 0, 0])
+        known = self.counts.setdefault(first, {}).setdefault(second, [0, 0, 0])
         known[:] = [old + new for old, new in zip(known, results, strict=True)]
 
     def rename(self, names: Mapping[str, str]) -> None:
         """Ascribe all games of some players to others."""
-        played, self.played = self.played, {}
+        played, self.counts = self.counts, {}
         for first, others in played.items():
             for second, results in others.items():
                 self.add(names.get(first, first), names.get(second, second), results)
@@ -50,7 +50,7 @@ class Games:
         """How often each has won against each, a draw counting half, `[N, N]`."""
         place = {name: number for number, name in enumerate(players)}
         wins = torch.zeros(len(players), len(players), dtype=torch.float64)
-        for first, others in self.played.items():
+        for first, others in self.counts.items():
             for second, (won, drawn, lost) in others.items():
                 wins[place[first], place[second]] += won + 0.5 * drawn
                 wins[place[second], place[first]] += lost + 0.5 * drawn
@@ -58,24 +58,24 @@ class Games:
 
     def ratings(self, anchors: Sequence[str], policies: Sequence[str]) -> dict[str, float]:
         """Elo ratings of the `policies`, of their earlier weights, oldest first, and the first anchor, which is 0."""
-        names = {name for first, others in self.played.items() for name in (first, *others)} - {*policies}
+        names = {name for first, others in self.counts.items() for name in (first, *others)} - {*policies}
         earlier = sorted(names | {*anchors}, key=lambda name: (int(name.rpartition("@")[2]), name))
         players = [anchors[0], *(name for name in earlier if name != anchors[0]), *policies]
-        return dict(zip(players, (SCALE * bradley_terry(self.points(players))).tolist(), strict=True))
+        return dict(zip(players, (ELO_SCALE * bradley_terry(self.points(players))).tolist(), strict=True))
 
     def table(self, ratings: Mapping[str, float]) -> list[dict[str, Any]]:
         """One row for each rated player: its rating and its games."""
         rows = []
         for name, rating in ratings.items():
-            own = [results for others in [self.played.get(name, {})] for results in others.values()]
-            own += [results[::-1] for others in self.played.values() if (results := others.get(name)) is not None]
+            own = [results for others in [self.counts.get(name, {})] for results in others.values()]
+            own += [results[::-1] for others in self.counts.values() if (results := others.get(name)) is not None]
             won, drawn, lost = (sum(column) for column in zip(*own, strict=True)) if own else (0, 0, 0)
             found = None if math.isnan(rating) else round(rating, 1)
             rows.append({"player": name, "elo": found, "won": won, "drawn": drawn, "lost": lost})
         return rows
 
 
-def results(episodes: Sequence[Episode], first: str, second: str) -> list[int]:
+def count_results(episodes: Sequence[Episode], first: str, second: str) -> list[int]:
     """Games won, drawn and lost by the first of two agents, over all ranks: whoever is paid more in all has won."""
     counts = torch.zeros(3, dtype=torch.long)
     for episode in episodes:

@@ -14,17 +14,25 @@ from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.formulas.estimates import pass_at_k
-from ippo_cli.reporting.iteration_metrics import prefixed, ratio, turn_totals
-from ippo_cli.reporting.per_turn_metrics import shown_turns, totals_of_turn
+from ippo_cli.reporting.iteration_metrics import add_prefix, count_turns, ratio
+from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, sum_turn
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rewards.contract import Reward, RewardFunction
-from ippo_cli.rewards.score import asked, attempt, combine_rewards, failed_rows, refuse_idle_weights, turn_counts, why
-from ippo_cli.tasks.eval_rows import examined_rows, generations
-from ippo_cli.tasks.schedule import share
-from ippo_cli.tasks.task import Task, most_turns, speakers_of_several_turns
+from ippo_cli.rewards.score import (
+    call_reward,
+    check_unused_weights,
+    combine_rewards,
+    failed_rows,
+    first_failure_message,
+    reward_name,
+    turn_counts,
+)
+from ippo_cli.tasks.eval_rows import generations_by_mode, select_eval_rows
+from ippo_cli.tasks.schedule import rank_range
+from ippo_cli.tasks.task import Task, max_turns_by_agent, multi_turn_agents
 from ippo_cli.types import Batch, Episode, Example
 
-Play = Callable[[Batch, bool], list[Episode]]
+PlayFn = Callable[[Batch, bool], list[Episode]]
 """Episodes about the examples of a batch; greedy or not."""
 
 
@@ -40,52 +48,52 @@ class Evaluation:
 
 
 def evaluate(
-    play: Play, task: Task, reward: RewardFunction, config: Config, *, every_sample: bool = False
+    play: PlayFn, task: Task, reward: RewardFunction, config: Config, *, keep_all_samples: bool = False
 ) -> Evaluation:
     """Score the held-out set. Metrics are the same on every rank, and for every number of ranks.
 
     A metric is a mean over rows, each of which counts once, however many of its episodes have a number.
     `samples` holds as many of this rank's episodes as tables show, or `every_sample`.
     """
-    rows = examined_rows(len(task.held_out), config.evaluation)
-    modes = generations(config.evaluation)
+    rows = select_eval_rows(len(task.held_out), config.evaluation)
+    modes = generations_by_mode(config.evaluation)
     agents = list(config.task.agents)
-    several_turns = speakers_of_several_turns(config.task)
+    several_turns = multi_turn_agents(config.task)
     metrics: dict[str, float] = {}
     samples: list[dict[str, Any]] = []
     rows_of: dict[str, torch.Tensor] = {}
     failed_of: dict[str, int] = {}
-    for mode, often in modes.items():
-        total = len(rows) * often
-        episodes = play(_batch(task.held_out, rows, often), mode == "greedy")
-        given, failure = attempt(reward, episodes, agents, config.reward)
+    for mode, num_generations in modes.items():
+        total = len(rows) * num_generations
+        episodes = play(_evaluation_batch(task.held_out, rows, num_generations), mode == "greedy")
+        rewards, failure = call_reward(reward, episodes, agents, config.reward)
         weights = reward_weights(config)
-        refuse_idle_weights(given, weights, config.reward)
-        numbers = combine_rewards(given, episodes, weights, agents)
-        failures = {name: failed_rows(given, one) for name, one in numbers.items()}
+        check_unused_weights(rewards, weights, config.reward)
+        numbers = combine_rewards(rewards, episodes, weights, agents)
+        failures = {name: failed_rows(rewards, one) for name, one in numbers.items()}
         failed = torch.stack(list(failures.values())).any(dim=0)
         # An agent that never spoke has no score, and is in no mean.
         scores = {
             name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
         }
-        by_row = _by_row(given, scores, failed, episodes)
-        found = row_means(by_row, often) | pass_metrics(by_row, often)
+        by_row = _episode_values(rewards, scores, failed, episodes)
+        found = row_means(by_row, num_generations) | pass_at_k_metrics(by_row, num_generations)
         found["failed_share"] = float(distributed.all_sum(failed.sum().double())) / total
-        found |= _turn_metrics(episodes, several_turns, total)
-        turns = shown_turns(agents, episodes, most_turns(config.task), config.tracker.turns)
+        found |= _multi_turn_metrics(episodes, several_turns, total)
+        turns = logged_turn_counts(agents, episodes, max_turns_by_agent(config.task), config.tracker.turns)
         for name, count in turns.items():
-            found |= prefixed(name, _by_turn(episodes, name, numbers[name], ~failures[name], count))
+            found |= add_prefix(name, _per_turn_means(episodes, name, numbers[name], ~failures[name], count))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
-                f"evaluation: {found['failed_share']:.0%} of the rows have no reward from {asked(config.reward)} "
-                f"(reward.failure_budget={config.reward.failure_budget:g}); {why(failure)}"
+                f"evaluation: {found['failed_share']:.0%} of the rows have no reward from {reward_name(config.reward)} "
+                f"(reward.failure_budget={config.reward.failure_budget:g}); {first_failure_message(failure)}"
             ) from failure
         failed_of[mode] = round(found["failed_share"] * total)
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         rows_of |= {f"{mode}/{name}": values for name, values in by_row.items()}
         shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
-        shown_count = len(episodes) if every_sample else config.tracker.samples
-        samples += sample_rows(mode, episodes, shown, shown_count, given.parts)
+        shown_count = len(episodes) if keep_all_samples else config.tracker.samples
+        samples += sample_rows(mode, episodes, shown, shown_count, rewards.parts)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
@@ -95,22 +103,23 @@ def evaluate(
     return Evaluation(metrics=metrics, samples=samples, rows=rows_of, generations=modes, failed=failed_of)
 
 
-def _batch(held_out: Sequence[Example], rows: Sequence[int], often: int) -> Batch:
+def _evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_generations: int) -> Batch:
     """This rank's episodes: those about one row lie together. What is sampled first of a row is always the same."""
-    places = share(len(rows) * often, distributed.rank(), distributed.world_size())
-    index = [rows[place // often] + place % often * len(held_out) for place in places]
+    places = rank_range(len(rows) * num_generations, distributed.rank(), distributed.world_size())
+    index = [rows[place // num_generations] + place % num_generations * len(held_out) for place in places]
     return Batch(
-        examples=[held_out[rows[place // often]] for place in places], index=torch.tensor(index, dtype=torch.long)
+        examples=[held_out[rows[place // num_generations]] for place in places],
+        index=torch.tensor(index, dtype=torch.long),
     )
 
 
-def _by_row(
-    given: Reward, scores: Mapping[str, torch.Tensor], failed: torch.Tensor, episodes: Sequence[Episode]
+def _episode_values(
+    rewards: Reward, scores: Mapping[str, torch.Tensor], failed: torch.Tensor, episodes: Sequence[Episode]
 ) -> dict[str, torch.Tensor]:
     """What each of this rank's episodes has of the metrics that are means over rows, float64; NaN: nothing."""
     means = {f"{name}/score": score for name, score in scores.items()}
     means["score"] = torch.stack(list(scores.values())).nanmean(dim=0)
-    means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in given.parts.items()}
+    means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in rewards.parts.items()}
     found = {  # a part need not apply to every episode
         name: means[name].double().where(~failed & torch.isfinite(means[name]), math.nan) for name in sorted(means)
     }
@@ -122,60 +131,64 @@ def _by_row(
     return found
 
 
-def row_means(by_row: Mapping[str, torch.Tensor], often: int) -> dict[str, float]:
+def row_means(by_row: Mapping[str, torch.Tensor], num_generations: int) -> dict[str, float]:
     """Of each metric the mean over held-out rows, of what each of them has in the mean of its `often` episodes.
 
     Episodes without a number are in no mean, and neither are rows that have no other. Collective.
     """
     together = distributed.all_gather_rows(torch.stack(list(by_row.values()), dim=1))
-    means = together.view(-1, often, len(by_row)).nanmean(dim=1).nanmean(dim=0)
+    means = together.view(-1, num_generations, len(by_row)).nanmean(dim=1).nanmean(dim=0)
     return dict(zip(by_row, means.tolist(), strict=True))
 
 
-def pass_metrics(by_row: Mapping[str, torch.Tensor], often: int) -> dict[str, float]:
+def pass_at_k_metrics(by_row: Mapping[str, torch.Tensor], num_generations: int) -> dict[str, float]:
     """pass@k of the score and of parts that are 0 or 1 in every episode; nothing where rows are asked about once.
 
     k: powers of two, and how often rows are asked about. A row with fewer than k episodes that did not fail is left
     out. Collective.
     """
-    names = sorted(name for name in by_row if "/" not in name) if often > 1 else []
-    odd = torch.tensor([0.0] * len(names) + [0.0], dtype=torch.float64)
+    names = sorted(name for name in by_row if "/" not in name) if num_generations > 1 else []
+    is_not_binary = torch.tensor([0.0] * len(names) + [0.0], dtype=torch.float64)
     for place, name in enumerate(names):
         there = by_row[name][torch.isfinite(by_row[name])]
-        odd[place] = float(((there != 0) & (there != 1)).any())
-    shares = [name for name, several in zip(names, distributed.all_max(odd).tolist(), strict=False) if not several]
+        is_not_binary[place] = float(((there != 0) & (there != 1)).any())
+    shares = [
+        name for name, several in zip(names, distributed.all_max(is_not_binary).tolist(), strict=False) if not several
+    ]
     found: dict[str, float] = {}
     for name in shares:
-        for key, passed in passes(name, distributed.all_gather_rows(by_row[name]).view(-1, often)).items():
+        for key, passed in pass_at_k_by_row(
+            name, distributed.all_gather_rows(by_row[name]).view(-1, num_generations)
+        ).items():
             found[key] = float(passed.nanmean())
     return found
 
 
-def passes(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
+def pass_at_k_by_row(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
     """Of values `[rows, n]` that are 0 or 1, NaN where an episode failed: each row's pass@k, `[rows]`."""
     right, count, often = values.nansum(dim=1), torch.isfinite(values).sum(dim=1), values.shape[1]
     ks = sorted({*(2**power for power in range(1, often.bit_length()) if 2**power <= often), often} - {1})
     return {f"{name}/pass@{k}": pass_at_k(right, count, k) for k in ks}
 
 
-def _by_turn(
+def _per_turn_means(
     episodes: Sequence[Episode], agent: str, scores: torch.Tensor, valid: torch.Tensor, turns: int
 ) -> dict[str, float]:
     """Of each of an agent's first turns, over all ranks."""
     sums = {
         f"{name}/turn/{turn + 1}": both
         for turn in range(turns)
-        for name, both in totals_of_turn(episodes, agent, turn, scores, valid).items()
+        for name, both in sum_turn(episodes, agent, turn, scores, valid).items()
     }
     total = distributed.all_sum(torch.tensor(list(sums.values()), dtype=torch.float64)).tolist()
     return {name: ratio(*both) for name, both in zip(sums, total, strict=True)}
 
 
-def _turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:
+def _multi_turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:
     """Of the agents that may have several turns, over all ranks."""
     found: dict[str, float] = {}
     for name in agents:
-        counts = turn_totals(episodes, name)
+        counts = count_turns(episodes, name)
         turns, cut, overflow = distributed.all_sum(
             torch.tensor([counts["turns"], counts["cut"], counts["overflow"]], dtype=torch.float64)
         ).tolist()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from ippo_cli.agents.team import Team
-from ippo_cli.config.credit import measures_credit_in
+from ippo_cli.config.credit import is_credit_iteration
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
@@ -18,22 +18,22 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import RawScores, compute_raw_scores, process_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
 from ippo_cli.rollout.collect import OnEpisodes, collect
-from ippo_cli.rollout.counterfactual_generator import Substituted
-from ippo_cli.rollout.generator import Draws, Generator
+from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
+from ippo_cli.rollout.generator import Generator, SamplingStream
 from ippo_cli.rollout.policy import GenerationPolicy
-from ippo_cli.rollout.rows import to_rows
+from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.training.credit import Baselines, baselines
-from ippo_cli.training.opponents import Partners
+from ippo_cli.training.credit import CreditBaselines, compute_credit_baselines
+from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Collected:
+class CollectResult:
     """What collecting an iteration's experience leaves behind."""
 
     experience: Experience
@@ -43,7 +43,7 @@ class Collected:
 
 
 @dataclass(kw_only=True)
-class ExperienceSource:
+class ExperienceCollector:
     """Plays and scores the episodes of one rank; weights, moments and the pool of partners stay as they are."""
 
     config: Config
@@ -53,30 +53,32 @@ class ExperienceSource:
     formats: Mapping[str, PromptFormat]
     generator: Generator
     initial: Generator | None  # who writes as the agents did before training; None where nobody asks
-    generator_of: Callable[[Mapping[str, GenerationPolicy]], Generator]  # where partners speak beside the team
-    partners: Partners | None
-    with_greedy: bool  # whether greedy responses to the same prompts are part of the experience
+    build_generator: Callable[[Mapping[str, GenerationPolicy]], Generator]  # where partners speak beside the team
+    partners: OpponentPool | None
+    needs_greedy: bool  # whether greedy responses to the same prompts are part of the experience
     reward: RewardFunction
     preemption: PreemptionHandler
     device: torch.device
 
-    def get(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> Collected:
+    def get(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> CollectResult:
         """What the agents do in an iteration and what it is worth. Collective."""
-        stepped = self.environments.seconds
+        seconds_before = self.environments.seconds
         with distributed.synchronize_errors():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
-        draws = Draws(seed=self.config.seed, purpose=f"train/{iteration}")
+        draws = SamplingStream(seed=self.config.seed, purpose=f"train/{iteration}")
         greedy_episodes: list[Episode] = []
-        if self.with_greedy:
+        if self.needs_greedy:
             with clock("rollout"):  # of the same purpose: in environments with the same luck
                 greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
-        episodes, sampled, own = self._sampled(iteration, batch, draws, clock)
-        self.preemption.agree()
-        credit_baselines = self._baselines(iteration, batch, draws, episodes, clock)
+        episodes, sampled, raw_scores = self._collect_sampled(iteration, batch, draws, clock)
+        self.preemption.raise_if_any_rank_requested()
+        credit_baselines = self._credit_baselines(iteration, batch, draws, episodes, clock)
         with clock("score"):
-            scored = process_scores(own, episodes, self.config.reward, moments, credit_baselines, device=self.device)
-        greedy = self._scored_greedy(greedy_episodes, scored.moments, clock) if self.with_greedy else {}
-        rollouts = self._rescored(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
+            scored = process_scores(
+                raw_scores, episodes, self.config.reward, moments, credit_baselines, device=self.device
+            )
+        greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
+        rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
         with clock("targets"):
             views = self.team.critic_views(episodes, rollouts)
         experience = Experience(
@@ -88,17 +90,17 @@ class ExperienceSource:
             greedy=greedy,
             views=views,
         )
-        return Collected(
+        return CollectResult(
             experience=experience,
             moments=scored.moments,
             failure=scored.failure,
-            environment_seconds=self.environments.seconds - stepped,
+            environment_seconds=self.environments.seconds - seconds_before,
         )
 
     def play(
         self,
         batch: Batch,
-        draws: Draws,
+        draws: SamplingStream,
         on_episodes: OnEpisodes | None = None,
         *,
         generator: Generator | None = None,
@@ -122,8 +124,8 @@ class ExperienceSource:
         self.environments.close()
         close_reward(self.reward)
 
-    def _sampled(
-        self, iteration: int, batch: Batch, draws: Draws, clock: Stopwatch
+    def _collect_sampled(
+        self, iteration: int, batch: Batch, draws: SamplingStream, clock: Stopwatch
     ) -> tuple[list[Episode], dict[str, Rollout], RawScores]:
         """An iteration's episodes, every agent's rows of them, and what the reward says of them."""
         names, config = self.team.names, self.config.reward
@@ -133,13 +135,13 @@ class ExperienceSource:
                 sampled = self._rows(episodes)
             with clock("score"):
                 fault_point("score")
-                streamed = self.preemption.interruptible(streaming.answered) if streaming else None
-                reward = self.preemption.interruptible(self.reward)
-                own = compute_raw_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
-        return episodes, sampled, own
+                streamed = self.preemption.make_interruptible(streaming.answered) if streaming else None
+                reward = self.preemption.make_interruptible(self.reward)
+                raw_scores = compute_raw_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
+        return episodes, sampled, raw_scores
 
     def _play_iteration(
-        self, iteration: int, batch: Batch, draws: Draws, on_episodes: OnEpisodes | None = None
+        self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None
     ) -> list[Episode]:
         """Episodes of an iteration, those with partners played apart."""
         if self.partners is None:
@@ -151,49 +153,51 @@ class ExperienceSource:
                 on_episodes([places[place] for place in own], episodes)
 
             listen = None if on_episodes is None else told
-            return self.play(part, draws, listen, generator=self.generator_of(speakers))
+            return self.play(part, draws, listen, generator=self.build_generator(speakers))
 
         return self.partners.play(self.team, batch, iteration, play_with)
 
     def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
         return {
-            name: to_rows(episodes, name, device=self.device, filtered=agent.rollout.filters)
+            name: build_rollout(episodes, name, device=self.device, filtered=agent.rollout.filters)
             for name, agent in self.config.task.agents.items()
         }
 
-    def _baselines(
-        self, iteration: int, batch: Batch, draws: Draws, episodes: Sequence[Episode], clock: Stopwatch
-    ) -> Baselines:
+    def _credit_baselines(
+        self, iteration: int, batch: Batch, draws: SamplingStream, episodes: Sequence[Episode], clock: Stopwatch
+    ) -> CreditBaselines:
         """What each agent's credit is measured against, where it is measured in this iteration."""
-        if not measures_credit_in(self.config, iteration):
+        if not is_credit_iteration(self.config, iteration):
             return {}
 
-        def replayed(agent: str) -> list[Episode]:
+        def replay(agent: str) -> list[Episode]:
             """The same episodes, with the same luck, had one agent written as it did before training."""
             assert self.initial is not None
-            return self.play(batch, draws, generator=Substituted(self.generator, agent, self.initial, episodes))
+            return self.play(
+                batch, draws, generator=CounterfactualGenerator(self.generator, agent, self.initial, episodes)
+            )
 
         with clock("credit"):
-            reward = self.preemption.interruptible(self.reward)
-            return baselines(self.config, iteration, reward, episodes, list(self.team), replayed)
+            reward = self.preemption.make_interruptible(self.reward)
+            return compute_credit_baselines(self.config, iteration, reward, episodes, list(self.team), replay)
 
-    def _scored_greedy(
+    def _score_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch
     ) -> dict[str, tuple[Rollout, Scores]]:
         """What every agent says greedily about the same examples, scored as the sampled episodes were."""
         with clock("score"):
-            reward = self.preemption.interruptible(self.reward)
+            reward = self.preemption.make_interruptible(self.reward)
             weights = reward_weights(self.config)
             scored = score(
                 reward, episodes, self.config.reward, moments, weights=weights, device=self.device, observe=False
             )
         return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
 
-    def _rescored(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
+    def _recompute_logprobs(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
         """The same rows, with what the training model says of the tokens of the agents that learn."""
         rescored = dict(sampled)
         with clock("logprobs"):
             for name, agent in self.team.items():
-                rescored[name] = agent.rescored(sampled[name])
-                self.preemption.agree()
+                rescored[name] = agent.recompute_logprobs(sampled[name])
+                self.preemption.raise_if_any_rank_requested()
         return rescored

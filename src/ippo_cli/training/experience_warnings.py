@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import PROTOCOLS, Config, ConversationConfig, UpdateOrder
 from ippo_cli.engine import distributed
-from ippo_cli.rewards.build import reads_payments
+from ippo_cli.rewards.build import uses_environment_reward
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.environment import EnvironmentReward
-from ippo_cli.training.team_update import acts_together
+from ippo_cli.training.team_update import has_joint_actions
 from ippo_cli.types import Episode
 
 
-def unusual_experience(
+def experience_warnings(
     config: Config,
     team: Team,
     reward: RewardFunction,
@@ -24,11 +24,11 @@ def unusual_experience(
 ) -> dict[str, str]:
     """By rule, the same on all ranks. `failure`: why rows have no reward. Collective."""
     found = {} if failure is None else {"failed_rows": failure}
-    found |= unusual_payments(config, reward, episodes, iteration)
-    return found | (no_joint_actions(config, team, episodes) if iteration == 0 else {})
+    found |= environment_reward_warnings(config, reward, episodes, iteration)
+    return found | (joint_action_warnings(config, team, episodes) if iteration == 0 else {})
 
 
-def unusual_payments(
+def environment_reward_warnings(
     config: Config, reward: RewardFunction, episodes: Sequence[Episode], iteration: int
 ) -> dict[str, str]:
     """Where a protocol of the user's pays and the reward does not ask about it, or the other way round."""
@@ -37,7 +37,7 @@ def unusual_payments(
         return {}
     played = [episode for episode in episodes if episode.failure is None]
     if distributed.any_rank(any(paid for episode in played for paid in episode.rewards)):
-        if reads_payments(reward):
+        if uses_environment_reward(reward):
             return {}
         return {
             "unread_payments": f"task.protocol={task.protocol} pays agents, and reward={config.reward.kind.value} does "
@@ -52,9 +52,9 @@ def unusual_payments(
     return {}
 
 
-def no_joint_actions(config: Config, team: Team, episodes: Sequence[Episode]) -> dict[str, str]:
+def joint_action_warnings(config: Config, team: Team, episodes: Sequence[Episode]) -> dict[str, str]:
     """Where no two policies act at the same step: no factor of a sequential update is ever another than 1."""
-    if config.team.update_order is not UpdateOrder.sequential or acts_together(team, episodes):
+    if config.team.update_order is not UpdateOrder.sequential or has_joint_actions(team, episodes):
         return {}
     return {
         "no_joint_actions": "team.update_order=sequential corrects for what others do at the same step, and in the "

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.engine import distributed
-from ippo_cli.types import Minibatch, Rollout, Targets, joined, take
+from ippo_cli.types import Minibatch, Rollout, Targets, concatenate_rows, take_rows
 
 Carrier = TypeVar("Carrier", Rollout, Targets)
 
@@ -49,29 +49,31 @@ def partition(costs: Sequence[float], parts: int) -> list[int]:
     return [int(where[item][0]) for item in range(len(costs))]
 
 
-def row_tokens(rollout: Rollout) -> Tensor:
+def count_row_tokens(rollout: Rollout) -> Tensor:
     """What a forward reads of each row, `[B]`: its prompt, its response columns in use, its detached turns."""
     own = rollout.prompt_mask.sum(dim=1) + rollout.length
     detached = [sum(len(turn.prompt) for turn in turns) for turns in rollout.detached]
     return own + torch.tensor(detached, dtype=own.dtype, device=own.device)
 
 
-def dealt(batch: Minibatch) -> Minibatch:
+def balance_across_ranks(batch: Minibatch) -> Minibatch:
     """The rows of a mini-batch on all ranks, dealt out anew: this rank's share, which may be none. Collective."""
     device = batch.agent.device
-    held = distributed.gather_objects((_moved(batch.rollout, "cpu"), _moved(batch.targets, "cpu"), batch.agent.cpu()))
-    rollouts, targets, agents = zip(*held, strict=True)
-    rows, goals, agent = joined(rollouts), joined(targets), torch.cat(agents)
-    ranks = partition(row_tokens(rows).tolist(), distributed.world_size())
-    own = [row for row, rank in enumerate(ranks) if rank == distributed.rank()]
+    gathered = distributed.gather_objects(
+        (_to_device(batch.rollout, "cpu"), _to_device(batch.targets, "cpu"), batch.agent.cpu())
+    )
+    rollouts, targets, agents = zip(*gathered, strict=True)
+    rows, goals, agent = concatenate_rows(rollouts), concatenate_rows(targets), torch.cat(agents)
+    ranks = partition(count_row_tokens(rows).tolist(), distributed.world_size())
+    own_rows = [row for row, rank in enumerate(ranks) if rank == distributed.rank()]
     return replace(
         batch,
-        rollout=_moved(Rollout(**take(rows, own)), device),
-        targets=_moved(Targets(**take(goals, own)), device),
-        agent=agent[own].to(device),
+        rollout=_to_device(Rollout(**take_rows(rows, own_rows)), device),
+        targets=_to_device(Targets(**take_rows(goals, own_rows)), device),
+        agent=agent[own_rows].to(device),
     )
 
 
-def _moved(carrier: Carrier, device: torch.device | str) -> Carrier:
+def _to_device(carrier: Carrier, device: torch.device | str) -> Carrier:
     columns = {entry.name: getattr(carrier, entry.name) for entry in fields(carrier)}
     return replace(carrier, **{name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)})

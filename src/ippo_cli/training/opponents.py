@@ -20,19 +20,19 @@ import torch
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.team import Team
-from ippo_cli.config.errors import ResumeError, storing
+from ippo_cli.config.errors import ResumeError, convert_storage_errors
 from ippo_cli.config.schema import Config
-from ippo_cli.config.teams import holders, learning_members
+from ippo_cli.config.teams import policy_by_agent, trained_agents_by_policy
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy, load_actor_lm
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.runs.checkpoint_files import Listing, listing, sha256_of, sync_folder, sync_folders
-from ippo_cli.runs.folder import all_checkpoints, step_name
-from ippo_cli.training.elo import Games, results, snapshot_name
+from ippo_cli.runs.checkpoint_files import FileManifest, file_sha256, fsync_folder, fsync_folders, list_files
+from ippo_cli.runs.folder import checkpoint_name, list_checkpoints
+from ippo_cli.training.elo import GameResults, count_results, snapshot_name
 from ippo_cli.types import Batch, Episode
 
-Play = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
+PlayFn = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
 """Episodes about some examples, whose places in the rank's batch are given, with these speakers."""
 
 
@@ -40,21 +40,21 @@ Play = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode
 class PoolState:
     """What a checkpoint holds of a pool; the weights lie in the run's folder."""
 
-    snapshots: dict[int, Listing] = field(default_factory=dict)  # files by iteration, oldest first
-    games: Games = field(default_factory=Games)
+    snapshots: dict[int, FileManifest] = field(default_factory=dict)  # files by iteration, oldest first
+    games: GameResults = field(default_factory=GameResults)
 
-    def stored(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """As JSON."""
-        return {"snapshots": list(self.snapshots.items()), "games": self.games.played}
+        return {"snapshots": list(self.snapshots.items()), "games": self.games.counts}
 
-    def restore(self, stored: Mapping[str, Any]) -> None:
+    def load_state_dict(self, stored: Mapping[str, Any]) -> None:
         """Become what was stored."""
         stored = copy.deepcopy(stored)
         self.snapshots = {int(iteration): files for iteration, files in stored["snapshots"]}
-        self.games = Games(stored["games"])
+        self.games = GameResults(stored["games"])
 
 
-def thinned(iterations: Sequence[int], size: int) -> list[int]:
+def evict_snapshots(iterations: Sequence[int], size: int) -> list[int]:
     """At most `size` of the iterations: the one goes whose neighbours are nearest to each other, until they are few.
 
     So the oldest and the newest stay, and those between them lie as evenly as they can; of one, the newest stays.
@@ -68,13 +68,13 @@ def thinned(iterations: Sequence[int], size: int) -> list[int]:
     return kept
 
 
-def drawn_snapshot(seed: int, iteration: int, snapshots: Sequence[int]) -> int:
+def sample_opponent(seed: int, iteration: int, snapshots: Sequence[int]) -> int:
     """Which snapshot is asked in an iteration, each equally likely."""
     number = float(uniforms(seed, "partners/snapshot", torch.tensor([iteration]), 1))
     return snapshots[int(number * len(snapshots))]
 
 
-def learning_seats(seed: int, iteration: int, prompts: int, share: float, agents: Sequence[str]) -> list[str | None]:
+def assign_learner(seed: int, iteration: int, prompts: int, share: float, agents: Sequence[str]) -> list[str | None]:
     """For each prompt of an iteration the only agent that speaks with its current weights; None where all do.
 
     Agents take turns, beginning with another one each iteration; which prompts these are is drawn.
@@ -86,21 +86,21 @@ def learning_seats(seed: int, iteration: int, prompts: int, share: float, agents
     return seats
 
 
-class Partners:
+class OpponentPool:
     """The pool of one run."""
 
     def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
         self._settings, self._state = config.team.partners, state
-        self._policies, self._holder_of = learning_members(config), holders(config)
+        self._policies, self._policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
         self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
-        self._loaded: tuple[int, dict[str, FrozenAgent]] | None = None
+        self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
 
-    def verify(self) -> None:
+    def verify_snapshots(self) -> None:
         """Raise `ResumeError` where a snapshot is not what it was. Collective."""
-        distributed.on_main(self._verify)
+        distributed.run_on_main(self._verify_snapshots)
 
-    def _verify(self) -> None:
+    def _verify_snapshots(self) -> None:
         for iteration, files in self._state.snapshots.items():
             for name, entry in files.items():
                 file = self._place(iteration) / name
@@ -117,60 +117,64 @@ class Partners:
             return
         assert self._settings.size is not None
         self._state.snapshots[iteration] = self._write(team, iteration)
-        kept = thinned(list(self._state.snapshots), self._settings.size)
+        kept = evict_snapshots(list(self._state.snapshots), self._settings.size)
         self._state.snapshots = {one: self._state.snapshots[one] for one in kept}
-        self._loaded = None if self._loaded is not None and self._loaded[0] == iteration else self._loaded
+        self._loaded_snapshot = (
+            None
+            if self._loaded_snapshot is not None and self._loaded_snapshot[0] == iteration
+            else self._loaded_snapshot
+        )
         if iteration:  # what the current weights have played since the last snapshot is what these have
             self._state.games.rename({holder: snapshot_name(holder, iteration) for holder in self._policies})
 
-    def _write(self, team: Team, iteration: int) -> Listing:
+    def _write(self, team: Team, iteration: int) -> FileManifest:
         """The weights of every policy that learns, under their final name once they are whole."""
         final = self._place(iteration)
         partial = final.with_name(f".{final.name}.partial")
-        distributed.on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
+        distributed.run_on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
         written: list[Path] = []  # on rank 0
         for learner in team.learners:
             if learner.is_policy:
                 weights = learner.engine.full_state_dict()
-                with distributed.synchronize_errors(), storing(str(self._folder)):
+                with distributed.synchronize_errors(), convert_storage_errors(str(self._folder)):
                     written += learner.save_pretrained(
                         partial / learner.name, weights, team.tokenizer(learner), merged=False
                     )
 
-        def named() -> Listing:
-            with storing(str(self._folder)):
-                listed = listing(partial, written)
-                sync_folders(partial, listed)
+        def commit_snapshot() -> FileManifest:
+            with convert_storage_errors(str(self._folder)):
+                listed = list_files(partial, written)
+                fsync_folders(partial, listed)
                 shutil.rmtree(final, ignore_errors=True)  # of an earlier attempt at the same iteration
                 partial.rename(final)
-                sync_folder(final.parent)
+                fsync_folder(final.parent)
             return listed
 
-        return distributed.on_main(named)
+        return distributed.run_on_main(commit_snapshot)
 
-    def tidy(self) -> None:
+    def remove_unused_snapshots(self) -> None:
         """Remove snapshots that neither the pool nor any checkpoint has: after an iteration, for one that was begun
         may be abandoned, and the pool be what it was before. Collective."""
-        distributed.on_main(self._remove_unused)
+        distributed.run_on_main(self._remove_unused_snapshots)
 
-    def _remove_unused(self) -> None:
-        kept = {step_name(iteration) for iteration in self._state.snapshots}
-        for checkpoint in all_checkpoints(self._folder.parent / "checkpoints"):
+    def _remove_unused_snapshots(self) -> None:
+        kept = {checkpoint_name(iteration) for iteration in self._state.snapshots}
+        for checkpoint in list_checkpoints(self._folder.parent / "checkpoints"):
             try:
                 stored = json.loads((checkpoint / "state.json").read_text())["partners"]["snapshots"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            kept |= {step_name(iteration) for iteration, _ in stored}
+            kept |= {checkpoint_name(iteration) for iteration, _ in stored}
         for folder in self._folder.glob("step_*"):
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def play(self, team: Team, batch: Batch, iteration: int, play: Play) -> list[Episode]:
+    def play(self, team: Team, batch: Batch, iteration: int, play: PlayFn) -> list[Episode]:
         """One episode for each example of this rank, some of them with partners. Collective."""
         generations = self._config.rollout.num_generations
         assert self._settings.share is not None
         first = iteration * self._config.rollout.buffer_size
-        seats = learning_seats(
+        seats = assign_learner(
             self._config.seed,
             iteration,
             self._config.rollout.buffer_size // generations,
@@ -185,57 +189,59 @@ class Partners:
             places = [place for place, one in enumerate(own) if one == seat]
             part = Batch(examples=[batch.examples[place] for place in places], index=batch.index[places])
             others = frozenset(name for name in self._agents if seat is not None and name != seat)
-            speakers = team.speakers
+            speakers = team.generation_policies
             if others:
                 speakers = {
-                    name: self._partner(team, iteration, name) if name in others else speakers[name]
+                    name: self._load_opponent(team, iteration, name) if name in others else speakers[name]
                     for name in speakers
                 }
             for place, episode in zip(places, play(speakers, part, places), strict=True):
                 found[place] = replace(episode, partners=others)
         return [found[place] for place in range(len(own))]
 
-    def _partner(self, team: Team, iteration: int, agent: str) -> FrozenAgent:
-        drawn = drawn_snapshot(self._config.seed, iteration, list(self._state.snapshots))
-        if self._loaded is None or self._loaded[0] != drawn:
-            self._loaded = None  # before others are loaded in their place
-            self._loaded = (
+    def _load_opponent(self, team: Team, iteration: int, agent: str) -> FrozenAgent:
+        drawn = sample_opponent(self._config.seed, iteration, list(self._state.snapshots))
+        if self._loaded_snapshot is None or self._loaded_snapshot[0] != drawn:
+            self._loaded_snapshot = None  # before others are loaded in their place
+            self._loaded_snapshot = (
                 drawn,
                 {
-                    name: FrozenAgent(name=name, tokenizer=team[names[0]].tokenizer, policy=self._policy(drawn, name))
+                    name: FrozenAgent(
+                        name=name, tokenizer=team[names[0]].tokenizer, policy=self._load_policy(drawn, name)
+                    )
                     for name, names in self._policies.items()
                 },
             )
-        return replace(self._loaded[1][self._holder_of[agent]], name=agent)
+        return replace(self._loaded_snapshot[1][self._policy_of_agent[agent]], name=agent)
 
-    def _policy(self, iteration: int, holder: str) -> Policy:
-        actor = self._config.task.agents[self._policies[holder][0]].actor
-        lm = load_actor_lm(actor, str(self._place(iteration) / holder / "actor"), None)
+    def _load_policy(self, iteration: int, policy: str) -> Policy:
+        actor = self._config.task.agents[self._policies[policy][0]].actor
+        lm = load_actor_lm(actor, str(self._place(iteration) / policy / "actor"), None)
         return Policy(lm).to(self._device).requires_grad_(False).eval()
 
     def _place(self, iteration: int) -> Path:
-        return self._folder / step_name(iteration)
+        return self._folder / checkpoint_name(iteration)
 
     def record(self, episodes: Sequence[Episode], iteration: int) -> dict[str, float]:
         """Take in an iteration's games; its metrics. Collective."""
         snapshots, drawn = (
             self._state.snapshots,
-            drawn_snapshot(self._config.seed, iteration, list(self._state.snapshots)),
+            sample_opponent(self._config.seed, iteration, list(self._state.snapshots)),
         )
         counts = torch.tensor([sum(bool(episode.partners) for episode in episodes), len(episodes)])
-        there, total = distributed.all_sum(counts).tolist()
-        row = {"team/partners/iteration": float(drawn), "team/partners/share": there / total}
+        opponent_episodes, total = distributed.all_sum(counts).tolist()
+        row = {"team/partners/iteration": float(drawn), "team/partners/share": opponent_episodes / total}
         row["team/partners/size"] = float(len(snapshots))
         if not self._settings.elo:
             return row
         first, second = self._agents
         for partners in (frozenset(), frozenset({second}), frozenset({first})):
             names = [
-                snapshot_name(self._holder_of[name], drawn) if name in partners else self._holder_of[name]
+                snapshot_name(self._policy_of_agent[name], drawn) if name in partners else self._policy_of_agent[name]
                 for name in (first, second)
             ]
             games = [episode for episode in episodes if episode.partners == partners]
-            self._state.games.add(names[0], names[1], results(games, first, second))
+            self._state.games.add(names[0], names[1], count_results(games, first, second))
         ratings = self.ratings()
         return row | {f"team/elo/{holder}": ratings[holder] for holder in self._policies}
 
@@ -252,11 +258,11 @@ class Partners:
 
 def _is_intact(file: Path, digest: str) -> bool:
     try:
-        return sha256_of(file) == digest
+        return file_sha256(file) == digest
     except OSError:  # gone, or not to be read
         return False
 
 
-def best_first(ratings: Mapping[str, float]) -> list[tuple[str, float]]:
+def sort_ratings(ratings: Mapping[str, float]) -> list[tuple[str, float]]:
     """Who has a rating, the highest first."""
     return sorted(((n, r) for n, r in ratings.items() if not math.isnan(r)), key=lambda entry: -entry[1])

@@ -21,68 +21,74 @@ import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.agents.build import build_team
-from ippo_cli.agents.initial import initial_weights, pinned, refuse_other_vocabularies
+from ippo_cli.agents.initial import check_vocabularies, initial_weights, pin_revisions
 from ippo_cli.agents.team import Team
-from ippo_cli.config.batch_sizes import Arithmetic, arithmetic
-from ippo_cli.config.credit import replays
-from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, storing
+from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
+from ippo_cli.config.credit import needs_replays
+from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError, convert_storage_errors
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.schema import Config
-from ippo_cli.config.teams import holders
-from ippo_cli.config.time_limit import limit_of
+from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.config.time_limit import resolve_deadline
 from ippo_cli.engine import distributed, progress
-from ippo_cli.engine.launchers import cores_per_rank, job_end
+from ippo_cli.engine.launchers import cores_per_rank, job_end_time
 from ippo_cli.planning.preflight import (
-    Material,
+    ModelSpecs,
+    build_prompt_formats,
     device_kind,
-    disk_needs,
+    drop_too_long_rows,
+    estimate_run_memory,
     example_schedule,
-    fitting_formats,
-    fitting_task,
-    memory_of,
+    memory_error,
     memory_warning,
-    read_material,
+    model_warnings,
+    read_model_specs,
+    required_disk_bytes,
     this_machine,
-    unusual_material,
-    what_cannot_fit,
 )
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import Run, RunState, state_before
-from ippo_cli.reporting.trackers.build import settings_of
-from ippo_cli.reporting.training_warnings import WINDOW, unusual_start
+from ippo_cli.reporting.run_log import RunLog, RunState, read_previous_state
+from ippo_cli.reporting.trackers.build import plain_settings
+from ippo_cli.reporting.training_warnings import WINDOW, startup_warnings
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import (
-    Place,
+    RewardContext,
     RewardFunction,
+    check_reward_connection,
     close_reward,
     prepare_reward,
-    reach_reward,
     sample_examples,
-    try_reward,
+    validate_reward_examples,
 )
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.deadline import TimeLimit
-from ippo_cli.runs.faults import arm, fault_point
-from ippo_cli.runs.folder import comes_in_sight, lock, refuse_fewer_iterations, reserve_folder, take_effect
-from ippo_cli.runs.garbage_collection import collect_as_usual
+from ippo_cli.runs.faults import arm_faults, fault_point
+from ippo_cli.runs.folder import (
+    activate_resumed_config,
+    check_iterations_left,
+    lock_folder,
+    reserve_folder,
+    wait_for_folder,
+)
+from ippo_cli.runs.garbage_collection import restore_gc
 from ippo_cli.runs.random_streams import rng_state
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.runs.watchdog import Watchdog
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task, goes_on, load_task, task_environments, workers_of
-from ippo_cli.training.checkpoint import Checkpoints, Progress, State, has_optimizers
-from ippo_cli.training.experience import ExperienceSource
-from ippo_cli.training.failure import error_file, fail
-from ippo_cli.training.opponents import Partners, best_first
+from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, load_task, make_task_factory
+from ippo_cli.training.checkpoint import CheckpointManager, TrainingProgress, TrainingState, has_optimizers
+from ippo_cli.training.experience import ExperienceCollector
+from ippo_cli.training.failure import error_file, handle_failure
+from ippo_cli.training.opponents import OpponentPool, sort_ratings
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
 
-BEGAN = time.time()  # of this process, or nearly so
+PROCESS_STARTED_AT = time.time()  # of this process, or nearly so
 
 
 def run_training(
@@ -94,27 +100,31 @@ def run_training(
     somebody else agree on one folder this way.
     """
     device = prepare_process(config)
-    arm(config.debug_faults, distributed.rank())
+    arm_faults(config.debug_faults, distributed.rank())
     with ExitStack() as over:
         try:
-            distributed.same_everywhere(device.type, "device")
-            distributed.same_everywhere(hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration")
-            folder = _agreed_folder(config, folder, start)
+            distributed.check_same_on_ranks(device.type, "device")
+            distributed.check_same_on_ranks(
+                hashlib.sha256(repr((config, resumed)).encode()).hexdigest(), "configuration"
+            )
+            folder = _agree_on_folder(config, folder, start)
             with ExitStack() as held:
-                _hold(folder, held)
+                _lock_run_folder(folder, held)
                 preemption = held.enter_context(PreemptionHandler(over))
-                _watch(config, folder, held)
-                console = held.enter_context(Console(config.tracker.console, list(config.task.agents), holders(config)))
-                preemption.on_asked = lambda by: console.say(_leaving_line(by))
+                _start_watchdog(config, folder, held)
+                console = held.enter_context(
+                    Console(config.tracker.console, list(config.task.agents), policy_by_agent(config))
+                )
+                preemption.on_preemption = lambda by: console.print_line(_preemption_message(by))
                 _train(config, folder, console, preemption, device, resumed=resumed)
         except (IppoError, KeyboardInterrupt) as error:
-            error.told = not distributed.first_to_say(str(error))  # type: ignore[union-attr]
+            error.told = not distributed.claim_log_once(str(error))  # type: ignore[union-attr]
             raise
         finally:
             distributed.shutdown()
 
 
-def _leaving_line(by: str) -> str:
+def _preemption_message(by: str) -> str:
     again = "; Ctrl-C again gives up, and loses what was not saved" if by == signal.SIGINT.name else ""
     return f"leaving ({by}): an update that has begun is finished, then the run is saved{again}"
 
@@ -128,8 +138,8 @@ def _train(
     *,
     resumed: bool,
 ) -> None:
-    before = replace(state_before(folder), state="running") if resumed else RunState()
-    run = Run(folder, config.tracker, before, settings_of(config))
+    previous_state = replace(read_previous_state(folder), state="running") if resumed else RunState()
+    run = RunLog(folder, config.tracker, previous_state, plain_settings(config))
     trainer: Trainer | None = None
     ratings: list[tuple[str, float]] = []
     try:
@@ -137,60 +147,60 @@ def _train(
         trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
         if trainer.partners is not None:
-            ratings = best_first(trainer.partners.ratings())
+            ratings = sort_ratings(trainer.partners.ratings())
     except Preempted as leaving:
         run.finish("preempted")
         if not distributed.is_main():  # rank 0 tells
-            raise SystemExit(INTERRUPTED if preemption.interrupted else leaving.exit_code) from leaving
-        if preemption.interrupted:
+            raise SystemExit(INTERRUPTED if preemption.is_interrupted else leaving.exit_code) from leaving
+        if preemption.is_interrupted:
             raise KeyboardInterrupt(str(leaving)) from leaving
         raise
     except BaseException as error:
-        told = fail(error, run, trainer)
-        if told is error:
+        reported = handle_failure(error, run, trainer)
+        if reported is error:
             raise
-        raise told from error
+        raise reported from error
     finally:
         if trainer is not None:
             trainer.free()
     run.finish("done")
     more = ("num_iterations", "MORE") if config.stop_after is None else ("stop_after", "null")
-    console.summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
+    console.show_summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 
 
-def _agreed_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
-    def reserved() -> Path:
+def _agree_on_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:
+    def reserve() -> Path:
         agreed = folder or reserve_folder(Path(config.output_dir) / config.name)
         if start is not None:
             start(agreed)
         return agreed
 
-    agreed = distributed.on_main(reserved)
-    if distributed.any_rank(not comes_in_sight(agreed)):
+    agreed = distributed.run_on_main(reserve)
+    if distributed.any_rank(not wait_for_folder(agreed)):
         raise PreflightError(f"{agreed} is not there on every rank; output_dir needs a folder that all ranks share")
     return agreed
 
 
-def _hold(folder: Path, held: ExitStack) -> None:
+def _lock_run_folder(folder: Path, scope: ExitStack) -> None:
     """Keep other runs out of the folder."""
 
-    def hold() -> None:
-        held.enter_context(lock(folder))
+    def acquire_lock() -> None:
+        scope.enter_context(lock_folder(folder))
 
-    distributed.on_main(hold)
+    distributed.run_on_main(acquire_lock)
 
 
-def _watch(config: Config, folder: Path, held: ExitStack) -> None:
+def _start_watchdog(config: Config, folder: Path, scope: ExitStack) -> None:
     """End the run where it hangs."""
     limit_s = config.launch.watchdog_s
     if limit_s is not None:
-        held.enter_context(Watchdog(folder, limit_s=limit_s, first_limit_s=config.launch.watchdog_first_s))
+        scope.enter_context(Watchdog(folder, limit_s=limit_s, first_limit_s=config.launch.watchdog_first_s))
 
 
 def build_trainer(
     config: Config,
     folder: Path,
-    run: Run,
+    run: RunLog,
     console: Console,
     preemption: PreemptionHandler,
     device: torch.device,
@@ -204,11 +214,11 @@ def build_trainer(
         unused.callback(close_reward, reward)
         with distributed.synchronize_errors():
             check_processor_functions(config.reward.processor)
-            console.warn(try_reward(reward, sample_examples(task.train, task.held_out)))
-            reach_reward(reward)
+            console.print_warnings(validate_reward_examples(reward, sample_examples(task.train, task.held_out)))
+            check_reward_connection(reward)
         trainer = _build_trainer(config, folder, run, console, preemption, device, task, reward, resumed=resumed)
         with distributed.synchronize_errors():
-            prepare_reward(reward, Place(device=device, folder=folder / "reward"))
+            prepare_reward(reward, RewardContext(device=device, folder=folder / "reward"))
         unused.pop_all()
     return trainer
 
@@ -216,7 +226,7 @@ def build_trainer(
 def _build_trainer(
     config: Config,
     folder: Path,
-    run: Run,
+    run: RunLog,
     console: Console,
     preemption: PreemptionHandler,
     device: torch.device,
@@ -225,38 +235,40 @@ def _build_trainer(
     *,
     resumed: bool,
 ) -> Trainer:
-    plan = arithmetic(config, distributed.world_size(), len(task.train))
-    config, weights = _pinned_weights(config, task, folder, console, preemption)
-    material = read_material(config, task, weights)
-    task, left_out = fitting_task(config, task, material)
-    plan = arithmetic(config, distributed.world_size(), len(task.train))
+    plan = compute_batch_sizes(config, distributed.world_size(), len(task.train))
+    config, weights = _prepare_initial_weights(config, task, folder, console, preemption)
+    material = read_model_specs(config, task, weights)
+    task, left_out = drop_too_long_rows(config, task, material)
+    plan = compute_batch_sizes(config, distributed.world_size(), len(task.train))
     for line in left_out:
-        console.say(line)
+        console.print_line(line)
     schedule = example_schedule(config, plan, task)
-    formats = fitting_formats(config, plan, task, schedule, material)
-    _refuse_what_cannot_fit(config, plan, task, material, device, console)
-    checkpoint_bytes, _ = disk_needs(config, material, distributed.world_size())
-    checkpoints = _checkpoints(config, folder, plan, checkpoint_bytes)
-    checkpoint = checkpoints.newest() if resumed else None
+    formats = build_prompt_formats(config, plan, task, schedule, material)
+    _check_memory(config, plan, task, material, device, console)
+    checkpoint_bytes, _ = required_disk_bytes(config, material, distributed.world_size())
+    checkpoints = _build_checkpoint_manager(config, folder, plan, checkpoint_bytes)
+    checkpoint = checkpoints.find_newest_intact() if resumed else None
     if checkpoint is not None:
-        refuse_fewer_iterations(checkpoint, config, plan.last_iteration)
+        check_iterations_left(checkpoint, config, plan.last_iteration)
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
-    state = _initial_state(config, build_team(config, weights, device, saved), run)
+    state = _build_initial_state(config, build_team(config, weights, device, saved), run)
     fault_point("init")
-    partners = Partners(config, folder, state.pool, device) if config.team.partners.every else None
+    partners = OpponentPool(config, folder, state.pool, device) if config.team.partners.every else None
     if checkpoint is not None:
         checkpoints.load(state, checkpoint)
         if saved is not None:
-            console.say(f"{checkpoint} has no optimizer states: optimizers start anew, from the weights as they are")
+            console.print_line(
+                f"{checkpoint} has no optimizer states: optimizers start anew, from the weights as they are"
+            )
         if partners is not None:
-            partners.verify()
-        distributed.on_main(lambda: _go_on(folder, run, state.progress))
-        console.say(f"resumed from {checkpoint}")
-    console.warn(run.note(unusual_start(config, plan, task) | unusual_material(config, material)))
-    source = _experience_source(
+            partners.verify_snapshots()
+        distributed.run_on_main(lambda: _activate_resumed_run(folder, run, state.progress))
+        console.print_line(f"resumed from {checkpoint}")
+    console.print_warnings(run.note(startup_warnings(config, plan, task) | model_warnings(config, material)))
+    source = _build_collector(
         config, state, schedule, formats, partners, reward, console=console, preemption=preemption, device=device
     )
-    recent = run.last_rows(WINDOW)
+    recent = run.read_last_rows(WINDOW)
     return Trainer(
         config=config,
         plan=plan,
@@ -268,90 +280,94 @@ def _build_trainer(
         checkpoints=checkpoints,
         console=console,
         preemption=preemption,
-        limit=_time_limit(config, checkpoint_bytes, recent),
-        recent=deque(recent, WINDOW),
+        limit=_build_time_limit(config, checkpoint_bytes, recent),
+        recent_rows=deque(recent, WINDOW),
     )
 
 
-def _pinned_weights(
+def _prepare_initial_weights(
     config: Config, task: Task, folder: Path, console: Console, preemption: PreemptionHandler
 ) -> tuple[Config, dict[str, Path | str]]:
     """Where each agent starts from, made now where it is made locally; and the configuration that names it."""
 
-    def warmed_up(name: str, step: int, steps: int, loss: float) -> None:
-        progress.made()
+    def report_warm_start(name: str, step: int, steps: int, loss: float) -> None:
+        progress.heartbeat()
         console.progress(f"{name} warms up", step, steps)
         if preemption.asked:  # on rank 0, which makes the model; others are told
             raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
 
-    weights = initial_weights(config, task, folder, warmed_up, console.say)
-    config = pinned(config, weights, folder)
-    refuse_other_vocabularies(config, weights)
+    weights = initial_weights(config, task, folder, report_warm_start, console.print_line)
+    config = pin_revisions(config, weights, folder)
+    check_vocabularies(config, weights)
     return config, weights
 
 
-def _initial_state(config: Config, team: Team, run: Run) -> State:
+def _build_initial_state(config: Config, team: Team, run: RunLog) -> TrainingState:
     """A run's state before its first iteration."""
     algorithm = Algorithm(
         config=config.algorithm,
         num_generations=config.rollout.num_generations,
         seed=config.seed,
     )
-    return State(
+    return TrainingState(
         team=team,
         algorithm=algorithm,
         moments={name: ScoreMoments() for name in team.names},
-        progress=Progress(),
+        progress=TrainingProgress(),
         run=run.state,
         rng=rng_state(),
     )
 
 
-def _experience_source(
+def _build_collector(
     config: Config,
-    state: State,
+    state: TrainingState,
     schedule: ExampleSchedule,
     formats: Mapping[str, PromptFormat],
-    partners: Partners | None,
+    opponents: OpponentPool | None,
     reward: RewardFunction,
     *,
     console: Console,
     preemption: PreemptionHandler,
     device: torch.device,
-) -> ExperienceSource:
+) -> ExperienceCollector:
     """What plays and scores a run's episodes."""
-    generator_of = partial(_generator, config, console, preemption)
-    return ExperienceSource(
+    build_generator = partial(_build_generator, config, console, preemption)
+    return ExperienceCollector(
         config=config,
         team=state.team,
         schedule=schedule,
-        environments=EnvironmentPool(task_environments(config.task), workers=workers_of(config.task)),
+        environments=EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task)),
         formats=formats,
-        generator=generator_of(state.team.speakers),
-        initial=_initial_generator(config, state.team, console, preemption),
-        generator_of=generator_of,
-        partners=partners,
-        with_greedy=state.algorithm.needs_greedy,
+        generator=build_generator(state.team.generation_policies),
+        initial=_build_initial_generator(config, state.team, console, preemption),
+        build_generator=build_generator,
+        partners=opponents,
+        needs_greedy=state.algorithm.needs_greedy,
         reward=reward,
         preemption=preemption,
         device=device,
     )
 
 
-def _checkpoints(config: Config, folder: Path, plan: Arithmetic, size: float) -> Checkpoints:
+def _build_checkpoint_manager(config: Config, folder: Path, plan: BatchSizes, size: float) -> CheckpointManager:
     """The run's checkpoints, for which there is room."""
-    checkpoints = Checkpoints(folder, config.checkpoint)
-    checkpoints.refuse_too_little_room(int(size), plan.num_iterations)
+    checkpoints = CheckpointManager(folder, config.checkpoint)
+    checkpoints.check_disk_space(int(size), plan.num_iterations)
     return checkpoints
 
 
-def _time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
+def _build_time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
     """When the run must have saved. Rank 0's clock, and what it was told of the job, decide for all."""
-    limit = limit_of(config.checkpoint.must_save_by, BEGAN, job_end) if distributed.is_main() else None
+    limit = (
+        resolve_deadline(config.checkpoint.must_save_by, PROCESS_STARTED_AT, job_end_time)
+        if distributed.is_main()
+        else None
+    )
     return TimeLimit(limit, checkpoint_bytes, recent)
 
 
-def _generator(
+def _build_generator(
     config: Config,
     console: Console,
     preemption: PreemptionHandler,
@@ -359,52 +375,56 @@ def _generator(
 ) -> Generator:
     """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
 
-    def poll(agent: str, done: int, rows: int) -> None:
-        progress.made()
+    def report_progress(agent: str, done: int, rows: int) -> None:
+        progress.heartbeat()
         console.progress(f"generating responses of {agent}", done, rows)
         fault_point("generate")
         preemption.poll()
 
     sampling = sampling_settings(config.task)
-    return GENERATORS[config.rollout.kind](speakers, config.rollout, sampling, poll, continues=goes_on(config))
+    return GENERATORS[config.rollout.kind](
+        speakers, config.rollout, sampling, report_progress, continues=can_reuse_prefix(config)
+    )
 
 
-def _initial_generator(config: Config, team: Team, console: Console, preemption: PreemptionHandler) -> Generator | None:
+def _build_initial_generator(
+    config: Config, team: Team, console: Console, preemption: PreemptionHandler
+) -> Generator | None:
     """What writes for the agents as they were before training, where episodes are ever played anew."""
-    if not replays(config):
+    if not needs_replays(config):
         return None
-    return _generator(config, console, preemption, {name: agent.initial for name, agent in team.items()})
+    return _build_generator(config, console, preemption, {name: agent.initial for name, agent in team.items()})
 
 
-def _go_on(folder: Path, run: Run, progress: Progress) -> None:
+def _activate_resumed_run(folder: Path, run: RunLog, progress: TrainingProgress) -> None:
     """Make the folder that of the run which has been resumed."""
     assert progress.metrics_bytes is not None  # nothing is saved before the rows are
-    with storing(str(folder)):
+    with convert_storage_errors(str(folder)):
         run.truncate_metrics(progress.metrics_bytes, progress.iteration)
-        take_effect(folder)
+        activate_resumed_config(folder)
 
 
-def _refuse_what_cannot_fit(
-    config: Config, plan: Arithmetic, task: Task, material: Material, device: torch.device, console: Console
+def _check_memory(
+    config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, device: torch.device, console: Console
 ) -> None:
     """Raise `PreflightError` on all ranks where the models of one machine's ranks are more than it can hold."""
-    ranks, here = distributed.world_size(), socket.gethostname()
-    machine = this_machine(device.type, distributed.gather_objects(here).count(here))
-    memory = memory_of(config, plan, task, material, ranks, device.type)
-    for reason in distributed.gather_objects(what_cannot_fit(config, material, memory, machine, ranks)):
+    ranks, hostname = distributed.world_size(), socket.gethostname()
+    machine = this_machine(device.type, distributed.gather_objects(hostname).count(hostname))
+    memory = estimate_run_memory(config, plan, task, material, ranks, device.type)
+    for reason in distributed.gather_objects(memory_error(config, material, memory, machine, ranks)):
         if reason is not None:
             raise PreflightError(reason)
     if (warning := memory_warning(memory, machine)) is not None:
-        console.say(warning)
+        console.print_line(warning)
 
 
 def prepare_process(config: Config) -> torch.device:
     """Device, threads, process group, seeds."""
-    collect_as_usual()
+    restore_gc()
     kind = device_kind(config.launch.device)
-    check_quantization_device(config, kind, here=True)
+    check_quantization_device(config, kind, is_local=True)
     ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
-    device = distributed.device_of(kind, ranks)
+    device = distributed.rank_device(kind, ranks)
     if kind == "cpu":
         torch.set_num_threads(config.launch.threads or cores_per_rank(os.environ, ranks.world_size))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)

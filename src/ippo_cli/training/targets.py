@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, at_turn_value, turn_values
+from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, substitute_final_values, turn_values
 from ippo_cli.config.schema import (
     Advantage,
     AlgorithmConfig,
@@ -51,7 +51,7 @@ class Algorithm:
         """Whether the experience must have greedy responses to the same prompts, scored."""
         return self.config.advantage is Advantage.greedy_baseline
 
-    def kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
+    def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The reward's KL coefficient that targets use; None for an agent without a reference."""
         return {name: self._kl_coef(name) if agent.reference is not None else None for name, agent in agents.items()}
 
@@ -74,10 +74,10 @@ class Algorithm:
         """
         targets: dict[str, Targets] = {}
         kl_coef: dict[str, float] = {}
-        own = {name: self._by_turn(experience.rollouts[name]) for name in agents}
+        own = {name: self._has_turn_actions(experience.rollouts[name]) for name in agents}
         by_turn = {agent.value_name for name, agent in agents.items() if own[name]}
         for name, agent in agents.items():
-            targets[name], kl_coef[name] = self._agent_targets(
+            targets[name], kl_coef[name] = self._compute_agent_targets(
                 agent,
                 agent.value_name in by_turn,
                 experience.batch,
@@ -90,7 +90,7 @@ class Algorithm:
                 after_agent()
         return targets, kl_coef
 
-    def _agent_targets(
+    def _compute_agent_targets(
         self,
         agent: Agent,
         by_turn: bool,
@@ -104,20 +104,20 @@ class Algorithm:
         values, final_values = agent.values(rollout, view)
         if by_turn and config.advantage.needs_critic:
             pooled = config.value_unit is ValueUnit.turn
-            values = (turn_values if pooled else at_turn_value)(values, final_values, rollout, config)
+            values = (turn_values if pooled else substitute_final_values)(values, final_values, rollout, config)
         ref_logprobs = agent.ref_logprobs(rollout)
-        score = self._penalised(scores.score, rollout)
-        kl_penalty, next_coef = self._kl_penalty(agent, rollout, ref_logprobs)
+        score = self._penalize_truncation(scores.score, rollout)
+        kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
         rewards = place_scores(score, mask, rollout.turn) - kl_penalty
         baseline, valid = torch.zeros_like(final_values), scores.valid
         if greedy is not None:
-            baseline, valid = self._penalised(greedy[1].score, greedy[0]).sum(dim=1), valid & greedy[1].valid
+            baseline, valid = self._penalize_truncation(greedy[1].score, greedy[0]).sum(dim=1), valid & greedy[1].valid
         inputs = AdvantageInputs(
-            rewards=self._bootstrapped(rewards, final_values, rollout),
+            rewards=self._bootstrap_truncated(rewards, final_values, rollout),
             values=values,
             mask=mask,
             turn=rollout.turn,
-            by_turn=by_turn,
+            is_by_turn=by_turn,
             group=batch.index.to(mask.device) // self.num_generations,
             baseline=baseline,
             valid=valid,
@@ -131,29 +131,29 @@ class Algorithm:
             values=values,
             final_values=final_values,
             ref_logprobs=ref_logprobs,
-            advantages=self._whitened(outputs.advantages, loss_mask, actions),
+            advantages=self._whiten_advantages(outputs.advantages, loss_mask, actions),
             returns=outputs.returns,
             loss_mask=loss_mask,
             value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
-            behavior_weights=self._behavior_weights(rollout),
-            sample_counts=sample_counts(
+            behavior_weights=self._compute_behavior_weights(rollout),
+            sample_counts=draw_sample_counts(
                 score.sum(dim=1), trained, batch.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
             ),
         )
         return targets, next_coef
 
-    def _by_turn(self, rollout: Rollout) -> bool:
+    def _has_turn_actions(self, rollout: Rollout) -> bool:
         """Whether turns are the actions; with `credit=auto` they are where any row of the buffer has several."""
         credit = self.config.credit
         return credit is Credit.turn or (credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any())))
 
-    def _whitened(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
+    def _whiten_advantages(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
         """Mean 0 and variance 1 over the actions of all ranks: a turn counts once, however long it is."""
         if not self.config.advantage_normalization:
             return advantages
         return masked_whiten(advantages, loss_mask, moments=distributed.masked_moments(advantages, actions))
 
-    def _penalised(self, score: Tensor, rollout: Rollout) -> Tensor:
+    def _penalize_truncation(self, score: Tensor, rollout: Rollout) -> Tensor:
         if self.config.truncation is not Truncation.penalty:
             return score
         assert self.config.truncation_penalty is not None
@@ -161,7 +161,7 @@ class Algorithm:
         last = torch.nn.functional.one_hot(turn, score.shape[1]).to(score.dtype)
         return score - self.config.truncation_penalty * (~rollout.finished)[:, None] * last
 
-    def _bootstrapped(self, rewards: Tensor, final_values: Tensor, rollout: Rollout) -> Tensor:
+    def _bootstrap_truncated(self, rewards: Tensor, final_values: Tensor, rollout: Rollout) -> Tensor:
         """A truncated row did not end: what it would still have earned stands in for it, discounted once."""
         if self.config.truncation is not Truncation.bootstrap:
             return rewards
@@ -170,7 +170,7 @@ class Algorithm:
         last_turn = torch.where(rollout.response_mask, 0, -1)  # the whole row as one turn: one last action token
         return rewards + place_scores(tail, rollout.response_mask, last_turn)
 
-    def _kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> tuple[Tensor, float]:
+    def _compute_kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> tuple[Tensor, float]:
         """The reward's KL term, and the coefficient that the next buffer uses."""
         settings = self.config.kl.reward
         coef = self._kl_coef(agent.name)
@@ -189,7 +189,7 @@ class Algorithm:
                 next_coef = next_kl_coef(coef, total / count, settings, num_samples=int(count))
         return coef * kl, next_coef
 
-    def _behavior_weights(self, rollout: Rollout) -> Tensor:
+    def _compute_behavior_weights(self, rollout: Rollout) -> Tensor:
         settings = self.config.behavior_correction
         if settings.level is WeightLevel.none:
             return rollout.response_mask.float()
@@ -206,25 +206,27 @@ class Algorithm:
         )
 
 
-def sample_counts(score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str) -> Tensor:
+def draw_sample_counts(
+    score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str
+) -> Tensor:
     """How often PF-PPO counts each row of the global buffer, `[B]`; rows that do not train are left as they are.
 
     The random numbers are a function of `stream` and of the buffer's first sample index.
     """
     if settings.method is Reweight.none:
         return torch.ones_like(score, dtype=torch.long)
-    scores, able, index = (distributed.all_gather_rows(part) for part in (score, trained, index))
+    scores, trainable, index = (distributed.all_gather_rows(part) for part in (score, trained, index))
     name = f"{stream}/{int(index[0])}"
     seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
     drawn = reweight(
-        scores[able],
+        scores[trainable],
         method=settings.method.value,
         power=0.0 if settings.power is None else settings.power,
         generator=torch.Generator().manual_seed(seed),
     )
     counts = torch.ones_like(scores, dtype=torch.long)
-    counts[able] = torch.bincount(drawn, minlength=int(able.sum()))
-    return counts[distributed.own_rows(score)]
+    counts[trainable] = torch.bincount(drawn, minlength=int(trainable.sum()))
+    return counts[distributed.local_row_slice(score)]
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

@@ -17,11 +17,11 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import sequential_factor, step_logratio
 from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.training.update import UpdateStats, update
+from ippo_cli.training.update import UpdateStats, update_learner
 from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 
 
-def policies_in_order(config: Config, policies: Sequence[str], iteration: int) -> list[str]:
+def policy_update_order(config: Config, policies: Sequence[str], iteration: int) -> list[str]:
     """The policies that learn in an iteration (counted from 0), first to last: a function of (seed, iteration) alone.
 
     While only critics learn (`algorithm.critic_warmup`), there is nothing to be put in an order.
@@ -52,37 +52,39 @@ def update_team(
     A policy that carries its value head rests with it when it is not its turn, since one moves the other.
     """
     policies = {learner.name: learner for learner in team.learners if learner.is_policy}
-    order = policies_in_order(config, list(policies), context.iteration)
+    order = policy_update_order(config, list(policies), context.iteration)
     changes = None
     if config.team.update_order is UpdateOrder.sequential and context.iteration >= config.algorithm.critic_warmup:
-        changes = JointChanges(config.algorithm.sequential_correction, experience)
+        changes = SequentialCorrection(config.algorithm.sequential_correction, experience)
     stats: dict[int, UpdateStats] = {}
     for place, name in enumerate(order, start=1):
-        learner, own = policies[name], targets
-        told: UpdateStats = {}
+        learner, learner_targets = policies[name], targets
+        correction_metrics: UpdateStats = {}
         if changes is not None:
-            own, told = changes.corrected(learner, targets, turns)
-            told[f"{name}/policy/order"] = float(place)
+            learner_targets, correction_metrics = changes.correct_advantages(learner, targets, turns)
+            correction_metrics[f"{name}/policy/order"] = float(place)
         before = None if changes is None or place == len(order) else changes.logprobs(team, learner)
-        stats[id(learner)] = told | update(learner, experience.rollouts, own, context, experience.views, turns=turns)
+        stats[id(learner)] = correction_metrics | update_learner(
+            learner, experience.rollouts, learner_targets, context, experience.views, turns=turns
+        )
         if changes is not None and before is not None:
             changes.note(learner, before, changes.logprobs(team, learner))
     for learner in team.learners:
         if id(learner) not in stats:
-            stats[id(learner)] = update(
+            stats[id(learner)] = update_learner(
                 learner,
                 experience.rollouts,
                 targets,
                 context,
                 experience.views,
                 turns=turns,
-                rests=learner.is_policy and learner.name not in order,
+                is_resting=learner.is_policy and learner.name not in order,
             )
     return [stats[id(learner)] for learner in team.learners]
 
 
 @dataclass
-class JointChanges:
+class SequentialCorrection:
     """How the policies updated so far in an iteration have changed what was done at each step of its episodes."""
 
     correction: SequentialCorrectionConfig
@@ -92,12 +94,12 @@ class JointChanges:
 
     def __post_init__(self) -> None:
         episodes, rollouts = self.experience.episodes, self.experience.rollouts
-        self.steps = {name: action_steps(episodes, name, rollout) for name, rollout in rollouts.items()}
+        self.steps = {name: environment_steps(episodes, name, rollout) for name, rollout in rollouts.items()}
         self.count = 1 + max([0, *(int(steps.max()) for steps in self.steps.values() if steps.numel())])
         first = next(iter(rollouts.values()))
         self.logratio = first.logprobs.new_zeros(len(first.texts), self.count)
 
-    def corrected(
+    def correct_advantages(
         self, learner: Learner, targets: Mapping[str, Targets], turns: Mapping[str, int]
     ) -> tuple[Mapping[str, Targets], UpdateStats]:
         """The targets with a learner's advantages multiplied by its agents' factors, and what to log of these.
@@ -105,12 +107,12 @@ class JointChanges:
         `turns`: by agent, of how many of its first turns there are means.
         """
         cap = math.inf if self.correction.cap is None else self.correction.cap
-        own: dict[str, Targets] = {}
+        corrected_targets: dict[str, Targets] = {}
         factors: dict[str, list[Tensor]] = {}  # of what there is a mean of, by its name
         for name in learner.trains:
             rollout, mask = self.experience.rollouts[name], targets[name].loss_mask
             factor = sequential_factor(self.logratio, rollout.response_mask, self.steps[name], cap=cap)
-            own[name] = replace(targets[name], advantages=targets[name].advantages * factor)
+            corrected_targets[name] = replace(targets[name], advantages=targets[name].advantages * factor)
             for holder in dict.fromkeys((learner.name, name)):
                 factors.setdefault(f"{holder}/policy/correction", []).append(factor[mask])
             for turn in range(turns.get(name, 0)):
@@ -118,17 +120,17 @@ class JointChanges:
         joint = {key: torch.cat(numbers).double() for key, numbers in factors.items()}
         sums = [torch.stack([numbers.sum(), numbers.new_tensor(float(len(numbers)))]) for numbers in joint.values()]
         total = distributed.all_sum(torch.stack(sums)).tolist()
-        told = {key: ratio(*both) for key, both in zip(joint, total, strict=True)}
+        metrics = {key: ratio(*both) for key, both in zip(joint, total, strict=True)}
         all_factors = joint[f"{learner.name}/policy/correction"]
         largest = distributed.all_max(torch.cat([all_factors, all_factors.new_zeros(1)]).max())
-        known = not math.isnan(told[f"{learner.name}/policy/correction"])
-        return {**targets, **own}, told | {
+        known = not math.isnan(metrics[f"{learner.name}/policy/correction"])
+        return {**targets, **corrected_targets}, metrics | {
             f"{learner.name}/policy/correction_max": float(largest) if known else math.nan
         }
 
     def logprobs(self, team: Team, learner: Learner) -> dict[str, Tensor]:
         """What the policy as it is now says of the actions of its agents: both sides of a ratio from one forward."""
-        return {name: team[name].rescored(self.experience.rollouts[name]).logprobs for name in learner.trains}
+        return {name: team[name].recompute_logprobs(self.experience.rollouts[name]).logprobs for name in learner.trains}
 
     def note(self, learner: Learner, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
         """Take in what an update has changed."""
@@ -145,7 +147,7 @@ class JointChanges:
             )
 
 
-def action_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> Tensor:
+def environment_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> Tensor:
     """The environment's step of each of an agent's action tokens, `[B, R]`; -1 elsewhere."""
     own = [[turn.step for turn in episode.own(agent)] for episode in episodes]
     width = max([1, *map(len, own)])
@@ -155,12 +157,12 @@ def action_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> T
     return found.where(rollout.response_mask, -1)
 
 
-def acts_together(team: Team, episodes: Sequence[Episode]) -> bool:
+def has_joint_actions(team: Team, episodes: Sequence[Episode]) -> bool:
     """Whether agents of different policies ever act at the same step, on any rank."""
     holder_of = {name: learner.name for learner in team.learners for name in learner.trains}
 
-    def together(episode: Episode) -> bool:
+    def is_joint(episode: Episode) -> bool:
         acting = {(turn.step, holder_of[turn.agent]) for turn in episode.turns if turn.agent in holder_of}
         return len({step for step, _ in acting}) < len(acting)
 
-    return distributed.any_rank(any(map(together, episodes)))
+    return distributed.any_rank(any(map(is_joint, episodes)))

@@ -11,31 +11,31 @@ from typing import Any
 
 import torch
 
-from ippo_cli.config.batch_sizes import Arithmetic
+from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed, progress
-from ippo_cli.engine.host_memory import give_back_freed
+from ippo_cli.engine.host_memory import release_free_memory
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.iteration_metrics import iteration_row, pace, prefixed
-from ippo_cli.reporting.per_turn_metrics import shown_turns, turn_row
-from ippo_cli.reporting.profile import profiled
-from ippo_cli.reporting.run_log import Run
+from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timing_metrics
+from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
+from ippo_cli.reporting.profile import profile_iteration
+from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.reporting.stopwatch import Stopwatch
-from ippo_cli.reporting.training_warnings import unusual_rows
-from ippo_cli.rollout.generator import Draws
+from ippo_cli.reporting.training_warnings import training_warnings
+from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import resume_command
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.tasks.task import Task, most_turns
-from ippo_cli.training.checkpoint import Checkpoints, State
+from ippo_cli.tasks.task import Task, max_turns_by_agent
+from ippo_cli.training.checkpoint import CheckpointManager, TrainingState
 from ippo_cli.training.evaluate import Evaluation, evaluate
-from ippo_cli.training.experience import Collected, ExperienceSource
-from ippo_cli.training.experience_warnings import unusual_experience
-from ippo_cli.training.opponents import Partners
-from ippo_cli.training.resume_point import ReachedPoint
+from ippo_cli.training.experience import CollectResult, ExperienceCollector
+from ippo_cli.training.experience_warnings import experience_warnings
+from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.team_update import update_team
 from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
@@ -46,53 +46,57 @@ class Trainer:
     """One run on one rank, from built parts to the last checkpoint."""
 
     config: Config
-    plan: Arithmetic
+    plan: BatchSizes
     task: Task
-    source: ExperienceSource
-    partners: Partners | None
-    state: State
-    run: Run
-    checkpoints: Checkpoints
+    source: ExperienceCollector
+    partners: OpponentPool | None
+    state: TrainingState
+    run: RunLog
+    checkpoints: CheckpointManager
     console: Console
     preemption: PreemptionHandler
     limit: TimeLimit  # of rank 0, which decides for all
-    recent: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
+    recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
     saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
 
     def __post_init__(self) -> None:
-        self.turns = most_turns(self.config.task)
-        self.preemption.leave_by = self.limit.leave_by
-        self._reached()
+        self.turns = max_turns_by_agent(self.config.task)
+        self.preemption.deadline = self.limit.deadline
+        self._set_resume_point()
 
     def train(self) -> None:
         """Iterate until the last iteration is done. Raises `Preempted` after saving when asked to leave."""
         try:
             self._iterate()
         except PreemptionRequested:
-            if not self.save_reached():
+            if not self.save_resume_point():
                 reason = self.checkpoints.reason
                 raise StorageError(f"asked to leave, and the checkpoint could not be saved ({reason})") from None
-            why = "the time limit is near" if self.preemption.out_of_time else "asked to leave"
+            why = "the time limit is near" if self.preemption.is_out_of_time else "asked to leave"
             saved = f"{why}; saved after iteration {self.point.iteration}"
             raise Preempted(f"{saved}; go on with: {resume_command(self.run.folder)}") from None
 
     def _iterate(self) -> None:
         if "first" not in self.run.state.evaluation:
-            self._evaluate_first()
+            self._evaluate_initial()
         if self.state.progress.row is not None:
             self._finish_iteration()
         # Profiled, where asked for, is the first iteration of this process that finds everything warm.
         warm = min(self.state.progress.iteration + 1, self.plan.last_iteration - 1)
         while (iteration := self.state.progress.iteration) < self.plan.last_iteration:
-            asked = self.config.tracker.profile and iteration == warm
-            with profiled(self.run.folder, iteration + 1, self.console.say) if asked else nullcontext():
+            is_profiled = self.config.tracker.profile and iteration == warm
+            with (
+                profile_iteration(self.run.folder, iteration + 1, self.console.print_line)
+                if is_profiled
+                else nullcontext()
+            ):
                 experience = self.step()
             self._show_training_samples(experience)
             del experience  # its tensors need not lie beside those of an evaluation
             self._finish_iteration()
 
-    def _reached(self) -> None:
-        self.point = ReachedPoint(self.state)
+    def _set_resume_point(self) -> None:
+        self.point = ResumePoint(self.state)
 
     def can_save(self, error: BaseException) -> bool:
         """Whether a checkpoint of the point that was reached would be worth something after this error.
@@ -102,13 +106,13 @@ class Trainer:
         """
         corrupt = isinstance(error, NonFiniteError) or distributed.lost_connection(error)
         hopeless = isinstance(error, StorageError) or self.preemption.insisted
-        return not (corrupt or hopeless or self.point.weights_moved) and self.point.iteration > 0
+        return not (corrupt or hopeless or self.point.has_changed_weights) and self.point.iteration > 0
 
-    def save_reached(self) -> bool:
+    def save_resume_point(self) -> bool:
         """Save the point that was reached last; False where that failed. Collective."""
-        self.point.go_back()
+        self.point.restore()
         if self.state.progress.metrics_bytes is None and self.state.progress.row is None:  # no later row is there yet
-            self.state.progress.metrics_bytes = self.run.metrics_size()
+            self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
         return self.checkpoints.save(self.state)
 
     def free(self) -> None:
@@ -128,16 +132,18 @@ class Trainer:
             with clock("partners"):
                 self.partners.begin(team, iteration)
         collected = self.source.get(iteration, state.moments, clock)
-        give_back_freed()
+        release_free_memory()
         experience = collected.experience
-        self._warn_of_unusual(collected, iteration)
+        self._warn_about_experience(collected, iteration)
         with clock("targets"):
             fault_point("targets")
-            targets, kl_coef = algorithm.targets(team, experience, after_agent=self.preemption.agree)
-            give_back_freed()
-        self.point.weights_moved = True
+            targets, kl_coef = algorithm.targets(
+                team, experience, after_agent=self.preemption.raise_if_any_rank_requested
+            )
+            release_free_memory()
+        self.point.has_changed_weights = True
         with clock("update"):
-            turns = shown_turns(team, experience.episodes, self.turns, self.config.tracker.turns)
+            turns = logged_turn_counts(team, experience.episodes, self.turns, self.config.tracker.turns)
             stats = update_team(team, experience, targets, self.config, context, turns)
             team.update_references(iteration + 1)
         row = self._row(collected, targets, stats, turns, clock)
@@ -146,15 +152,15 @@ class Trainer:
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, collected.moments
         state.progress.iteration, state.progress.row = iteration + 1, row
-        self._reached()
-        progress.step_made()
+        self._set_resume_point()
+        progress.record_iteration()
         if self.partners is not None:
-            self.partners.tidy()
+            self.partners.remove_unused_snapshots()
         return experience
 
     def _row(
         self,
-        collected: Collected,
+        collected: CollectResult,
         targets: Mapping[str, Targets],
         stats: list[UpdateStats],
         turns: Mapping[str, int],
@@ -162,22 +168,22 @@ class Trainer:
     ) -> dict[str, float]:
         """The metrics of the iteration that is being done. Collective."""
         team, experience, iteration = self.state.team, collected.experience, self.state.progress.iteration
-        coefs = self.state.algorithm.kl_coefs(team)
+        coefs = self.state.algorithm.active_kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
-        row |= turn_row(team, experience, targets, turns)
-        row |= pace(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        row |= per_turn_metrics(team, experience, targets, turns)
+        row |= timing_metrics(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         row["time/environments"] = collected.environment_seconds
         return row
 
-    def _warn_of_unusual(self, collected: Collected, iteration: int) -> None:
+    def _warn_about_experience(self, collected: CollectResult, iteration: int) -> None:
         """Say what is likely wrong with an iteration's experience, each thing once in a run. Collective."""
         episodes = collected.experience.episodes
-        unusual = unusual_experience(
+        unusual = experience_warnings(
             self.config, self.state.team, self.source.reward, episodes, collected.failure, iteration
         )
         if unusual:
             with distributed.synchronize_errors():
-                self.console.warn(self.run.note(unusual))
+                self.console.print_warnings(self.run.note(unusual))
 
     def _show_training_samples(self, experience: Experience) -> None:
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
@@ -204,17 +210,17 @@ class Trainer:
         if last or (every > 0 and iteration % every == 0):
             began = time.perf_counter()
             found = self._evaluate()
-            row = row | prefixed("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
+            row = row | add_prefix("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
         if self.partners is not None and self.config.team.partners.elo:
             self.run.write_table("elo.json", self.partners.table())
         with distributed.synchronize_errors():
             self.run.log(row)
             self.console.iteration(row, self.plan.last_iteration)
-            self.recent.append(row)
-            self.console.warn(self.run.note(unusual_rows(self.recent, self.config)))
-            improved = found is not None and self._note_evaluation(iteration, found)
-            self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.metrics_size()
-        self._reached()
+            self.recent_rows.append(row)
+            self.console.print_warnings(self.run.note(training_warnings(self.recent_rows, self.config)))
+            improved = found is not None and self._record_evaluation(iteration, found)
+            self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.durable_metrics_bytes()
+        self._set_resume_point()
         if self.checkpoints.due(iteration, self.plan.last_iteration, improved=improved):
             began = time.perf_counter()
             saved = self.checkpoints.save(self.state, best=improved)
@@ -223,32 +229,32 @@ class Trainer:
             self.saving_seconds = time.perf_counter() - began
             self.limit.saved(self.saving_seconds)
         if not last:
-            self.limit.iterated(row)
-            self.preemption.leave_by = self.limit.leave_by
-            if self.limit.ends_the_next():
+            self.limit.record_iteration(row)
+            self.preemption.deadline = self.limit.deadline
+            if self.limit.next_iteration_exceeds_limit():
                 self.preemption.leave()
-            self.preemption.agree()
+            self.preemption.raise_if_any_rank_requested()
 
     def _evaluate(self) -> Evaluation:
         settings = self.config.evaluation
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
-            return self.source.play(batch, Draws(seed=settings.seed, purpose="evaluation", greedy=greedy))
+            return self.source.play(batch, SamplingStream(seed=settings.seed, purpose="evaluation", greedy=greedy))
 
-        return evaluate(play, self.task, self.preemption.interruptible(self.source.reward), self.config)
+        return evaluate(play, self.task, self.preemption.make_interruptible(self.source.reward), self.config)
 
-    def _evaluate_first(self) -> None:
+    def _evaluate_initial(self) -> None:
         found = self._evaluate()
         with distributed.synchronize_errors():
-            self.run.log({"iteration": 0} | prefixed("eval", found.metrics))
-            self._note_evaluation(0, found)
-            self.checkpoints.initial_is_best()
-            self.state.progress.metrics_bytes = self.run.metrics_size()
-        self._reached()
+            self.run.log({"iteration": 0} | add_prefix("eval", found.metrics))
+            self._record_evaluation(0, found)
+            self.checkpoints.mark_initial_best()
+            self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
+        self._set_resume_point()
 
-    def _note_evaluation(self, iteration: int, found: Evaluation) -> bool:
+    def _record_evaluation(self, iteration: int, found: Evaluation) -> bool:
         """Record and show held-out scores; True where they are the best so far."""
         primary_metric = self.config.task.primary_metric
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
         self.console.evaluation(iteration, found.metrics, primary_metric)
-        return self.run.evaluated(iteration, primary_metric, found.metrics)
+        return self.run.record_evaluation(iteration, primary_metric, found.metrics)

@@ -11,11 +11,11 @@ from types import ModuleType
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.python_names import name_missing
+from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 
-FOLDERS: list[str] = []
+USER_FOLDERS: list[str] = []
 """Folders of users' files on `sys.path`, the newest first."""
 
 
@@ -24,7 +24,7 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
     place, _, attribute = name.rpartition(":")
     setting = f"{key}={name}"
     if not place and name.endswith(".py"):
-        raise ConfigError(*name_missing(key, name))
+        raise ConfigError(*missing_name_message(key, name))
     if not place:
         raise ConfigError(setting, "does not say where and what", "write path/to/file.py:function or module:function")
     module = _load_file(Path(place), setting) if place.endswith(".py") else _load_module(place, setting)
@@ -44,26 +44,26 @@ def _load_file(path: Path, setting: str) -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # so that what the file defines can be found by its own name
-    put_on_path(path.resolve().parent)
+    add_to_path(path.resolve().parent)
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
         if isinstance(error, SyntaxError | UnicodeDecodeError) and (place := find_undecodable_byte(path)):
             raise ConfigError(setting, f"cannot be imported ({place})", ENCODING_REMEDY) from error
-        raise ConfigError(setting, f"cannot be imported ({located(error)})", "correct that file") from error
+        raise ConfigError(setting, f"cannot be imported ({format_user_error(error)})", "correct that file") from error
     return module
 
 
-def put_on_path(folder: Path) -> None:
+def add_to_path(folder: Path) -> None:
     """Let files of a folder import each other, as a script's neighbours are.
 
     Installed packages come first: a neighbour named `datasets.py` must not replace one. A neighbour of the same name in
     the folder of another file of the user's is imported again from this one.
     """
-    others = [place for place in sys.path if place not in FOLDERS]
-    foreign = {place for place in FOLDERS if place != str(folder)}
-    FOLDERS[:] = [str(folder), *(place for place in FOLDERS if place != str(folder))]
-    sys.path[:] = [*others, *FOLDERS]
+    others = [place for place in sys.path if place not in USER_FOLDERS]
+    foreign = {place for place in USER_FOLDERS if place != str(folder)}
+    USER_FOLDERS[:] = [str(folder), *(place for place in USER_FOLDERS if place != str(folder))]
+    sys.path[:] = [*others, *USER_FOLDERS]
     importlib.invalidate_caches()
     for name, module in list(sys.modules.items()):
         file, top = getattr(module, "__file__", None), name.partition(".")[0]
@@ -79,5 +79,5 @@ def _load_module(name: str, setting: str) -> ModuleType:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:  # importing runs the user's code
         raise ConfigError(
-            setting, f"cannot be imported ({located(error)})", "check the module's name and PYTHONPATH"
+            setting, f"cannot be imported ({format_user_error(error)})", "check the module's name and PYTHONPATH"
         ) from error

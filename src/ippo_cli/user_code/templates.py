@@ -13,9 +13,9 @@ from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import MAX_RANGE, ImmutableSandboxedEnvironment
 
 from ippo_cli.config.errors import ConfigError, IppoError
-from ippo_cli.config.python_names import is_function_of_file
+from ippo_cli.config.python_names import is_function_path
 from ippo_cli.types import Example
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 
 JINJA = "jinja:"  # what a template of this kind begins with
@@ -26,7 +26,7 @@ class NullField(ConfigError):
     """A template writes a field that is null."""
 
 
-class _WritesNull(Exception):
+class _NullRendered(Exception):
     """Raised while a template is written; with the field's name where it is known."""
 
 
@@ -46,14 +46,14 @@ class _Null:
         return hash(None)
 
     def __str__(self) -> str:
-        raise _WritesNull(self.name)
+        raise _NullRendered(self.name)
 
     __repr__ = __str__
 
 
-def _written(value: Any) -> Any:
+def _finalize_value(value: Any) -> Any:
     if value is None:  # the word None is nothing that anybody meant to say
-        raise _WritesNull
+        raise _NullRendered
     if isinstance(value, list | tuple | set | Mapping | bytes):
         raise TypeError(f"it writes {value!r:.40} as Python does; use a filter, such as join(', ') or tojson")
     return value
@@ -69,17 +69,17 @@ def _is_none(value: Any) -> bool:
 
 
 ENVIRONMENT = ImmutableSandboxedEnvironment(
-    undefined=StrictUndefined, keep_trailing_newline=True, finalize=_written, autoescape=False
+    undefined=StrictUndefined, keep_trailing_newline=True, finalize=_finalize_value, autoescape=False
 )
 ENVIRONMENT.tests["none"] = _is_none
 
 
-def _no_luck(*_: Any) -> NoReturn:
+def _raise_not_deterministic(*_: Any) -> NoReturn:
     raise TemplateRuntimeError("random says something else on every rank and whenever a run goes on")
 
 
 # Both draw from Python's global stream.
-ENVIRONMENT.filters["random"] = ENVIRONMENT.globals["lipsum"] = _no_luck
+ENVIRONMENT.filters["random"] = ENVIRONMENT.globals["lipsum"] = _raise_not_deterministic
 
 
 class _Range:
@@ -103,29 +103,29 @@ def is_jinja(template: str) -> bool:
 
 def is_function(template: str) -> bool:
     """Whether a template names a function, `path.py:name`."""
-    return is_function_of_file(template)
+    return is_function_path(template)
 
 
 def jinja_fields(template: str, setting: str) -> set[str]:
     """The variables that it reads; what an agent said last as `agents.NAME`."""
-    _, tree = _compiled(template, setting)
-    said = {f"{SPEAKERS}.{name}" for name in _members(tree)}
+    _, tree = _compile_template(template, setting)
+    said = {f"{SPEAKERS}.{name}" for name in _agent_names(tree)}
     return (find_undeclared_variables(tree) - {SPEAKERS}) | said
 
 
 def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
     """The template with these values; those named `agents.NAME` are members of `agents`."""
-    compiled, _ = _compiled(template, setting)
+    compiled, _ = _compile_template(template, setting)
     flat = {
         name: _Null(name) if is_missing(value) else value
         for name, value in values.items()
         if not name.startswith(f"{SPEAKERS}.")
     }
-    said = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{SPEAKERS}.")}
+    last_texts = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{SPEAKERS}.")}
     shown = f"{setting}={template!r:.80}"
     try:
-        return compiled.render({"range": _Range()} | flat | ({SPEAKERS: said} if said else {}))
-    except _WritesNull as error:
+        return compiled.render({"range": _Range()} | flat | ({SPEAKERS: last_texts} if last_texts else {}))
+    except _NullRendered as error:
         raise NullField(
             shown,
             f"writes a field that is null in an example{''.join(f' ({name!r})' for name in error.args)}",
@@ -138,23 +138,23 @@ def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
         raise ConfigError(shown, f"cannot be written ({type(error).__name__}: {error})", "correct it there") from error
 
 
-def call_function(template: str, example: Example, told: Mapping[str, Any], setting: str) -> str:
+def call_template_function(template: str, example: Example, conversation: Mapping[str, Any], setting: str) -> str:
     """What the function `function(example)` or `function(example, told)` says."""
-    function, wants_told = _loaded(template, setting)
+    function, takes_conversation = _load_template_function(template, setting)
     shown = f"{setting}={template}"
     try:
-        text = function(dict(example), dict(told)) if wants_told else function(dict(example))
+        text = function(dict(example), dict(conversation)) if takes_conversation else function(dict(example))
     except IppoError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(shown, f"fails ({located(error)})", "correct it there") from error
+        raise ConfigError(shown, f"fails ({format_user_error(error)})", "correct it there") from error
     if not isinstance(text, str):
         raise ConfigError(shown, f"returns {text!r:.60}, which is no text", "return what the agent is told")
     return text
 
 
 @cache
-def _loaded(template: str, setting: str) -> tuple[Callable[..., Any], bool]:
+def _load_template_function(template: str, setting: str) -> tuple[Callable[..., Any], bool]:
     function = load_function(template, setting)
     try:
         given = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
@@ -164,7 +164,7 @@ def _loaded(template: str, setting: str) -> tuple[Callable[..., Any], bool]:
 
 
 @cache
-def _compiled(template: str, setting: str) -> tuple[Template, nodes.Template]:
+def _compile_template(template: str, setting: str) -> tuple[Template, nodes.Template]:
     text = template.removeprefix(JINJA)
     text = text.removeprefix(" ")
     try:
@@ -177,7 +177,7 @@ def _compiled(template: str, setting: str) -> tuple[Template, nodes.Template]:
         ) from error
 
 
-def _members(tree: nodes.Template) -> Iterator[str]:
+def _agent_names(tree: nodes.Template) -> Iterator[str]:
     """Names that are read of `agents`, as attributes or items."""
     for found in tree.find_all(nodes.Getattr):
         if isinstance(found.node, nodes.Name) and found.node.name == SPEAKERS:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from ippo_cli.runs.watchdog import descendants, outliving
+from ippo_cli.runs.watchdog import descendants, surviving_children
 
 
 @pytest.fixture
 def tracking() -> Callable[[], list[int]]:
     """Says which processes trackers have, those that they have started among them, of this test alone."""
-    before = set(outliving)
-    return lambda: [number for process in outliving - before for number in (*descendants(process), process)]
+    before = set(surviving_children)
+    return lambda: [number for process in surviving_children - before for number in (*descendants(process), process)]

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.load import compose_node, load_config, resolve, to_yaml
+from ippo_cli.compose.load import compose_node, load_config, resolve_config, to_yaml
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.planning.plan import show_plan
-from ippo_cli.planning.trial import refuse_untrainable
-from ippo_cli.reporting.run_log import Run, RunState
-from ippo_cli.reporting.trackers.build import refuse_unusable_tracker, settings_of
+from ippo_cli.planning.trial import check_trainable
+from ippo_cli.reporting.run_log import RunLog, RunState
+from ippo_cli.reporting.trackers.build import check_tracker_usable, plain_settings
 from ippo_cli.runs.folder import TRACKER_ID
-from ippo_cli.sweeps.lineage import inherit
+from ippo_cli.sweeps.lineage import copy_parent_run
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
@@ -25,10 +25,10 @@ def test_a_package_that_is_not_installed_is_told_with_the_extra_that_brings_it(
     monkeypatch.setitem(sys.modules, kind, None)  # as where it is not installed
     config = load_config([f"tracker={kind}", f"output_dir={tmp_path}"])
     for refuse in (
-        lambda: refuse_unusable_tracker(config.tracker),
-        lambda: refuse_untrainable(config, 1),
+        lambda: check_tracker_usable(config.tracker),
+        lambda: check_trainable(config, 1),
         lambda: show_plan(config),
-        lambda: Run(tmp_path, config.tracker, RunState()),
+        lambda: RunLog(tmp_path, config.tracker, RunState()),
     ):
         with pytest.raises(ConfigError) as raised:
             refuse()
@@ -42,8 +42,8 @@ def test_settings_are_those_of_config_yaml(monkeypatch: pytest.MonkeyPatch) -> N
     from omegaconf import OmegaConf
 
     monkeypatch.setenv("PIT_API_KEY", "canary-5e1c-71f3")
-    plain = resolve(compose_node(["tracker=wandb", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']"]))
-    shown = settings_of(load_config(["tracker=wandb", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']"]))
+    plain = resolve_config(compose_node(["tracker=wandb", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']"]))
+    shown = plain_settings(load_config(["tracker=wandb", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']"]))
     assert shown == OmegaConf.to_container(OmegaConf.create(to_yaml(plain)), resolve=False)
     assert "canary" not in json.dumps(shown)
 
@@ -55,7 +55,7 @@ def test_a_run_that_begins_as_another_one_ended_is_another_one_for_trackers(tmp_
     (parent / "run.json").write_text("{}")
     (parent / TRACKER_ID).write_text("0123456789abcdef\n")
     (parent / "wandb").mkdir()
-    inherit(parent, child)
+    copy_parent_run(parent, child)
     assert (child / "checkpoints").is_dir()
     assert not (child / TRACKER_ID).exists()
     assert not (child / "wandb").exists()

@@ -14,19 +14,19 @@ from small import rows, train, train_on_two_ranks
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.reporting.run_log import Run, RunState
-from ippo_cli.reporting.trackers.build import refuse_unusable_tracker
-from ippo_cli.reporting.trackers.callback import Callback, load_callback
+from ippo_cli.reporting.run_log import RunLog, RunState
+from ippo_cli.reporting.trackers.build import check_tracker_usable
+from ippo_cli.reporting.trackers.callback import CallbackTracker, load_callback
 
 KEEPS = "told = []\n\ndef tell(row):\n    told.append(row)\n    row['mine'] = 1\n"
 FAILS = "def tell(row):\n    if row['iteration'] != 2:\n        raise KeyError('eval/score')\n"
 
 
-def run_with(folder: Path, code: str) -> tuple[Run, Any]:
+def run_with(folder: Path, code: str) -> tuple[RunLog, Any]:
     """A run whose callback is `tell` of this code, and the module that it lies in."""
     (folder / "mine.py").write_text(code)
     tracker = load_config([f"tracker.callback={folder / 'mine.py'}:tell", "tracker.tensorboard=false"]).tracker
-    return Run(folder, tracker, RunState()), sys.modules["ippo_user_mine"]
+    return RunLog(folder, tracker, RunState()), sys.modules["ippo_user_mine"]
 
 
 def test_every_row_is_told_after_it_was_written_with_none_for_what_is_not_finite(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_every_row_is_told_after_it_was_written_with_none_for_what_is_not_finite
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row | {"mine": 1} for row in written] == mine.told
     row = {"iteration": 4.0}
-    Callback(f"{tmp_path / 'mine.py'}:tell").log(row, 4)
+    CallbackTracker(f"{tmp_path / 'mine.py'}:tell").log(row, 4)
     assert row == {"iteration": 4.0}, "what it does to a row stays its own"
 
 
@@ -83,14 +83,14 @@ def test_what_is_no_function_of_a_row_is_refused_before_anything_loads(code: str
     (tmp_path / "mine.py").write_text(code)
     tracker = load_config([f"tracker.callback={tmp_path / 'mine.py'}:tell"]).tracker
     with pytest.raises(ConfigError, match=rule) as raised:
-        refuse_unusable_tracker(tracker)
+        check_tracker_usable(tracker)
     assert str(raised.value).startswith(f"tracker.callback={tmp_path / 'mine.py'}:tell ")
-    refuse_unusable_tracker(tracker, loads_code=False)
+    check_tracker_usable(tracker, loads_code=False)
 
 
 def test_a_file_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"points to .*nowhere\.py, which is no file"):
-        refuse_unusable_tracker(replace(load_config().tracker, callback="nowhere.py:tell"))
+        check_tracker_usable(replace(load_config().tracker, callback="nowhere.py:tell"))
 
 
 def test_functions_that_tell_nothing_of_their_parameters_are_taken() -> None:

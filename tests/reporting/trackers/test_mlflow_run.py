@@ -22,8 +22,8 @@ from mlflow import MlflowClient
 from small import rows, stopped_and_resumed, stopping_reward
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.reporting.run_log import Run, RunState
-from ippo_cli.reporting.trackers.build import settings_of
+from ippo_cli.reporting.run_log import RunLog, RunState
+from ippo_cli.reporting.trackers.build import plain_settings
 
 CANARY = "canary-5e1c-71f3"
 
@@ -34,13 +34,13 @@ def files_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
 
 
-def begun(folder: Path, *overrides: str) -> Run:
+def begun(folder: Path, *overrides: str) -> RunLog:
     """A run in this folder that MLflow is told of."""
     root = folder.parents[1]
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("tracker=mlflow", f"output_dir={root}", "tracker.tensorboard=false", f"name={folder.parent.name}")
     config = load_config([*keys, *overrides])
-    return Run(folder, config.tracker, RunState(), settings_of(config))
+    return RunLog(folder, config.tracker, RunState(), plain_settings(config))
 
 
 def recorded(root: Path, experiment: str = "default") -> list[Any]:
@@ -61,14 +61,14 @@ def test_rows_settings_samples_and_the_end_are_recorded_and_no_secret(
     run.log_samples("train_00000001", [{"text": f"a {CANARY}"}])
     run.finish("done")
     client, there = recorded(tmp_path)
-    assert there.info.run_name == "20250101-000000-aaaaaa"
-    assert there.info.status == "FINISHED"
+    assert there.get_info.run_name == "20250101-000000-aaaaaa"
+    assert there.get_info.status == "FINISHED"
     assert there.data.tags["state"] == "done"
     assert there.data.tags["group"] == "default"
     assert there.data.params["actor.learning_rate"] == "0.00035"
     assert there.data.params["tracker.kind"] == "mlflow"
     assert there.data.params["rollout.stop_strings"] == '["${oc.env:PIT_API_KEY}"]'
-    history = client.get_metric_history(there.info.run_id, "eval/sampled/score/pass_at_4")
+    history = client.get_metric_history(there.get_info.run_id, "eval/sampled/score/pass_at_4")
     assert [(point.step, point.value) for point in history] == [(0, 0.5), (1, 1.5)]
     assert list(there.data.metrics) == ["eval/sampled/score/pass_at_4"], "what is not finite is left out"
     [samples] = (tmp_path / "mlruns").rglob("train_00000001.jsonl")
@@ -85,8 +85,8 @@ def test_a_run_that_goes_on_is_the_same_one_there_and_what_it_changes_is_a_tag(t
             run.log({"iteration": iteration, "time/iteration": float(iteration)})
         run.finish("preempted" if not overrides else "done")
     client, there = recorded(tmp_path)
-    assert there.info.status == "FINISHED"
-    history = client.get_metric_history(there.info.run_id, "time/iteration")
+    assert there.get_info.status == "FINISHED"
+    history = client.get_metric_history(there.get_info.run_id, "time/iteration")
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 2.0), (2, 2.0), (3, 3.0)]
     assert there.data.params["num_iterations"] == "90"
     assert there.data.tags["changed.num_iterations"] == "9"
@@ -109,7 +109,7 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(
         for number in "12":
             folder = tmp_path / "mine" / "multirun-20250101-000000" / number
             folder.mkdir(parents=True)
-            runs.append(Run(folder, config.tracker, RunState(), settings_of(config)))
+            runs.append(RunLog(folder, config.tracker, RunState(), plain_settings(config)))
         end = time.monotonic() + 30
         while not all(has_open(lock, process) for process in tracking()) and time.monotonic() < end:
             time.sleep(0.1)
@@ -117,7 +117,7 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(
     for run in runs:
         run.finish("done")
     _, *there = recorded(tmp_path, "mine")
-    assert {run.info.run_name for run in there} == {f"multirun-20250101-000000/{number}" for number in "12"}
+    assert {run.get_info.run_name for run in there} == {f"multirun-20250101-000000/{number}" for number in "12"}
     assert {run.data.tags["group"] for run in there} == {"multirun-20250101-000000"}
 
 
@@ -128,10 +128,10 @@ def test_a_training_run_that_is_stopped_and_gone_on_with_has_every_iteration_onc
     keys = ("tracker=mlflow", "tracker.samples_every=2", "evaluation.greedy=false")
     folder = stopped_and_resumed(tmp_path, monkeypatch, *stopping_reward(tmp_path), *keys, at_call=3)
     client, there = recorded(tmp_path)
-    assert (there.info.status, there.data.tags["folder"]) == ("FINISHED", str(folder))
+    assert (there.get_info.status, there.data.tags["folder"]) == ("FINISHED", str(folder))
     written = {row["iteration"]: row for row in rows(folder)}
     for name, iterations in (("low/score/mean", (1, 2, 3, 4)), ("eval/sampled/score", (0, 2, 4))):
-        points = [(point.step, point.value) for point in client.get_metric_history(there.info.run_id, name)]
+        points = [(point.step, point.value) for point in client.get_metric_history(there.get_info.run_id, name)]
         assert points == [(iteration, pytest.approx(written[iteration][name])) for iteration in iterations]
     assert "train_00000004.jsonl" in [file.name for file in (tmp_path / "mlruns").rglob("*.jsonl")]
 
@@ -197,7 +197,7 @@ def test_signals_that_ask_the_run_to_leave_do_not_reach_its_tracker_and_a_lost_o
     run.log({"iteration": 1, "time/iteration": 1.0})
     run.finish("preempted")
     _, there = recorded(tmp_path)
-    assert (there.info.status, there.data.metrics) == ("KILLED", {"time/iteration": 1.0})
+    assert (there.get_info.status, there.data.metrics) == ("KILLED", {"time/iteration": 1.0})
     assert capsys.readouterr().out == ""
     run = begun(tmp_path / "default" / "b")
     [process] = tracking()

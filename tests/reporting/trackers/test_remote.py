@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from ippo_cli.reporting.trackers import remote
-from ippo_cli.reporting.trackers.remote import QUEUED, RemoteTracker
+from ippo_cli.reporting.trackers.remote import MAX_QUEUED_MESSAGES, RemoteTracker
 from ippo_cli.reporting.trackers.tracker import TrackerError
 
 ROW = {f"low/score/part/{number}": 0.123456789 for number in range(100)}
@@ -22,16 +22,16 @@ def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end(tracking: Calla
     [process] = tracking()
     os.kill(process, signal.SIGSTOP)
     began, rows, problem = time.perf_counter(), 0, ""
-    while not problem and rows < 3 * QUEUED:
+    while not problem and rows < 3 * MAX_QUEUED_MESSAGES:
         rows += 1
         try:
             tracker.log(ROW, rows)
         except TrackerError as error:
             problem = str(error)
-    assert problem == f"is {QUEUED} messages behind"
+    assert problem == f"is {MAX_QUEUED_MESSAGES} messages behind"
     with pytest.raises(TrackerError) as raised:
         tracker.finish("done")
-    assert raised.value.missed == rows > QUEUED
+    assert raised.value.missed == rows > MAX_QUEUED_MESSAGES
     assert time.perf_counter() - began < 20
     assert tracking() == []
 
@@ -50,7 +50,7 @@ def test_a_process_that_cannot_be_started_is_told_at_the_first_row(monkeypatch: 
 def test_a_run_that_is_asked_to_leave_waits_for_less(
     monkeypatch: pytest.MonkeyPatch, tracking: Callable[[], list[int]]
 ) -> None:
-    monkeypatch.setattr(remote, "LEAVING_S", 0.5)
+    monkeypatch.setattr(remote, "FAILED_FINISH_TIMEOUT_S", 0.5)
     tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
     [process] = tracking()
     os.kill(process, signal.SIGSTOP)

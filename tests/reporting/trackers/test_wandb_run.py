@@ -19,8 +19,8 @@ pytest.importorskip("wandb", reason="needs the extra `wandb`")
 from wandb.proto import wandb_internal_pb2 as messages
 
 from ippo_cli.compose.load import load_config
-from ippo_cli.reporting.run_log import Run, RunState
-from ippo_cli.reporting.trackers.build import settings_of
+from ippo_cli.reporting.run_log import RunLog, RunState
+from ippo_cli.reporting.trackers.build import plain_settings
 
 CANARY = "canary-5e1c-71f3"
 TURN = {"agent": "low", "step": 0, "observation": "cab", "response": "abc", "cut": False, "score": 1.0}
@@ -34,11 +34,11 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def begun(folder: Path, *overrides: str) -> Run:
+def begun(folder: Path, *overrides: str) -> RunLog:
     """A run in this folder that W&B is told of."""
     folder.mkdir(parents=True, exist_ok=True)
     config = load_config(["tracker=wandb", f"output_dir={folder.parents[1]}", "tracker.tensorboard=false", *overrides])
-    return Run(folder, config.tracker, RunState(), settings_of(config))
+    return RunLog(folder, config.tracker, RunState(), plain_settings(config))
 
 
 def records(file: Path) -> Iterator[Any]:

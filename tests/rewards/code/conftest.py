@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, probe
+from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, find_sandbox_problem
 
 
 @pytest.fixture(scope="session")
 def bwrap() -> str:
     """The sandbox, where it works."""
-    if (reason := probe(BWRAP)) is not None:
+    if (reason := find_sandbox_problem(BWRAP)) is not None:
         pytest.skip(f"no sandbox here: {reason}")
     return BWRAP
 
@@ -18,4 +18,4 @@ def bwrap() -> str:
 @pytest.fixture(scope="session")
 def kind() -> str:
     """The sandbox, or none: verdicts are the same."""
-    return LOCAL if probe(BWRAP) is not None else BWRAP
+    return LOCAL if find_sandbox_problem(BWRAP) is not None else BWRAP

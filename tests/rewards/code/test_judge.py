@@ -14,8 +14,8 @@ import pytest
 from programs_of_others import FORGERIES, RIGHT
 
 from ippo_cli.rewards.code.judge import judge
-from ippo_cli.rewards.code.program import code_of
-from ippo_cli.rewards.processes import Processes
+from ippo_cli.rewards.code.program import extract_code
+from ippo_cli.rewards.processes import ProcessPool
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 # Numbers of so many digits stand in no address or nonce by chance, where a forgery looks for them.
@@ -163,7 +163,7 @@ def rows() -> list[dict[str, str]]:
 @pytest.fixture(scope="module")
 def passed(bwrap: str) -> Iterator[Callable[[list[str], list[dict[str, str]]], list[float]]]:
     """Whether programs pass the tests of rows, in the sandbox, two at a time."""
-    judges = Processes("ippo_cli.rewards.code.judge:judge", "reward.kind", 2, 60.0)
+    judges = ProcessPool("ippo_cli.rewards.code.judge:judge", "reward.kind", 2, 60.0)
 
     def verdicts(texts: list[str], of: list[dict[str, str]]) -> list[float]:
         calls = [
@@ -286,6 +286,6 @@ def test_wrong_last_version_fails() -> None:
 
 def test_a_long_row_of_blanks_is_read_once() -> None:
     began = time.monotonic()
-    assert code_of("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
-    assert code_of("```  python \nx = 1\n```", "f") == "x = 1\n"
+    assert extract_code("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
+    assert extract_code("```  python \nx = 1\n```", "f") == "x = 1\n"
     assert time.monotonic() - began < 2.0

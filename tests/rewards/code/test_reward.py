@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ippo_cli.compose.load import compose_node, resolve, typed
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import Config
@@ -23,7 +23,7 @@ MODEL = ("actor=full", "actor.model=folder")
 
 
 def composed(*overrides: str) -> Config:
-    return typed(resolve(compose_node([*MODEL, *overrides])))
+    return build_config(resolve_config(compose_node([*MODEL, *overrides])))
 
 
 @pytest.fixture
@@ -81,14 +81,14 @@ MISTAKES = {
 def test_rows_that_no_program_could_pass_are_told_beforehand(rewards: Any, override: str) -> None:
     told, change = MISTAKES[override]
     with pytest.raises(ConfigError, match=told):
-        rewards("code", override).try_on([{**ROW, "test_list": ["assert double(2) == 4"], **change}])
+        rewards("code", override).validate_examples([{**ROW, "test_list": ["assert double(2) == 4"], **change}])
 
 
 def test_rows_that_can_be_judged_are_taken(rewards: Any) -> None:
     lines = {"prompt": "Write double(x).", "entry_point": "double", "test": ["assert double(2) == 4"]}
-    rewards("code").try_on([ROW])
+    rewards("code").validate_examples([ROW])
     joined = rewards("code", "reward.test=\"jinja:{{ test | join('\\n') }}\"")
-    joined.try_on([lines])
+    joined.validate_examples([lines])
     assert joined([lines], {"solo": ["def double(x): return 2 * x"]}).team == [1.0]
 
 

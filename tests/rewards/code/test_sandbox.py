@@ -18,8 +18,8 @@ import pytest
 from programs_of_others import ESCAPES, HELPERS, NOT_WITHOUT_WALLS
 
 from ippo_cli.rewards.code import sandbox
-from ippo_cli.rewards.code.runner import decoded, encoded
-from ippo_cli.rewards.code.sandbox import BWRAP, ProgramFailed, Sandbox, SandboxUnavailable, probe
+from ippo_cli.rewards.code.runner import decode_value, encode_value
+from ippo_cli.rewards.code.sandbox import BWRAP, ProgramFailed, Sandbox, SandboxUnavailable, find_sandbox_problem
 from ippo_cli.rewards.code.seccomp import seccomp_filter
 
 
@@ -116,14 +116,14 @@ def test_values_of_all_built_in_kinds_come_back_as_they_were(kind: str) -> None:
     assert program.ask("count") == {"a": 2, "b": 1}
     assert program.ask(float("inf")) == float("inf")
     with pytest.raises(TypeError, match="no plain data"):
-        encoded(object())
+        encode_value(object())
     program.close()
 
 
 @pytest.mark.parametrize("odd", [{"a": [], "b": []}, {"code": []}, {"set": [[]]}, {"dict": [1]}])
 def test_data_of_another_form_is_refused(odd: object) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
-        decoded(odd)
+        decode_value(odd)
 
 
 def test_errors_come_back_as_errors_of_built_in_kinds(kind: str) -> None:
@@ -137,12 +137,14 @@ def test_errors_come_back_as_errors_of_built_in_kinds(kind: str) -> None:
 
 def test_a_sandbox_that_is_not_there_says_what_would_help(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe(BWRAP) == "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
+    assert (
+        find_sandbox_problem(BWRAP) == "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
+    )
     with pytest.raises(SandboxUnavailable):
         Sandbox(BWRAP, 1.0)
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
-    told = probe(BWRAP)
+    told = find_sandbox_problem(BWRAP)
     assert told is not None
     assert "did not start" in told
     assert "Permission denied; unprivileged user namespaces are off: sysctl" in told

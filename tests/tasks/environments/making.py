@@ -8,19 +8,19 @@ from typing import Any
 
 from ippo_cli.config.schema import (
     AgentConfig,
+    EnvironmentTaskConfig,
     GymnasiumConfig,
     IllegalMove,
     ObservationForm,
     Opponent,
-    OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
-    WorldConfig,
+    UserEnvironmentConfig,
 )
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.environments.build import make_environment
-from ippo_cli.tasks.environments.examples import world_examples
-from ippo_cli.tasks.warm_start import Playable, first_examples, played_lessons
+from ippo_cli.tasks.environments.build import make_environment_factory
+from ippo_cli.tasks.environments.examples import seed_examples
+from ippo_cli.tasks.warm_start import SupportsActions, play_lessons, take_examples
 
 INVALID = -0.25
 
@@ -80,8 +80,8 @@ def reasoning_gym(
 
 def own(
     environment: str | None, agents: str = "solo", *, max_turns: int | None = 32, **arguments: Any
-) -> OwnEnvironmentConfig:
-    return OwnEnvironmentConfig(
+) -> UserEnvironmentConfig:
+    return UserEnvironmentConfig(
         **common(agents, environment_args=arguments, max_turns=max_turns), environment=environment
     )
 
@@ -90,19 +90,19 @@ def row(seed: int, index: int = 0) -> dict[str, int]:
     return {"seed": seed, "dataset_seed": seed, "index": index}
 
 
-def act(world: Playable, **texts: str) -> Step:
+def act(world: SupportsActions, **texts: str) -> Step:
     return world.step({agent: Action(text=text) for agent, text in texts.items()})
 
 
-def random_turns(config: WorldConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
+def random_turns(config: EnvironmentTaskConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
     """What was told and answered in the lessons of random play, agent by agent."""
-    examples, _ = world_examples(config, seed)
-    world = make_environment(config)()
-    lessons = played_lessons(world, config.agents, first_examples(examples, episodes), seed)
+    examples, _ = seed_examples(config, seed)
+    world = make_environment_factory(config)()
+    lessons = play_lessons(world, config.agents, take_examples(examples, episodes), seed)
     return [turn for taught in lessons.values() for lesson in taught for turn in lesson]
 
 
-def play(world: Playable, example: Mapping[str, int], seed: int, choices: int) -> list[Any]:
+def play(world: SupportsActions, example: Mapping[str, int], seed: int, choices: int) -> list[Any]:
     """Everything that is told and paid in an episode whose answers are drawn by `choices`, some of them invalid."""
     luck = random.Random(choices)
     observations = world.reset(example, seed)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from making import gymnasium, pettingzoo, play, random_turns, reasoning_gym, row
 
-from ippo_cli.config.schema import GymnasiumConfig, WorldConfig
-from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.config.schema import EnvironmentTaskConfig, GymnasiumConfig
+from ippo_cli.tasks.environments.build import make_environment_factory
 
-WORLDS: dict[str, WorldConfig] = {
+WORLDS: dict[str, EnvironmentTaskConfig] = {
     "lake": gymnasium("FrozenLake-v1"),
     "lake in words": gymnasium("FrozenLake-v1", "words"),
     "still lake": gymnasium("FrozenLake-v1", is_slippery=False),
@@ -31,9 +31,9 @@ WORLDS: dict[str, WorldConfig] = {
 }
 
 
-def stories(config: WorldConfig, count: int) -> list[Any]:
+def stories(config: EnvironmentTaskConfig, count: int) -> list[Any]:
     """Of one world that is used again and again."""
-    world = make_environment(config)()
+    world = make_environment_factory(config)()
     return [play(world, row(number % 4, number), number % 3, number % 5) for number in range(count)]
 
 
@@ -41,7 +41,7 @@ def stories(config: WorldConfig, count: int) -> list[Any]:
 def test_the_same_example_seed_and_answers_make_the_same_episode(name: str) -> None:
     told = stories(WORLDS[name], 12)
     assert told == stories(WORLDS[name], 12), "in another world, begun from a new configuration"
-    world = make_environment(WORLDS[name])()
+    world = make_environment_factory(WORLDS[name])()
     backwards = [play(world, row(number % 4, number), number % 3, number % 5) for number in reversed(range(12))]
     assert told == backwards[::-1], "whatever was played before"
 
@@ -49,7 +49,7 @@ def test_the_same_example_seed_and_answers_make_the_same_episode(name: str) -> N
 @pytest.mark.parametrize("name", WORLDS)
 def test_worlds_that_are_stepped_in_threads_do_not_disturb_each_other(name: str) -> None:
     expected = stories(WORLDS[name], 12)
-    make = make_environment(WORLDS[name])
+    make = make_environment_factory(WORLDS[name])
     worlds = [make() for _ in range(12)]
 
     def one(number: int) -> Any:
@@ -68,7 +68,7 @@ def test_random_play_shows_legal_answers_to_what_is_really_told(name: str) -> No
     assert pairs == random_turns(WORLDS[name], 0, 30)
     assert pairs != random_turns(WORLDS[name], 1, 30)
     if isinstance(WORLDS[name], GymnasiumConfig):
-        offered = make_environment(WORLDS[name])()
+        offered = make_environment_factory(WORLDS[name])()
         offered.reset(row(0), 0)
         assert {answer for _, answer in pairs} == set(offered.actions()["solo"])
 
@@ -90,7 +90,7 @@ def test_random_play_of_a_game_names_free_squares() -> None:
 
 
 def test_a_thousand_worlds_are_made_in_a_moment() -> None:
-    make = make_environment(WORLDS["taxi"])
+    make = make_environment_factory(WORLDS["taxi"])
     worlds = [make() for _ in range(1000)]
     assert len({id(world.env.unwrapped) for world in worlds}) == 1000  # type: ignore[attr-defined]
     assert len({id(world.env.unwrapped.P) for world in worlds}) == 1  # type: ignore[attr-defined]

@@ -15,13 +15,13 @@ from making import gymnasium, own, pettingzoo, reasoning_gym
 import ippo_cli
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
+    EnvironmentTaskConfig,
     GymnasiumConfig,
-    OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
-    WorldConfig,
+    UserEnvironmentConfig,
 )
-from ippo_cli.tasks.environments.checks import check_world
+from ippo_cli.tasks.environments.checks import check_environment
 
 pytestmark = pytest.mark.needs_no_package
 ROOT = Path(__file__).parents[3]
@@ -29,11 +29,11 @@ KINDS = {
     "gymnasium": GymnasiumConfig,
     "pettingzoo": PettingzooConfig,
     "reasoning_gym": ReasoningGymConfig,
-    "environment": OwnEnvironmentConfig,
+    "environment": UserEnvironmentConfig,
 }
 
 
-def sized(config: WorldConfig, **values: int) -> WorldConfig:
+def sized(config: EnvironmentTaskConfig, **values: int) -> EnvironmentTaskConfig:
     return dataclasses.replace(config, **values)
 
 
@@ -48,9 +48,9 @@ def sized(config: WorldConfig, **values: int) -> WorldConfig:
         (own("x.py:y", max_turns=0), "task.max_turns=0 leaves no turn"),
     ],
 )
-def test_a_world_that_names_nothing_is_refused(config: WorldConfig, message: str) -> None:
+def test_a_world_that_names_nothing_is_refused(config: EnvironmentTaskConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        check_world(config)
+        check_environment(config)
     assert refused.value.exit_code == 2
 
 
@@ -62,10 +62,10 @@ def test_a_world_that_names_nothing_is_refused(config: WorldConfig, message: str
         (reasoning_gym("chain_sum", 0), "task.num_turns=0 leaves no turn"),
     ],
 )
-def test_a_world_for_one_is_refused_to_several(config: WorldConfig, message: str) -> None:
+def test_a_world_for_one_is_refused_to_several(config: EnvironmentTaskConfig, message: str) -> None:
     pytest.importorskip(config.agents and "gymnasium", reason="needs ippo-cli[environments]")
     with pytest.raises(ConfigError, match=message):
-        check_world(config)
+        check_environment(config)
 
 
 def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:

@@ -12,13 +12,13 @@ from making import INVALID, act, row
 from making import gymnasium as configured
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.environments.build import make_environment, newer_environment
+from ippo_cli.tasks.environments.build import make_environment_factory, newer_environment
 
 FROZEN = {"is_slippery": False}
 
 
 def test_the_lake_is_walked_to_its_goal_by_names_letters_and_numbers() -> None:
-    world = make_environment(configured("FrozenLake-v1", **FROZEN))()
+    world = make_environment_factory(configured("FrozenLake-v1", **FROZEN))()
     assert world.reset(row(5), 0) == {"solo": "00"}
     told = [act(world, solo=text) for text in ("down", "D", "2", " right ", "1", "r")]
     assert [step.observations["solo"] for step in told] == ["10", "20", "21", "22", "32", "33"]
@@ -28,7 +28,7 @@ def test_the_lake_is_walked_to_its_goal_by_names_letters_and_numbers() -> None:
 
 
 def test_an_answer_that_names_no_action_costs_and_moves_nothing() -> None:
-    world = make_environment(configured("FrozenLake-v1", **FROZEN))()
+    world = make_environment_factory(configured("FrozenLake-v1", **FROZEN))()
     world.reset(row(5), 0)
     act(world, solo="r")
     for number, text in enumerate(("go right", "", "7"), 1):
@@ -43,7 +43,7 @@ def test_an_answer_that_names_no_action_costs_and_moves_nothing() -> None:
 
 
 def test_an_episode_is_cut_at_max_turns_invalid_answers_included() -> None:
-    world = make_environment(configured("CliffWalking-v1", max_turns=3))()
+    world = make_environment_factory(configured("CliffWalking-v1", max_turns=3))()
     world.reset(row(5), 0)
     steps = [act(world, solo=text) for text in ("up", "?", "up")]
     assert [(step.terminated, step.truncated) for step in steps] == [(False, False), (False, False), (False, True)]
@@ -51,7 +51,7 @@ def test_an_episode_is_cut_at_max_turns_invalid_answers_included() -> None:
 
 
 def test_an_episode_that_ends_in_its_last_turn_has_terminated() -> None:
-    world = make_environment(configured("FrozenLake-v1", max_turns=2, desc=["SFG"], **FROZEN))()
+    world = make_environment_factory(configured("FrozenLake-v1", max_turns=2, desc=["SFG"], **FROZEN))()
     world.reset(row(0), 0)
     act(world, solo="r")
     step = act(world, solo="r")
@@ -59,7 +59,7 @@ def test_an_episode_that_ends_in_its_last_turn_has_terminated() -> None:
 
 
 def test_without_max_turns_the_environments_own_limit_cuts() -> None:
-    world = make_environment(configured("FrozenLake-v1", max_turns=None, **FROZEN))()
+    world = make_environment_factory(configured("FrozenLake-v1", max_turns=None, **FROZEN))()
     world.reset(row(0), 0)
     steps = [act(world, solo="left") for _ in range(100)]
     assert [step.truncated for step in steps] == [False] * 99 + [True]
@@ -68,11 +68,11 @@ def test_without_max_turns_the_environments_own_limit_cuts() -> None:
 
 
 def test_the_example_decides_the_beginning_and_the_seed_what_chance_does_later() -> None:
-    taxi = make_environment(configured("Taxi-v4"))()
+    taxi = make_environment_factory(configured("Taxi-v4"))()
     begins = [[taxi.reset(row(example), seed)["solo"] for seed in range(5)] for example in range(8)]
     assert all(len(set(line)) == 1 for line in begins)
     assert len({line[0] for line in begins}) > 4
-    lake = make_environment(configured("FrozenLake-v1"))()
+    lake = make_environment_factory(configured("FrozenLake-v1"))()
     paths = []
     for seed in range(12):
         lake.reset(row(0), seed)
@@ -96,7 +96,7 @@ def test_the_example_decides_the_beginning_and_the_seed_what_chance_does_later()
     ],
 )
 def test_every_state_has_a_text_of_its_own(env_id: str, form: str, arguments: dict) -> None:
-    world = make_environment(configured(env_id, form, **arguments))()
+    world = make_environment_factory(configured(env_id, form, **arguments))()
     assert isinstance(world.env.observation_space, spaces.Discrete)
     states = range(int(world.env.observation_space.n))
     texts = [world.tell(state) for state in states]
@@ -106,7 +106,7 @@ def test_every_state_has_a_text_of_its_own(env_id: str, form: str, arguments: di
 
 
 def test_blackjack_is_told_with_all_that_the_player_knows() -> None:
-    short, words = (make_environment(configured("Blackjack-v1", form))() for form in ("short", "words"))
+    short, words = (make_environment_factory(configured("Blackjack-v1", form))() for form in ("short", "words"))
     states = [(total, dealer, ace) for total in range(4, 22) for dealer in range(1, 11) for ace in (0, 1)]
     for world in (short, words):
         assert len({world.tell(state) for state in states}) == len(states)
@@ -118,13 +118,13 @@ def test_blackjack_is_told_with_all_that_the_player_knows() -> None:
 
 
 def test_taxi_is_told_by_place_passenger_and_destination() -> None:
-    world = make_environment(configured("Taxi-v4", "words"))()
+    world = make_environment_factory(configured("Taxi-v4", "words"))()
     state = world.env.unwrapped.encode(2, 3, 4, 1)
     told = world.tell(state)
     assert "row 2, column 3" in told
     assert "| : : :*: |" in told, "the third row of the map"
     assert "is in the taxi and wants to get to green" in told
-    assert make_environment(configured("Taxi-v4"))().tell(state) == "23TG"
+    assert make_environment_factory(configured("Taxi-v4"))().tell(state) == "23TG"
 
 
 class Gadget(gymnasium.Env):
@@ -167,7 +167,7 @@ for kind in (Gadget, Picture, Steered):
 
 
 def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
-    world = make_environment(configured("Gadget-v0"))()
+    world = make_environment_factory(configured("Gadget-v0"))()
     assert world.reset(row(0), 0) == {"solo": "dial=0.123 -1 lamps=1 0 1 pair=3 1 2"}
     assert act(world, solo="-1").rewards == {"solo": -1.0}
     assert act(world, solo="2").parts == {"invalid": 1.0}
@@ -197,14 +197,14 @@ def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
 )
 def test_what_cannot_be_text_is_refused(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_environment(config)
+        make_environment_factory(config)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("env_id", ["CartPole-v0", "FrozenLake-v0", "FrozenLake", "Blackjack-v1"])
 def test_the_package_warns_of_nothing_on_its_own(env_id: str) -> None:
     with suppress(ConfigError):
-        make_environment(configured(env_id))().reset(row(0), 0)
+        make_environment_factory(configured(env_id))().reset(row(0), 0)
 
 
 def test_an_older_version_that_is_still_there_is_known_as_such() -> None:
@@ -221,7 +221,7 @@ def test_a_wrapper_that_changes_what_is_seen_stays_and_takes_the_known_wording_a
             return 2 * observation
 
     gymnasium.register("DoubledLake-v0", lambda **arguments: Doubled(gymnasium.make("FrozenLake-v1", **arguments)))
-    world = make_environment(configured("DoubledLake-v0", **FROZEN))()
+    world = make_environment_factory(configured("DoubledLake-v0", **FROZEN))()
     world.reset(row(0), 0)
     assert act(world, solo="2").observations == {"solo": "2"}
     assert act(world, solo="right").parts == {"invalid": 1.0}

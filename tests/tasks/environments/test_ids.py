@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.tasks.environments.ids import newer_version, refuse_unknown
+from ippo_cli.tasks.environments.ids import check_registered, newer_version
 
 pytestmark = pytest.mark.needs_no_package
 KNOWN = (
@@ -22,13 +22,13 @@ KNOWN = (
 
 def told(name: str) -> str:
     with pytest.raises(ConfigError) as refused:
-        refuse_unknown(f"task.env_id={name}", name, KNOWN, kind="game", listing="import x; x.show()")
+        check_registered(f"task.env_id={name}", name, KNOWN, kind="game", listing="import x; x.show()")
     return str(refused.value)
 
 
 def test_a_name_that_is_there_is_let_through() -> None:
     for name in KNOWN:
-        refuse_unknown(f"task.env_id={name}", name, KNOWN, kind="game", listing="")
+        check_registered(f"task.env_id={name}", name, KNOWN, kind="game", listing="")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_an_older_version_knows_the_newest() -> None:
 
 def test_namespace_without_a_package() -> None:
     with pytest.raises(ConfigError) as raised:
-        refuse_unknown("task.env_id=ALE/Pong-v5", "ALE/Pong-v5", KNOWN, kind="game", listing="show()")
+        check_registered("task.env_id=ALE/Pong-v5", "ALE/Pong-v5", KNOWN, kind="game", listing="show()")
     assert str(raised.value) == (
         "task.env_id=ALE/Pong-v5 is in ALE/, where no installed package registers anything; install it (ale-py); "
         "python -c 'show()' lists all"
@@ -69,4 +69,4 @@ def test_namespace_without_a_package() -> None:
 
 def test_nothing_similar_is_registered() -> None:
     with pytest.raises(ConfigError, match="is no game; python -c 'show\\(\\)' lists all"):
-        refuse_unknown("task.env_id=zzzzqq", "zzzzqq", KNOWN, kind="game", listing="show()")
+        check_registered("task.env_id=zzzzqq", "zzzzqq", KNOWN, kind="game", listing="show()")

@@ -13,13 +13,13 @@ from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.environments.actions import ActionTexts
-from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.tasks.environments.build import make_environment_factory
 
 TICTACTOE, CONNECT, HANDS = "classic/tictactoe_v3", "classic/connect_four_v3", "classic/rps_v2"
 
 
 def test_two_agents_play_tictactoe_and_the_loser_is_paid_when_the_winner_moves() -> None:
-    world = make_environment(pettingzoo(TICTACTOE, "one two"))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, "one two"))()
     assert world.reset(row(0), 0) == {"one": "........."}
     assert act(world, one="0").observations == {"two": "o........"}
     assert act(world, two="4").observations == {"one": "x...o...."}
@@ -42,7 +42,7 @@ def test_two_agents_play_tictactoe_and_the_loser_is_paid_when_the_winner_moves()
 
 
 def test_a_drawn_game_pays_nobody() -> None:
-    world = make_environment(pettingzoo(TICTACTOE, "one two"))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, "one two"))()
     world.reset(row(0), 0)
     for move, square in enumerate("401762538"):
         step = act(world, **{("one", "two")[move % 2]: square})
@@ -52,7 +52,7 @@ def test_a_drawn_game_pays_nobody() -> None:
 
 
 def test_an_illegal_or_unreadable_move_is_told_again_and_costs() -> None:
-    world = make_environment(pettingzoo(TICTACTOE, "one two"))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, "one two"))()
     world.reset(row(0), 0)
     act(world, one="0")
     for count, text in enumerate(("0", "9", "four"), 1):
@@ -64,7 +64,7 @@ def test_an_illegal_or_unreadable_move_is_told_again_and_costs() -> None:
 
 
 def test_an_illegal_move_loses_where_the_games_own_rule_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
-    world = make_environment(pettingzoo(TICTACTOE, "one two", illegal="lose"))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, "one two", illegal="lose"))()
     for _ in range(2):
         world.reset(row(0), 0)
         act(world, one="0")
@@ -79,7 +79,7 @@ def test_an_illegal_move_loses_where_the_games_own_rule_is_asked_for(caplog: pyt
 
 
 def test_connect_four_is_told_by_columns_and_a_full_one_is_illegal() -> None:
-    world = make_environment(pettingzoo(CONNECT, "one two"))()
+    world = make_environment_factory(pettingzoo(CONNECT, "one two"))()
     assert world.reset(row(0), 0) == {"one": "//////"}
     for move in range(6):
         step = act(world, **{("one", "two")[move % 2]: "3"})
@@ -90,7 +90,7 @@ def test_connect_four_is_told_by_columns_and_a_full_one_is_illegal() -> None:
 
 
 def test_a_board_in_words_shows_the_columns_upright() -> None:
-    world = make_environment(pettingzoo(CONNECT, "one two", "words"))()
+    world = make_environment_factory(pettingzoo(CONNECT, "one two", "words"))()
     world.reset(row(0), 0)
     act(world, one="0")
     step = act(world, two="6")
@@ -98,7 +98,7 @@ def test_a_board_in_words_shows_the_columns_upright() -> None:
 
 
 def test_both_act_at_once_where_the_game_is_parallel() -> None:
-    world = make_environment(pettingzoo(HANDS, "one two", max_cycles=3))()
+    world = make_environment_factory(pettingzoo(HANDS, "one two", max_cycles=3))()
     assert world.reset(row(0), 0) == {"one": "-", "two": "-"}
     step = act(world, one="rock", two="p")
     assert step.observations == {"one": "p", "two": "r"}
@@ -111,7 +111,7 @@ def test_both_act_at_once_where_the_game_is_parallel() -> None:
 
 
 def test_at_once_an_answer_waits_until_the_other_one_names_an_action() -> None:
-    world = make_environment(pettingzoo(HANDS, "one two"))()
+    world = make_environment_factory(pettingzoo(HANDS, "one two"))()
     world.reset(row(0), 0)
     step = act(world, one="rock", two="stone")
     assert step.observations == {"two": "-"}
@@ -122,7 +122,7 @@ def test_at_once_an_answer_waits_until_the_other_one_names_an_action() -> None:
 
 
 def test_more_hands_have_names_as_well() -> None:
-    world = make_environment(pettingzoo(HANDS, "one two", num_actions=7))()
+    world = make_environment_factory(pettingzoo(HANDS, "one two", num_actions=7))()
     world.reset(row(0), 0)
     assert world.actions()["one"] == ["r", "p", "2", "3", "l", "5", "6"]
     assert act(world, one="spock", two="rock").rewards == {"one": 1.0, "two": -1.0}
@@ -131,19 +131,19 @@ def test_more_hands_have_names_as_well() -> None:
 
 @pytest.mark.parametrize(("seat", "begins"), [(0, [True, True]), (1, [False, False]), ("alternate", [True, False])])
 def test_the_seat_is_the_first_agents(seat: int | str, begins: list[bool]) -> None:
-    world = make_environment(pettingzoo(TICTACTOE, seat=seat))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, seat=seat))()
     for example, first in enumerate(begins):
         told = world.reset(row(example), 0)["solo"]
         assert Counter(told) == ({".": 9} if first else {".": 8, "o": 1})
 
 
 def test_two_agents_change_seats_where_they_alternate() -> None:
-    world = make_environment(pettingzoo(TICTACTOE, "one two", seat="alternate"))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, "one two", seat="alternate"))()
     assert [list(world.reset(row(example), 0)) for example in range(3)] == [["one"], ["two"], ["one"]]
 
 
 def test_the_opponent_moves_legally_and_by_the_episodes_seed() -> None:
-    world = make_environment(pettingzoo(TICTACTOE, seat=1))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, seat=1))()
     assert play(world, row(0), 3, 1) == play(world, row(0), 3, 1)
     begun = Counter(world.reset(row(0), seed)["solo"].index("o") for seed in range(900))
     assert set(begun) == set(range(9))
@@ -151,7 +151,7 @@ def test_the_opponent_moves_legally_and_by_the_episodes_seed() -> None:
 
 
 def test_an_opponent_that_wins_is_paid_for_in_the_step_before() -> None:
-    world = make_environment(pettingzoo(TICTACTOE))()
+    world = make_environment_factory(pettingzoo(TICTACTOE))()
     results = []
     for seed in range(60):
         story = play(world, row(0), seed, seed)
@@ -165,7 +165,7 @@ def test_an_opponent_that_wins_is_paid_for_in_the_step_before() -> None:
 
 
 def test_a_game_is_cut_at_max_turns_of_an_agent_and_is_neither_won_nor_lost() -> None:
-    world = make_environment(pettingzoo(TICTACTOE, "one two", max_turns=2))()
+    world = make_environment_factory(pettingzoo(TICTACTOE, "one two", max_turns=2))()
     world.reset(row(0), 0)
     for move, square in enumerate("04"):
         act(world, **{("one", "two")[move]: square})
@@ -203,11 +203,11 @@ class Musical:
 
 
 def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
-    from ippo_cli.tasks.environments.pettingzoo import ParallelWorld  # which needs its package
+    from ippo_cli.tasks.environments.pettingzoo import ParallelEnvironment  # which needs its package
 
     config = pettingzoo("three", "one two three", max_turns=3)
     texts = dict.fromkeys(Musical.possible_agents, ActionTexts(2))
-    world = ParallelWorld(Musical(), config, texts, lambda seat, seen: str(seen))
+    world = ParallelEnvironment(Musical(), config, texts, lambda seat, seen: str(seen))
     world.reset(row(0), 0)
     assert act(world, one="0", two="0", three="0").ended == {"one"}
     act(world, two="0", three="0")
@@ -243,11 +243,11 @@ def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
 )
 def test_what_cannot_be_played_is_refused(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_environment(config)
+        make_environment_factory(config)
 
 
 def test_a_game_that_nothing_is_known_about_is_played_in_numbers() -> None:
-    world = make_environment(pettingzoo("classic/leduc_holdem_v4", "one two"))()
+    world = make_environment_factory(pettingzoo("classic/leduc_holdem_v4", "one two"))()
     story = play(world, row(4), 0, 2)
     assert set(story[0]["one"] if "one" in story[0] else story[0]["two"]) <= set("01 ")
     assert story[-1][3], "it has terminated"
@@ -255,7 +255,7 @@ def test_a_game_that_nothing_is_known_about_is_played_in_numbers() -> None:
 
 
 def test_a_game_that_the_opponent_ends_at_once_is_dealt_again() -> None:
-    world = make_environment(pettingzoo("classic/leduc_holdem_v4", seat="alternate"))()
+    world = make_environment_factory(pettingzoo("classic/leduc_holdem_v4", seat="alternate"))()
     for number in range(200):
         assert list(world.reset(row(number), number)) == ["solo"]
-        assert world.earned == {"solo": 0.0}, "of the games before nothing is left"
+        assert world.total_rewards == {"solo": 0.0}, "of the games before nothing is left"

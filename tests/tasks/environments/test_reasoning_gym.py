@@ -10,17 +10,17 @@ from reasoning_gym.factory import create_dataset
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.environments.build import make_environment
-from ippo_cli.tasks.environments.examples import world_examples
+from ippo_cli.tasks.environments.build import make_environment_factory
+from ippo_cli.tasks.environments.examples import seed_examples
 
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
 def test_questions_and_scores_are_the_datasets_own() -> None:
     config = reasoning_gym("chain_sum", **SUMS)
-    train, held_out = world_examples(config, 3)
+    train, held_out = seed_examples(config, 3)
     dataset = create_dataset("chain_sum", seed=train[0]["dataset_seed"], size=1010, **SUMS)
-    world = make_environment(config)()
+    world = make_environment_factory(config)()
     for example in (train[0], train[999], held_out[9]):
         item = dataset[example["index"]]
         assert world.reset(example, 0) == {"solo": item["question"]}
@@ -34,8 +34,8 @@ def test_questions_and_scores_are_the_datasets_own() -> None:
 
 def test_a_wrong_answer_is_told_its_score_and_may_be_corrected() -> None:
     config = reasoning_gym("countdown", 3)
-    example = world_examples(config, 0)[0][0]
-    world = make_environment(config)()
+    example = seed_examples(config, 0)[0][0]
+    world = make_environment_factory(config)()
     answer = create_dataset("countdown", seed=example["dataset_seed"], size=1010)[example["index"]]["answer"]
     world.reset(example, 0)
     first, second = act(world, solo="1 + 1"), act(world, solo=answer)
@@ -51,9 +51,9 @@ def test_a_wrong_answer_is_told_its_score_and_may_be_corrected() -> None:
 
 
 def test_a_last_answer_that_was_cut_leaves_its_agent_unfinished_and_an_earlier_one_does_not() -> None:
-    world = make_environment(reasoning_gym("countdown", 2))()
+    world = make_environment_factory(reasoning_gym("countdown", 2))()
     for cuts in ([False, False], [True, False], [False, True]):
-        world.reset(world_examples(reasoning_gym("countdown", 2), 0)[0][0], 0)
+        world.reset(seed_examples(reasoning_gym("countdown", 2), 0)[0][0], 0)
         first, last = (world.step({"solo": Action(text="1 + 1", finished=not cut)}) for cut in cuts)
         assert (first.terminated, first.unfinished, last.terminated) == (False, frozenset(), True)
         assert last.unfinished == frozenset({"solo"} if cuts[1] else ())
@@ -61,8 +61,8 @@ def test_a_last_answer_that_was_cut_leaves_its_agent_unfinished_and_an_earlier_o
 
 def test_with_a_tag_only_what_stands_in_the_last_one_is_the_answer() -> None:
     config = reasoning_gym("chain_sum", tag="final", **SUMS)
-    example = world_examples(config, 0)[0][0]
-    world = make_environment(config)()
+    example = seed_examples(config, 0)[0][0]
+    world = make_environment_factory(config)()
     answer = create_dataset("chain_sum", seed=example["dataset_seed"], size=1010, **SUMS)[example["index"]]["answer"]
     told = {
         f"I think <final>7777</final> no, <final> {answer} </final>.": 1.0,
@@ -76,8 +76,8 @@ def test_with_a_tag_only_what_stands_in_the_last_one_is_the_answer() -> None:
 
 def test_an_answer_that_the_scoring_breaks_on_scores_nothing_and_is_counted() -> None:
     config = reasoning_gym("prime_factorization")
-    world = make_environment(config)()
-    world.reset(world_examples(config, 0)[0][0], 0)
+    world = make_environment_factory(config)()
+    world.reset(seed_examples(config, 0)[0][0], 0)
     with pytest.raises(ValueError, match="invalid literal"):
         world.questions.score("x", world.item, world.dataset_seed)
     step = act(world, solo="x")
@@ -92,11 +92,11 @@ def test_an_answer_that_the_scoring_breaks_on_scores_nothing_and_is_counted() ->
 def test_datasets_ask_the_same_again_whatever_global_generators_hold(name: str) -> None:
     config = reasoning_gym(name)
     config.train_size = 60
-    example = world_examples(config, 0)[0][33]
+    example = seed_examples(config, 0)[0][33]
     stories = []
     for seed in (1, 2):
         random.seed(seed)
-        world = make_environment(config)()
+        world = make_environment_factory(config)()
         stories.append((world.reset(example, 0), world.actions(), act(world, solo="12 x").rewards, random.random()))
     assert stories[0][:3] == stories[1][:3]
     random.seed(2)
@@ -117,4 +117,4 @@ def test_datasets_ask_the_same_again_whatever_global_generators_hold(name: str) 
 )
 def test_what_cannot_be_asked_is_refused(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        make_environment(config)
+        make_environment_factory(config)

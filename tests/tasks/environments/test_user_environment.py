@@ -10,9 +10,9 @@ from making import act, own, random_turns, row
 from spoken import episode
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.rewards.contract import Reward, checked
+from ippo_cli.rewards.contract import Reward, validate_reward
 from ippo_cli.tasks.environment import Action
-from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.tasks.environments.build import make_environment_factory
 
 pytestmark = pytest.mark.needs_no_package
 GUESS = '''
@@ -141,7 +141,7 @@ def file(tmp_path: Path) -> str:
 
 
 def test_one_agent_gets_texts_and_a_number(file: str) -> None:
-    world = make_environment(own(f"{file}:make", digits=7))()
+    world = make_environment_factory(own(f"{file}:make", digits=7))()
     assert world.reset(row(12), 0) == {"solo": "guess"}
     step = act(world, solo="3")
     assert (step.observations, step.rewards, step.terminated) == ({"solo": "higher"}, {"solo": 0.0}, False)
@@ -151,7 +151,7 @@ def test_one_agent_gets_texts_and_a_number(file: str) -> None:
 
 
 def test_several_agents_act_as_the_observations_say(file: str) -> None:
-    world = make_environment(own(f"{file}:Relay", "one two"))()
+    world = make_environment_factory(own(f"{file}:Relay", "one two"))()
     assert world.reset(row(5), 0) == {"one": "word 5"}
     step = act(world, one="tree")
     assert (step.observations, step.rewards) == ({"two": "said: tree"}, {})
@@ -161,7 +161,7 @@ def test_several_agents_act_as_the_observations_say(file: str) -> None:
 
 
 def test_every_world_is_an_object_of_its_own_and_is_closed(file: str) -> None:
-    make = make_environment(own(f"{file}:make"))
+    make = make_environment_factory(own(f"{file}:make"))
     worlds = [make() for _ in range(3)]
     assert len({id(world.environment) for world in worlds}) == 3
     worlds[1].close()
@@ -169,20 +169,20 @@ def test_every_world_is_an_object_of_its_own_and_is_closed(file: str) -> None:
 
 
 def test_an_episode_is_cut_at_max_turns(file: str) -> None:
-    world = make_environment(own(f"{file}:goes", max_turns=3, kind="long"))()
+    world = make_environment_factory(own(f"{file}:goes", max_turns=3, kind="long"))()
     for _ in range(2):
         world.reset(row(0), 0)
         assert [act(world, solo="x").truncated for _ in range(3)] == [False, False, True]
 
 
 def test_max_turns_are_those_of_whoever_had_most(file: str) -> None:
-    world = make_environment(own(f"{file}:second", "one two", max_turns=2))()
+    world = make_environment_factory(own(f"{file}:second", "one two", max_turns=2))()
     world.reset(row(0), 0)
     assert [act(world, two="x").truncated for _ in range(2)] == [False, True]
 
 
 def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str) -> None:
-    world = make_environment(own(f"{file}:Named", "one two"))()
+    world = make_environment_factory(own(f"{file}:Named", "one two"))()
     world.reset(row(0), 0)
     parts = act(world, one="x").parts
     assert parts == {
@@ -194,7 +194,9 @@ def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str)
         "6": 7.0,
     }
     given = Reward(team=[0.0], parts={name: [value] for name, value in parts.items()})
-    assert set(checked(given, ["solo"], [episode(("solo", 0, "x"))]).parts) == set(parts), "no reward is refused for it"
+    assert set(validate_reward(given, ["solo"], [episode(("solo", 0, "x"))]).parts) == set(parts), (
+        "no reward is refused for it"
+    )
 
 
 @pytest.mark.parametrize(
@@ -212,7 +214,7 @@ def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str)
 def test_whose_own_part_is_over_may_be_told_by_agent(
     file: str, ends: list[Any], over: str, finished: list[str]
 ) -> None:
-    world = make_environment(own(f"{file}:Leaving", "one two", max_turns=2, ends=ends))()
+    world = make_environment_factory(own(f"{file}:Leaving", "one two", max_turns=2, ends=ends))()
     world.reset(row(0), 0)
     first, last = (act(world, one="x", two="x") for _ in range(2))
     assert not first.terminated
@@ -223,12 +225,12 @@ def test_whose_own_part_is_over_may_be_told_by_agent(
 
 
 def test_an_environment_hears_of_cut_answers_where_its_step_asks(file: str) -> None:
-    world = make_environment(own(f"{file}:Listening", "one two"))()
+    world = make_environment_factory(own(f"{file}:Listening", "one two"))()
     world.reset(row(0), 0)
     step = world.step({"one": Action("ye", finished=False)})
     assert (step.terminated, step.truncated, step.ended) == (False, True, frozenset())
     assert world.environment.heard == [({"one": "ye"}, {"one": False})]
-    alone = make_environment(own(f"{file}:Listening"))()
+    alone = make_environment_factory(own(f"{file}:Listening"))()
     alone.reset(row(1), 0)
     step = alone.step({"solo": Action("yes", finished=True)})
     assert (step.terminated, step.ended) == (True, {"solo"})
@@ -236,7 +238,7 @@ def test_an_environment_hears_of_cut_answers_where_its_step_asks(file: str) -> N
 
 
 def test_what_fails_inside_is_raised(file: str) -> None:
-    world = make_environment(own(f"{file}:make"))()
+    world = make_environment_factory(own(f"{file}:make"))()
     world.reset(row(0), 0)
     with pytest.raises(ValueError, match="invalid literal for int"):
         act(world, solo="seven")
@@ -269,7 +271,7 @@ def test_legal_answers_come_from_its_method_where_it_has_one(file: str) -> None:
 def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, agents: str, message: str) -> None:
     if (function, kind) == ("begins", "text"):
         Path(file).write_text(GUESS.replace('"text": "go"', '"text": {"solo": "go"}'))
-    world = make_environment(own(f"{file}:{function}", agents, kind=kind))()
+    world = make_environment_factory(own(f"{file}:{function}", agents, kind=kind))()
     with pytest.raises((TypeError, ValueError), match=message):  # noqa: PT012
         world.reset(row(0), 0)
         act(world, **dict.fromkeys(agents.split(), "x"))
@@ -292,7 +294,7 @@ def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, age
 )
 def test_what_cannot_be_made_is_refused(file: str, name: str, arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
-        make_environment(own(name.format(file=file), **arguments))
+        make_environment_factory(own(name.format(file=file), **arguments))
     assert "reward.function" not in str(refused.value)
     assert refused.value.exit_code == 2
 
@@ -302,6 +304,6 @@ def test_environment_without_close(tmp_path: Path) -> None:
         "class Plain:\n    def reset(self, seed):\n        return 'go', {}\n\n    def step(self, action):\n"
         "        return 'end', 1.0, True, False, {}\n"
     )
-    world = make_environment(own(f"{tmp_path / 'plain.py'}:Plain"))()
+    world = make_environment_factory(own(f"{tmp_path / 'plain.py'}:Plain"))()
     assert world.reset(row(3), 3)
     world.close()

@@ -22,7 +22,7 @@ from ippo_cli.config.schema.actor import (
     TinyActorConfig,
     TinyLoraActorConfig,
 )
-from ippo_cli.config.schema.agent import AgentConfig, PromptConfig, SpeakerConfig, unset
+from ippo_cli.config.schema.agent import AgentConfig, AgentPromptConfig, PromptConfig, build_unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
     AlgorithmConfig,
@@ -53,7 +53,7 @@ from ippo_cli.config.schema.critic import (
     CriticConfig,
     CriticKind,
     NoCriticConfig,
-    OwnCriticConfig,
+    OptimizedCriticConfig,
     SeparateCriticConfig,
     TrainedCriticConfig,
     ValueHeadCriticConfig,
@@ -108,7 +108,7 @@ from ippo_cli.config.schema.sweep import (
     GridSweepConfig,
     OptunaSweepConfig,
     PopulationSweepConfig,
-    SearchConfig,
+    SearchSweepConfig,
     SweepConfig,
     SweepKind,
 )
@@ -128,7 +128,7 @@ from ippo_cli.config.schema.task import (
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
-    PartnersConfig,
+    OpponentPoolConfig,
     SharedBaseConfig,
     SharedPolicyConfig,
     TeamConfig,
@@ -145,16 +145,16 @@ from ippo_cli.config.schema.tracker import (
     WandbTrackerConfig,
 )
 from ippo_cli.config.schema.world import (
+    EnvironmentTaskConfig,
     GymnasiumConfig,
     IllegalMove,
     LadderConfig,
     ObservationForm,
     Opponent,
-    OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
-    SteppedWorldConfig,
-    WorldConfig,
+    SteppedEnvironmentConfig,
+    UserEnvironmentConfig,
 )
 
 SCHEMAS: dict[str, type[Any]] = {
@@ -169,7 +169,7 @@ SCHEMAS: dict[str, type[Any]] = {
     "task_gymnasium": GymnasiumConfig,
     "task_pettingzoo": PettingzooConfig,
     "task_reasoning_gym": ReasoningGymConfig,
-    "task_environment": OwnEnvironmentConfig,
+    "task_environment": UserEnvironmentConfig,
     "algorithm": AlgorithmConfig,
     "actor_tiny": TinyActorConfig,
     "actor_full": ActorConfig,

@@ -15,7 +15,7 @@ from ippo_cli.config.schema.rollout import SamplingConfig
 T = TypeVar("T")
 
 
-def unset(schema: type[T]) -> T:
+def build_unset(schema: type[T]) -> T:
     """An instance whose every leaf is missing (`???`): the place where one agent's overrides of a group may go."""
     instance = object.__new__(schema)
     for leaf in fields(schema):  # type: ignore[arg-type]
@@ -35,18 +35,20 @@ class PromptConfig:
 
 
 @dataclass
-class SpeakerConfig(PromptConfig):
+class AgentPromptConfig(PromptConfig):
     """What an agent has beside its models."""
 
     frozen: bool = False  # it speaks with its initial weights, is scored, and never learns
 
 
 @dataclass
-class AgentConfig(SpeakerConfig):
+class AgentConfig(AgentPromptConfig):
     """One named agent of a task: how it is asked, and what is its own among the groups' values."""
 
-    actor: TinyLoraActorConfig = field(default_factory=partial(unset, TinyLoraActorConfig))  # its values of `actor`
-    critic: AnyCriticConfig = field(default_factory=partial(unset, AnyCriticConfig))  # and of `critic`
-    rollout: SamplingConfig = field(default_factory=partial(unset, SamplingConfig))  # and of how it is sampled
-    algorithm: StepsConfig = field(default_factory=partial(unset, StepsConfig))  # and of its actor's steps
-    reward: RewardWeightsConfig = field(default_factory=partial(unset, RewardWeightsConfig))  # and of its score
+    actor: TinyLoraActorConfig = field(
+        default_factory=partial(build_unset, TinyLoraActorConfig)
+    )  # its values of `actor`
+    critic: AnyCriticConfig = field(default_factory=partial(build_unset, AnyCriticConfig))  # and of `critic`
+    rollout: SamplingConfig = field(default_factory=partial(build_unset, SamplingConfig))  # and of how it is sampled
+    algorithm: StepsConfig = field(default_factory=partial(build_unset, StepsConfig))  # and of its actor's steps
+    reward: RewardWeightsConfig = field(default_factory=partial(build_unset, RewardWeightsConfig))  # and of its score

@@ -44,7 +44,7 @@ class Advantage(str, Enum):
         return self in (Advantage.group, Advantage.leave_one_out)
 
     @property
-    def walks(self) -> bool:
+    def is_per_action(self) -> bool:
         """Whether rewards are followed from action to action; all others judge a response as a whole."""
         return self in (Advantage.gae, Advantage.reward_to_go)
 

@@ -44,7 +44,7 @@ class ValueHeadCriticConfig(TrainedCriticConfig):
 
 
 @dataclass
-class OwnCriticConfig(TrainedCriticConfig, OptimizerConfig):
+class OptimizedCriticConfig(TrainedCriticConfig, OptimizerConfig):
     """A critic with an optimizer and steps of its own."""
 
     warm_start: Name | None  # a run's `critic/` folder or a reward model (one label) to start from, with its head
@@ -53,7 +53,7 @@ class OwnCriticConfig(TrainedCriticConfig, OptimizerConfig):
 
 
 @dataclass
-class SeparateCriticConfig(OwnCriticConfig):
+class SeparateCriticConfig(OptimizedCriticConfig):
     """A model of its own: a backbone without a language-model head, and a value head."""
 
     model: Name | None  # folder or hub id of the backbone; null = start from the same weights as the actor
@@ -71,7 +71,7 @@ class CentralizedCriticConfig(SeparateCriticConfig):
 
 
 @dataclass
-class AdapterCriticConfig(LoraConfig, OwnCriticConfig):
+class AdapterCriticConfig(LoraConfig, OptimizedCriticConfig):
     """A LoRA adapter of its own on the actor's frozen base, and a value head."""
 
 

@@ -30,7 +30,7 @@ class GridSweepConfig(SweepConfig):
 
 
 @dataclass
-class SearchConfig(SweepConfig):
+class SearchSweepConfig(SweepConfig):
     """Jobs that are made up on the way, from how those before them ended."""
 
     seed: Seed  # of what is drawn; the same sweep again draws the same
@@ -38,7 +38,7 @@ class SearchConfig(SweepConfig):
 
 
 @dataclass
-class OptunaSweepConfig(SearchConfig):
+class OptunaSweepConfig(SearchSweepConfig):
     """Optuna's sampler (TPE) draws the values of each job from those of jobs that scored well."""
 
     trials: PositiveInt  # jobs in all
@@ -48,7 +48,7 @@ class OptunaSweepConfig(SearchConfig):
 
 
 @dataclass
-class PopulationSweepConfig(SearchConfig):
+class PopulationSweepConfig(SearchSweepConfig):
     """Members train side by side; after each generation the better ones go on, with one value changed each."""
 
     members: Annotated[int, Range(2)]  # of each generation

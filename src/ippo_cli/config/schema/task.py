@@ -52,7 +52,7 @@ class ConversationConfig(TaskConfig):
     num_turns: PositiveInt  # turns of each agent
 
     @property
-    def answers_once(self) -> bool:
+    def is_one_turn_per_agent(self) -> bool:
         """Whether every agent has a single turn, in an order that is known beforehand."""
         return self.num_turns == 1 and self.protocol in ("parallel", "sequential")
 

@@ -22,7 +22,7 @@ class UpdateOrder(str, Enum):
 
 
 @dataclass
-class PartnersConfig:
+class OpponentPoolConfig:
     """Earlier weights as partners, or opponents, of the current ones."""
 
     every: NonNegativeInt  # iterations between snapshots of all policies, the first before training; 0 = no pool
@@ -38,7 +38,7 @@ class TeamConfig:
     kind: TeamKind  # independent: nothing | shared_policy: a group's actor and critic | shared_base: its frozen base
     update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
     round_robin_every: PositiveInt | None  # iterations in a row in which one policy learns; null without round_robin
-    partners: PartnersConfig
+    partners: OpponentPoolConfig
 
 
 @dataclass

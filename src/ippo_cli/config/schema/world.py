@@ -26,7 +26,7 @@ class Opponent(str, Enum):
 
 
 @dataclass
-class WorldConfig(TaskConfig):
+class EnvironmentTaskConfig(TaskConfig):
     """An environment that answers by itself and pays as it goes; its examples are seeds, drawn from the run's seed."""
 
     train_size: PositiveInt  # number of training seeds
@@ -35,7 +35,7 @@ class WorldConfig(TaskConfig):
 
 
 @dataclass
-class SteppedWorldConfig(WorldConfig):
+class SteppedEnvironmentConfig(EnvironmentTaskConfig):
     """A world that is stepped until it ends."""
 
     environment_args: dict[str, Any]  # keyword arguments for whatever makes the environment
@@ -43,7 +43,7 @@ class SteppedWorldConfig(WorldConfig):
 
 
 @dataclass
-class GymnasiumConfig(SteppedWorldConfig):
+class GymnasiumConfig(SteppedEnvironmentConfig):
     """A Gymnasium environment with discrete actions, read and answered as text."""
 
     env_id: Name | None  # what gymnasium.make takes, such as FrozenLake-v1, or module:Name-v0 for one's own
@@ -52,7 +52,7 @@ class GymnasiumConfig(SteppedWorldConfig):
 
 
 @dataclass
-class PettingzooConfig(SteppedWorldConfig):
+class PettingzooConfig(SteppedEnvironmentConfig):
     """A PettingZoo environment with discrete actions, turn-based or with all agents acting at once."""
 
     env_id: Name | None  # what pettingzoo.make takes, such as classic/tictactoe_v3
@@ -64,7 +64,7 @@ class PettingzooConfig(SteppedWorldConfig):
 
 
 @dataclass
-class ReasoningGymConfig(WorldConfig):
+class ReasoningGymConfig(EnvironmentTaskConfig):
     """Questions of a reasoning_gym dataset, scored by the dataset itself."""
 
     dataset: Name | None  # its name in reasoning_gym, such as chain_sum
@@ -74,14 +74,14 @@ class ReasoningGymConfig(WorldConfig):
 
 
 @dataclass
-class OwnEnvironmentConfig(SteppedWorldConfig):
+class UserEnvironmentConfig(SteppedEnvironmentConfig):
     """An environment of one's own: an object with Gymnasium's reset, step and close, in texts."""
 
     environment: Name | None  # path/to/file.py:function or module:function that returns it, given environment_args
 
 
 @dataclass
-class LadderConfig(WorldConfig):
+class LadderConfig(EnvironmentTaskConfig):
     """An agent climbs from letter to letter by a stride that it is told once; every right turn is paid."""
 
     alphabet: str  # the rungs; the letter after the last one is the first

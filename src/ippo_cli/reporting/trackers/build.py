@@ -18,12 +18,12 @@ from ippo_cli.config.schema import (
     TrackerConfig,
     WandbTrackerConfig,
 )
-from ippo_cli.config.secrets import kept
-from ippo_cli.config.trackers import refuse_missing_package, remote_trackers
-from ippo_cli.reporting.trackers.callback import Callback, load_callback
+from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.trackers import check_tracker_packages, remote_trackers
+from ippo_cli.reporting.trackers.callback import CallbackTracker, load_callback
 from ippo_cli.reporting.trackers.remote import RemoteTracker
-from ippo_cli.reporting.trackers.tensorboard_files import TensorBoard
-from ippo_cli.reporting.trackers.tracker import Tracker, Trackers
+from ippo_cli.reporting.trackers.tensorboard_files import TensorBoardTracker
+from ippo_cli.reporting.trackers.tracker import Tracker, TrackerGroup
 from ippo_cli.runs.folder import TRACKER_ID, write_atomically
 
 # What a library is told unless the environment says otherwise: to report nothing to its makers, to keep its files in
@@ -43,45 +43,47 @@ ENVIRONMENT: dict[str, Mapping[str, str]] = {
 }
 
 
-def refuse_unusable_tracker(config: TrackerConfig, *, loads_code: bool = True) -> None:
+def check_tracker_usable(config: TrackerConfig, *, loads_code: bool = True) -> None:
     """Raise `ConfigError` where a package is not installed, or the callback is no function that takes a row."""
-    refuse_missing_package(config)
+    check_tracker_packages(config)
     if config.callback is not None and loads_code:
         load_callback(config.callback)
 
 
-def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, Any]) -> Trackers:
+def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, Any]) -> TrackerGroup:
     """The trackers of the run in this folder, with `settings` as the configuration that they show."""
-    refuse_missing_package(config)
+    check_tracker_packages(config)
     found: list[Tracker] = []
     if config.tensorboard:
-        found.append(TensorBoard(folder))
+        found.append(TensorBoardTracker(folder))
     if config.callback is not None:
-        found.append(Callback(config.callback))
+        found.append(CallbackTracker(config.callback))
     for kind in remote_trackers(config):
         assert isinstance(config, RemoteTrackerConfig)
         found.append(
             RemoteTracker(
                 kind,
-                _run(kind, config, folder, settings),
+                _remote_run_settings(kind, config, folder, settings),
                 finish_timeout_s=config.finish_timeout_s,
                 environment={name: value.format(folder=folder) for name, value in ENVIRONMENT[kind].items()},
             )
         )
-    return Trackers(found)
+    return TrackerGroup(found)
 
 
-def settings_of(config: Config) -> dict[str, Any]:
+def plain_settings(config: Config) -> dict[str, Any]:
     """The whole configuration as plain values, secrets by their names, as in `config.yaml`."""
-    return kept(json.loads(json.dumps(asdict(config))))
+    return mask_secrets(json.loads(json.dumps(asdict(config))))
 
 
-def _run(kind: str, config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _remote_run_settings(
+    kind: str, config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """What the run is called there. Runs lie below `output_dir/name`, those of a sweep in a folder of the sweep's."""
     experiment = str(settings.get("name", folder.parent.name))
     group = folder.parent.name
     run = {
-        "id": _id(folder),
+        "id": _get_tracker_id(folder),
         "name": config.run_name or (folder.name if group == experiment else f"{group}/{folder.name}"),
         "group": group,
         "folder": str(folder),
@@ -98,7 +100,7 @@ def _run(kind: str, config: RemoteTrackerConfig, folder: Path, settings: Mapping
     return run | {"experiment": config.experiment or experiment, "uri": uri}
 
 
-def _id(folder: Path) -> str:
+def _get_tracker_id(folder: Path) -> str:
     """By which a tracker knows the run when it goes on: drawn once, kept in the run's folder."""
     file = folder / TRACKER_ID
     with suppress(OSError):

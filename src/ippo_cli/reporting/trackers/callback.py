@@ -11,10 +11,10 @@ from ippo_cli.engine import progress
 from ippo_cli.reporting.trackers.tracker import Row
 from ippo_cli.user_code.load import load_function
 
-KEY = "tracker.callback"
+CALLBACK_KEY = "tracker.callback"
 
 
-class Callback:
+class CallbackTracker:
     """Calls `function(row)`, where the row is a dict from metrics to numbers, and None where one is not finite.
 
     It is called in the training process and waited for:
@@ -24,14 +24,14 @@ class Callback:
     """
 
     def __init__(self, function: str) -> None:
-        self.name = f"{KEY}={function}"
+        self.name = f"{CALLBACK_KEY}={function}"
         self._function = load_callback(function)
 
     def log(self, row: Row, iteration: int) -> None:
         try:
             self._function(dict(row))
         finally:
-            progress.made()
+            progress.heartbeat()
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """It is told of numbers alone."""
@@ -42,8 +42,8 @@ class Callback:
 
 def load_callback(function: str) -> Callable[[dict[str, float | None]], object]:
     """The function. Raises `ConfigError` where there is none, or where it cannot be called with a row alone."""
-    found = load_function(function, KEY)
-    setting = f"{KEY}={function}"
+    found = load_function(function, CALLBACK_KEY)
+    setting = f"{CALLBACK_KEY}={function}"
     if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__):
         raise ConfigError(setting, "is async, and a row's call is not awaited", "use a function without async")
     try:

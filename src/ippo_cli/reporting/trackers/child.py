@@ -20,22 +20,22 @@ from importlib import import_module
 from queue import SimpleQueue
 from typing import Any, Protocol
 
-KINDS = {
+RUN_CLASSES = {
     "wandb": ("ippo_cli.reporting.trackers.wandb_run", "WandbRun"),
     "mlflow": ("ippo_cli.reporting.trackers.mlflow_run", "MlflowRun"),
 }
-KEPT_ROWS = 1000  # that wait for a server; of more the oldest are given up
-WATCH_S = 1.0
+MAX_PENDING_ROWS = 1000  # that wait for a server; of more the oldest are given up
+PARENT_POLL_S = 1.0
 KILLED = "killed"  # how a run ended whose process is gone without a word
 
 Message = dict[str, Any]
-Tell = Callable[[Message], None]
+SendReply = Callable[[Message], None]
 
 
 class RemoteRun(Protocol):
     """A run at a tracker's. Each call may take long and raise."""
 
-    def log(self, row: Mapping[str, float | None], at: float) -> None:
+    def log(self, row: Mapping[str, float | None], timestamp: float) -> None:
         """A row of metrics, and when it was logged in seconds since 1970."""
         ...
 
@@ -44,14 +44,14 @@ class RemoteRun(Protocol):
     def finish(self, state: str) -> None: ...
 
 
-class Delivery:
+class RowDelivery:
     """Rows in their order: what a server does not take is tried again with the next one, and at the end."""
 
-    def __init__(self, begin: Callable[[], RemoteRun], tell: Tell) -> None:
+    def __init__(self, begin: Callable[[], RemoteRun], tell: SendReply) -> None:
         self._begin, self._tell = begin, tell
         self._run: RemoteRun | None = None
         self._waiting: deque[Message] = deque()
-        self._taken = 0
+        self._delivered_rows = 0
 
     def deliver(self) -> None:
         """Try all rows that wait."""
@@ -61,23 +61,23 @@ class Delivery:
             while self._waiting:
                 self._run.log(self._waiting[0]["row"], self._waiting[0]["at"])
                 self._waiting.popleft()
-                self._taken += 1
-                self._tell({"taken": self._taken})
+                self._delivered_rows += 1
+                self._tell({"taken": self._delivered_rows})
         except Exception as error:
-            self._tell({"problem": f"takes no rows ({_words(error)})"})
+            self._tell({"problem": f"takes no rows ({_format_error(error)})"})
 
     def take(self, message: Message) -> None:
         """One message of the training process."""
         if "row" in message:
             self._waiting.append(message)
-            if len(self._waiting) > KEPT_ROWS:
+            if len(self._waiting) > MAX_PENDING_ROWS:
                 self._waiting.popleft()
             self.deliver()
         elif self._run is not None:
             try:
                 self._run.samples(message["name"], message["samples"])
             except Exception as error:
-                self._tell({"problem": f"takes no samples ({_words(error)})"})
+                self._tell({"problem": f"takes no samples ({_format_error(error)})"})
 
     def end(self, state: str) -> None:
         """Try what waits for the last time, and end the run there."""
@@ -86,7 +86,7 @@ class Delivery:
             if self._run is not None:
                 self._run.finish(state)
         except Exception as error:
-            self._tell({"problem": f"cannot end its run ({_words(error)})"})
+            self._tell({"problem": f"cannot end its run ({_format_error(error)})"})
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
 
-    def tell(message: Message) -> None:
+    def send_reply(message: Message) -> None:
         with suppress(OSError):  # the training process is gone, and what it has said is delivered all the same
             print(json.dumps(message), file=answers, flush=True)
 
@@ -103,40 +103,43 @@ def main() -> None:
     for name, value in first["environment"].items():
         os.environ.setdefault(name, value)
     messages: SimpleQueue[Message] = SimpleQueue()
-    for work in (lambda: _read(messages), lambda: _end_with(first["parent"], first["finish_timeout_s"], messages)):
+    for work in (
+        lambda: _read_messages(messages),
+        lambda: _exit_with_parent(first["parent"], first["finish_timeout_s"], messages),
+    ):
         threading.Thread(target=work, daemon=True).start()
 
-    def begin() -> RemoteRun:
-        module, name = KINDS[first["kind"]]
-        return getattr(import_module(module), name)(first["run"], tell)
+    def start_run() -> RemoteRun:
+        module, name = RUN_CLASSES[first["kind"]]
+        return getattr(import_module(module), name)(first["run"], send_reply)
 
-    delivery = Delivery(begin, tell)
+    delivery = RowDelivery(start_run, send_reply)
     delivery.deliver()
     while "finish" not in (message := messages.get()):
         delivery.take(message)
     delivery.end(message["finish"])
 
 
-def _read(messages: SimpleQueue[Message]) -> None:
+def _read_messages(messages: SimpleQueue[Message]) -> None:
     for line in sys.stdin.buffer:
         messages.put(json.loads(line))
     messages.put({"finish": KILLED})
 
 
-def _end_with(parent: int, patience_s: float, messages: SimpleQueue[Message]) -> None:
+def _exit_with_parent(parent: int, patience_s: float, messages: SimpleQueue[Message]) -> None:
     """Once the training process is gone what it has said is still delivered, but not for ever."""
     while os.getppid() == parent:
-        time.sleep(WATCH_S)
+        time.sleep(PARENT_POLL_S)
     messages.put({"finish": KILLED})  # a process that it forked may hold the pipe open
     time.sleep(patience_s)
     os.killpg(0, signal.SIGKILL)
 
 
-def _words(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """One line without secrets."""
-    from ippo_cli.config.secrets import redacted
+    from ippo_cli.config.secrets import redact_text
 
-    return " ".join(redacted(f"{type(error).__name__}: {error!s:.300}").split())
+    return " ".join(redact_text(f"{type(error).__name__}: {error!s:.300}").split())
 
 
 if __name__ == "__main__":

@@ -19,16 +19,16 @@ from mlflow.exceptions import MlflowException
 RUN_TAG = "ippo.run_id"
 STATUS = {"done": "FINISHED", "failed": "FAILED"}  # of others KILLED
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # of one request
-UNUSABLE = re.compile(r"[^\w./ :-]")  # in names of metrics and parameters
+INVALID_CHARACTERS = re.compile(r"[^\w./ :-]")  # in names of metrics and parameters
 
 
 class MlflowRun:
     """A run that is found again by a tag; an iteration that is logged twice has two points at one step."""
 
     def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
-        with _alone(run["uri"]):
+        with _lock_tracking_folder(run["uri"]):
             self._client = MlflowClient(tracking_uri=run["uri"])
-            experiment = self._experiment(run["experiment"])
+            experiment = self._get_or_create_experiment(run["experiment"])
         there = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run['id']}'", max_results=1)
         if there:
             self._id = there[0].info.run_id
@@ -38,12 +38,12 @@ class MlflowRun:
             tags = {RUN_TAG: run["id"], "group": run["group"], "folder": run["folder"]}
             self._id = self._client.create_run(experiment, run_name=run["name"], tags=tags).info.run_id
             params = {}
-        self._params(dict(_leaves(run["settings"])), params)
+        self._log_params(dict(_flatten_settings(run["settings"])), params)
 
-    def log(self, row: Mapping[str, float | None], at: float) -> None:
-        step, milliseconds = int(row["iteration"] or 0), int(at * 1000)
+    def log(self, row: Mapping[str, float | None], timestamp: float) -> None:
+        step, milliseconds = int(row["iteration"] or 0), int(timestamp * 1000)
         metrics = [
-            Metric(_named(name), value, milliseconds, step)
+            Metric(_sanitize_name(name), value, milliseconds, step)
             for name, value in row.items()
             if value is not None and name != "iteration"
         ]
@@ -58,7 +58,7 @@ class MlflowRun:
         self._client.set_tag(self._id, "state", state)
         self._client.set_terminated(self._id, STATUS.get(state, "KILLED"))
 
-    def _experiment(self, name: str) -> str:
+    def _get_or_create_experiment(self, name: str) -> str:
         """Its id; of several runs that begin together one makes it."""
         if (there := self._client.get_experiment_by_name(name)) is None:
             try:
@@ -68,18 +68,18 @@ class MlflowRun:
                     raise
         return there.experiment_id
 
-    def _params(self, settings: Mapping[str, str], there: Mapping[str, str]) -> None:
+    def _log_params(self, settings: Mapping[str, str], known_params: Mapping[str, str]) -> None:
         """Parameters cannot be changed: what a resumed run has changed is a tag."""
-        new = [Param(name, value) for name, value in settings.items() if name not in there]
+        new = [Param(name, value) for name, value in settings.items() if name not in known_params]
         for start in range(0, len(new), MOST_PARAMS):
             self._client.log_batch(self._id, params=new[start : start + MOST_PARAMS])
-        changed = {name: value for name, value in settings.items() if there.get(name, value) != value}
+        changed = {name: value for name, value in settings.items() if known_params.get(name, value) != value}
         if changed:
             self._client.log_batch(self._id, tags=[RunTag(f"changed.{name}", value) for name, value in changed.items()])
 
 
 @contextmanager
-def _alone(uri: str) -> Iterator[None]:
+def _lock_tracking_folder(uri: str) -> Iterator[None]:
     """Hold a folder of files while an experiment is looked for and made: jobs that begin together would make two."""
     place = urlparse(uri)
     if place.scheme != "file":  # a server sees to that itself
@@ -92,16 +92,16 @@ def _alone(uri: str) -> Iterator[None]:
         yield
 
 
-def _named(name: str) -> str:
+def _sanitize_name(name: str) -> str:
     """The name with what MLflow takes: `score/pass_at_4` for `score/pass@4`."""
-    return UNUSABLE.sub("_", name.replace("@", "_at_"))
+    return INVALID_CHARACTERS.sub("_", name.replace("@", "_at_"))
 
 
-def _leaves(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _flatten_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Values below a configuration as text, by their dotted names."""
     if isinstance(settings, dict) and settings:
         for key, value in settings.items():
-            yield from _leaves(value, f"{prefix}.{key}" if prefix else key)
+            yield from _flatten_settings(value, f"{prefix}.{key}" if prefix else key)
     else:
         text = settings if isinstance(settings, str) else json.dumps(settings)
-        yield _named(prefix), text[:LONGEST_PARAM]
+        yield _sanitize_name(prefix), text[:LONGEST_PARAM]

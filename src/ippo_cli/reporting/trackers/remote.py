@@ -14,15 +14,17 @@ from contextlib import suppress
 from queue import Full, Queue
 from typing import IO, Any
 
-from ippo_cli.config.secrets import kept
+from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.engine import progress
 from ippo_cli.reporting.trackers import child as child_program
 from ippo_cli.reporting.trackers.tracker import Row, TrackerError
-from ippo_cli.runs.watchdog import descendants, outliving
+from ippo_cli.runs.watchdog import descendants, surviving_children
 
-QUEUED = 1000  # messages that the process has not read yet
-LEAVING_S = 5.0  # how long a run that leaves or has failed waits at most: whoever asked it to will not wait long
-ASKED_TO_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+MAX_QUEUED_MESSAGES = 1000  # messages that the process has not read yet
+FAILED_FINISH_TIMEOUT_S = (
+    5.0  # how long a run that leaves or has failed waits at most: whoever asked it to will not wait long
+)
+BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RemoteTracker:
@@ -36,17 +38,17 @@ class RemoteTracker:
     ) -> None:
         self.name = f"tracker={kind}"
         self._finish_timeout_s = finish_timeout_s
-        self._messages: Queue[bytes] = Queue(QUEUED)
+        self._messages: Queue[bytes] = Queue(MAX_QUEUED_MESSAGES)
         self._process: subprocess.Popen[bytes] | None = None
-        self._heard = b""
-        self._rows = self._taken = 0
-        self._without = ""
+        self._buffer = b""
+        self._rows = self._delivered_rows = 0
+        self._start_error = ""
         try:
-            self._process = _started()
+            self._process = _start_process()
         except OSError as error:
-            self._without = f"has no process ({error.strerror})"
+            self._start_error = f"has no process ({error.strerror})"
             return
-        outliving.add(self._process.pid)  # where a hanging run is ended it delivers what it was told
+        surviving_children.add(self._process.pid)  # where a hanging run is ended it delivers what it was told
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -58,7 +60,7 @@ class RemoteTracker:
             "path": [str(place) for place in sys.path],
             "parent": os.getpid(),
         }
-        self._messages.put_nowait(_line(first))
+        self._messages.put_nowait(_encode_message(first))
         threading.Thread(target=self._write, args=(self._process.stdin,), name=self.name, daemon=True).start()
 
     def log(self, row: Row, iteration: int) -> None:
@@ -68,7 +70,7 @@ class RemoteTracker:
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """They leave this machine, so that secrets of the environment are left out, which the files need not do."""
-        self._send({"name": name, "samples": kept(list(rows))})
+        self._send({"name": name, "samples": mask_secrets(list(rows))})
 
     def finish(self, state: str) -> None:
         problem = ""
@@ -80,15 +82,15 @@ class RemoteTracker:
             problem = str(error)
         finally:
             self._end()
-        if problem or self._rows > self._taken:
-            raise TrackerError(problem or "has not taken all rows", self._rows - self._taken)
+        if problem or self._rows > self._delivered_rows:
+            raise TrackerError(problem or "has not taken all rows", self._rows - self._delivered_rows)
 
     def _wait(self, state: str) -> str:
         """Wait for the process to end by itself; what there is to say if it has not."""
         assert self._process is not None
-        limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, LEAVING_S)
+        limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, FAILED_FINISH_TIMEOUT_S)
         try:
-            with progress.within(limit_s):
+            with progress.grant_time(limit_s):
                 self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
             return f"has not ended within {limit_s:g} s and is left"
@@ -96,13 +98,13 @@ class RemoteTracker:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if self._process is None:
-            raise TrackerError(self._without, missed=0)
+            raise TrackerError(self._start_error, missed=0)
         if (code := self._process.poll()) is not None:
             self._tell(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})")
         try:
-            self._messages.put_nowait(_line(message))
+            self._messages.put_nowait(_encode_message(message))
         except Full:
-            raise TrackerError(f"is {QUEUED} messages behind", missed=0) from None
+            raise TrackerError(f"is {MAX_QUEUED_MESSAGES} messages behind", missed=0) from None
 
     def _write(self, pipe: IO[bytes]) -> None:
         """In a thread of its own: the process may be slow to read."""
@@ -111,32 +113,32 @@ class RemoteTracker:
                 pipe.write(self._messages.get())
                 pipe.flush()
 
-    def _tell(self, otherwise: str = "") -> None:
+    def _tell(self, default_problem: str = "") -> None:
         """Pass on what was heard. Raises `TrackerError` for the first problem; rows are counted at the end."""
         problem = ""
         for answer in self._answers():
             problem = problem or answer.get("problem", "")
-            self._taken = answer.get("taken", self._taken)
+            self._delivered_rows = answer.get("taken", self._delivered_rows)
             if "said" in answer:
                 with suppress(OSError):  # what is printed may go to a full disk
                     print(f"{self.name}: {answer['said']}", flush=True)
-        if problem or otherwise:
-            raise TrackerError(problem or otherwise, missed=0)
+        if problem or default_problem:
+            raise TrackerError(problem or default_problem, missed=0)
 
     def _answers(self) -> Iterator[dict[str, Any]]:
         assert self._process is not None
         assert self._process.stdout is not None
         with suppress(BlockingIOError, OSError):
             while chunk := os.read(self._process.stdout.fileno(), 2**16):
-                self._heard += chunk
-        *lines, self._heard = self._heard.split(b"\n")
+                self._buffer += chunk
+        *lines, self._buffer = self._buffer.split(b"\n")
         yield from (json.loads(line) for line in lines)
 
     def _end(self) -> None:
         """Leave nothing behind that the process has started."""
         if self._process is None:
             return
-        outliving.discard(self._process.pid)
+        surviving_children.discard(self._process.pid)
         if self._process.poll() is not None:
             return
         for pid in (*descendants(self._process.pid), self._process.pid):
@@ -145,16 +147,16 @@ class RemoteTracker:
         self._process.wait()
 
 
-def _line(message: Mapping[str, Any]) -> bytes:
+def _encode_message(message: Mapping[str, Any]) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _started() -> subprocess.Popen[bytes]:
+def _start_process() -> subprocess.Popen[bytes]:
     """The process, in a session of its own and deaf to what asks a run to leave: it ends with the run.
 
     Signals that are blocked here stay so in it, and in whatever service its library starts.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKED_TO_LEAVE)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     try:
         return subprocess.Popen(
             [sys.executable, "-P", str(child_program.__file__)],

@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ippo_cli.config.errors import disk_is_full
+from ippo_cli.config.errors import is_disk_full
 from ippo_cli.reporting.trackers.tracker import Row
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-ROOM_FOR_CURVES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
+MIN_FREE_BYTES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
 
 
-class TensorBoard:
+class TensorBoardTracker:
     """One scalar for every number of a row."""
 
     name = "tb/"
@@ -31,10 +31,10 @@ class TensorBoard:
         self._failed = False
 
     def log(self, row: Row, iteration: int) -> None:
-        if self._failed and shutil.disk_usage(self._folder).free <= ROOM_FOR_CURVES:
+        if self._failed and shutil.disk_usage(self._folder).free <= MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
-            self._draw(row, iteration)
+            self._write_scalars(row, iteration)
         except Exception:
             self._failed, self._writer = True, None  # its thread has ended; the next row begins another file
             raise
@@ -47,11 +47,11 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def _draw(self, row: Row, iteration: int) -> None:
+    def _write_scalars(self, row: Row, iteration: int) -> None:
         if self._writer is None:
             from torch.utils.tensorboard import SummaryWriter
 
-            threading.excepthook = _quietly
+            threading.excepthook = _ignore_disk_full
             # What an earlier process drew from here on was abandoned with it.
             self._writer = SummaryWriter(str(self._folder / "tb"), purge_step=iteration)
         for key, value in row.items():
@@ -60,7 +60,7 @@ class TensorBoard:
         self._writer.flush()
 
 
-def _quietly(args: threading.ExceptHookArgs) -> None:
+def _ignore_disk_full(args: threading.ExceptHookArgs) -> None:
     """No traceback of a writer's thread whose file cannot be written: the next row that is drawn raises the same."""
-    if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not disk_is_full(args.exc_value):
+    if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not is_disk_full(args.exc_value):
         threading.__excepthook__(args)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ippo_cli.config.errors import storage_failure
-from ippo_cli.config.secrets import redacted
-from ippo_cli.runs.folder import warn
-from ippo_cli.user_code.errors import located
+from ippo_cli.config.errors import storage_error_message
+from ippo_cli.config.secrets import redact_text
+from ippo_cli.runs.folder import print_warning
+from ippo_cli.user_code.errors import format_user_error
 
 Row = Mapping[str, float | None]
 """Metrics by name; None stands for a number that is not finite."""
@@ -40,49 +40,55 @@ class Tracker(Protocol):
         ...
 
 
-class Trackers:
+class TrackerGroup:
     """All trackers of a run, of which none can end it."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
         self._rows = 0
-        self._missed: dict[str, int] = {}  # rows, of those that have failed
+        self._missed_rows: dict[str, int] = {}  # rows, of those that have failed
         self.problems: dict[str, str] = {}  # what went wrong first, by the tracker's name
 
     def log(self, row: Row, iteration: int) -> None:
         """Tell all trackers of a row."""
         self._rows += 1
         for tracker in self._trackers:
-            self._guarded(tracker, lambda one=tracker: one.log(row, iteration))
+            self._call_tracker(tracker, lambda one=tracker: one.log(row, iteration))
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show all trackers a table of samples."""
         for tracker in self._trackers:
-            self._guarded(tracker, lambda one=tracker: one.samples(name, rows), missed=0)
+            self._call_tracker(tracker, lambda one=tracker: one.samples(name, rows), missed=0)
 
     def finish(self, state: str) -> None:
         """End all trackers, once, and say how many rows each has missed."""
         ending, self._trackers = self._trackers, []
         for tracker in ending:
-            self._guarded(tracker, lambda one=tracker: one.finish(state), missed=0)
-            if missed := self._missed.get(tracker.name):
+            self._call_tracker(tracker, lambda one=tracker: one.finish(state), missed=0)
+            if missed := self._missed_rows.get(tracker.name):
                 self.problems[tracker.name] += f"; it has missed {missed} of {self._rows} rows"
-                warn(f"{tracker.name} has missed {missed} of {self._rows} rows, which are all in metrics.jsonl")
+                print_warning(
+                    f"{tracker.name} has missed {missed} of {self._rows} rows, which are all in metrics.jsonl"
+                )
 
-    def _guarded(self, tracker: Tracker, call: Callable[[], None], missed: int = 1) -> None:
+    def _call_tracker(self, tracker: Tracker, call: Callable[[], None], missed: int = 1) -> None:
         try:
             call()
         except (Exception, SystemExit) as error:  # of other people's code and servers: it may be anything
             missed = error.missed if isinstance(error, TrackerError) else missed
-            self._missed[tracker.name] = self._missed.get(tracker.name, 0) + missed
+            self._missed_rows[tracker.name] = self._missed_rows.get(tracker.name, 0) + missed
             if tracker.name not in self.problems:
-                self.problems[tracker.name] = _reason(error)
-                warn(f"{tracker.name} {self.problems[tracker.name]}; training goes on")
+                self.problems[tracker.name] = _failure_reason(error)
+                print_warning(f"{tracker.name} {self.problems[tracker.name]}; training goes on")
 
 
-def _reason(error: BaseException) -> str:
+def _failure_reason(error: BaseException) -> str:
     """One line without secrets."""
     if isinstance(error, TrackerError):
-        return " ".join(redacted(str(error)).split())
-    reason = storage_failure(error)
-    return f"cannot be written ({reason})" if reason else "fails (" + " ".join(redacted(located(error)).split()) + ")"
+        return " ".join(redact_text(str(error)).split())
+    reason = storage_error_message(error)
+    return (
+        f"cannot be written ({reason})"
+        if reason
+        else "fails (" + " ".join(redact_text(format_user_error(error)).split()) + ")"
+    )

@@ -8,8 +8,8 @@ from typing import Any
 import wandb
 
 INIT_TIMEOUT_S = 20.0  # for its server to answer; without an answer everything is kept in files
-OFFLINE = ("offline", "disabled", "dryrun")
-COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
+OFFLINE_MODES = ("offline", "disabled", "dryrun")
+SAMPLE_COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
 PREEMPTED, FAILED = 75, 1
 
 
@@ -17,7 +17,7 @@ class WandbRun:
     """Rows are placed by `iteration`, so that those of a resumed run that were logged before are no error."""
 
     def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
-        def begun(mode: str | None = None) -> wandb.Run:
+        def init_run(mode: str | None = None) -> wandb.Run:
             settings = wandb.Settings(
                 console="off",
                 silent=True,
@@ -42,10 +42,10 @@ class WandbRun:
             )
 
         try:
-            self._run = begun()
+            self._run = init_run()
         except Exception as error:
             wandb.teardown()
-            self._run = begun("offline")
+            self._run = init_run("offline")
             reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
             place = f"{run['folder']}/wandb"
             tell({"problem": f"is not reached ({reason}): everything is kept in {place}, for wandb sync"})
@@ -54,13 +54,15 @@ class WandbRun:
         if self._run.url:
             tell({"said": self._run.url})
 
-    def log(self, row: Mapping[str, float | None], at: float) -> None:
-        self._run.log({name: value for name, value in row.items() if value is not None} | {"_timestamp": at})
+    def log(self, row: Mapping[str, float | None], timestamp: float) -> None:
+        self._run.log({name: value for name, value in row.items() if value is not None} | {"_timestamp": timestamp})
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         kind, _, iteration = name.rpartition("_")
         turns = [{"index": row["index"], **turn} for row in rows for turn in row["turns"]]
-        table = wandb.Table(columns=list(COLUMNS), data=[[turn[column] for column in COLUMNS] for turn in turns])
+        table = wandb.Table(
+            columns=list(SAMPLE_COLUMNS), data=[[turn[column] for column in SAMPLE_COLUMNS] for turn in turns]
+        )
         self._run.log({f"samples/{kind}": table, "iteration": int(iteration)})
 
     def finish(self, state: str) -> None:

@@ -13,11 +13,18 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from ippo_cli.rewards.code.program import code_of, defines, join_programs, parsed, uses, whole_program
+from ippo_cli.rewards.code.program import (
+    assemble_program,
+    defines_function,
+    extract_code,
+    join_programs,
+    parse_code,
+    uses_call_result,
+)
 from ippo_cli.rewards.code.sandbox import Sandbox
 
 CHECK = "check"
-ANY_ERROR = {"Exception", "BaseException", "AssertionError"}
+BROAD_ERRORS = {"Exception", "BaseException", "AssertionError"}
 
 
 def judge(
@@ -29,30 +36,35 @@ def judge(
     """
     read_tests(test)  # a row whose tests cannot run has failed, whatever was written
     *helper_names, name = names
-    helpers = [code_of(text, own) for text, own in zip(texts[:-1], helper_names, strict=True)]
-    trees = [parsed(helper) for helper in helpers]
-    program = whole_program(prompt, texts[-1], name)
+    helpers = [extract_code(text, own) for text, own in zip(texts[:-1], helper_names, strict=True)]
+    trees = [parse_code(helper) for helper in helpers]
+    program = assemble_program(prompt, texts[-1], name)
     parses = [tree is not None for tree in trees] + [program is not None]
-    found = [defines(tree, own) for tree, own in zip(trees, helper_names, strict=True)]
-    found.append(defines(parsed(program or ""), name))
-    said: dict[str, float | str] = {"parses": _share(parses), "defines": _share(found), "share": 0.0, "passed": 0.0}
+    is_defined = [defines_function(tree, own) for tree, own in zip(trees, helper_names, strict=True)]
+    is_defined.append(defines_function(parse_code(program or ""), name))
+    result: dict[str, float | str] = {
+        "parses": _fraction_true(parses),
+        "defines": _fraction_true(is_defined),
+        "share": 0.0,
+        "passed": 0.0,
+    }
     if len(texts) > 1:
-        said["calls"] = float(uses(parsed(program or ""), name, names[0]))
-    if not all(parses) or not all(found):
-        return {**said, "why": "it does not parse" if not all(parses) else "a function is missing"}
+        result["calls"] = float(uses_call_result(parse_code(program or ""), name, names[0]))
+    if not all(parses) or not all(is_defined):
+        return {**result, "why": "it does not parse" if not all(parses) else "a function is missing"}
     assert program is not None
-    tally = tested(join_programs([*helpers, program]), name, prompt, test, sandbox, timeout_s)
-    return {**said, "share": tally.share, "passed": float(tally.all_passed), "why": tally.why}
+    tally = run_tests(join_programs([*helpers, program]), name, prompt, test, sandbox, timeout_s)
+    return {**result, "share": tally.share, "passed": float(tally.all_passed), "why": tally.first_error}
 
 
 @dataclass
-class Tally:
+class AssertionCounts:
     """How many assertions were passed."""
 
     expected: int  # at least so many there are
     passed: int = 0
     failed: int = 0
-    why: str = ""
+    first_error: str = ""
 
     @property
     def all_passed(self) -> bool:
@@ -62,26 +74,26 @@ class Tally:
     def share(self) -> float:
         return self.passed / max(self.expected, self.passed + self.failed, 1)
 
-    def note_passed(self) -> None:
+    def record_pass(self) -> None:
         self.passed += 1
 
-    def note_failed(self, error: BaseException) -> None:
+    def record_failure(self, error: BaseException) -> None:
         self.failed += 1
-        self.why = self.why or f"{type(error).__name__}: {error}"[:200]
+        self.first_error = self.first_error or f"{type(error).__name__}: {error}"[:200]
 
 
-def tested(program: str, entry_point: str, prompt: str, test: str, kind: str, timeout_s: float) -> Tally:
+def run_tests(program: str, entry_point: str, prompt: str, test: str, kind: str, timeout_s: float) -> AssertionCounts:
     """Run the tests. Raises what is wrong with them, or with the sandbox; what is wrong with the program is counted."""
     tests, expected = read_tests(test)
-    tally = Tally(expected=expected)
+    tally = AssertionCounts(expected=expected)
     sandbox = Sandbox(kind, timeout_s)
     try:
         sandbox.load(program, entry_point)
     except Exception as error:
-        tally.note_failed(error)
+        tally.record_failure(error)
         return tally
     else:
-        _run(tests, sandbox, entry_point, prompt, tally)
+        _execute_tests(tests, sandbox, entry_point, prompt, tally)
     finally:
         sandbox.close()
     if not tally.passed + tally.failed:
@@ -89,24 +101,24 @@ def tested(program: str, entry_point: str, prompt: str, test: str, kind: str, ti
     return tally
 
 
-def _run(tests: ast.Module, sandbox: Sandbox, entry_point: str, prompt: str, tally: Tally) -> None:
-    namespace = _of_prompt(prompt)
-    namespace |= {entry_point: sandbox.ask, "__passed": tally.note_passed, "__failed": tally.note_failed}
+def _execute_tests(tests: ast.Module, sandbox: Sandbox, entry_point: str, prompt: str, tally: AssertionCounts) -> None:
+    namespace = _execute_prompt(prompt)
+    namespace |= {entry_point: sandbox.ask, "__passed": tally.record_pass, "__failed": tally.record_failure}
     random.seed(0)
     try:
         exec(compile(tests, "tests", "exec"), namespace)
         if callable(namespace.get(CHECK)):
             namespace[CHECK](sandbox.ask)
     except Exception as error:  # outside of an assertion: there the tests end
-        tally.note_failed(error)
+        tally.record_failure(error)
     if sandbox.failure is not None and not tally.failed:  # the tests looked away
-        tally.note_failed(sandbox.failure)
+        tally.record_failure(sandbox.failure)
 
 
-def _of_prompt(prompt: str) -> dict[str, Any]:
+def _execute_prompt(prompt: str) -> dict[str, Any]:
     """What the prompt defines beside the function under test: tests may use it, and it is no model's."""
     namespace: dict[str, Any] = {"__name__": "tests"}
-    if (tree := parsed(prompt)) is not None:
+    if (tree := parse_code(prompt)) is not None:
         exec(compile(tree, "prompt", "exec"), namespace)
     return namespace
 
@@ -117,19 +129,19 @@ def read_tests(test: str) -> tuple[ast.Module, int]:
     Raises what is wrong with tests that can pass no program.
     """
     tree = ast.parse(test)
-    for module in _imported(tree):
+    for module in _imported_packages(tree):
         if find_spec(module) is None:
             raise ValueError(f"its tests import {module}, which is not installed here")
-    counting = _Counting()
+    counting = _AssertionCounter()
     tree = ast.fix_missing_locations(counting.visit(tree))
     if not counting.number:
         raise ValueError("its tests assert nothing")
     return tree, counting.number
 
 
-def try_prompt(prompt: str, entry_point: str, kind: str, timeout_s: float) -> None:
+def check_prompt_code(prompt: str, entry_point: str, kind: str, timeout_s: float) -> None:
     """Raise what a prompt raises that is code: every program that begins with it would raise it as well."""
-    if parsed(prompt) is None:
+    if parse_code(prompt) is None:
         return
     sandbox = Sandbox(kind, timeout_s)
     try:
@@ -138,7 +150,7 @@ def try_prompt(prompt: str, entry_point: str, kind: str, timeout_s: float) -> No
         sandbox.close()
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
+def _imported_packages(tree: ast.Module) -> Iterator[str]:
     """Packages that are imported at the top."""
     for node in tree.body:
         if isinstance(node, ast.Import):
@@ -147,7 +159,7 @@ def _imported(tree: ast.Module) -> Iterator[str]:
             yield node.module.split(".")[0]
 
 
-class _Counting(ast.NodeTransformer):
+class _AssertionCounter(ast.NodeTransformer):
     """Counts what is asserted, and whatever an assertion raises as its failure, also where the tests would catch it.
 
     Two forms say that an error is expected, and the handler that catches it is what holds then: `assert False` behind
@@ -171,12 +183,13 @@ class _Counting(ast.NodeTransformer):
         return counted
 
     def visit_Try(self, node: ast.Try) -> ast.AST:
-        never = any(map(_is_never, (*node.body, *node.orelse)))
+        never = any(map(_is_assert_false, (*node.body, *node.orelse)))
         alone = not never and len(node.body) == 1 and isinstance(node.body[0], ast.Assert)
         expected = [
             handler
             for handler in node.handlers
-            if (never and not _among(handler.body, ast.Assert, ast.Raise)) or (alone and _ignores_a_kind(handler))
+            if (never and not _contains_statement(handler.body, ast.Assert, ast.Raise))
+            or (alone and _ignores_specific_error(handler))
         ]
         outside, self._may_raise = self._may_raise, alone and bool(expected)
         node.body = [self.visit(child) for child in node.body]
@@ -190,21 +203,21 @@ class _Counting(ast.NodeTransformer):
         return node
 
 
-def _ignores_a_kind(handler: ast.ExceptHandler) -> bool:
+def _ignores_specific_error(handler: ast.ExceptHandler) -> bool:
     """Whether it does nothing about an error of a certain kind; every program may raise some error."""
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
-    certain = all(isinstance(kind, ast.Name) and kind.id not in ANY_ERROR for kind in kinds)
+    certain = all(isinstance(kind, ast.Name) and kind.id not in BROAD_ERRORS for kind in kinds)
     return certain and all(isinstance(statement, ast.Pass) for statement in handler.body)
 
 
-def _among(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> bool:
+def _contains_statement(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> bool:
     return any(isinstance(node, kinds) for statement in body for node in ast.walk(statement))
 
 
-def _is_never(statement: ast.stmt) -> bool:
+def _is_assert_false(statement: ast.stmt) -> bool:
     """`assert False`: what is not to be reached."""
     return isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value
 
 
-def _share(held: list[bool]) -> float:
-    return sum(held) / len(held)
+def _fraction_true(flags: list[bool]) -> float:
+    return sum(flags) / len(flags)

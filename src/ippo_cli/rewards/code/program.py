@@ -10,12 +10,12 @@ import textwrap
 import warnings
 from collections.abc import Iterator, Sequence
 
-MOST_CHARACTERS = 2**16
-MOST_BLOCKS = 16  # of one text that are looked at, from its end
+MAX_CHARACTERS = 2**16
+MAX_BLOCKS = 16  # of one text that are looked at, from its end
 # What has been read is not read again in other ways: of a long row of blanks these are many.
-_OPENING = re.compile(r"([ \t]*+(?:(?:[-*+]|[0-9]{1,9}+[.)])[ \t]++)*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
+_FENCE_START = re.compile(r"([ \t]*+(?:(?:[-*+]|[0-9]{1,9}+[.)])[ \t]++)*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
 _QUOTED = re.compile(r" {0,3}>(?!>) ?")
-_THOUGHT_END = re.compile(r"</think>(?![\"'])")  # not as a string of a program
+_THINK_END = re.compile(r"</think>(?![\"'])")  # not as a string of a program
 _FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|[^\n]*)\n?", re.MULTILINE)
 _CODE_LINE = re.compile(
     r"(?:async |def |class |import |from |@|if |for |while |try|with |else|elif |except|finally|[#)\]}\"'])"
@@ -28,14 +28,14 @@ def code_blocks(text: str) -> list[str]:
 
     Fences may be in a list, in a quotation, or in a block of Markdown. Without fences, contents of HTML's `<code>`.
     """
-    blocks = _fenced_blocks(_unquote(_lines(text)))
+    blocks = _fenced_blocks(_unquote(_answer_lines(text)))
     blocks = [part for block in blocks for part in _inner_blocks(block)] or _html_blocks(text)
-    return blocks[-MOST_BLOCKS:]
+    return blocks[-MAX_BLOCKS:]
 
 
 def _inner_blocks(block: str) -> list[str]:
     """The fenced blocks of a block that is Markdown; else the block itself."""
-    if "```" not in block or parsed(block) is not None:
+    if "```" not in block or parse_code(block) is not None:
         return [block]
     return _fenced_blocks(block.split("\n")) or [block]
 
@@ -52,13 +52,13 @@ def _fenced_blocks(all_lines: list[str]) -> list[str]:
     blocks: list[str] = []
     lines = iter(all_lines)
     for line in lines:
-        opening = _OPENING.fullmatch(line)
+        opening = _FENCE_START.fullmatch(line)
         if opening is None:
             continue
         indent, fence = len(opening[1].expandtabs(4)), opening[2]
         block: list[str] = []
         for inside in lines:
-            content, closed = _close(inside, fence, indent)
+            content, closed = _cut_at_fence(inside, fence, indent)
             if content is not None:
                 block.append(content)
             if closed:
@@ -71,9 +71,9 @@ def _fenced_blocks(all_lines: list[str]) -> list[str]:
     return blocks
 
 
-def _lines(text: str) -> list[str]:
+def _answer_lines(text: str) -> list[str]:
     """What follows the thoughts, split at ends of lines of any system and at nothing else that Python calls one."""
-    answer = _THOUGHT_END.split(text)[-1]
+    answer = _THINK_END.split(text)[-1]
     text = answer if answer.strip() else text
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
@@ -84,11 +84,11 @@ def _unquote(lines: list[str]) -> list[str]:
     for is_quoted, group in itertools.groupby(lines, key=lambda line: _QUOTED.match(line) is not None):
         own = list(group)
         inner = [_QUOTED.sub("", line, count=1) for line in own] if is_quoted else own
-        unquoted += inner if any(map(_OPENING.fullmatch, inner)) else own
+        unquoted += inner if any(map(_FENCE_START.fullmatch, inner)) else own
     return unquoted
 
 
-def _close(line: str, fence: str, indent: int) -> tuple[str | None, bool]:
+def _cut_at_fence(line: str, fence: str, indent: int) -> tuple[str | None, bool]:
     """What of a line belongs to the block (None: nothing), and whether the block ends with it."""
     stripped = line.strip()
     if stripped.startswith(fence) and not stripped.strip(fence[0]):
@@ -104,29 +104,29 @@ def _dedent(line: str, indent: int) -> str:
     return line[min(indent, blank) :]
 
 
-def code_of(text: str, name: str) -> str:
+def extract_code(text: str, name: str) -> str:
     """The code of a text that is to define a function: its last block that does, with what earlier blocks define.
 
     Other blocks show how to call it, or what comes out. Without fences, the lines that are code; else the text.
     """
     blocks = code_blocks(text)
     for place in reversed(range(len(blocks))):
-        if defines(parsed(blocks[place]), name):
-            return join_programs([*map(_definitions, blocks[:place]), blocks[place]])
+        if defines_function(parse_code(blocks[place]), name):
+            return join_programs([*map(_reusable_definitions, blocks[:place]), blocks[place]])
     for block in reversed(blocks):
-        if parsed(block) is not None:
+        if parse_code(block) is not None:
             return block
     if blocks:
         return blocks[-1]
-    plain = "\n".join(_lines(text))
-    if parsed(plain) is None and defines(parsed(code := _unfenced(plain)), name):
+    plain = "\n".join(_answer_lines(text))
+    if parse_code(plain) is None and defines_function(parse_code(code := _find_unfenced_code(plain)), name):
         return code
     return plain
 
 
-def _definitions(block: str) -> str:
+def _reusable_definitions(block: str) -> str:
     """The imports, functions, classes and constants of a block, which later ones may use; nothing that runs."""
-    tree = parsed(block)
+    tree = parse_code(block)
     kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     own = [node for node in tree.body if isinstance(node, kinds) or _is_constant(node)] if tree is not None else []
     return "".join(f"{ast.unparse(node)}\n\n" for node in own)
@@ -148,7 +148,7 @@ def join_programs(programs: Sequence[str]) -> str:
     return "".join([*(f"{line.rstrip()}\n" for line in future), "\n\n".join(rest)])
 
 
-def _unfenced(text: str) -> str:
+def _find_unfenced_code(text: str) -> str:
     """The first lines of a text that look like a program, from the first that begins one to the next of prose."""
     lines = text.split("\n")
     begin = next(
@@ -167,9 +167,9 @@ def _may_be_code(line: str) -> bool:
     return not line.strip() or line[0] in " \t" or bool(_CODE_LINE.match(line) or _STATEMENT.match(line))
 
 
-def parsed(code: str) -> ast.Module | None:
+def parse_code(code: str) -> ast.Module | None:
     """None for what is no Python, or too long to be looked at."""
-    if not code.strip() or len(code) > MOST_CHARACTERS:
+    if not code.strip() or len(code) > MAX_CHARACTERS:
         return None
     try:
         with warnings.catch_warnings():
@@ -181,16 +181,16 @@ def parsed(code: str) -> ast.Module | None:
         return None
 
 
-def defines(tree: ast.Module | None, name: str) -> bool:
+def defines_function(tree: ast.Module | None, name: str) -> bool:
     """Whether a function of that name is defined at the top, by `def` or as the name of another function."""
-    return tree is not None and any(_defines(node, name) for node in tree.body)
+    return tree is not None and any(_statement_defines(node, name) for node in tree.body)
 
 
-def _defines(node: ast.stmt, name: str) -> bool:
+def _statement_defines(node: ast.stmt, name: str) -> bool:
     if isinstance(node, ast.FunctionDef):
         return node.name == name
     if isinstance(node, ast.If | ast.Try):
-        return any(_defines(part, name) for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
+        return any(_statement_defines(part, name) for part in ast.iter_child_nodes(node) if isinstance(part, ast.stmt))
     if not (
         isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Lambda | ast.Name | ast.Attribute)
     ):
@@ -199,7 +199,7 @@ def _defines(node: ast.stmt, name: str) -> bool:
     return any(isinstance(target, ast.Name) and target.id == name for target in targets)
 
 
-def uses(tree: ast.Module | None, function: str, called: str) -> bool:
+def uses_call_result(tree: ast.Module | None, function: str, called: str) -> bool:
     """Whether the function calls the other one and does something with what it returns."""
     if tree is None:
         return False
@@ -217,22 +217,24 @@ def uses(tree: ast.Module | None, function: str, called: str) -> bool:
     )
 
 
-def whole_program(prompt: str, text: str, entry_point: str) -> str | None:
+def assemble_program(prompt: str, text: str, entry_point: str) -> str | None:
     """The program of a response: with its own definition of the function, or as what follows the prompt.
 
     None where neither is Python.
     """
-    code = code_of(text, entry_point)
-    if defines(parsed(code), entry_point):
-        before = prompt if parsed(prompt) is not None else ""
+    code = extract_code(text, entry_point)
+    if defines_function(parse_code(code), entry_point):
+        before = prompt if parse_code(prompt) is not None else ""
         return join_programs([before, code]) if before.strip() else code
-    trees = {program: tree for program in _completions(prompt, text) if (tree := parsed(program)) is not None}
-    return next((program for program, tree in trees.items() if defines(tree, entry_point)), next(iter(trees), None))
+    trees = {program: tree for program in _completions(prompt, text) if (tree := parse_code(program)) is not None}
+    return next(
+        (program for program, tree in trees.items() if defines_function(tree, entry_point)), next(iter(trees), None)
+    )
 
 
 def _completions(prompt: str, text: str) -> Iterator[str]:
     """The prompt continued by what was written: by all of it, by its blocks, and by a body before other text."""
-    for body in ["\n".join(_lines(text)), *reversed(code_blocks(text))]:
+    for body in ["\n".join(_answer_lines(text)), *reversed(code_blocks(text))]:
         if body.strip():
             yield prompt + body
             yield prompt + textwrap.indent(textwrap.dedent(body), "    ")

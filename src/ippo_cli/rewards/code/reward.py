@@ -10,12 +10,12 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import CodePairRewardConfig, CodeRewardConfig, CodeRunConfig, Sandbox, TestMatch
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
-from ippo_cli.rewards.code.judge import read_tests, try_prompt
-from ippo_cli.rewards.code.sandbox import START_S, probe
+from ippo_cli.rewards.code.judge import check_prompt_code, read_tests
+from ippo_cli.rewards.code.sandbox import START_TIMEOUT_S, find_sandbox_problem
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.processes import Processes
+from ippo_cli.rewards.processes import ProcessPool
 from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import Row, gathered
+from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
@@ -32,36 +32,37 @@ class CodeReward:
 
     def __init__(self, config: CodeRewardConfig) -> None:
         self.config = config
-        self._judges = _judges(config)
+        self._judges = _create_judges(config)
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         calls = [
-            _call(self.config, example, [texts[row]], [])
+            _judge_call(self.config, example, [texts[row]], [])
             for texts in responses.values()
             for row, example in enumerate(examples)
         ]
-        said = self._judges.call(calls)
+        results = self._judges.call(calls)
         judged = {
-            name: said[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
+            name: results[number * len(examples) : (number + 1) * len(examples)]
+            for number, name in enumerate(responses)
         }
-        return gathered([self._row({name: own[row] for name, own in judged.items()}) for row in range(len(examples))])
+        return stack_rows([self._row({name: own[row] for name, own in judged.items()}) for row in range(len(examples))])
 
-    def try_on(self, examples: Sequence[Example]) -> None:
-        _try_on(self.config, examples)
+    def validate_examples(self, examples: Sequence[Example]) -> None:
+        _validate_examples(self.config, examples)
 
     def close(self) -> None:
         self._judges.close()
 
-    def _row(self, said: dict[str, Any]) -> Row | Exception:
-        for one in said.values():
+    def _row(self, results: dict[str, Any]) -> Row | Exception:
+        for one in results.values():
             if isinstance(one, Exception):
                 return one
         score = "passed" if self.config.match is TestMatch.all else "share"
         means = {
-            part: sum(one[part] for one in said.values()) / len(said)
+            part: sum(one[part] for one in results.values()) / len(results)
             for part in ("parses", "defines", "share", "passed")
         }
-        return {"team": means[score], "agent": {name: one[score] for name, one in said.items()}, "parts": means}
+        return {"team": means[score], "agent": {name: one[score] for name, one in results.items()}, "parts": means}
 
 
 class CodePairReward:
@@ -74,41 +75,41 @@ class CodePairReward:
 
     def __init__(self, config: CodePairRewardConfig) -> None:
         self.config = config
-        self._judges = _judges(config)
+        self._judges = _create_judges(config)
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
         helper, caller = responses.values()
         calls = [
-            _call(self.config, example, [first, second], [self.config.helper])
+            _judge_call(self.config, example, [first, second], [self.config.helper])
             for example, first, second in zip(examples, helper, caller, strict=True)
         ]
-        return gathered([self._row(said) for said in self._judges.call(calls)])
+        return stack_rows([self._row(said) for said in self._judges.call(calls)])
 
-    def try_on(self, examples: Sequence[Example]) -> None:
-        _try_on(self.config, examples)
+    def validate_examples(self, examples: Sequence[Example]) -> None:
+        _validate_examples(self.config, examples)
 
     def close(self) -> None:
         self._judges.close()
 
-    def _row(self, said: Any) -> Row | Exception:
-        if isinstance(said, Exception):
-            return said
-        stages = {"parses": said["parses"], "defines": 0.0, "calls": 0.0, "tests": 0.0}
+    def _row(self, result: Any) -> Row | Exception:
+        if isinstance(result, Exception):
+            return result
+        stages = {"parses": result["parses"], "defines": 0.0, "calls": 0.0, "tests": 0.0}
         if stages["parses"] == 1:
-            stages["defines"] = said["defines"]
+            stages["defines"] = result["defines"]
         if stages["defines"] == 1:
-            stages |= {"calls": said["calls"], "tests": said["share"]}
+            stages |= {"calls": result["calls"], "tests": result["share"]}
         weights = {stage: getattr(self.config, stage) for stage in STAGES}
         team = sum(weights[stage] * stages[stage] for stage in STAGES) / sum(weights.values())
-        return {"team": team, "parts": {**stages, "passed": said["passed"]}}
+        return {"team": team, "parts": {**stages, "passed": result["passed"]}}
 
 
-def _call(config: CodeRunConfig, example: Example, texts: list[str], helpers: list[str]) -> Any:
-    prompt, test, entry_point = _rendered(config, example)
+def _judge_call(config: CodeRunConfig, example: Example, texts: list[str], helpers: list[str]) -> Any:
+    prompt, test, entry_point = _render_example(config, example)
     return (texts, [*helpers, entry_point], prompt, test, config.sandbox.value, config.timeout_s), {}
 
 
-def _rendered(config: CodeRunConfig, example: Example) -> tuple[str, str, str]:
+def _render_example(config: CodeRunConfig, example: Example) -> tuple[str, str, str]:
     """The row's prompt, its tests, and the name of the function under test."""
     return (
         render_template(config.prompt, example, "reward.prompt"),
@@ -117,13 +118,13 @@ def _rendered(config: CodeRunConfig, example: Example) -> tuple[str, str, str]:
     )
 
 
-MOST_TRIED = 2  # examples whose prompts are run: a sandbox takes a tenth of a second for each
+MAX_VALIDATED = 2  # examples whose prompts are run: a sandbox takes a tenth of a second for each
 
 
-def _try_on(config: CodeRunConfig, examples: Sequence[Example]) -> None:
+def _validate_examples(config: CodeRunConfig, examples: Sequence[Example]) -> None:
     """Raise `ConfigError` for examples of which no program could pass the tests."""
-    for example in examples[:MOST_TRIED]:
-        prompt, test, name = _rendered(config, example)
+    for example in examples[:MAX_VALIDATED]:
+        prompt, test, name = _render_example(config, example)
         if not name.isidentifier():
             raise ConfigError(
                 f"reward.entry_point={config.entry_point!r}",
@@ -140,7 +141,7 @@ def _try_on(config: CodeRunConfig, examples: Sequence[Example]) -> None:
                 "lines of a list are reward.test=\"jinja:{{ FIELD | join('\\n') }}\"",
             ) from None
         try:
-            try_prompt(prompt, name, config.sandbox.value, config.timeout_s)
+            check_prompt_code(prompt, name, config.sandbox.value, config.timeout_s)
         except Exception as error:  # the prompt is code, and may raise anything
             raise ConfigError(
                 f"reward.prompt={config.prompt!r}",
@@ -150,9 +151,9 @@ def _try_on(config: CodeRunConfig, examples: Sequence[Example]) -> None:
             ) from None
 
 
-def _judges(config: CodeRunConfig) -> Processes:
+def _create_judges(config: CodeRunConfig) -> ProcessPool:
     """Processes that run tests; `PreflightError` where programs cannot run in this sandbox here."""
-    if config.sandbox is not Sandbox.none and (reason := probe(config.sandbox.value)) is not None:
+    if config.sandbox is not Sandbox.none and (reason := find_sandbox_problem(config.sandbox.value)) is not None:
         raise PreflightError(f"reward.sandbox={config.sandbox.value}: {reason}")
     workers = config.workers or cores_per_rank(os.environ, distributed.world_size())
-    return Processes("ippo_cli.rewards.code.judge:judge", "reward.kind", workers, config.timeout_s + START_S)
+    return ProcessPool("ippo_cli.rewards.code.judge:judge", "reward.kind", workers, config.timeout_s + START_TIMEOUT_S)

@@ -18,7 +18,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # importing it takes a third of the time until a program runs
     from typing import Any
 
-MOST_BYTES = 2**16  # of an answer
+MAX_REPLY_BYTES = 2**16  # of an answer
 LIMITS = {
     resource.RLIMIT_CPU: 5,
     resource.RLIMIT_AS: 2**30,
@@ -29,43 +29,43 @@ LIMITS = {
 }
 
 
-def encoded(value: Any) -> Any:
+def encode_value(value: Any) -> Any:
     """Plain data for JSON, with the kind of all that JSON has no kind for; `TypeError` for anything else."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
     if isinstance(value, list):
-        return [encoded(part) for part in value]
+        return [encode_value(part) for part in value]
     if isinstance(value, dict):
-        return {"dict": [[encoded(key), encoded(part)] for key, part in value.items()]}
+        return {"dict": [[encode_value(key), encode_value(part)] for key, part in value.items()]}
     if isinstance(value, complex):
         return {"complex": [value.real, value.imag]}
     if isinstance(value, bytes):
         return {"bytes": list(value)}
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
-            return {kind.__name__: [encoded(part) for part in value]}
+            return {kind.__name__: [encode_value(part) for part in value]}
     raise TypeError(f"a value of type {type(value).__name__} is no plain data")
 
 
-def decoded(value: Any) -> Any:
+def decode_value(value: Any) -> Any:
     """The data again, of built-in types alone."""
     if isinstance(value, list):
-        return [decoded(part) for part in value]
+        return [decode_value(part) for part in value]
     if not isinstance(value, dict):
         return value
     [(kind, parts)] = value.items()
     if kind == "dict":
-        return {decoded(key): decoded(part) for key, part in parts}
+        return {decode_value(key): decode_value(part) for key, part in parts}
     if kind == "complex":
         return complex(*parts)
     if kind == "bytes":
         return bytes(parts)
-    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(decoded, parts))
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(decode_value, parts))
 
 
-def end_with(parent: int) -> None:
+def exit_with_parent(parent: int) -> None:
     """End this process, and what it started in its group, soon after the one that started it is gone."""
     getppid, sleep, killpg = os.getppid, time.sleep, os.killpg
 
@@ -79,7 +79,7 @@ def end_with(parent: int) -> None:
 
 def main() -> None:
     if sys.argv[1:]:  # bwrap sees to that by itself
-        end_with(int(sys.argv[1]))
+        exit_with_parent(int(sys.argv[1]))
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1, 2):
@@ -91,12 +91,12 @@ def main() -> None:
     sys.stdin, sys.stdout, sys.stderr = (open(os.devnull, mode) for mode in "rww")  # noqa: SIM115
     dumps, loads, write = json.dumps, json.loads, os.write
 
-    def answer(message: dict[str, Any]) -> None:
+    def send_reply(message: dict[str, Any]) -> None:
         data = dumps(message).encode() + b"\n"
         while data:
             data = data[write(answers, data) :]
 
-    answer({"ready": True})
+    send_reply({"ready": True})
     module = sys.modules["program"] = type(sys)("program")  # decorators such as `dataclass` look their module up
     program: dict[str, Any] = vars(module)
     function: Any = None
@@ -108,11 +108,11 @@ def main() -> None:
                 exec(compile(request["program"], "program.py", "exec"), program)
                 function = program[request["entry_point"]]
             else:
-                args, kwargs = decoded(request["call"])
-                result["value"] = encoded(function(*args, **kwargs))
+                args, kwargs = decode_value(request["call"])
+                result["value"] = encode_value(function(*args, **kwargs))
         except BaseException as error:
             result = {"error": type(error).__name__, "message": str(error)[:200]}
-        answer({"nonce": request["nonce"], **result})
+        send_reply({"nonce": request["nonce"], **result})
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.rewards.code.runner import MOST_BYTES, decoded, encoded
+from ippo_cli.rewards.code.runner import MAX_REPLY_BYTES, decode_value, encode_value
 from ippo_cli.rewards.code.seccomp import seccomp_filter
 
 RUNNER = Path(__file__).with_name("runner.py")
 BWRAP, LOCAL = "bwrap", "unsafe_local"
-START_S = 30.0
+START_TIMEOUT_S = 30.0
 TMP_BYTES = 2**24
 NOBODY = "65534"
 
@@ -45,10 +45,10 @@ class Sandbox:
     def __init__(self, kind: str, timeout_s: float) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="ippo-") if kind == LOCAL else None
         self._buffer = b""
-        self._broken: ProgramFailed | None = None
-        self._process, self._deadline = _started(kind, self._folder), time.monotonic() + START_S
+        self._failure: ProgramFailed | None = None
+        self._process, self._deadline = _start_process(kind, self._folder), time.monotonic() + START_TIMEOUT_S
         try:
-            if self._line() != {"ready": True}:
+            if self._read_reply() != {"ready": True}:
                 raise ProgramFailed("it is not ready")
         except ProgramFailed as error:
             self.close()
@@ -58,7 +58,7 @@ class Sandbox:
     @property
     def failure(self) -> ProgramFailed | None:
         """Why the program is not asked any more."""
-        return self._broken
+        return self._failure
 
     def load(self, program: str, entry_point: str) -> None:
         """Define what the program defines."""
@@ -66,7 +66,7 @@ class Sandbox:
 
     def ask(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        return self._exchange({"call": encoded((args, kwargs))})
+        return self._exchange({"call": encode_value((args, kwargs))})
 
     def close(self) -> None:
         """Kill it, with all that it started."""
@@ -80,27 +80,27 @@ class Sandbox:
             self._folder.cleanup()
 
     def _exchange(self, request: dict[str, Any]) -> Any:
-        if self._broken is not None:
-            raise self._broken
+        if self._failure is not None:
+            raise self._failure
         nonce = secrets.token_hex(8)
         try:
             self._send(json.dumps({"nonce": nonce, **request}).encode() + b"\n")
-            answer = self._line()
+            answer = self._read_reply()
             if not isinstance(answer, dict) or answer.pop("nonce", None) != nonce:
                 raise ProgramFailed("it answered what it was not asked")
             if set(answer) == {"error", "message"}:
                 name, message = answer["error"], answer["message"]
             elif set(answer) <= {"value"}:
-                return decoded(answer.get("value"))
+                return decode_value(answer.get("value"))
             else:
                 raise ProgramFailed("its answer is odd")
         except ProgramFailed as error:
-            self._broken = error
+            self._failure = error
             raise
         except Exception as error:  # data that cannot be decoded
-            self._broken = ProgramFailed(f"its answer is odd ({type(error).__name__})")
-            raise self._broken from None
-        raise _like(name, message)
+            self._failure = ProgramFailed(f"its answer is odd ({type(error).__name__})")
+            raise self._failure from None
+        raise _rebuild_error(name, message)
 
     def _send(self, data: bytes) -> None:
         assert self._process.stdin is not None
@@ -113,17 +113,17 @@ class Sandbox:
             except OSError:
                 raise ProgramFailed("it ended") from None
 
-    def _line(self) -> Any:
+    def _read_reply(self) -> Any:
         assert self._process.stdout is not None
         number = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
             self._await(number, select.POLLIN)
-            chunk = os.read(number, MOST_BYTES)
+            chunk = os.read(number, MAX_REPLY_BYTES)
             if not chunk:
                 raise ProgramFailed("it ended")
             self._buffer += chunk
-            if len(self._buffer) > MOST_BYTES:
-                raise ProgramFailed(f"it wrote more than {MOST_BYTES} bytes")
+            if len(self._buffer) > MAX_REPLY_BYTES:
+                raise ProgramFailed(f"it wrote more than {MAX_REPLY_BYTES} bytes")
         line, _, self._buffer = self._buffer.partition(b"\n")
         if self._buffer:
             raise ProgramFailed("it answered more than it was asked")
@@ -140,7 +140,7 @@ class Sandbox:
             raise ProgramFailed("it took too long")
 
 
-def command(kind: str, rules: int = -1) -> list[str]:
+def build_command(kind: str, seccomp_fd: int = -1) -> list[str]:
     """The command line of a runner; `rules` is the pipe that bwrap reads the filter of system calls from."""
     python = [os.path.realpath(sys.executable), "-I", "-S", "-B"]
     if kind == LOCAL:
@@ -148,40 +148,40 @@ def command(kind: str, rules: int = -1) -> list[str]:
     found = shutil.which(BWRAP)
     if found is None:
         raise SandboxUnavailable(f"{BWRAP} is not installed")
-    return [found, *_walls(), "--seccomp", str(rules), *_visible(), "--", *python, "/runner.py"]
+    return [found, *_isolation_flags(), "--seccomp", str(seccomp_fd), *_mount_flags(), "--", *python, "/runner.py"]
 
 
-def _walls() -> list[str]:
+def _isolation_flags() -> list[str]:
     return [
         "--unshare-all", "--unshare-user", "--uid", NOBODY, "--gid", NOBODY, "--hostname", "sandbox",
         "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--clearenv", "--setenv", "PATH", "/usr/bin",
     ]  # fmt: skip
 
 
-def _visible() -> list[str]:
+def _mount_flags() -> list[str]:
     """The files that there are: none of anybody's but the interpreter's and the system's libraries."""
-    shown: list[str] = []
+    flags: list[str] = []
     for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
         if Path(folder).is_dir():
-            shown += ["--ro-bind", folder, folder]
+            flags += ["--ro-bind", folder, folder]
     for folder in ("/lib", "/lib64"):
         if Path(folder).is_symlink():
-            shown += ["--symlink", os.readlink(folder), folder]
+            flags += ["--symlink", os.readlink(folder), folder]
         elif Path(folder).is_dir():
-            shown += ["--ro-bind", folder, folder]
+            flags += ["--ro-bind", folder, folder]
     if Path("/etc/ld.so.cache").is_file():
-        shown += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    for part in _interpreter():
-        shown += ["--ro-bind", part, part]
+        flags += ["--ro-bind", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+    for part in _interpreter_paths():
+        flags += ["--ro-bind", part, part]
     for device in ("null", "zero", "urandom"):
-        shown += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+        flags += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return [
-        *shown, "--ro-bind", str(RUNNER), "/runner.py",
+        *flags, "--ro-bind", str(RUNNER), "/runner.py",
         "--size", str(TMP_BYTES), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/",
     ]  # fmt: skip
 
 
-def _interpreter() -> Sequence[str]:
+def _interpreter_paths() -> Sequence[str]:
     """Its program, its shared library's folder and its standard library; no packages beside them are imported (-S)."""
     prefix = Path(sys.base_prefix).resolve()
     program = os.path.realpath(sys.executable)
@@ -190,20 +190,20 @@ def _interpreter() -> Sequence[str]:
     return [program, *(str(prefix / name) for name in ("lib", "lib64") if (prefix / name).is_dir())]
 
 
-def _started(kind: str, folder: tempfile.TemporaryDirectory[str] | None) -> subprocess.Popen[bytes]:
+def _start_process(kind: str, folder: tempfile.TemporaryDirectory[str] | None) -> subprocess.Popen[bytes]:
     """The process, in a session of its own."""
-    environment, where = {"PATH": "/usr/bin:/bin"}, None if folder is None else folder.name
+    environment, folder_name = {"PATH": "/usr/bin:/bin"}, None if folder is None else folder.name
     with contextlib.ExitStack() as pipes:
-        rules = pipes.enter_context(_rules()) if kind == BWRAP else -1
+        seccomp_fd = pipes.enter_context(_seccomp_pipe()) if kind == BWRAP else -1
         try:
             return subprocess.Popen(
-                command(kind, rules),
+                build_command(kind, seccomp_fd),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=environment,
-                cwd=where,
-                pass_fds=() if rules < 0 else (rules,),
+                cwd=folder_name,
+                pass_fds=() if seccomp_fd < 0 else (seccomp_fd,),
                 start_new_session=True,
                 bufsize=0,
             )
@@ -212,7 +212,7 @@ def _started(kind: str, folder: tempfile.TemporaryDirectory[str] | None) -> subp
 
 
 @contextlib.contextmanager
-def _rules() -> Iterator[int]:
+def _seccomp_pipe() -> Iterator[int]:
     """The filter of system calls, to be read from a pipe."""
     rules = seccomp_filter()
     if rules is None:
@@ -226,7 +226,7 @@ def _rules() -> Iterator[int]:
         os.close(read)
 
 
-def _like(name: Any, message: Any) -> Exception:
+def _rebuild_error(name: Any, message: Any) -> Exception:
     """An error of a built-in kind of that name; others are `RuntimeError`."""
     kind = getattr(builtins, name, None) if isinstance(name, str) else None
     if isinstance(kind, type) and issubclass(kind, Exception):
@@ -235,14 +235,14 @@ def _like(name: Any, message: Any) -> Exception:
     return RuntimeError(f"{name}: {message}")
 
 
-def probe(kind: str) -> str | None:
+def find_sandbox_problem(kind: str) -> str | None:
     """Why programs cannot run in this kind of sandbox here, and what would help; None where they can."""
     if kind == BWRAP and shutil.which(BWRAP) is None:
         return "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
     try:
-        sandbox = Sandbox(kind, START_S)
+        sandbox = Sandbox(kind, START_TIMEOUT_S)
     except SandboxUnavailable as error:
-        return f"{error}; {_fix(_complaint()) if kind == BWRAP else 'repair the interpreter'}"
+        return f"{error}; {_suggest_fix(_bwrap_error()) if kind == BWRAP else 'repair the interpreter'}"
     try:
         sandbox.load("def twice(x): return 2 * x", "twice")
         return None if sandbox.ask(21) == 42 else "a program answered wrongly"
@@ -252,26 +252,30 @@ def probe(kind: str) -> str | None:
         sandbox.close()
 
 
-def _complaint() -> str:
+def _bwrap_error() -> str:
     """What bwrap says about the same walls."""
     try:
-        with _rules() as rules:
-            tried = subprocess.run(
-                command(BWRAP, rules), stdin=subprocess.DEVNULL, capture_output=True, timeout=START_S, pass_fds=(rules,)
+        with _seccomp_pipe() as rules:
+            result = subprocess.run(
+                build_command(BWRAP, rules),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=START_TIMEOUT_S,
+                pass_fds=(rules,),
             )
     except (OSError, SandboxUnavailable, subprocess.TimeoutExpired) as error:
         return str(error)
-    return tried.stderr.decode(errors="replace").strip()
+    return result.stderr.decode(errors="replace").strip()
 
 
-def _fix(complaint: str) -> str:
-    said = f"bwrap says: {complaint.splitlines()[-1] if complaint else 'nothing'}"
+def _suggest_fix(complaint: str) -> str:
+    message = f"bwrap says: {complaint.splitlines()[-1] if complaint else 'nothing'}"
     if "size" in complaint and "option" in complaint:
-        return f"{said}; bubblewrap 0.7 or newer is needed"
+        return f"{message}; bubblewrap 0.7 or newer is needed"
     if "uid map" in complaint or "namespace" in complaint or "not permitted" in complaint:
         return (
-            f"{said}; unprivileged user namespaces are off: sysctl -w kernel.unprivileged_userns_clone=1 "
+            f"{message}; unprivileged user namespaces are off: sysctl -w kernel.unprivileged_userns_clone=1 "
             "kernel.apparmor_restrict_unprivileged_userns=0 (those that there are), or in a container start it with "
             "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
         )
-    return said
+    return message

@@ -5,43 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ippo_cli.config.schema import (
+    EnvironmentTaskConfig,
     GymnasiumConfig,
-    OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
-    WorldConfig,
+    UserEnvironmentConfig,
 )
-from ippo_cli.tasks.dry_run import Playable
-from ippo_cli.tasks.environments.checks import check_world
+from ippo_cli.tasks.dry_run import SupportsActions
+from ippo_cli.tasks.environments.checks import check_environment
 
 
-def make_environment(config: WorldConfig) -> Callable[[], Playable]:
+def make_environment_factory(config: EnvironmentTaskConfig) -> Callable[[], SupportsActions]:
     """What makes worlds of this configuration, each for one episode at a time and any number of them in a row.
 
     Raises `ConfigError` where that will not work. Every call gives a world of its own; several may be stepped at the
     same time, each in one thread.
     """
-    check_world(config)
+    check_environment(config)
     # Each kind's package is imported only where it is used.
     if isinstance(config, GymnasiumConfig):
-        from ippo_cli.tasks.environments.gymnasium import gymnasium_worlds
+        from ippo_cli.tasks.environments.gymnasium import make_gymnasium_factory
 
-        return gymnasium_worlds(config)
+        return make_gymnasium_factory(config)
     if isinstance(config, PettingzooConfig):
-        from ippo_cli.tasks.environments.pettingzoo import pettingzoo_worlds
+        from ippo_cli.tasks.environments.pettingzoo import make_pettingzoo_factory
 
-        return pettingzoo_worlds(config)
+        return make_pettingzoo_factory(config)
     if isinstance(config, ReasoningGymConfig):
-        from ippo_cli.tasks.environments.reasoning_gym import reasoning_gym_worlds
+        from ippo_cli.tasks.environments.reasoning_gym import make_reasoning_gym_factory
 
-        return reasoning_gym_worlds(config)
-    assert isinstance(config, OwnEnvironmentConfig)
-    from ippo_cli.tasks.environments.user_environment import own_environments
+        return make_reasoning_gym_factory(config)
+    assert isinstance(config, UserEnvironmentConfig)
+    from ippo_cli.tasks.environments.user_environment import make_user_environment_factory
 
-    return own_environments(config)
+    return make_user_environment_factory(config)
 
 
-def newer_environment(config: WorldConfig) -> str | None:
+def newer_environment(config: EnvironmentTaskConfig) -> str | None:
     """The newest version of the environment, where an older one is configured that the package still has."""
     if not isinstance(config, GymnasiumConfig) or config.env_id is None:
         return None

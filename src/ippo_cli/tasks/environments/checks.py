@@ -6,27 +6,27 @@ from importlib.util import find_spec
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
+    EnvironmentTaskConfig,
     GymnasiumConfig,
-    OwnEnvironmentConfig,
     PettingzooConfig,
     ReasoningGymConfig,
-    SteppedWorldConfig,
-    WorldConfig,
+    SteppedEnvironmentConfig,
+    UserEnvironmentConfig,
 )
-from ippo_cli.tasks.environments.examples import HIGHEST_SEED
+from ippo_cli.tasks.environments.examples import MAX_SEED
 
 # Kind -> the package that it needs, and the key that must name something in it.
-NEEDS: dict[type[WorldConfig], tuple[str | None, str, str]] = {
+REQUIREMENTS: dict[type[EnvironmentTaskConfig], tuple[str | None, str, str]] = {
     GymnasiumConfig: ("gymnasium", "env_id", "FrozenLake-v1"),
     PettingzooConfig: ("pettingzoo", "env_id", "classic/tictactoe_v3"),
     ReasoningGymConfig: ("reasoning_gym", "dataset", "chain_sum"),
-    OwnEnvironmentConfig: (None, "environment", "my_env.py:make"),
+    UserEnvironmentConfig: (None, "environment", "my_env.py:make"),
 }
 
 
-def check_world(config: WorldConfig) -> None:
+def check_environment(config: EnvironmentTaskConfig) -> None:
     """Raise `ConfigError` for the first rule that a world's configuration breaks."""
-    package, key, example = NEEDS[type(config)]
+    package, key, example = REQUIREMENTS[type(config)]
     if getattr(config, key) is None:
         raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
     if package is not None and find_spec(package) is None:
@@ -35,13 +35,13 @@ def check_world(config: WorldConfig) -> None:
             f"needs the package {package}, which is not installed",
             "run pip install 'ippo-cli[environments]'",
         )
-    if config.train_size + config.eval_size > HIGHEST_SEED:
+    if config.train_size + config.eval_size > MAX_SEED:
         raise ConfigError(
             f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-            f"ask for more than {HIGHEST_SEED} seeds",
+            f"ask for more than {MAX_SEED} seeds",
             "lower the sizes",
         )
-    if isinstance(config, SteppedWorldConfig) and config.max_turns is not None and config.max_turns < 1:
+    if isinstance(config, SteppedEnvironmentConfig) and config.max_turns is not None and config.max_turns < 1:
         raise ConfigError(f"task.max_turns={config.max_turns}", "leaves no turn", "use at least 1, or null")
     if isinstance(config, ReasoningGymConfig) and config.num_turns < 1:
         raise ConfigError(f"task.num_turns={config.num_turns}", "leaves no turn", "use at least 1")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import overload
 
-from ippo_cli.config.schema import WorldConfig
+from ippo_cli.config.schema import EnvironmentTaskConfig
 from ippo_cli.types import Example
 
-SPREAD = 1_000_003  # consecutive run seeds begin far from each other
-HIGHEST_SEED = 2**31  # sizes below it keep every seed below 2**32, which all generators take
+SEED_STRIDE = 1_000_003  # consecutive run seeds begin far from each other
+MAX_SEED = 2**31  # sizes below it keep every seed below 2**32, which all generators take
 
 
 class SeedExamples(Sequence[Example]):
@@ -37,8 +37,8 @@ class SeedExamples(Sequence[Example]):
         return {"seed": self.start + index, "dataset_seed": self.start, "index": index}
 
 
-def world_examples(config: WorldConfig, seed: int) -> tuple[SeedExamples, SeedExamples]:
+def seed_examples(config: EnvironmentTaskConfig, seed: int) -> tuple[SeedExamples, SeedExamples]:
     """Training and held-out rows, which share no seed. Held-out ones come first: more training rows change none."""
-    start = seed * SPREAD % HIGHEST_SEED
+    start = seed * SEED_STRIDE % MAX_SEED
     held_out, total = config.eval_size, config.eval_size + config.train_size
     return SeedExamples(start, range(held_out, total)), SeedExamples(start, range(held_out))

@@ -20,8 +20,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import GymnasiumConfig, ObservationForm
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.environments.actions import ActionTexts
-from ippo_cli.tasks.environments.ids import newer_version, refuse_unknown
-from ippo_cli.tasks.environments.spaces import numbers, unwritable
+from ippo_cli.tasks.environments.ids import check_registered, newer_version
+from ippo_cli.tasks.environments.spaces import format_numbers, unwritable_reason
 from ippo_cli.types import Example
 
 gymnasium.logger.min_level = gymnasium.logger.ERROR  # what it warns of is told where ids are checked
@@ -32,7 +32,7 @@ PAD_NAMES = ("red", "green", "yellow", "blue")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class EnvironmentText:
     """What is known about an environment: its actions' names, and how its observations are told."""
 
     actions: Sequence[str]
@@ -40,7 +40,7 @@ class Known:
     words: Callable[[Any, Any], str]
 
 
-class GymnasiumWorld:
+class GymnasiumEnvironment:
     """One agent in one Gymnasium environment.
 
     The example's seed begins the episode; what chance decides after that comes from the seed that `reset` is given.
@@ -52,14 +52,14 @@ class GymnasiumWorld:
         *,
         agent: str,
         actions: ActionTexts,
-        tell: Callable[[Any], str],
+        describe: Callable[[Any], str],
         max_turns: int | None,
         invalid_reward: float,
     ) -> None:
         self.env = env
         self.agent = agent
         self.action_texts = actions
-        self.tell = tell
+        self.tell = describe
         self.max_turns = max_turns
         self.invalid_reward = invalid_reward
 
@@ -95,11 +95,11 @@ class GymnasiumWorld:
         self.env.close()
 
 
-def gymnasium_worlds(config: GymnasiumConfig) -> Callable[[], GymnasiumWorld]:
+def make_gymnasium_factory(config: GymnasiumConfig) -> Callable[[], GymnasiumEnvironment]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
     assert config.env_id is not None
     if ":" not in config.env_id:  # a module registers its own when it is imported
-        refuse_unknown(
+        check_registered(
             f"task.env_id={config.env_id}",
             config.env_id,
             gymnasium.registry,
@@ -107,23 +107,23 @@ def gymnasium_worlds(config: GymnasiumConfig) -> Callable[[], GymnasiumWorld]:
             listing="import gymnasium; gymnasium.pprint_registry()",
         )
     first = _make(config)
-    known = _known(first)
+    known = _find_known(first)
     actions = _action_texts(config, first.action_space, known)
     _check_observations(config, first, known)
     agent = next(iter(config.agents))
 
-    def world() -> GymnasiumWorld:
-        env = _another(first, config)
-        return GymnasiumWorld(
+    def make() -> GymnasiumEnvironment:
+        env = _copy_environment(first, config)
+        return GymnasiumEnvironment(
             env,
             agent=agent,
             actions=actions,
-            tell=_telling(config.observation, env, known, actions),
+            describe=_make_describer(config.observation, env, known, actions),
             max_turns=config.max_turns,
             invalid_reward=config.invalid_reward,
         )
 
-    return world
+    return make
 
 
 def newer_environment(env_id: str) -> str | None:
@@ -149,16 +149,16 @@ def _make(config: GymnasiumConfig) -> gymnasium.Env:
     return env
 
 
-def _another(first: gymnasium.Env, config: GymnasiumConfig) -> gymnasium.Env:
+def _copy_environment(first: gymnasium.Env, config: GymnasiumConfig) -> gymnasium.Env:
     """One more of the same. Tabular ones share their tables, which take longest to make and are only read."""
-    if type(first.unwrapped) not in TABULAR or not _plainly_wrapped(first):
+    if type(first.unwrapped) not in TABULAR or not _has_default_wrappers(first):
         return _make(config)
     env = copy.copy(first.unwrapped)
     limit = first.spec.max_episode_steps if first.spec is not None else None
     return env if limit is None else TimeLimit(env, limit)
 
 
-def _plainly_wrapped(env: gymnasium.Env) -> bool:
+def _has_default_wrappers(env: gymnasium.Env) -> bool:
     """Whether nothing stands around an environment but what `gymnasium.make` puts there."""
     while isinstance(env, gymnasium.Wrapper):
         if type(env) not in (TimeLimit, OrderEnforcing):
@@ -167,7 +167,7 @@ def _plainly_wrapped(env: gymnasium.Env) -> bool:
     return True
 
 
-def _action_texts(config: GymnasiumConfig, space: gymnasium.Space, known: Known | None) -> ActionTexts:
+def _action_texts(config: GymnasiumConfig, space: gymnasium.Space, known: EnvironmentText | None) -> ActionTexts:
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(
             f"task.env_id={config.env_id}",
@@ -177,14 +177,14 @@ def _action_texts(config: GymnasiumConfig, space: gymnasium.Space, known: Known 
     return ActionTexts(int(space.n), start=int(space.start), names=known.actions if known else ())
 
 
-def _check_observations(config: GymnasiumConfig, env: gymnasium.Env, known: Known | None) -> None:
+def _check_observations(config: GymnasiumConfig, env: gymnasium.Env, known: EnvironmentText | None) -> None:
     if config.observation is ObservationForm.words and known is None:
         raise ConfigError(
             "task.observation=words",
             f"is not there for task.env_id={config.env_id}, of which only the numbers are known",
             "use task.observation=short",
         )
-    if known is None and (reason := unwritable(env.observation_space)):
+    if known is None and (reason := unwritable_reason(env.observation_space)):
         raise ConfigError(
             f"task.env_id={config.env_id}",
             f"has observations that cannot be written: their space {reason}",
@@ -192,22 +192,22 @@ def _check_observations(config: GymnasiumConfig, env: gymnasium.Env, known: Know
         )
 
 
-def _telling(
-    form: ObservationForm, env: gymnasium.Env, known: Known | None, actions: ActionTexts
+def _make_describer(
+    form: ObservationForm, env: gymnasium.Env, known: EnvironmentText | None, actions: ActionTexts
 ) -> Callable[[Any], str]:
     if known is None or form is ObservationForm.numbers:
-        return lambda observation: numbers(env.observation_space, observation)
+        return lambda observation: format_numbers(env.observation_space, observation)
     if form is ObservationForm.short:
         return lambda observation: known.short(env.unwrapped, observation)
     return lambda observation: f"{known.words(env.unwrapped, observation)} Actions: {actions.told()}."
 
 
-def _known(env: gymnasium.Env) -> Known | None:
+def _find_known(env: gymnasium.Env) -> EnvironmentText | None:
     """What is known about an environment, unless a wrapper has changed what it shows or takes."""
     inner = env.unwrapped
     if env.observation_space != inner.observation_space or env.action_space != inner.action_space:
         return None
-    return next((known for kind, known in KNOWN.items() if isinstance(inner, kind)), None)
+    return next((known for kind, known in KNOWN_ENVIRONMENTS.items() if isinstance(inner, kind)), None)
 
 
 def _cell(row: int, column: int, rows: int) -> str:
@@ -269,9 +269,9 @@ def _blackjack_words(env: BlackjackEnv, observation: tuple[int, int, int]) -> st
     return f"You have {int(total)}{held}. The dealer shows {'an ace' if dealer == 1 else int(dealer)}."
 
 
-KNOWN: dict[type[gymnasium.Env], Known] = {
-    FrozenLakeEnv: Known(("left", "down", "right", "up"), _lake_short, _lake_words),
-    CliffWalkingEnv: Known(("up", "right", "down", "left"), _cliff_short, _cliff_words),
-    TaxiEnv: Known(("south", "north", "east", "west", "pickup", "dropoff"), _taxi_short, _taxi_words),
-    BlackjackEnv: Known(("stick", "hit"), _blackjack_short, _blackjack_words),
+KNOWN_ENVIRONMENTS: dict[type[gymnasium.Env], EnvironmentText] = {
+    FrozenLakeEnv: EnvironmentText(("left", "down", "right", "up"), _lake_short, _lake_words),
+    CliffWalkingEnv: EnvironmentText(("up", "right", "down", "left"), _cliff_short, _cliff_words),
+    TaxiEnv: EnvironmentText(("south", "north", "east", "west", "pickup", "dropoff"), _taxi_short, _taxi_words),
+    BlackjackEnv: EnvironmentText(("stick", "hit"), _blackjack_short, _blackjack_words),
 }

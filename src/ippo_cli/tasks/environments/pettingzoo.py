@@ -20,19 +20,19 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.environments.actions import ActionTexts
-from ippo_cli.tasks.environments.ids import refuse_unknown
-from ippo_cli.tasks.environments.pettingzoo_games import KNOWN, Known
-from ippo_cli.tasks.environments.spaces import MASK, numbers, unwritable
+from ippo_cli.tasks.environments.ids import check_registered
+from ippo_cli.tasks.environments.pettingzoo_games import KNOWN_GAMES, GameText
+from ippo_cli.tasks.environments.spaces import MASK, format_numbers, unwritable_reason
 from ippo_cli.types import Example
 
 ALTERNATE = "alternate"
 OPPONENTS: dict[Opponent, Callable[[Sequence[int], random.Random], int]] = {
     Opponent.random: lambda legal, luck: luck.choice(legal)
 }
-FRUITLESS = 100  # games in a row that end before an agent of the task has acted
+MAX_EMPTY_GAMES = 100  # games in a row that end before an agent of the task has acted
 
 
-class PettingzooWorld(ABC):
+class PettingzooEnvironment(ABC):
     """The task's agents on seats of a game; other seats are played by an opponent.
 
     The example's seed begins the game and, where seats alternate, gives them out; the opponent's moves come from the
@@ -40,31 +40,31 @@ class PettingzooWorld(ABC):
     """
 
     def __init__(
-        self, env: Any, config: PettingzooConfig, texts: Mapping[str, ActionTexts], tell: Callable[[str, Any], str]
+        self, env: Any, config: PettingzooConfig, texts: Mapping[str, ActionTexts], describe: Callable[[str, Any], str]
     ) -> None:
         self.env = env
         self.config = config
         self.action_texts = texts  # by seat
-        self.tell = tell
+        self.tell = describe
         self.opponent = OPPONENTS[config.opponent]
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        self.seats = _seats(self.config, self.env.possible_agents, example["seed"])
+        self.seats = _assign_seats(self.config, self.env.possible_agents, example["seed"])
         self.luck = random.Random(seed)
-        for _ in range(FRUITLESS):
-            self._clear()
+        for _ in range(MAX_EMPTY_GAMES):
+            self._reset_game()
             self.begin(example["seed"])
             if not self.over:
                 return self._told()
         raise RuntimeError(f"task.env_id={self.config.env_id}: games end before an agent of the task has acted")
 
-    def _clear(self) -> None:
+    def _reset_game(self) -> None:
         agents = self.seats.values()
         self.turns: Counter[str] = Counter()
         self.invalid = 0
         self.chosen: dict[str, int] = {}  # by seat: actions that wait for others who act at the same time
-        self.earned = dict.fromkeys(agents, 0.0)  # by agent: what the game has paid
-        self.paid = dict.fromkeys(agents, 0.0)  # by agent: what is paid with the next step
+        self.total_rewards = dict.fromkeys(agents, 0.0)  # by agent: what the game has paid
+        self.step_rewards = dict.fromkeys(agents, 0.0)  # by agent: what is paid with the next step
         self.ended: dict[str, bool] = {}  # by seat: True where it terminated, False where it was truncated
         self.last: dict[str, str] = {}  # by agent: what it saw when its part ended
 
@@ -76,11 +76,11 @@ class PettingzooWorld(ABC):
             move = self._read(seat, action.text)
             if move is None:
                 self.invalid += 1
-                self.paid[agent] += self.config.invalid_reward
+                self.step_rewards[agent] += self.config.invalid_reward
             else:
                 self.chosen[seat] = move
         self.play()
-        paid, self.paid = self.paid, dict.fromkeys(self.paid, 0.0)
+        paid, self.step_rewards = self.step_rewards, dict.fromkeys(self.step_rewards, 0.0)
         limited = not self.over and max(self.turns.values()) == self.config.max_turns
         terminated = self.over and any(self.ended.values())
         return Step(
@@ -96,7 +96,9 @@ class PettingzooWorld(ABC):
     def actions(self) -> Mapping[str, Sequence[str]]:
         """What may be answered now, by agent."""
         texts = self.action_texts
-        return {self.seats[seat]: [texts[seat].write(move) for move in self.legal(seat)] for seat in self.waiting()}
+        return {
+            self.seats[seat]: [texts[seat].write(move) for move in self.legal_moves(seat)] for seat in self.waiting()
+        }
 
     def close(self) -> None:
         self.env.close()
@@ -123,25 +125,25 @@ class PettingzooWorld(ABC):
         """What a seat sees."""
 
     @abstractmethod
-    def info(self, seat: str) -> Mapping[str, Any]:
+    def get_info(self, seat: str) -> Mapping[str, Any]:
         """What the environment says about a seat beside its observation."""
 
-    def legal(self, seat: str) -> list[int]:
+    def legal_moves(self, seat: str) -> list[int]:
         """The actions that a seat may take now."""
         seen, every = self.observation(seat), self.action_texts[seat].actions
         mask = seen.get(MASK) if isinstance(seen, dict) else None
         if mask is None:
-            mask = self.info(seat).get(MASK)
+            mask = self.get_info(seat).get(MASK)
         return [*every] if mask is None else [every[place] for place in np.flatnonzero(mask)]
 
-    def pay(self, rewards: Mapping[str, float]) -> None:
+    def add_rewards(self, rewards: Mapping[str, float]) -> None:
         """Add what the game has just paid."""
         for seat, reward in rewards.items():
             if seat in self.seats:
-                self.earned[self.seats[seat]] += float(reward)
-                self.paid[self.seats[seat]] += float(reward)
+                self.total_rewards[self.seats[seat]] += float(reward)
+                self.step_rewards[self.seats[seat]] += float(reward)
 
-    def note_ends(self, terminations: Mapping[str, bool], truncations: Mapping[str, bool]) -> None:
+    def record_ends(self, terminations: Mapping[str, bool], truncations: Mapping[str, bool]) -> None:
         """Remember whose part has ended, and what was to be seen then."""
         for seat, agent in self.seats.items():
             if seat not in self.ended and (terminations.get(seat) or truncations.get(seat)):
@@ -149,11 +151,11 @@ class PettingzooWorld(ABC):
                 self.last[agent] = self.tell(seat, self.observation(seat))
 
     def opponent_move(self, seat: str) -> int:
-        return self.opponent(self.legal(seat), self.luck)
+        return self.opponent(self.legal_moves(seat), self.luck)
 
     def _read(self, seat: str, text: str) -> int | None:
         move = self.action_texts[seat].read(text)
-        if move is None or (self.config.illegal_move is IllegalMove.retry and move not in self.legal(seat)):
+        if move is None or (self.config.illegal_move is IllegalMove.retry and move not in self.legal_moves(seat)):
             return None
         return move
 
@@ -166,19 +168,19 @@ class PettingzooWorld(ABC):
     def _parts(self, *, ended: bool) -> dict[str, float]:
         """`win`, `draw` and `loss` by what the game has paid; of a game that was cut at `max_turns` none of them."""
         parts = {"invalid": float(self.invalid)}
-        for agent, earned in self.earned.items() if ended else ():
-            ending = f"_{agent}" if len(self.earned) > 1 else ""
+        for agent, earned in self.total_rewards.items() if ended else ():
+            ending = f"_{agent}" if len(self.total_rewards) > 1 else ""
             for name, holds in (("win", earned > 0), ("draw", earned == 0), ("loss", earned < 0)):
                 parts[name + ending] = float(self.over and holds)
         return parts
 
 
-class TurnBasedWorld(PettingzooWorld):
+class AecEnvironment(PettingzooEnvironment):
     """A game in which one seat acts at a time."""
 
     def begin(self, seed: int) -> None:
         EnvLogger.flush()  # it keeps every warning about an illegal move
-        self.seen: dict[str, Any] = {}
+        self.cached_observations: dict[str, Any] = {}
         self.env.reset(seed=seed)
         self._advance()
 
@@ -192,11 +194,11 @@ class TurnBasedWorld(PettingzooWorld):
         return [] if self.over else [self.env.agent_selection]
 
     def observation(self, seat: str) -> Any:
-        if seat not in self.seen:  # between two moves a seat is told, and asked what is legal
-            self.seen[seat] = self.env.observe(seat)
-        return self.seen[seat]
+        if seat not in self.cached_observations:  # between two moves a seat is told, and asked what is legal
+            self.cached_observations[seat] = self.env.observe(seat)
+        return self.cached_observations[seat]
 
-    def info(self, seat: str) -> Mapping[str, Any]:
+    def get_info(self, seat: str) -> Mapping[str, Any]:
         return self.env.infos.get(seat, {})
 
     def _advance(self) -> None:
@@ -212,19 +214,19 @@ class TurnBasedWorld(PettingzooWorld):
 
     def _move(self, seat: str, move: int) -> None:
         self._step(move)
-        self.pay(self.env.rewards)
-        self.note_ends(self.env.terminations, self.env.truncations)
+        self.add_rewards(self.env.rewards)
+        self.record_ends(self.env.terminations, self.env.truncations)
 
     def _step(self, move: int | None) -> None:
-        self.seen = {}
+        self.cached_observations = {}
         self.env.step(move)
 
 
-class ParallelWorld(PettingzooWorld):
+class ParallelEnvironment(PettingzooEnvironment):
     """A game in which all seats act at once: it moves on when every agent of the task has chosen."""
 
     def begin(self, seed: int) -> None:
-        self.seen, self.infos = self.env.reset(seed=seed)
+        self.cached_observations, self.infos = self.env.reset(seed=seed)
 
     def play(self) -> None:
         if self.waiting():
@@ -233,46 +235,46 @@ class ParallelWorld(PettingzooWorld):
             seat: self.chosen[seat] if seat in self.seats else self.opponent_move(seat) for seat in self.env.agents
         }
         self.chosen = {}
-        self.seen, rewards, terminations, truncations, self.infos = self.env.step(moves)
-        self.pay(rewards)
-        self.note_ends(terminations, truncations)
+        self.cached_observations, rewards, terminations, truncations, self.infos = self.env.step(moves)
+        self.add_rewards(rewards)
+        self.record_ends(terminations, truncations)
 
     def waiting(self) -> list[str]:
         return [seat for seat in self.env.agents if seat in self.seats and seat not in self.chosen]
 
     def observation(self, seat: str) -> Any:
-        return self.seen[seat]
+        return self.cached_observations[seat]
 
-    def info(self, seat: str) -> Mapping[str, Any]:
+    def get_info(self, seat: str) -> Mapping[str, Any]:
         return self.infos.get(seat, {})
 
 
-def pettingzoo_worlds(config: PettingzooConfig) -> Callable[[], PettingzooWorld]:
+def make_pettingzoo_factory(config: PettingzooConfig) -> Callable[[], PettingzooEnvironment]:
     """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
     assert config.env_id is not None
-    refuse_unknown(
+    check_registered(
         f"task.env_id={config.env_id}",
-        _as_documented(config.env_id),
-        {_as_documented(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
+        _documented_id(config.env_id),
+        {_documented_id(name) for name in (*pettingzoo.aec_registry, *pettingzoo.parallel_registry)},
         kind="game of PettingZoo",
         listing="import pettingzoo; pettingzoo.pprint_registry()",
     )
     if config.illegal_move is IllegalMove.lose:  # one warning for each illegal move, otherwise
         logging.getLogger(EnvLogger.__module__).setLevel(logging.ERROR)
     first = _make(config)
-    known = KNOWN.get(first.metadata.get("name", "").rpartition("_v")[0])
+    known = KNOWN_GAMES.get(first.metadata.get("name", "").rpartition("_v")[0])
     _check_seats(config, first)
-    _check_rule(config, first)
+    _check_illegal_move_rule(config, first)
     texts = {seat: _action_texts(config, first.action_space(seat), seat, known) for seat in first.possible_agents}
     spaces_seen = {seat: first.observation_space(seat) for seat in first.possible_agents}
     _check_observations(config, spaces_seen, known)
-    tell = _telling(config.observation, spaces_seen, texts, known)
-    kind = ParallelWorld if _is_parallel(config) else TurnBasedWorld
+    tell = _make_describer(config.observation, spaces_seen, texts, known)
+    kind = ParallelEnvironment if _is_parallel(config) else AecEnvironment
     first.close()
-    return lambda: kind(_unchecked(_make(config), config), config, texts, tell)
+    return lambda: kind(_strip_wrappers(_make(config), config), config, texts, tell)
 
 
-def _unchecked(env: Any, config: PettingzooConfig) -> Any:
+def _strip_wrappers(env: Any, config: PettingzooConfig) -> Any:
     """The environment without the package's outermost checks of what a world here keeps to anyway.
 
     They cost more than a small game does. Whoever hands illegal moves on keeps the one that judges them.
@@ -305,7 +307,7 @@ def _make(config: PettingzooConfig) -> Any:
         ) from error
 
 
-def _as_documented(env_id: str) -> str:
+def _documented_id(env_id: str) -> str:
     """`classic/tictactoe_v3`, as the package's pages write what its registry has as `classic/tictactoe-v3`."""
     return re.sub(r"-(v\d+)$", r"_\1", env_id)
 
@@ -326,7 +328,7 @@ def _check_seats(config: PettingzooConfig, env: Any) -> None:
         )
 
 
-def _check_rule(config: PettingzooConfig, env: Any) -> None:
+def _check_illegal_move_rule(config: PettingzooConfig, env: Any) -> None:
     """Refuse to hand illegal moves to a game that has no rule for them."""
     layer = env
     while layer is not None and not isinstance(layer, TerminateIllegalWrapper):
@@ -339,13 +341,13 @@ def _check_rule(config: PettingzooConfig, env: Any) -> None:
         )
 
 
-def _seats(config: PettingzooConfig, possible: Sequence[str], seed: int) -> dict[str, str]:
+def _assign_seats(config: PettingzooConfig, possible: Sequence[str], seed: int) -> dict[str, str]:
     """Seat -> agent of the task, in the order of the seats that follow the first agent's."""
     first = seed % len(possible) if config.seat == ALTERNATE else int(config.seat)
     return {possible[(first + place) % len(possible)]: agent for place, agent in enumerate(config.agents)}
 
 
-def _action_texts(config: PettingzooConfig, space: Any, seat: str, known: Known | None) -> ActionTexts:
+def _action_texts(config: PettingzooConfig, space: Any, seat: str, known: GameText | None) -> ActionTexts:
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(
             f"task.env_id={config.env_id}",
@@ -356,7 +358,7 @@ def _action_texts(config: PettingzooConfig, space: Any, seat: str, known: Known 
     return ActionTexts(count, start=int(space.start), names=known.actions(count) if known else ())
 
 
-def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known: Known | None) -> None:
+def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known: GameText | None) -> None:
     if config.observation is ObservationForm.words and known is None:
         raise ConfigError(
             "task.observation=words",
@@ -366,7 +368,7 @@ def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known
     if known is not None and config.observation is not ObservationForm.numbers:
         return
     for seat, space in seen.items():
-        if reason := unwritable(space):
+        if reason := unwritable_reason(space):
             raise ConfigError(
                 f"task.env_id={config.env_id}",
                 f"has observations that cannot be written: the space of {seat} {reason}",
@@ -376,10 +378,10 @@ def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known
             )
 
 
-def _telling(
-    form: ObservationForm, seen: Mapping[str, Any], texts: Mapping[str, ActionTexts], known: Known | None
+def _make_describer(
+    form: ObservationForm, seen: Mapping[str, Any], texts: Mapping[str, ActionTexts], known: GameText | None
 ) -> Callable[[str, Any], str]:
     if known is None or form is ObservationForm.numbers:
-        return lambda seat, observation: numbers(seen[seat], observation)
+        return lambda seat, observation: format_numbers(seen[seat], observation)
     tell = known.short if form is ObservationForm.short else known.words
     return lambda seat, observation: tell(observation, texts[seat])

@@ -12,7 +12,7 @@ RPS_NAMES = ("rock", "paper", "scissors", "spock", "lizard")
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class GameText:
     """What is known about a game: its actions' names, and how its observations are told."""
 
     actions: Callable[[int], Sequence[str]]  # of the number of actions; empty where they are numbered
@@ -20,7 +20,7 @@ class Known:
     words: Callable[[Any, ActionTexts], str]
 
 
-def _marks(observation: Any) -> list[list[str]]:
+def _board_rows(observation: Any) -> list[list[str]]:
     """Rows of a board: `x` one's own, `o` the other's, `.` free."""
     own, other = observation["observation"][..., 0].tolist(), observation["observation"][..., 1].tolist()
     return [
@@ -30,22 +30,22 @@ def _marks(observation: Any) -> list[list[str]]:
 
 def _squares(observation: Any, texts: ActionTexts) -> str:
     """The nine squares in the order of their numbers."""
-    return "".join(mark for row in _marks(observation) for mark in row)
+    return "".join(mark for row in _board_rows(observation) for mark in row)
 
 
 def _squares_words(observation: Any, texts: ActionTexts) -> str:
-    rows = "\n".join("".join(row) for row in _marks(observation))
+    rows = "\n".join("".join(row) for row in _board_rows(observation))
     return f"Squares 0 1 2 / 3 4 5 / 6 7 8; x is yours, o the other's, . free:\n{rows}\n"
 
 
 def _stacks(observation: Any, texts: ActionTexts) -> str:
     """The columns' pieces from the bottom upwards, with `/` between columns: `/x/xo////`."""
-    columns = zip(*reversed(_marks(observation)), strict=True)
+    columns = zip(*reversed(_board_rows(observation)), strict=True)
     return "/".join("".join(column).rstrip(".") for column in columns)
 
 
 def _stacks_words(observation: Any, texts: ActionTexts) -> str:
-    rows = "\n".join("".join(row) for row in _marks(observation))
+    rows = "\n".join("".join(row) for row in _board_rows(observation))
     return f"Columns 0123456; x is yours, o the other's, . free:\n{rows}\n"
 
 
@@ -65,8 +65,8 @@ def _rps_names(count: int) -> tuple[str, ...]:
     return (*RPS_NAMES, *(f"action_{number + 1}" for number in range(len(RPS_NAMES), count)))[:count]
 
 
-KNOWN = {
-    "tictactoe": Known(lambda count: (), _squares, _squares_words),
-    "connect_four": Known(lambda count: (), _stacks, _stacks_words),
-    "rps": Known(_rps_names, _last_move, _last_move_words),
+KNOWN_GAMES = {
+    "tictactoe": GameText(lambda count: (), _squares, _squares_words),
+    "connect_four": GameText(lambda count: (), _stacks, _stacks_words),
+    "rps": GameText(_rps_names, _last_move, _last_move_words),
 }

@@ -16,14 +16,14 @@ from reasoning_gym.utils import extract_answer
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ReasoningGymConfig
 from ippo_cli.tasks.environment import Action, Step
-from ippo_cli.tasks.environments.ids import refuse_unknown
+from ippo_cli.tasks.environments.ids import check_registered
 from ippo_cli.types import Example
 
-OURS = ("seed", "size")  # settings of a dataset that follow from the run's
-RIGHT = 1.0  # the highest score that an answer can have
+RUN_SETTINGS = ("seed", "size")  # settings of a dataset that follow from the run's
+MAX_SCORE = 1.0  # the highest score that an answer can have
 
 
-class Questions:
+class QuestionPool:
     """A dataset's items by (dataset seed, index), shared by all worlds of a process: some datasets are slow to set up.
 
     Items are made and answers scored one at a time and with global generators that are set, and put back afterwards:
@@ -38,11 +38,11 @@ class Questions:
         self._lock = Lock()
 
     def item(self, seed: int, index: int) -> dict[str, Any]:
-        with self._lock, _global_generators(seed + index):
+        with self._lock, _seed_global_generators(seed + index):
             return self._dataset(seed)[index]
 
     def score(self, answer: str | None, item: dict[str, Any], seed: int) -> float:
-        with self._lock, _global_generators(seed):
+        with self._lock, _seed_global_generators(seed):
             return float(self._dataset(seed).score_answer(answer, item))
 
     def _dataset(self, seed: int) -> Any:
@@ -52,7 +52,7 @@ class Questions:
 
 
 @contextmanager
-def _global_generators(seed: int) -> Iterator[None]:
+def _seed_global_generators(seed: int) -> Iterator[None]:
     """Python's and numpy's global generators begin at a seed, and are as they were afterwards."""
     before = random.getstate(), np.random.get_state()
     random.seed(seed)
@@ -64,7 +64,7 @@ def _global_generators(seed: int) -> Iterator[None]:
         np.random.set_state(before[1])
 
 
-class ReasoningGymWorld:
+class ReasoningGymEnvironment:
     """One question, which one agent answers in up to `num_turns` turns.
 
     A wrong answer is told its score and may be corrected. The score of the answer that ends the episode is the reward,
@@ -72,7 +72,7 @@ class ReasoningGymWorld:
     Where that last answer was cut at a limit the agent's part is unfinished, as that of a conversation is.
     """
 
-    def __init__(self, questions: Questions, config: ReasoningGymConfig) -> None:
+    def __init__(self, questions: QuestionPool, config: ReasoningGymConfig) -> None:
         self.questions = questions
         self.agent = next(iter(config.agents))
         self.num_turns = config.num_turns
@@ -91,14 +91,14 @@ class ReasoningGymWorld:
         self.turns += 1
         if self.turns == 1:
             self.first_score = score
-        done = score >= RIGHT or self.turns == self.num_turns
+        done = score >= MAX_SCORE or self.turns == self.num_turns
         return Step(
             observations={self.agent: f"{score:.3g}"},
             rewards={self.agent: score if done else 0.0},
             terminated=done,
             unfinished=frozenset(() if action.finished or not done else (self.agent,)),
             parts={
-                "correct": float(score >= RIGHT),
+                "correct": float(score >= MAX_SCORE),
                 "first_score": self.first_score,
                 "unreadable": float(self.unreadable),
             },
@@ -122,10 +122,10 @@ class ReasoningGymWorld:
             return 0.0
 
 
-def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGymWorld]:
+def make_reasoning_gym_factory(config: ReasoningGymConfig) -> Callable[[], ReasoningGymEnvironment]:
     """What makes worlds of this configuration; `ConfigError` where the dataset cannot be made."""
     assert config.dataset is not None
-    refuse_unknown(
+    check_registered(
         f"task.dataset={config.dataset}",
         config.dataset,
         DATASETS,
@@ -133,9 +133,11 @@ def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGy
         listing="from reasoning_gym.factory import *; print(*sorted(DATASETS))",
     )
     given = f"task.dataset_args={config.dataset_args}"
-    settings = [field.name for field in dataclasses.fields(DATASETS[config.dataset][1]) if field.name not in OURS]
+    settings = [
+        field.name for field in dataclasses.fields(DATASETS[config.dataset][1]) if field.name not in RUN_SETTINGS
+    ]
     for name in config.dataset_args:
-        if name in OURS:
+        if name in RUN_SETTINGS:
             raise ConfigError(f"{given}", f"sets {name}, which follows from the run", "leave it out")
         if name not in settings:
             raise ConfigError(
@@ -143,7 +145,7 @@ def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGy
                 f"names {name}, which task.dataset={config.dataset} does not have",
                 "it has: " + " ".join(settings),
             )
-    questions = Questions(config)
+    questions = QuestionPool(config)
     try:
         questions.item(0, 0)
     except Exception as error:  # the dataset's own validation, which asserts
@@ -153,4 +155,4 @@ def reasoning_gym_worlds(config: ReasoningGymConfig) -> Callable[[], ReasoningGy
             f"cannot be made ({type(error).__name__}: {error})",
             "correct the settings",
         ) from error
-    return lambda: ReasoningGymWorld(questions, config)
+    return lambda: ReasoningGymEnvironment(questions, config)

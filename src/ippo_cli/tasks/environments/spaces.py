@@ -7,32 +7,32 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-MOST_NUMBERS = 64  # of an array that is written as text
+MAX_NUMBERS = 64  # of an array that is written as text
 MASK = "action_mask"  # an entry of an observation that says what is legal, and is no part of what is told
 
 
-def unwritable(space: Space) -> str | None:
+def unwritable_reason(space: Space) -> str | None:
     """Why observations of a space cannot be written, or None."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
-        return next((reason for key, part in parts if key != MASK and (reason := unwritable(part))), None)
+        return next((reason for key, part in parts if key != MASK and (reason := unwritable_reason(part))), None)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         size = int(np.prod(space.shape))
-        return f"has {size} numbers, and at most {MOST_NUMBERS} are written" if size > MOST_NUMBERS else None
+        return f"has {size} numbers, and at most {MAX_NUMBERS} are written" if size > MAX_NUMBERS else None
     if isinstance(space, spaces.Discrete | spaces.Text):
         return None
     return f"is a {type(space).__name__}, which nothing here can write"
 
 
-def numbers(space: Space, value: Any) -> str:
+def format_numbers(space: Space, value: Any) -> str:
     """An observation as numbers with spaces between them; fractions are rounded to three significant digits."""
     if isinstance(space, spaces.Dict):
-        kept = [(key, part) for key, part in space.spaces.items() if key != MASK]
-        if len(kept) == 1:
-            return numbers(kept[0][1], value[kept[0][0]])
-        return " ".join(f"{key}={numbers(part, value[key])}" for key, part in kept)
+        entries = [(key, part) for key, part in space.spaces.items() if key != MASK]
+        if len(entries) == 1:
+            return format_numbers(entries[0][1], value[entries[0][0]])
+        return " ".join(f"{key}={format_numbers(part, value[key])}" for key, part in entries)
     if isinstance(space, spaces.Tuple):
-        return " ".join(numbers(part, item) for part, item in zip(space.spaces, value, strict=True))
+        return " ".join(format_numbers(part, item) for part, item in zip(space.spaces, value, strict=True))
     if isinstance(space, spaces.Text):
         return value
     flat = np.asarray(value).ravel()

@@ -9,17 +9,17 @@ from numbers import Real
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import OwnEnvironmentConfig
-from ippo_cli.tasks.environment import Action, Step, WrongReturn
+from ippo_cli.config.schema import UserEnvironmentConfig
+from ippo_cli.tasks.environment import Action, InvalidReturn, Step
 from ippo_cli.types import Example
-from ippo_cli.user_code.errors import located
+from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 from ippo_cli.user_code.part_names import part_name
 
-METHODS = ("reset", "step")
+REQUIRED_METHODS = ("reset", "step")
 
 
-class OwnEnvironment:
+class UserEnvironment:
     """What a user's function returned.
 
     With one agent, observations and actions are texts and the reward is a number:
@@ -46,7 +46,7 @@ class OwnEnvironment:
 
     def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
         self.environment = environment
-        self.hears_of_cuts = _has_parameter(environment.step, "finished")
+        self.takes_finished = _has_parameter(environment.step, "finished")
         self.name = name
         self.agents = list(agents)
         self.max_turns = max_turns
@@ -55,7 +55,7 @@ class OwnEnvironment:
         """The example's seed is the one that `reset` is given: with equal actions, an example always goes alike."""
         result = self.environment.reset(seed=example["seed"])
         if not isinstance(result, tuple) or len(result) != 2:
-            raise WrongReturn(f"{self.name}: reset must return (observation, info), not {_kind(result)}")
+            raise InvalidReturn(f"{self.name}: reset must return (observation, info), not {_describe_type(result)}")
         self.turns: Counter[str] = Counter()
         self.ended: set[str] = set()  # agents whose own part has terminated
         self.cut: set[str] = set()  # agents whose own part was truncated
@@ -66,17 +66,17 @@ class OwnEnvironment:
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.turns.update(list(actions))
-        texts = self._given({agent: action.text for agent, action in actions.items()})
-        finished = self._given({agent: action.finished for agent, action in actions.items()})
-        result = self.environment.step(texts, **({"finished": finished} if self.hears_of_cuts else {}))
+        texts = self._to_user_format({agent: action.text for agent, action in actions.items()})
+        finished = self._to_user_format({agent: action.finished for agent, action in actions.items()})
+        result = self.environment.step(texts, **({"finished": finished} if self.takes_finished else {}))
         if not isinstance(result, tuple) or len(result) != 5:
-            raise WrongReturn(
-                f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_kind(result)}"
+            raise InvalidReturn(
+                f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_describe_type(result)}"
             )
-        told, reward, terminated, truncated, info = result
-        observations = self._observations(told, "step")
-        self.ended |= self._whose(terminated) - self.cut
-        self.cut |= self._whose(truncated) - self.ended
+        raw_observations, reward, terminated, truncated, info = result
+        observations = self._observations(raw_observations, "step")
+        self.ended |= self._agents_done(terminated) - self.cut
+        self.cut |= self._agents_done(truncated) - self.ended
         over = self.ended | self.cut >= set(self.agents)
         if not (observations or over):
             raise ValueError(f"{self.name}: step must tell at least one agent something until the episode ends")
@@ -105,26 +105,28 @@ class OwnEnvironment:
         if callable(close):
             close()
 
-    def _observations(self, told: Any, method: str) -> Mapping[str, str]:
-        self.by_agent = not isinstance(told, str)
-        observations = {self.agents[0]: told} if isinstance(told, str) else told
-        if isinstance(told, str) and len(self.agents) > 1:
-            raise WrongReturn(
+    def _observations(self, value: Any, method: str) -> Mapping[str, str]:
+        self.has_dict_observations = not isinstance(value, str)
+        observations = {self.agents[0]: value} if isinstance(value, str) else value
+        if isinstance(value, str) and len(self.agents) > 1:
+            raise InvalidReturn(
                 f"{self.name}: {method} must return a dict from agent to text: the task has several agents"
             )
         if not isinstance(observations, Mapping):
-            raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(told)}")
+            raise InvalidReturn(f"{self.name}: {method} must return texts as observations, not {_describe_type(value)}")
         for agent, text in observations.items():
             self._check_agent(agent, method)
             if not isinstance(text, str):
-                raise WrongReturn(f"{self.name}: {method} must return texts as observations, not {_kind(text)}")
+                raise InvalidReturn(
+                    f"{self.name}: {method} must return texts as observations, not {_describe_type(text)}"
+                )
         return observations
 
-    def _given(self, by_agent: Mapping[str, Any]) -> Any:
+    def _to_user_format(self, by_agent: Mapping[str, Any]) -> Any:
         """What the environment is given of those who acted: by agent, where it told them by agent."""
-        return dict(by_agent) if self.by_agent else by_agent[self.agents[0]]
+        return dict(by_agent) if self.has_dict_observations else by_agent[self.agents[0]]
 
-    def _whose(self, over: Any) -> set[str]:
+    def _agents_done(self, over: Any) -> set[str]:
         """Whose part is over: everybody's, or that of the agents for whom a dict says so."""
         if not isinstance(over, Mapping):
             return set(self.agents) if over else set()
@@ -135,7 +137,7 @@ class OwnEnvironment:
     def _rewards(self, reward: Any) -> Mapping[str, float]:
         if not isinstance(reward, Mapping):
             if len(self.agents) > 1:
-                raise WrongReturn(f"{self.name}: step must return rewards by agent: the task has several agents")
+                raise InvalidReturn(f"{self.name}: step must return rewards by agent: the task has several agents")
             reward = {self.agents[0]: reward}
         for agent in reward:
             self._check_agent(agent, "step")
@@ -146,27 +148,27 @@ class OwnEnvironment:
             raise ValueError(f"{self.name}: {method} names {agent!r}, and task.agents are {', '.join(self.agents)}")
 
 
-def own_environments(config: OwnEnvironmentConfig) -> Callable[[], OwnEnvironment]:
+def make_user_environment_factory(config: UserEnvironmentConfig) -> Callable[[], UserEnvironment]:
     """What makes environments of this configuration; `ConfigError` where the first one cannot be made."""
     make = load_function(str(config.environment), "task.environment")
 
-    def environment() -> OwnEnvironment:
+    def create() -> UserEnvironment:
         made = make(**config.environment_args)
-        if missing := [method for method in METHODS if not callable(getattr(made, method, None))]:
-            raise WrongReturn(
+        if missing := [method for method in REQUIRED_METHODS if not callable(getattr(made, method, None))]:
+            raise InvalidReturn(
                 f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}"
             )
-        return OwnEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
+        return UserEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
 
     try:
-        spare = [environment()]
+        spare = [create()]
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         raise ConfigError(
             f"task.environment={config.environment} task.environment_args={config.environment_args}",
-            f"cannot be made ({located(error)})",
+            f"cannot be made ({format_user_error(error)})",
             "correct the function, or its arguments",
         ) from error
-    return lambda: spare.pop() if spare else environment()
+    return lambda: spare.pop() if spare else create()
 
 
 def _has_parameter(method: Any, name: str) -> bool:
@@ -176,5 +178,5 @@ def _has_parameter(method: Any, name: str) -> bool:
         return False
 
 
-def _kind(value: Any) -> str:
+def _describe_type(value: Any) -> str:
     return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, tuple) else "")
