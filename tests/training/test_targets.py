@@ -11,12 +11,13 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from small import a_trainer, experience_of, find_newest_intact
+from small import a_trainer, experience_of
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.formulas import adaptive_kl_step, gae
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.training.targets import next_kl_coef
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
@@ -116,7 +117,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         moved, _ = trainer.state.algorithm.targets(trainer.state.team, experience_of(trainer))
         assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
-        found = find_newest_intact(trainer.run.folder / "checkpoints")
+        found = newest_intact_checkpoint(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())
     assert stored["kl_coef"] == trainer.state.algorithm.kl_coef
 

@@ -296,7 +296,7 @@ def _create_agents(overrides: list[str]) -> list[str]:
 
 
 def _adds_agents(text: str) -> bool:
-    """Whether an override names agents that may be new; what `_with_agents` makes of one does not."""
+    """Whether an override names agents that may be new; what `_create_agents` makes of one does not."""
     key, _, value = text.partition("=")
     added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS_KEY)}\.\w+(\..+)?", key) is not None
     return added or (key.lstrip("+") == AGENTS_KEY and not re.fullmatch(r"\{(\w+:\{\},?)+\}", value))

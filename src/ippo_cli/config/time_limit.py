@@ -16,7 +16,7 @@ DEADLINE_KEY = "checkpoint.must_save_by"
 def resolve_deadline(setting: str | None, began: float, job_end: Callable[[], float | None]) -> float | None:
     """The limit in seconds since 1970, of a process that began at such a second; None for none.
 
-    `job_end` is asked where the setting leaves it to the scheduler.
+    `job_end_time` is asked where the setting leaves it to the scheduler.
     """
     if setting is None:
         return None

@@ -35,7 +35,7 @@ _timeout = timedelta(seconds=1800)
 def init(*, device: str, timeout_s: float) -> Ranks:
     """Starts the process group, of one rank if need be, and returns where this process stands.
 
-    `device` is `cpu` or `cuda`; on `cuda` this also picks the GPU that `device_of` names. A world of one opens no
+    `device` is `cpu` or `cuda`; on `cuda` this also picks the GPU that `rank_device` names. A world of one opens no
     port, so any number of single processes run side by side. After `shutdown` it may be called again.
     """
     global _store, _timeout, _trainings

@@ -124,7 +124,7 @@ class FrozenBase:
 
     @contextmanager
     def policies_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
-        """Forwards inside read every row with the adapter of one of the policies, see `RowsApart`."""
+        """Forwards inside read every row with the adapter of one of the policies, see `MultiAdapterBatch`."""
         by_row, before = _RowAdapters([policy.adapter.name for policy in policies]), self._row_adapters  # type: ignore[attr-defined]
 
         def select(rows: Tensor) -> None:

@@ -52,7 +52,7 @@ class _Branch:
 def group_by_shared_prefix(sequences: Sequence[np.ndarray], min_saved_fraction: float) -> tuple[PrefixGroup, ...]:
     """Of sequences of ids `[n]`: those that begin alike, so that few tokens are read; no sequence is in two.
 
-    A prefix has at least `SHORTEST` tokens, and `least_share` of a family's tokens or more are not read again. Prefixes
+    A prefix has at least `SHORTEST` tokens, and `min_saved_fraction` of a family's tokens or more are not read again. Prefixes
     of prefixes are not looked for.
     """
     order = sorted(range(len(sequences)), key=lambda number: sequences[number].astype(">i8").tobytes())

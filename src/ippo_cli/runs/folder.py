@@ -101,7 +101,7 @@ def write_start_files(
 ) -> None:
     """What says how the run was made: resolved configuration, overrides, command, environment.
 
-    Of a resumed run the first two are valid only from `take_effect` on: a resume that fails changes nothing.
+    Of a resumed run the first two are valid only from `activate_resumed_config` on: a resume that fails changes nothing.
     """
     environment = {
         "python": platform.python_version(),

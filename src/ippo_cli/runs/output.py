@@ -45,7 +45,7 @@ def open_closed_streams() -> None:
 
 
 def detect_closed_output() -> None:
-    """Raise `ReaderGone` where standard output or error, of this process, has lost its reader."""
+    """Raise `OutputClosed` where standard output or error, of this process, has lost its reader."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and _can_lose_reader(stream):
@@ -76,7 +76,7 @@ def print_status(text: str, *, terminal_only: bool = False) -> None:
 
 
 def flush_output() -> None:
-    """Write what is buffered. Raises `ReaderGone`."""
+    """Write what is buffered. Raises `OutputClosed`."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):  # its disk may be full, or it may be closed
             stream.flush()

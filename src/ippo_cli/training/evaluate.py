@@ -53,7 +53,7 @@ def evaluate(
     """Score the held-out set. Metrics are the same on every rank, and for every number of ranks.
 
     A metric is a mean over rows, each of which counts once, however many of its episodes have a number.
-    `samples` holds as many of this rank's episodes as tables show, or `every_sample`.
+    `samples` holds as many of this rank's episodes as tables show, or `keep_all_samples`.
     """
     rows = select_eval_rows(len(task.held_out), config.evaluation)
     modes = generations_by_mode(config.evaluation)
