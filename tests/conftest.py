@@ -26,7 +26,7 @@ os.fsync = lambda file: None  # what tests write need not outlive a loss of powe
 # `survival`: runs that are stopped, killed and gone on with;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 # `host_reads`: how often the host waits for tensors
-for folder in ("rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults"):
+for folder in ("config", "rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked

@@ -7,7 +7,7 @@ Column ``t`` of every ``[B, R]`` tensor refers to choosing ``response_ids[:, t]`
 state *before* it, the reward *for* it. Masks are boolean, named by what they keep, and come from lengths, never from
 comparing ids with the padding id.
 
-A worked example, one sequence whose prompt is ``5 6`` (left-padded to P=3) and whose response is ``7 8 <eos>``
+A worked example, one sequence with prompt ``5 6`` (left-padded to P=3) and response ``7 8 <eos>``
 (right-padded to R=4), scored 1.0:
 
     prompt_ids      . 5 6          response_ids    7    8    2    .
@@ -37,7 +37,7 @@ Lesson = Sequence[tuple[str, str]]
 
 
 def take_rows(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
-    """Every field of a carrier at the given rows, as keyword arguments: a row always moves whole."""
+    """Return every field of a carrier at the given rows, as keyword arguments."""
     rows = rows.tolist() if isinstance(rows, Tensor) else rows
     picked: dict[str, Any] = {}
     for entry in fields(carrier):
@@ -50,13 +50,13 @@ def take_rows(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
 
 
 def concatenate_rows(carriers: Sequence[C]) -> C:
-    """The rows of several carriers of one type as one carrier, in their order; a single one is returned as it is.
+    """Concatenate the rows of several carriers of one type, in order; a single carrier is returned unchanged.
 
     Prompt columns are padded on the left, all others on the right: with 0 and False, and `turn` with -1.
     """
     if len(carriers) == 1:
         return carriers[0]
-    tensors: dict[tuple[int, ...], Tensor] = {}  # what is one tensor in every carrier stays one
+    tensors: dict[tuple[int, ...], Tensor] = {}  # fields that share a tensor share the result
     columns: dict[str, Any] = {}
     for entry in fields(carriers[0]):
         parts = [getattr(carrier, entry.name) for carrier in carriers]
@@ -84,7 +84,7 @@ def _stack_column(name: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def trim_columns(carrier: C, width: int, keep: int) -> C:
-    """The carrier with its response columns (those of `width`) cut to the first `keep`."""
+    """Cut the response columns of a carrier (those of size `width`) to the first `keep`."""
     columns = {
         entry.name: value[:, :keep]
         for entry in fields(carrier)
@@ -98,76 +98,76 @@ def trim_columns(carrier: C, width: int, keep: int) -> C:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What an iteration works on: the examples of this rank's episodes, the same for every agent."""
+    """The examples of this rank's episodes in one iteration, the same for every agent."""
 
     examples: list[Example]  # B
-    index: Tensor  # [B] int64: global sample index, unique within a run; seeds what the episode samples
+    index: Tensor  # [B] int64: global sample index, unique within a run; seeds the sampling of the episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What a policy wrote after one prompt. Tensors stand on the CPU."""
+    """One sampled response to one prompt. Tensors are on the CPU."""
 
     ids: Tensor  # [n] int64, the stop token included
     logprobs: Tensor  # [n] float32, tempered and unfiltered
-    behavior_logprobs: Tensor  # [n] float32, under what was sampled from; the same tensor when no filter is on
-    text: str  # exactly what the tokens say, special tokens left out
-    finished: bool  # ended by a stop token or stop string; False: cut at a limit
+    behavior_logprobs: Tensor  # [n] float32, of the filtered sampling distribution; the same tensor without a filter
+    text: str  # the decoded tokens without special tokens
+    finished: bool  # ended by a stop token or stop string; False: truncated by a limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One agent's part of one step of an episode."""
+    """One agent's action in one step of an episode."""
 
     agent: str
-    step: int  # of the environment; agents that act at once share it
-    observation: str  # what it was told since its last turn
-    prompt: list[int]  # everything its policy read before it wrote
+    step: int  # of the environment; agents that act simultaneously share it
+    observation: str  # the text that the agent received since its last turn
+    prompt: list[int]  # all token ids that the policy was conditioned on
     completion: Completion
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """One sample: who spoke when, what each of them read, and what each was paid."""
+    """One sampled episode: turns, observations and rewards of all agents."""
 
     example: Example
     index: int  # as in `Batch`
-    turns: list[Turn]  # in the order in which they were spoken
-    rewards: list[Mapping[str, float]]  # by step: what the environment paid; empty where a reward judges the episode
-    final: Mapping[str, list[int]]  # what an agent would have read next, where it was told something at the end
-    last_observations: Mapping[str, str]  # what it was told then
-    terminated: bool  # it ended by itself; False: cut, and what was still to come is not known
-    unfinished: frozenset[str]  # agents whose part was cut although the episode has terminated
-    ended: frozenset[str]  # agents whose own part has ended by itself, whatever became of the episode
-    truncation: str  # why it was cut: environment, turns or context; empty where it was not
-    failure: Exception | None  # what its environment raised: there is no reward then
-    parts: Mapping[str, float]  # further numbers of the environment, for the log
-    partners: frozenset[str] = frozenset()  # agents for whom earlier weights spoke: nothing is learnt from their turns
+    turns: list[Turn]  # in the order of generation
+    rewards: list[Mapping[str, float]]  # by step, of the environment; empty where a reward function scores the episode
+    final: Mapping[str, list[int]]  # the prompt of an agent's next turn, where it received a final observation
+    last_observations: Mapping[str, str]  # the text of the final observation
+    terminated: bool  # the episode ended by itself; False: truncated, so the remaining return is unknown
+    unfinished: frozenset[str]  # agents that were truncated although the episode terminated
+    ended: frozenset[str]  # agents that terminated by themselves, however the episode ended
+    truncation: str  # reason of the truncation: environment, turns or context; empty if not truncated
+    failure: Exception | None  # exception of the environment: the episode has no reward then
+    parts: Mapping[str, float]  # further metrics of the environment, for the log
+    partners: frozenset[str] = frozenset()  # agents played by snapshots of earlier weights: not trained on
 
     def own(self, agent: str) -> list[Turn]:
-        """One agent's turns that it spoke with its current weights: what may be learnt from."""
+        """Return the turns that an agent generated with its current weights: those that can be trained on."""
         return [] if agent in self.partners else self.of(agent)
 
     def of(self, agent: str) -> list[Turn]:
-        """One agent's turns."""
+        """Return all turns of one agent."""
         return [turn for turn in self.turns if turn.agent == agent]
 
     def finished(self, agent: str) -> bool:
-        """Whether an agent's part ended by itself; False means truncated."""
+        """Whether an agent terminated by itself; False means truncated."""
         return agent in self.ended or (self.terminated and agent not in self.unfinished)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetachedTurn:
-    """A turn whose prompt is no extension of what stands before it in its row: it is read as a sequence of its own."""
+    """A turn with a prompt that does not extend the row's tokens; it is encoded as a separate sequence."""
 
-    column: int  # the first response column that is read after the prompt
-    prompt: list[int]  # every token id before it
+    column: int  # the first response column after the prompt
+    prompt: list[int]  # all token ids before that column
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One agent's rows: row b is its part of episode b, and how likely that was when it was written."""
+    """One agent's rows: row b is its part of episode b, with the log-probabilities at sampling time."""
 
     prompt_ids: Tensor  # [B, P] int64, left-padded
     prompt_mask: Tensor  # [B, P] bool
@@ -175,11 +175,11 @@ class Rollout:
     response_mask: Tensor  # [B, R] bool: 1 on tokens this agent chose, EOS included; may have holes (observations)
     turn: Tensor  # [B, R] int64: the turn of each action token, -1 elsewhere
     length: Tensor  # [B] int64: response columns in use, observations after the last action token included
-    logprobs: Tensor  # [B, R] float32, tempered and unfiltered: what the ratio is against
-    behavior_logprobs: Tensor  # [B, R] float32, under the sampling filters; the same tensor when none are on
+    logprobs: Tensor  # [B, R] float32, tempered and unfiltered: the denominator of the ratio
+    behavior_logprobs: Tensor  # [B, R] float32, of the filtered sampling distribution; the same tensor without filters
     finished: Tensor  # [B] bool: ended by a stop token or stop string; False means truncated
     texts: list[str]  # B
-    detached: list[list[DetachedTurn]] = field(default_factory=list)  # B, by column; left out: no row has any
+    detached: list[list[DetachedTurn]] = field(default_factory=list)  # B, by column; default: no row has any
 
     def __post_init__(self) -> None:
         if not self.detached:
@@ -188,31 +188,31 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the reward thought of one agent's rows."""
+    """The rewards of one agent's rows."""
 
-    score: Tensor  # [B, K] float32, by turn: what is learnt from, less a baseline of credit and processed
-    raw: Tensor  # [B, K] float32: team and own numbers mixed; the same tensor where that is what is learnt from
+    score: Tensor  # [B, K] float32, by turn, after the credit baseline and the processors: the training signal
+    raw: Tensor  # [B, K] float32: weighted sum of team and individual rewards; `score` itself if unprocessed
     parts: dict[str, Tensor]  # name -> [B] float32, for the log only; NaN where a part does not apply
     valid: Tensor  # [B] bool: False where the reward failed or the agent had no turn; such rows are never trained on
-    failed: Tensor  # [B] bool: where the reward, or the episode, failed
-    credit: dict[str, Tensor] = field(default_factory=dict)  # [B, K], by how it is measured; NaN where it is not known
+    failed: Tensor  # [B] bool: the reward or the episode failed
+    credit: dict[str, Tensor] = field(default_factory=dict)  # [B, K], by credit method; NaN where unknown
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticView:
-    """What a centralised critic reads in place of one agent's rows, and where that agent's actions stand in it."""
+    """The input of a centralised critic for one agent's rows, and the positions of that agent's actions in it."""
 
-    rollout: Rollout  # row b is episode b; action columns are those whose state has a value, log-probabilities are 0
-    column: Tensor  # [B, R] int64: by action token of the agent's rows, the column here that has its value; 0 elsewhere
-    source: Tensor  # [B, R'] int64: by action column here, the action token whose targets it learns; 0 elsewhere
-    left_out: Tensor  # [B] bool: rows of which something did not fit into the critic's context
+    rollout: Rollout  # row b is episode b; action columns are those of states with a value, log-probabilities are 0
+    column: Tensor  # [B, R] int64: by action token of the agent's rows, the view's column with its value; 0 elsewhere
+    source: Tensor  # [B, R'] int64: by action column of the view, the action token that gives its targets; 0 elsewhere
+    left_out: Tensor  # [B] bool: rows that were truncated to the critic's context
 
     def gathered(self, values: Tensor, own: Rollout) -> Tensor:
-        """Values of the view's columns, `[B, R']`, at the action tokens of the agent's own rows, `[B, R]`."""
+        """Gather values of the view's columns, `[B, R']`, at the action tokens of the agent's own rows, `[B, R]`."""
         return values.gather(1, self.column).masked_fill(~own.response_mask, 0.0)
 
     def scatter_targets(self, targets: Targets) -> Targets:
-        """The targets of the agent's own rows at the view's columns."""
+        """Scatter the targets of the agent's own rows to the view's columns."""
         mask, width = self.rollout.response_mask, self.column.shape[1]
         columns = {
             entry.name: value.gather(1, self.source).masked_fill(~mask, 0)
@@ -224,38 +224,36 @@ class CriticView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
-    """What an iteration learns from: every agent's rows of this rank, and what they were worth."""
+    """All data of an iteration: every agent's rows on this rank, and their scores."""
 
     batch: Batch
     episodes: list[Episode]
     sampled: Mapping[str, Rollout]  # with the log-probabilities of the sampler
-    rollouts: Mapping[str, Rollout]  # with those that ratios are against: the same objects where none are recomputed
+    rollouts: Mapping[str, Rollout]  # with recomputed log-probabilities; the same objects where none are recomputed
     scores: Mapping[str, Scores]
-    greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where none are needed
-    views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents whose critic reads more than their rows
+    greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where not needed
+    views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What one agent should learn from its rollout."""
+    """The training targets of one agent's rollout."""
 
     rewards: Tensor  # [B, R] float32, KL term included
     values: Tensor  # [B, R] float32: V of the state before each token, or of its turn, when sampled; 0 without a critic
-    final_values: Tensor  # [B] float32: V after the last action token (what a truncated row bootstraps from)
-    ref_logprobs: Tensor  # [B, R] float32 (equal to logprobs where no reference is kept)
+    final_values: Tensor  # [B] float32: V after the last action token (the bootstrap value of a truncated row)
+    ref_logprobs: Tensor  # [B, R] float32; equal to logprobs without a reference
     advantages: Tensor  # [B, R] float32
     returns: Tensor  # [B, R] float32, from raw advantages
-    loss_mask: Tensor  # [B, R] bool: response_mask less the rows that must not train (invalid, or truncated and masked)
+    loss_mask: Tensor  # [B, R] bool: response_mask without excluded rows (invalid, or truncated and masked)
     value_mask: Tensor  # [B, R] bool: where values are regressed: loss_mask, or only the last token of each turn
-    behavior_weights: Tensor  # [B, R] float32: factor of the policy loss, 1 unless the sampler differs from the policy
-    sample_counts: (
-        Tensor  # [B] int64: how often a row is trained on in an epoch, 1 unless rows are drawn by their scores
-    )
+    behavior_weights: Tensor  # [B, R] float32: importance weight of the policy loss, 1 unless sampler and policy differ
+    sample_counts: Tensor  # [B] int64: how often a row is trained on in an epoch; 1 without resampling by score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepContext:
-    """Where in the run an update stands: seeds the mini-batches and sets schedules."""
+    """Position of an update in the run: seeds the mini-batches and sets schedules."""
 
     seed: int
     iteration: int  # counted from 0
@@ -264,17 +262,17 @@ class StepContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """This rank's rows of one optimizer step, with the counts that losses are divided by."""
+    """This rank's rows of one optimizer step, with the global counts that divide the losses."""
 
     rollout: Rollout
     targets: Targets
     num_tokens: int  # over all ranks and micro-batches of the step, where loss_mask is set
-    num_sequences: int  # likewise: rows with a non-empty loss_mask
-    num_values: int  # likewise: where value_mask is set
-    agent: Tensor  # [b] int64: whose row it is, by its place among the agents that are trained together
+    num_sequences: int  # over all ranks and micro-batches: rows with a non-empty loss_mask
+    num_values: int  # over all ranks and micro-batches, where value_mask is set
+    agent: Tensor  # [b] int64: index of each row's agent among the agents that are trained together
 
     def rows(self, rows: Sequence[int] | Tensor) -> Self:
-        """Some of the rows, trimmed to the columns they use, with the same global counts: a micro-batch."""
+        """Return some of the rows as a micro-batch, trimmed to their used columns, with the same global counts."""
         rollout = Rollout(**take_rows(self.rollout, rows))
         width = max(int(rollout.length.max()), 1)
         return replace(
@@ -285,6 +283,6 @@ class Minibatch:
         )
 
     def mask_all(self) -> Self:
-        """The same rows with nothing to learn: keeps ranks in step where one has fewer micro-batches."""
+        """Return the same rows with empty masks: keeps ranks in step where one has fewer micro-batches."""
         nothing = torch.zeros_like(self.targets.loss_mask)
         return replace(self, targets=replace(self.targets, loss_mask=nothing, value_mask=nothing))

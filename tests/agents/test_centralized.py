@@ -1,4 +1,4 @@
-"""Which vocabulary a centralised critic reads in, and whether it reads tokens or text."""
+"""Vocabulary and input format of centralised critics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_other_critics_have_no_layout() -> None:
     assert build_critic_layouts(load_config(["critic=separate"]), {}, {}, {}) == {}
 
 
-def test_equal_vocabularies_are_read_token_by_token() -> None:
+def test_equal_vocabularies_read_as_tokens() -> None:
     low, high = character_tokenizer("abc"), character_tokenizer("abc")
     found = layouts(low, high)
     assert {name: (made.reads_text, made.tokenizer) for name, made in found.items()} == {
@@ -39,7 +39,7 @@ def test_equal_vocabularies_are_read_token_by_token() -> None:
     assert list(layouts(low, high, "critic.shared=true")) == ["team"]
 
 
-def test_characters_of_one_number_that_differ_are_read_as_text() -> None:
+def test_different_vocabularies_read_as_text() -> None:
     low, high = character_tokenizer("abc<"), character_tokenizer("abc>")
     with pytest.raises(
         ConfigError, match=r"^critic=centralized reads text where vocabularies differ, as those of low and"
@@ -53,7 +53,7 @@ def test_characters_of_one_number_that_differ_are_read_as_text() -> None:
     assert layouts(low, high, *BY_TURN, "critic.shared=true")["team"].tokenizer is low
 
 
-def test_special_tokens_that_a_relative_has_besides_are_read_where_the_critic_has_embeddings_for_them() -> None:
+def test_extra_special_tokens_need_embeddings() -> None:
     plain, more = character_tokenizer("abc"), character_tokenizer("abc")
     more.add_special_tokens({"additional_special_tokens": ["<turn>"]})
     assert not layouts(more, plain, "critic.shared=true")["team"].reads_text
@@ -61,7 +61,7 @@ def test_special_tokens_that_a_relative_has_besides_are_read_where_the_critic_ha
         layouts(plain, more, "critic.shared=true")
 
 
-def test_a_critic_of_another_family_reads_text_in_its_own_tokenizer(tmp_path: Path) -> None:
+def test_critic_of_other_family_reads_text(tmp_path: Path) -> None:
     character_tokenizer("xyz").save_pretrained(tmp_path)
     agent = character_tokenizer("abc")
     with pytest.raises(ConfigError, match=r"as that of critic.model and the agents' do"):
@@ -71,19 +71,19 @@ def test_a_critic_of_another_family_reads_text_in_its_own_tokenizer(tmp_path: Pa
     assert "x" in found["low"].tokenizer.get_vocab()
 
 
-def test_a_critics_folder_without_a_tokenizer_is_of_its_agents_family_or_refused(tmp_path: Path) -> None:
+def test_critic_folder_without_tokenizer(tmp_path: Path) -> None:
     low, high = character_tokenizer("abc"), character_tokenizer("abd")
     assert layouts(low, low, f"critic.warm_start={tmp_path}")["low"].tokenizer is low
     with pytest.raises(ConfigError, match=rf"^critic.warm_start={tmp_path} has no tokenizer, and needs one"):
         layouts(low, high, f"critic.warm_start={tmp_path}", *BY_TURN)
     LlamaConfig(vocab_size=5).save_pretrained(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"has no tokenizer, and knows 5 tokens, fewer than its agent's tokenizer has"
+        ConfigError, match=r"has no tokenizer, and its embedding has 5 tokens, fewer than its agent's tokenizer"
     ):
         layouts(low, low, f"critic.warm_start={tmp_path}")
 
 
-def test_a_critic_reads_as_much_as_its_model_was_made_for_or_less() -> None:
+def test_critic_context_length() -> None:
     config: Config = load_config(["critic=centralized", "rollout.max_new_tokens=6"])
     critic = config.critic
     assert isinstance(critic, CentralizedCriticConfig)
@@ -91,5 +91,7 @@ def test_a_critic_reads_as_much_as_its_model_was_made_for_or_less() -> None:
     assert critic_context(config, replace(critic, context_limit=20), PretrainedConfig(max_position_embeddings=32)) == 20
     for wanted, made_for in ((33, 32), (None, 6)):
         model = PretrainedConfig(max_position_embeddings=made_for)
-        with pytest.raises(ConfigError, match=rf"max_new_tokens=6 ask for more than the {made_for} tokens"):
+        with pytest.raises(
+            ConfigError, match=rf"max_new_tokens=6 do not fit the critic model's context length of {made_for} tokens"
+        ):
             critic_context(config, replace(critic, context_limit=wanted), model)

@@ -38,7 +38,7 @@ def critic_config(folder: Path, *overrides: str) -> SeparateCriticConfig:
 
 
 @pytest.mark.parametrize("as_stored", [False, True])
-def test_values_are_the_scores_of_the_reward_model(as_stored: bool, tmp_path: Path) -> None:
+def test_values_equal_reward_model_scores(as_stored: bool, tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "rm")
     critic = load_critic(critic_config(folder), "", None, as_stored=as_stored)
     scores = AutoModelForSequenceClassification.from_pretrained(folder)(input_ids=IDS).logits[:, 0]
@@ -48,7 +48,7 @@ def test_values_are_the_scores_of_the_reward_model(as_stored: bool, tmp_path: Pa
     assert not critic.value_head.out.bias.any()
 
 
-def test_stored_weights_wait_for_an_engine(tmp_path: Path) -> None:
+def test_as_stored_keeps_dtype(tmp_path: Path) -> None:
     folder = reward_model(tmp_path / "rm", dtype=torch.bfloat16)
     critic = load_critic(critic_config(folder), "", None, as_stored=True)
     assert {parameter.dtype for parameter in critic.backbone.parameters()} == {torch.bfloat16}
@@ -57,14 +57,14 @@ def test_stored_weights_wait_for_an_engine(tmp_path: Path) -> None:
     assert torch.equal(critic.value_head.out.weight, stored)
 
 
-def test_a_saved_critic_is_loaded_again(tmp_path: Path) -> None:
+def test_saved_critic_reloads(tmp_path: Path) -> None:
     critic = load_critic(critic_config(reward_model(tmp_path / "rm")), "", None)
     critic.save_pretrained(tmp_path / "critic")
     again = load_critic(critic_config(tmp_path / "critic"), "", None)
     assert all(torch.equal(one, other) for one, other in zip(critic.parameters(), again.parameters(), strict=True))
 
 
-def test_a_hidden_layer_is_refused(tmp_path: Path) -> None:
+def test_hidden_layer_rejected(tmp_path: Path) -> None:
     config = critic_config(reward_model(tmp_path / "rm"), "critic.value_head_hidden_dim=8")
     with pytest.raises(
         ConfigError, match=r"value_head_hidden_dim=8 does not fit .*use critic.value_head_hidden_dim=null"
@@ -72,17 +72,17 @@ def test_a_hidden_layer_is_refused(tmp_path: Path) -> None:
         warm_start_config(config)
 
 
-def test_several_labels_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PreflightError, match="3 labels, and a value is one number"):
+def test_several_labels_rejected(tmp_path: Path) -> None:
+    with pytest.raises(PreflightError, match="3 labels, and a critic needs one"):
         warm_start_config(critic_config(reward_model(tmp_path / "rm", labels=3)))
 
 
-def test_a_language_model_is_refused(tmp_path: Path) -> None:
+def test_language_model_rejected(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"LlamaForCausalLM, which has no value head; .*critic.model="):
         warm_start_config(critic_config(model_folder(tmp_path / "lm")))
 
 
-def test_an_encoder_is_refused(tmp_path: Path) -> None:
+def test_encoder_rejected(tmp_path: Path) -> None:
     torch.manual_seed(0)
     BertForSequenceClassification(BertConfig(**SMALL, num_labels=1)).save_pretrained(tmp_path / "rm")
     with pytest.raises(PreflightError, match="use a causal language model"):

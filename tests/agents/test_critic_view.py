@@ -1,4 +1,4 @@
-"""What a centralised critic reads, token for token, against a slow layout of the episodes' own words."""
+"""Inputs of a centralised critic, token by token, against a slow reference built from the episodes' texts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ END = "¶"
 
 
 class Anything:
-    """Whoever it likes is told whatever, until the episode ends in one of the ways that there are."""
+    """Random observations to random agents, until the episode ends in one of all possible ways."""
 
     agents: Sequence[str] = AGENTS
 
@@ -62,7 +62,7 @@ class Parallel(Anything):
 
 
 class InTurn(Anything):
-    """One after the other, each hearing what was said before it."""
+    """Agents act one after another, each with all earlier messages."""
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.heard, self.number = "", 0
@@ -123,7 +123,7 @@ def written(ids: Sequence[int]) -> str:
 
 
 def read(found: Rollout, decode: Callable[[Sequence[int]], str] = written) -> list[dict[int, str]]:
-    """By row: what stands before each action column in its sequence, and, under -1, before the end."""
+    """By row: the text before each action column in its sequence, and, under -1, before the end."""
     texts: list[dict[int, str]] = []
     for row in range(len(found.texts)):
         sequences = build_sequences(found, torch.tensor([row]), packed=False)
@@ -140,7 +140,7 @@ def read(found: Rollout, decode: Callable[[Sequence[int]], str] = written) -> li
 
 
 def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = False) -> tuple[list[str], str]:
-    """The text before every own action token (or turn), and that before the end; written for being read."""
+    """The text before every action token (or turn) of the agent, and before the end; a readable reference."""
     states: list[str] = []
     text, since, after = "", "", ""
     own, turns = episode.of(agent), episode.turns
@@ -148,7 +148,7 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
 
     def hear(words: str) -> None:
         nonlocal text, since
-        gap = END if text and not text.endswith(END) else ""  # behind a response that was cut
+        gap = END if text and not text.endswith(END) else ""  # after a truncated response
         text += gap + words
         since += words
 
@@ -185,9 +185,7 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
 
 
 @pytest.mark.parametrize(("make", "history"), KINDS)
-def test_every_action_is_valued_behind_all_that_was_told_and_written_before_it(
-    make: Any, history: str, played: Mapping[Any, list[Episode]]
-) -> None:
+def test_token_states_match_reference(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
     episodes = played[make, history]
     for agent in AGENTS:
         own, found = rows(episodes, agent), view(episodes, agent, layout(history))
@@ -202,9 +200,7 @@ def test_every_action_is_valued_behind_all_that_was_told_and_written_before_it(
 
 
 @pytest.mark.parametrize(("make", "history"), KINDS)
-def test_as_text_every_turn_is_valued_once_before_it(
-    make: Any, history: str, played: Mapping[Any, list[Episode]]
-) -> None:
+def test_text_states_match_reference(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
     reader, episodes = byte_tokenizer(), played[make, history]
     for agent in AGENTS:
         found = view(episodes, agent, layout(history, tokenizer=reader, by_text=True))
@@ -219,7 +215,7 @@ def test_as_text_every_turn_is_valued_once_before_it(
 
 
 @pytest.mark.parametrize(("make", "history"), KINDS)
-def test_one_agent_alone_is_read_as_its_own_row(make: Any, history: str) -> None:
+def test_single_agent_view_equals_row(make: Any, history: str) -> None:
     class Solo(make):
         agents = ("low",)
 
@@ -240,7 +236,7 @@ def test_one_agent_alone_is_read_as_its_own_row(make: Any, history: str) -> None
 @pytest.mark.parametrize("by_text", [False, True])
 @pytest.mark.parametrize("context", [512, 24])
 @pytest.mark.parametrize(("make", "history"), KINDS)
-def test_no_value_depends_on_what_others_say_at_the_same_step_or_on_anything_later(
+def test_values_independent_of_simultaneous_and_later_actions(
     make: Any, history: str, context: int, by_text: bool, played: Mapping[Any, list[Episode]]
 ) -> None:
     how, compared = layout(history, context=context, by_text=by_text), 0
@@ -252,7 +248,7 @@ def test_no_value_depends_on_what_others_say_at_the_same_step_or_on_anything_lat
                 count = 1 if by_text else len(turn.completion.ids)
                 after = values_read(otherwise(episode, agent, turn.step), agent, how)
                 assert after[: spoken + count] == before[: spoken + count]
-                # Nor on the agent's own next tokens, or how many there will be.
+                # Also independent of the agent's own next tokens and their number.
                 after = values_read(otherwise(episode, agent, turn.step, own_too=True), agent, how)
                 assert after[: spoken + 1] == before[: spoken + 1]
                 spoken += count
@@ -261,12 +257,12 @@ def test_no_value_depends_on_what_others_say_at_the_same_step_or_on_anything_lat
 
 
 def values_read(episode: Episode, agent: str, how: CriticLayout) -> list[str]:
-    """What stands before each action column."""
+    """The text before each action column."""
     return [text for column, text in sorted(read(view([episode], agent, how).rollout)[0].items()) if column >= 0]
 
 
 def otherwise(episode: Episode, agent: str, step: int, *, own_too: bool = False) -> Episode:
-    """The same up to what was told at a step; what others answered there, and all that came later, is different."""
+    """A copy that is equal up to the observations of a step; other agents' actions in it and later events differ."""
 
     def change(turn: Turn) -> Turn:
         if turn.step < step or (turn.step == step and turn.agent == agent and not own_too):
@@ -288,7 +284,7 @@ def otherwise(episode: Episode, agent: str, step: int, *, own_too: bool = False)
 
 @pytest.mark.parametrize("by_text", [False, True])
 @pytest.mark.parametrize("make", PROTOCOLS)
-def test_every_value_depends_on_what_others_were_told_by_then_and_wrote_before(
+def test_values_depend_on_earlier_events_of_others(
     make: Any, by_text: bool, played: Mapping[Any, list[Episode]]
 ) -> None:
     how, told, wrote = layout(by_text=by_text), 0, 0
@@ -313,7 +309,7 @@ def test_every_value_depends_on_what_others_were_told_by_then_and_wrote_before(
 
 @pytest.mark.parametrize("context", [24, 16])
 @pytest.mark.parametrize(("make", "history"), KINDS)
-def test_what_does_not_fit_is_left_out_and_the_turn_is_read_behind_the_rest(
+def test_truncation_drops_oldest_parts(
     make: Any, history: str, context: int, played: Mapping[Any, list[Episode]]
 ) -> None:
     episodes, cut = played[make, history], 0
@@ -330,7 +326,7 @@ def test_what_does_not_fit_is_left_out_and_the_turn_is_read_behind_the_rest(
             assert all(len(there) <= context for there in have)
             for state, there, last in zip(states, have, told, strict=True):
                 place = 0
-                for character in there:  # what is read is what there was, in its order
+                for character in there:  # the input is a subsequence of the history
                     place = state.index(character, place) + 1
                 assert there.endswith(last)
             assert found.left_out[row] or (have == states and end == texts[-1])
@@ -338,7 +334,7 @@ def test_what_does_not_fit_is_left_out_and_the_turn_is_read_behind_the_rest(
     assert cut > 0
 
 
-def test_own_words_are_the_last_to_be_left_out() -> None:
+def test_own_tokens_truncated_last() -> None:
     first = Turn(agent="low", step=0, observation="123", prompt=ids("123"), completion=said("ab"))
     others = [
         Turn(agent=name, step=0, observation=f"{name}55555", prompt=ids("55555"), completion=said("cccc"))
@@ -348,7 +344,8 @@ def test_own_words_are_the_last_to_be_left_out() -> None:
     last = Turn(agent="low", step=1, observation="678", prompt=prompt, completion=said("d"))
     (episode,) = [an_episode(turns=[first, *others, last])]
     texts = read(view([episode], "low", layout(context=27)).rollout)[0]
-    # Before the first turn the oldest goes: with it there are 9 + 9 + 3 tokens, and 4 must be left for the answer.
+    # Before the first turn the oldest is dropped: with it there are 9 + 9 + 3 tokens, and 4 are reserved for the
+    # response.
     assert [texts[c] for c in sorted(texts)][1] == "high55555¶mid55555¶123"
     found = view([episode], "low", layout(context=24))
     texts = read(found.rollout)[0]
@@ -357,7 +354,7 @@ def test_own_words_are_the_last_to_be_left_out() -> None:
     assert [texts[c] for c in sorted(texts)][-2] == "123ab¶cccc¶cccc¶678"
 
 
-def test_a_rewritten_history_begins_anew_behind_all_that_others_said() -> None:
+def test_rewritten_history_starts_new_sequence() -> None:
     first = Turn(agent="low", step=0, observation="1", prompt=ids("1"), completion=said("ab"))
     other_one = Turn(agent="high", step=1, observation="2", prompt=ids("2"), completion=said("c"))
     anew = Turn(agent="low", step=2, observation="3", prompt=ids("1b3"), completion=said("d"))
@@ -372,16 +369,16 @@ def test_a_rewritten_history_begins_anew_behind_all_that_others_said() -> None:
     ]
 
 
-def test_an_episode_in_which_earlier_weights_spoke_for_the_agent_has_an_empty_row() -> None:
+def test_opponent_episode_has_empty_row() -> None:
     turns = [
         Turn(agent=name, step=0, observation="1", prompt=ids("1"), completion=said("ab")) for name in ("low", "high")
     ]
     episodes = [replace(an_episode(turns=turns), partners=frozenset({"low"}))]
     assert not view(episodes, "low", layout()).rollout.response_mask.any()
-    assert read(view(episodes, "high", layout()).rollout)[0][0] == "1¶1"  # and is heard as anybody else
+    assert read(view(episodes, "high", layout()).rollout)[0][0] == "1¶1"  # its turns are read like those of others
 
 
-def test_a_beginning_of_sequence_stays_the_first() -> None:
+def test_bos_token_remains_first() -> None:
     tokenizer = copy.deepcopy(TOKENIZER)
     tokenizer.bos_token = "^"
     begins = tokenizer.bos_token_id
@@ -394,7 +391,7 @@ def test_a_beginning_of_sequence_stays_the_first() -> None:
 
 
 @pytest.mark.parametrize(("make", "history"), KINDS)
-def test_targets_are_learnt_where_values_are_read(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
+def test_targets_at_value_columns(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
     torch.manual_seed(0)
     episodes = played[make, history]
     for agent in AGENTS:

@@ -1,4 +1,4 @@
-"""What a run begins with: written down, the same when it goes on, and a critic that reads its actor's tokens."""
+"""Initial weights: recorded, verified on resume, and vocabularies of critics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ippo_cli.training.process import run_training
 
 
 def full(root: Path, model: Path | str, *overrides: str) -> Config:
-    """A configuration of one agent that is loaded."""
+    """A loaded configuration of one agent."""
     return load_config(["task=sorting_solo", "actor=full", f"actor.model={model}", f"output_dir={root}", *overrides])
 
 
@@ -41,22 +41,22 @@ CHANGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_a_run_began_with_must_be_there_when_it_goes_on(change: str, tmp_path: Path) -> None:
+def test_changed_initial_weights_rejected_on_resume(change: str, tmp_path: Path) -> None:
     model, run = model_folder(tmp_path / "model"), tmp_path / "run"
     run.mkdir()
     config, weights = full(tmp_path, model), {"solo": str(model)}
     assert pin_revisions(config, weights, run) == config
     assert set(json.loads(record_path(run, "solo").read_text())["sha256"]) >= {"model.safetensors", "tokenizer.json"}
-    (model / "README.md").write_text("what nothing is loaded from may change")
+    (model / "README.md").write_text("files that are not loaded may change")
     assert pin_revisions(config, weights, run) == config
     name, make = CHANGES[change]
     make(model)
-    with pytest.raises(ResumeError, match=f"{name} is not what this run began with.*start a new run") as raised:
+    with pytest.raises(ResumeError, match=f"{name} differs from what this run started with.*start a new run") as raised:
         pin_revisions(config, weights, run)
     assert raised.value.exit_code == 14
 
 
-def test_a_frozen_agents_adapter_must_be_what_it_was_when_the_run_goes_on(tmp_path: Path) -> None:
+def test_changed_frozen_adapter_rejected_on_resume(tmp_path: Path) -> None:
     model, adapter, run = model_folder(tmp_path / "model"), tmp_path / "adapter", tmp_path / "run"
     run.mkdir()
     adapter.mkdir()
@@ -69,13 +69,11 @@ def test_a_frozen_agents_adapter_must_be_what_it_was_when_the_run_goes_on(tmp_pa
     )
     assert pin_revisions(config, weights, run) == config == pin_revisions(config, weights, run)
     (adapter / "adapter_model.safetensors").write_text("as it became")
-    with pytest.raises(ResumeError, match=r"adapter_model\.safetensors is not what this run began with"):
+    with pytest.raises(ResumeError, match=r"adapter_model\.safetensors differs from what this run started with"):
         pin_revisions(config, weights, run)
 
 
-def test_a_hub_models_commit_is_kept_whatever_its_main_branch_holds_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hub_commit_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "hub" / "models--some--model"
     for number, commit in enumerate(("a" * 40, "b" * 40)):
         model_folder(repository / "snapshots" / commit, seed=number)
@@ -84,7 +82,7 @@ def test_a_hub_models_commit_is_kept_whatever_its_main_branch_holds_later(
     monkeypatch.setattr(transformers.utils.hub, "TRANSFORMERS_CACHE", str(tmp_path / "hub"), raising=False)
     config, weights, run = full(tmp_path, "some/model"), {"solo": "some/model"}, tmp_path / "run"
     run.mkdir()
-    for commit in ("a" * 40, "b" * 40):  # the second time its branch has moved
+    for commit in ("a" * 40, "b" * 40):  # the branch has moved before the second call
         (repository / "refs" / "main").write_text(commit)
         assert pin_revisions(config, weights, run).task.agents["solo"].actor.revision == "a" * 40
 
@@ -93,7 +91,7 @@ def critic(root: Path, actor: Path, other: Path, key: str = "model") -> None:
     check_vocabularies(full(root, actor, f"critic.{key}={other}"), {"solo": str(actor)})
 
 
-def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
+def test_critic_of_other_family_rejected(tmp_path: Path) -> None:
     actor = model_folder(tmp_path / "actor")
     for characters in ("ijklmnop", "abcdefghijk"[::-1][:8]):
         other = model_folder(tmp_path / characters, characters)
@@ -102,13 +100,13 @@ def test_a_critic_of_another_family_is_refused(tmp_path: Path) -> None:
                 critic(tmp_path, actor, other, key)
 
 
-def test_a_critic_that_knows_fewer_tokens_is_refused(tmp_path: Path) -> None:
+def test_critic_with_smaller_embedding_rejected(tmp_path: Path) -> None:
     actor, other = model_folder(tmp_path / "actor"), model_folder(tmp_path / "other", "abcdef")
-    with pytest.raises(ConfigError, match="knows 9 tokens, and its actor's tokenizer has 11"):
+    with pytest.raises(ConfigError, match="has an embedding of 9 tokens, and its actor's tokenizer has 11"):
         critic(tmp_path, actor, other)
 
 
-def test_a_critic_of_the_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> None:
+def test_critic_of_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> None:
     actor, other = model_folder(tmp_path / "actor"), model_folder(tmp_path / "other", seed=1)
     critic(tmp_path, actor, other)
     critic(tmp_path, actor, model_folder(tmp_path / "more", "abcdefghijk", seed=1))
@@ -117,17 +115,17 @@ def test_a_critic_of_the_same_vocabulary_needs_no_tokenizer(tmp_path: Path) -> N
     critic(tmp_path, actor, other)
 
 
-def test_random_play_of_few_examples_does_not_show_the_same_answers_again_and_again() -> None:
+def test_random_play_varies_answers() -> None:
     config = load_config(["task=ladder"])
     task = load_task(config.task, config.seed)
     lessons = warm_start_lessons(["climber"], config, task)
     of_the_first = {tuple(answer for _, answer in lesson) for lesson in lessons[:: len(task.train)]}
     assert len(lessons) == 512
-    assert len(of_the_first) > 20, "an example is answered in many ways"
+    assert len(of_the_first) > 20, "an example has several answers"
 
 
 @pytest.mark.slow
-def test_a_run_does_not_go_on_with_another_reference(tmp_path: Path) -> None:
+def test_changed_reference_rejected_on_resume(tmp_path: Path) -> None:
     model = model_folder(tmp_path / "model", "abcdefghij=")
     config = full(
         tmp_path,
@@ -147,7 +145,7 @@ def test_a_run_does_not_go_on_with_another_reference(tmp_path: Path) -> None:
     shutil.copy(model / "model.safetensors", tmp_path / "kept")
     flip(model / "model.safetensors")
     config.num_iterations = 2
-    with pytest.raises(ResumeError, match=r"model\.safetensors is not what this run began with"):
+    with pytest.raises(ResumeError, match=r"model\.safetensors differs from what this run started with"):
         run_training(config, folder, resumed=True)
     shutil.copy(tmp_path / "kept", model / "model.safetensors")
     run_training(config, folder, resumed=True)

@@ -1,8 +1,8 @@
-"""Two real updates of every algorithm with every critic it allows: run as a script, one process per rank.
+"""Two updates of every algorithm with every supported critic: run as a script, one process per rank.
 
-    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python matrix.py OUT
+RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python matrix.py OUT
 
-OUT/cases.pkl holds the configurations. One process group serves all; rank 0 writes what happened to OUT/results.pt.
+OUT/cases.pkl holds the configurations. All cases share one process group; rank 0 writes the results to OUT/results.pt.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ippo_cli.training.process import build_trainer, prepare_process
 
 
 def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, Any]:
-    """Metrics of two iterations, and which parameters they moved: a value head at zero hides its backbone at first."""
+    """Metrics of two iterations, and the changed parameters: a zero value head gives the backbone no first gradient."""
     folder = distributed.broadcast_object(reserve_folder(root / "runs") if distributed.is_main() else None)
     trainer = build_trainer(
         config,

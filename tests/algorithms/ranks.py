@@ -1,4 +1,4 @@
-"""One rank of test_ranks.py, which holds other rows than its even share: what it finds is looked at there."""
+"""One rank of test_ranks.py, with an unequal share of the rows; the test checks the results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MASK = torch.ones(8, 1).bool()
 
 
 def group_advantages(rows: slice) -> list[float]:
-    """Each response against the other three to its prompt: the second group lies on both ranks."""
+    """Advantages of each response against the other three to its prompt; the second group is on both ranks."""
     scores = SCORES[rows, None]
     inputs = AdvantageInputs(
         rewards=scores,
@@ -76,9 +76,10 @@ def buffer(rows: slice) -> tuple[Rollout, Targets]:
 
 
 def steps(rows: slice, agents: int = 1) -> list[Any]:
-    """The rows that this rank trains on, and the step's global counts, by optimizer step.
+    """The rows that this rank trains on, and the global counts, by optimizer step.
 
-    With several agents each has these rows, its number behind their texts; then rows of both ranks are drawn.
+    With several agents each has these rows, with its number appended to their texts; then rows of both ranks are
+    sampled.
     """
     rollout, targets = buffer(rows)
     if agents > 1:

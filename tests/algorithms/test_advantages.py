@@ -1,4 +1,4 @@
-"""The table of estimators on hand-worked rows: who is compared with whom, and what an action is."""
+"""Advantage estimators on hand-worked rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VALUES = torch.arange(16.0).reshape(4, 4) / 10 * MASK
 
 
 def algorithm(**changes: Any) -> AlgorithmConfig:
-    """The default algorithm's settings, some of them changed."""
+    """The default algorithm's settings with some changes."""
     return replace(load_config().algorithm, **changes)
 
 
@@ -55,7 +55,7 @@ def rows(numbers: list[float]) -> torch.Tensor:
     return torch.tensor(numbers)[:, None] * MASK
 
 
-def test_every_estimator_of_the_schema_is_in_the_table() -> None:
+def test_all_estimators_registered() -> None:
     assert set(ADVANTAGES) == set(Advantage)
 
 
@@ -67,14 +67,14 @@ def test_every_estimator_of_the_schema_is_in_the_table() -> None:
         ({"advantage": Advantage.leave_one_out}, [-1.0, 4.0, 1.0, -4.0]),
     ],
 )
-def test_a_response_is_judged_against_its_group_on_all_of_its_own_tokens(changes: dict, expected: list) -> None:
+def test_group_advantages(changes: dict, expected: list) -> None:
     found = estimate(algorithm(**changes))
     torch.testing.assert_close(found.advantages, rows(expected), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(found.returns, rows(SCORE.tolist()))
     assert found.usable.all()
 
 
-def test_a_row_without_a_score_takes_no_part_and_leaves_nobody_to_compare_with() -> None:
+def test_row_without_score_excluded() -> None:
     config = algorithm(advantage=Advantage.leave_one_out)
     valid = torch.tensor([False, True, True, True])
     found = estimate(config, valid=valid)
@@ -85,7 +85,7 @@ def test_a_row_without_a_score_takes_no_part_and_leaves_nobody_to_compare_with()
     assert not nobody.usable.any()
 
 
-def test_a_penalty_inside_the_rewards_is_part_of_the_groups_scores() -> None:
+def test_group_scores_include_kl_penalty() -> None:
     penalty = torch.full((4, 4), 0.25) * MASK
     config = algorithm(advantage=Advantage.group, scale_by_std=False)
     found = estimate(config, rewards=inputs().rewards - penalty)
@@ -99,12 +99,12 @@ def test_a_penalty_inside_the_rewards_is_part_of_the_groups_scores() -> None:
     torch.testing.assert_close(found.advantages, rows([float(number) for number in expected]))
 
 
-def test_a_response_is_judged_against_the_greedy_one() -> None:
+def test_greedy_baseline() -> None:
     found = estimate(algorithm(advantage=Advantage.greedy_baseline), baseline=torch.tensor([1.0, 1.0, 0.0, 0.5]))
     torch.testing.assert_close(found.advantages, rows([0.0, 3.0, 2.0, -0.5]))
 
 
-def test_later_rewards_are_discounted_by_token_or_by_turn() -> None:
+def test_reward_to_go_by_token_or_turn() -> None:
     config = algorithm(advantage=Advantage.reward_to_go, gamma=0.5)
     by_token = estimate(config).advantages
     torch.testing.assert_close(by_token[0], torch.tensor([0.25, 0.5, 0.0, 1.0]))
@@ -114,7 +114,7 @@ def test_later_rewards_are_discounted_by_token_or_by_turn() -> None:
     torch.testing.assert_close(by_turn[2], torch.tensor([1.0, 2.0, 2.0, 2.0]))
 
 
-def test_the_critic_may_have_a_lambda_of_its_own() -> None:
+def test_separate_critic_lambda() -> None:
     found = estimate(algorithm(gamma=0.9, gae_lambda=0.5, critic_gae_lambda=1.0))
     advantages, _ = gae(inputs().rewards, VALUES, MASK, gamma=0.9, gae_lambda=0.5)
     _, returns = gae(inputs().rewards, VALUES, MASK, gamma=0.9, gae_lambda=1.0)
@@ -123,7 +123,7 @@ def test_the_critic_may_have_a_lambda_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(("by_turn", "actions"), [(False, [3, 1, 4, 2]), (True, [2, 1, 2, 1])])
-def test_lambda_may_follow_the_number_of_actions(by_turn: bool, actions: list[int]) -> None:
+def test_adaptive_lambda(by_turn: bool, actions: list[int]) -> None:
     config = algorithm(gae_lambda=None, length_adaptive_alpha=0.5, gamma=1.0, turn_value=TurnValue.first)
     found = estimate(config, by_turn=by_turn)
     for row, count in enumerate(actions):
@@ -147,18 +147,18 @@ def rollout(turn: torch.Tensor) -> Rollout:
     )
 
 
-def test_a_value_after_the_response_takes_the_place_of_its_last_tokens() -> None:
+def test_turn_value_after() -> None:
     config = algorithm(turn_value=TurnValue.after)
     final = torch.tensor([5.0, 6.0, 7.0, 8.0])
     one_turn = rollout(torch.where(MASK, 0, -1))
     seen = substitute_final_values(VALUES, final, one_turn, config)
     assert seen[0].tolist() == pytest.approx([0.0, 0.1, 0.0, 5.0])
     torch.testing.assert_close(turn_values(VALUES, final, one_turn, config), rows(final.tolist()))
-    with pytest.raises(ConfigError, match="turn_value=after knows responses of one turn only"):
+    with pytest.raises(ConfigError, match="turn_value=after supports responses of one turn only"):
         substitute_final_values(VALUES, final, rollout(TURN), config)
 
 
-def test_comlrls_advantages_are_scores_less_one_value_per_response() -> None:
+def test_comlrl_advantages() -> None:
     final, one_turn = torch.tensor([5.0, 6.0, 7.0, 8.0]), rollout(torch.where(MASK, 0, -1))
     for name, baseline in (("comlrl_iac", VALUES[:, 0]), ("comlrl_ippo", final)):
         config = load_config([f"algorithm={name}"]).algorithm

@@ -1,4 +1,4 @@
-"""What a micro-batch's loss is made of, on hand-worked numbers."""
+"""Losses of a micro-batch, on hand-worked numbers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def said(logprobs: torch.Tensor, full_kl: torch.Tensor | None = None) -> PolicyO
     return PolicyOutput(logprobs, torch.zeros(2, 4), None, None, full_kl)
 
 
-def test_comlrls_policy_loss_is_the_mean_over_responses_of_log_prob_times_advantage() -> None:
+def test_comlrl_policy_loss() -> None:
     config = load_config(["algorithm=comlrl_iac"]).algorithm
     new = OLD.clone().requires_grad_()
     loss = policy_objective(said(new), batch(by_turn=True), config, 4)
@@ -72,14 +72,14 @@ def test_comlrls_policy_loss_is_the_mean_over_responses_of_log_prob_times_advant
 @pytest.mark.parametrize(
     "budget", [["rollout.max_new_tokens=4"], ["rollout.max_new_tokens=2", "task.protocol=dialogue", "task.num_turns=2"]]
 )
-def test_dr_grpos_loss_is_divided_by_what_a_row_may_have_in_all_its_turns(budget: list[str]) -> None:
+def test_dr_grpo_loss_divided_by_response_budget(budget: list[str]) -> None:
     config = load_config(["algorithm=dr_grpo", "rollout.num_generations=4", *budget])
     loss = policy_objective(said(OLD), batch(by_turn=False), config.algorithm, response_budgets(config)["low"])
     assert loss.total.item() == pytest.approx(-(3 * 2.0 + 1 * -1.0) / 2 / 4)
 
 
 @pytest.mark.parametrize(("name", "seen"), [("comlrl_iac", [0.25, 0.5]), ("comlrl_ippo", [5.0, 6.0])])
-def test_comlrls_value_loss_has_one_term_per_response(name: str, seen: list[float]) -> None:
+def test_comlrl_value_loss(name: str, seen: list[float]) -> None:
     config = load_config([f"algorithm={name}"]).algorithm
     values = torch.tensor([[0.25, 9.0, 9.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
     loss = value_objective(values, torch.tensor([5.0, 6.0]), batch(by_turn=True), config, 4)
@@ -89,7 +89,7 @@ def test_comlrls_value_loss_has_one_term_per_response(name: str, seen: list[floa
     assert loss.sums["loss"].item() / 4 == pytest.approx(0.5 * squares / 2)  # logged per value
 
 
-def test_with_automatic_credit_tokens_have_values_of_their_own_where_there_is_one_turn_each() -> None:
+def test_auto_credit_with_single_turns_has_token_values() -> None:
     config = load_config(["algorithm=turn_ppo", "algorithm.credit=auto"]).algorithm
     values = torch.tensor([[0.25, 2.0, 4.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
     config = replace(config, value_clip_range=None)
@@ -98,13 +98,13 @@ def test_with_automatic_credit_tokens_have_values_of_their_own_where_there_is_on
     assert loss.total.item() == pytest.approx(0.5 * 0.5 * squares / 4)
 
 
-def test_the_value_loss_is_hubers_beyond_delta() -> None:
+def test_huber_value_loss() -> None:
     config = replace(load_config(["algorithm=actor_critic"]).algorithm, huber_delta=0.5, value_clip_range=None)
     loss = value_objective(torch.zeros(2, 4), torch.zeros(2), batch(by_turn=False), config, 4)
     assert loss.total.item() == pytest.approx(0.5 * (3 * 0.5 * (1 - 0.25) + 0.5 * (3 - 0.25)) / 4)
 
 
-def test_behaviour_weights_multiply_the_policy_term_alone() -> None:
+def test_behavior_weights_scale_only_policy_loss() -> None:
     config = load_config(["algorithm=ppo", "algorithm.kl.loss.coef=0.5", "algorithm.kl.loss.estimator=full"]).algorithm
     weights = torch.tensor([[2.0, 0.0, 1.0, 0.0], [0.5, 0.0, 0.0, 0.0]])
     divergence = torch.full((2, 4), 0.125) * MASK
@@ -113,7 +113,7 @@ def test_behaviour_weights_multiply_the_policy_term_alone() -> None:
     assert loss.sums["kl_loss"].item() == pytest.approx(4 * 0.125)
 
 
-def test_a_ratio_of_the_sequence_clips_all_of_its_tokens_together() -> None:
+def test_sequence_ratio_clips_all_tokens() -> None:
     keys = ["algorithm=grpo", "algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean"]
     config = replace(load_config(keys).algorithm, loss_aggregation="token-mean")
     config.kl.loss.coef = 0.0

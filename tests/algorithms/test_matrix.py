@@ -1,4 +1,4 @@
-"""Every algorithm, with every critic that it allows, trains on one rank and on two, and does the same on both."""
+"""Every algorithm with every supported critic trains on one rank and on two, with equal results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TINY = (
     "actor.learning_rate=0.01",
     "actor.warmup_iterations=0",
 )
-# Orthogonal pieces on algorithms that do not have them by themselves.
+# Separate features on algorithms that do not use them by default.
 PIECES: dict[str, tuple[str, ...]] = {
     "exact KL in the loss": ("algorithm=ppo", "algorithm.kl.loss.coef=0.1", "algorithm.kl.loss.estimator=full"),
     "exact KL of split weights": (
@@ -78,13 +78,13 @@ PIECES: dict[str, tuple[str, ...]] = {
     "truncation penalised": ("algorithm=remax", "algorithm.truncation=penalty", "algorithm.truncation_penalty=0.5"),
     "bootstrap at turns": ("algorithm=turn_ppo", "critic=value_head", "algorithm.truncation=bootstrap"),
 }
-# Known before anything is updated, so that ranks may differ by rounding alone.
+# Computed before any update, so that ranks differ only by rounding.
 BEFORE_THE_UPDATE = ("score/", "rollout/", "targets/", "kl/")
 
 
 @cache
 def critics(algorithm: str) -> tuple[str, ...]:
-    """Those that an algorithm has a use for."""
+    """The critics that an algorithm supports."""
     made = load_config([f"algorithm={algorithm}"])
     if made.critic.kind is CriticKind.none:
         return ("none",)
@@ -94,7 +94,7 @@ def critics(algorithm: str) -> tuple[str, ...]:
 
 
 def cases(root: Path) -> dict[str, Config]:
-    """Name -> configuration: each algorithm with the critics that it has a use for, and the pieces."""
+    """Name -> configuration: each algorithm with its supported critics, and the features."""
     wanted: dict[str, tuple[str, ...]] = {}
     for name in ALGORITHMS:
         for critic in critics(name):
@@ -108,14 +108,14 @@ def cases(root: Path) -> dict[str, Config]:
             for agent in config.task.agents.values():
                 agent.algorithm.mini_batch_size = 6
         if config.rollout.num_generations > 1:
-            config.rollout.num_generations = 4  # the second of three groups lies on both of two ranks
+            config.rollout.num_generations = 4  # the second of three groups is on both of two ranks
         check_config(config, 2)
     return found
 
 
 @pytest.fixture(scope="module")
 def worlds(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """World size -> case -> metrics of two iterations, and what moved."""
+    """World size -> case -> metrics of two iterations, and the changed parameters."""
     folders = {size: tmp_path_factory.mktemp(f"world{size}") for size in (1, 2)}
     configs, script = pickle.dumps(cases(folders[1])), Path(__file__).with_name("matrix.py")
     for size, folder in folders.items():
@@ -130,32 +130,32 @@ def results(worlds: dict[int, dict[str, Any]], request: pytest.FixtureRequest) -
     return worlds[request.param]
 
 
-def test_every_algorithm_is_there(results: dict[str, Any]) -> None:
+def test_all_algorithms_included(results: dict[str, Any]) -> None:
     free = {case.split()[0] for case, found in results.items() if found["critic"] == "none" and case not in PIECES}
     assert free == {"grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"}
     assert len(results) == sum(len(critics(name)) for name in ALGORITHMS) + len(PIECES)
 
 
-def test_every_parameter_moves(results: dict[str, Any]) -> None:
+def test_all_parameters_change(results: dict[str, Any]) -> None:
     for case, found in results.items():
         assert found["moved"]
         assert all(found["moved"].values()), (case, [name for name, moved in found["moved"].items() if not moved])
 
 
-def test_metrics_are_finite_and_name_values_only_where_there_are_any(results: dict[str, Any]) -> None:
+def test_metrics_finite(results: dict[str, Any]) -> None:
     for case, found in results.items():
         for row in found["rows"]:
             assert all(math.isfinite(value) for value in row.values()), case
             assert ("solo/value/loss" in row) == ("solo/targets/value" in row) == (found["critic"] != "none"), case
 
 
-def test_the_ratio_is_one_before_the_first_step_of_an_iteration(results: dict[str, Any]) -> None:
+def test_first_ratio_is_one(results: dict[str, Any]) -> None:
     for case, found in results.items():
         for row in found["rows"]:
             assert row["solo/policy/ratio_first_step_deviation"] < 1e-4, case
 
 
-def test_two_ranks_score_and_judge_a_buffer_as_one_does(worlds: dict[int, dict[str, Any]]) -> None:
+def test_two_ranks_match_one_before_update(worlds: dict[int, dict[str, Any]]) -> None:
     assert worlds[1].keys() == worlds[2].keys()
     for case, one in worlds[1].items():
         for key, value in one["rows"][0].items():
@@ -163,7 +163,7 @@ def test_two_ranks_score_and_judge_a_buffer_as_one_does(worlds: dict[int, dict[s
                 assert worlds[2][case]["rows"][0][key] == pytest.approx(value, rel=1e-4, abs=1e-5), (case, key)
 
 
-def test_two_ranks_take_the_step_that_one_takes(worlds: dict[int, dict[str, Any]]) -> None:
+def test_two_ranks_match_one_after_step(worlds: dict[int, dict[str, Any]]) -> None:
     compared = 0
     for case, one in worlds[1].items():
         row, other = one["rows"][0], worlds[2][case]["rows"][0]
@@ -175,7 +175,7 @@ def test_two_ranks_take_the_step_that_one_takes(worlds: dict[int, dict[str, Any]
     assert compared >= 6
 
 
-def test_what_pieces_do_shows_in_their_numbers(results: dict[str, Any]) -> None:
+def test_features_change_metrics(results: dict[str, Any]) -> None:
     first = {case: found["rows"][0] for case, found in results.items()}
     assert first["pf_ppo separate"]["solo/targets/drawn_share"] < 1.0
     assert first["ppo separate"]["solo/targets/drawn_share"] == 1.0
@@ -189,7 +189,7 @@ def test_what_pieces_do_shows_in_their_numbers(results: dict[str, Any]) -> None:
     assert results["exact KL in the loss"]["rows"][1]["solo/policy/kl_loss"] > 1e-6
 
 
-def test_ranks_that_split_the_weights_find_the_exact_divergence_that_one_rank_finds(
+def test_exact_kl_of_sharded_weights(
     worlds: dict[int, dict[str, Any]],
 ) -> None:
     one, two = (worlds[size]["exact KL of split weights"]["rows"][1]["solo/policy/kl_loss"] for size in (1, 2))

@@ -1,4 +1,4 @@
-"""Two ranks that hold six rows and two: together they find what one rank finds that holds all eight."""
+"""Two ranks with six and two rows give the results of one rank with all eight."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ RANKS = Path(__file__).with_name("ranks.py")
 
 @pytest.fixture(scope="module")
 def whole() -> dict[str, Any]:
-    """What ranks.py finds in one process, for all rows."""
+    """Results of ranks.py in one process, for all rows."""
     return loaded(RANKS, "algorithm_ranks").results(slice(0, 8))
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What ranks.py finds on each of two ranks."""
+    """Results of ranks.py on each of two ranks."""
     return found_by_ranks(RANKS, folder=tmp_path_factory.mktemp("ranks"))
 
 
-def test_a_group_that_lies_on_both_ranks_is_one_group(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+def test_group_across_ranks(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
     assert [len(part["advantages"]) for part in parts] == [6, 2]
     assert parts[0]["advantages"] + parts[1]["advantages"] == pytest.approx(whole["advantages"])
     assert whole["advantages"][6] == pytest.approx(3 - (2 + 7 - 4) / 3)
 
 
-def test_each_rank_is_told_how_often_its_own_rows_count(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+def test_sample_counts_per_rank(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
     assert [len(part["counts"]) for part in parts] == [6, 2]
     assert parts[0]["counts"] + parts[1]["counts"] == whole["counts"]
     assert len(set(whole["counts"])) > 1
 
 
-def test_a_step_has_the_same_rows_wherever_they_lie(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
+def test_step_rows_independent_of_placement(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
     assert [len(part["steps"]) for part in parts] == [len(whole["steps"])] * 2 == [3, 3]
     for first, second, (rows, counts) in zip(*(part["steps"] for part in parts), whole["steps"], strict=True):
         assert sorted(first[0] + second[0]) == sorted(rows)
@@ -45,9 +45,7 @@ def test_a_step_has_the_same_rows_wherever_they_lie(parts: list[dict[str, Any]],
     assert sorted(drawn) == ["0", "1", "1", "3", "4", "5", "5", "5"]
 
 
-def test_a_step_on_rows_of_two_agents_has_the_same_rows_wherever_they_lie(
-    parts: list[dict[str, Any]], whole: dict[str, Any]
-) -> None:
+def test_joint_step_rows_independent_of_placement(parts: list[dict[str, Any]], whole: dict[str, Any]) -> None:
     expected = whole["joint steps"]
     assert [len(part["joint steps"]) for part in parts] == [len(expected)] * 2 == [6, 6]
     for first, second, (rows, counts) in zip(*(part["joint steps"] for part in parts), expected, strict=True):

@@ -1,4 +1,4 @@
-"""Command lines as somebody types them: the exit code, and what the answer says."""
+"""Exit codes and messages of complete command lines."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export":
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Call:
-    """A command in this process and a folder of its own: its exit code, stdout and stderr."""
+    """Run a command in this process, in an empty folder; return its exit code, stdout and stderr."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(exits, "exit_process", sys.exit)
 
@@ -37,7 +37,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 
 
 def write_run(folder: Path, overrides: list[str]) -> Path:
-    """What a run's folder has before its first checkpoint."""
+    """Write the folder of a run as it is before the first checkpoint."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(to_yaml(resolve_config(compose_node(overrides))))
     (folder / "overrides.json").write_text(json.dumps(overrides))
@@ -56,16 +56,16 @@ TRAIN = [
     (["custom_reward_function.path=x.py"], ["verl has it", "use reward=function reward.function=path.py:function"]),
     (["actor_rollout_ref.rollout.name=vllm"], ["verl has it", "the training model itself (rollout=hf)"]),
     (["trainer.nope=1"], ["verl has such keys", "docs/migrating.md"]),
-    (["task=two"], ["is an unknown option", "a file of your own", "task=path/to/two.yaml"]),
+    (["task=two"], ["is an unknown option", "choose your own file", "task=path/to/two.yaml"]),
     (["task=sortin"], ["closest: sorting"]),
     (["my/two.yaml"], ["unexpected argument", "did you mean task=my/two.yaml?"]),
     (["train.jsonl"], ["did you mean task=jsonl task.train=train.jsonl?"]),
     (["ppo"], ["did you mean algorithm=ppo?"]),
-    (["team.groups=w:[low", "team.groups=high]"], ["taken apart by the shell", "'team.groups={w:[low,high]}'"]),
+    (["team.groups=w:[low", "team.groups=high]"], ["split by the shell", "'team.groups={w:[low,high]}'"]),
     (["rollout.temperature=0"], ["evaluation.greedy=true", "above 0"]),
     (["algorithm=ppo", "rollout.buffer_size=64", "algorithm.mini_batch_size=48"], ["does not divide"]),
     (["tracker=[wandb,nope]"], ["choose from tensorboard wandb mlflow"]),
-    (["--lr", "3"], ["is no flag", "use actor.learning_rate"]),
+    (["--lr", "3"], ["is not a flag", "use actor.learning_rate"]),
     (["--config-name=mine"], ["is not supported"]),
     (["hydra.run.dir=x"], ["is not supported", "output_dir="]),
     (["~seed"], ["cannot be deleted"]),
@@ -82,16 +82,16 @@ TRAIN = [
 
 
 @pytest.mark.parametrize(("arguments", "words"), TRAIN, ids=lambda value: "-".join(value)[:40])
-def test_a_mistake_is_answered_with_what_works(arguments: list[str], words: list[str], command: Call) -> None:
+def test_error_names_remedy(arguments: list[str], words: list[str], command: Call) -> None:
     code, out, err = command("ippo-train", *arguments)
-    said = " ".join(err.split())
+    message = " ".join(err.split())
     assert (code, out) == (2, "")
-    assert [word for word in words if word not in said] == [], said
+    assert [word for word in words if word not in message] == [], message
     assert len(err.splitlines()) <= MAX_LINES
     assert max(map(len, err.splitlines())) <= WIDTH
 
 
-def test_all_mistakes_of_a_line_are_reported_at_once(command: Call) -> None:
+def test_all_invalid_arguments_reported(command: Call) -> None:
     code, _, err = command(
         "ippo-train", "--lr", "3", "hydra.run.dir=x", "nope=1", "algorithm=pppo", "algorithm.gamma=abc", "seed=-1"
     )
@@ -103,7 +103,7 @@ def test_all_mistakes_of_a_line_are_reported_at_once(command: Call) -> None:
     assert max(map(len, err.splitlines())) <= WIDTH
 
 
-def test_several_broken_rules_are_reported_at_once(command: Call) -> None:
+def test_all_violated_rules_reported(command: Call) -> None:
     code, _, err = command(
         "ippo-train",
         "rollout.num_generations=7",
@@ -122,14 +122,14 @@ def test_several_broken_rules_are_reported_at_once(command: Call) -> None:
         assert f"- {part}" in err
 
 
-def test_what_follows_from_a_mistake_is_no_other_mistake(command: Call) -> None:
+def test_consequential_errors_suppressed(command: Call) -> None:
     _, _, err = command("ippo-train", "rollout.bufer_size=100", "rollout.num_generations=25")
     assert err == "ippo: rollout.bufer_size=100 is no key; did you mean rollout.buffer_size?\n"
     _, _, err = command("ippo-train", "rollout.buffer_size=0", "algorithm=ppo")
     assert err.startswith("ippo: rollout.buffer_size=0 is out of range")
 
 
-def test_many_mistakes_still_fit_a_screen(command: Call) -> None:
+def test_many_errors_truncated_to_max_lines(command: Call) -> None:
     code, _, err = command("ippo-train", *(f"wrong_{number}=1" for number in range(20)))
     assert code == 2
     assert err.startswith("ippo: 20 mistakes\n")
@@ -137,13 +137,13 @@ def test_many_mistakes_still_fit_a_screen(command: Call) -> None:
     assert len(err.splitlines()) == MAX_LINES
 
 
-def test_an_experiment_may_be_typed_without_a_plus(command: Call) -> None:
+def test_experiment_without_plus(command: Call) -> None:
     code, out, _ = command("ippo-train", "--cfg", "job", "experiment=probe_grid")
     assert code == 0
     assert yaml.safe_load(out)["task"]["kind"] == "probe_grid"
 
 
-def test_trackers_are_combined_or_left_out(command: Call) -> None:
+def test_trackers_combined_or_disabled(command: Call) -> None:
     _, out, _ = command("ippo-train", "--cfg", "job", "tracker=[mlflow, wandb]")
     shown = yaml.safe_load(out)["tracker"]
     assert shown["kind"] == "wandb_mlflow"
@@ -152,7 +152,7 @@ def test_trackers_are_combined_or_left_out(command: Call) -> None:
     assert yaml.safe_load(out)["tracker"]["tensorboard"] is False
 
 
-def test_help_explains_a_group_a_key_and_another_projects_key(command: Call) -> None:
+def test_help_topics(command: Call) -> None:
     for topic, words in {
         "algorithm": ["Options", "ppo", "algorithm.gamma"],
         "rollout.temperature": ["divides the logits", "float", "default", "CoMLRL"],
@@ -165,11 +165,11 @@ def test_help_explains_a_group_a_key_and_another_projects_key(command: Call) -> 
         assert [word for word in words if word not in out] == []
         assert max(map(len, out.splitlines())) <= WIDTH
     code, _, err = command("ippo-train", "--help", "temperatur")
-    assert (code, err) == (2, "ippo: --help temperatur is no group or key; did you mean rollout.temperature?\n")
+    assert (code, err) == (2, "ippo: --help temperatur is not a group or key; did you mean rollout.temperature?\n")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_help_is_at_most_a_hundred_columns_wide(program: str, command: Call) -> None:
+def test_help_width(program: str, command: Call) -> None:
     code, out, _ = command(program, "--help")
     assert code == 0
     assert max(map(len, out.splitlines())) <= WIDTH
@@ -182,7 +182,7 @@ def test_info_is_short(command: Call) -> None:
     assert len(out.splitlines()) <= 24
 
 
-def test_forms_of_a_report_do_not_contradict_each_other(command: Call) -> None:
+def test_contradicting_report_formats_rejected(command: Call) -> None:
     for arguments, words in (
         (["format=xml"], "use one of table json csv markdown latex"),
         (["format=csv", "json=true"], "contradicts format=csv"),
@@ -193,17 +193,17 @@ def test_forms_of_a_report_do_not_contradict_each_other(command: Call) -> None:
         assert words in err
 
 
-def test_keys_without_an_effect_on_an_evaluation_are_all_reported(command: Call, tmp_path: Path) -> None:
+def test_all_keys_without_effect_reported(command: Call, tmp_path: Path) -> None:
     write_run(tmp_path / "run", [])
     code, _, err = command("ippo-eval", "run=run", "seed=3", "actor.learning_rate=1", "critic.nope=2")
     assert code == 2
     assert "did you mean evaluation.seed=?" in err
-    assert "- actor.learning_rate=1 can have no effect" in err
+    assert "- actor.learning_rate=1 has no effect" in err
     assert "- critic.nope=2 is no key" in err
 
 
 @pytest.mark.parametrize("typed", ["latest", "outputs/mine", "outputs", "outputs/mine/b/checkpoints"])
-def test_a_run_is_found_by_a_folder_near_it(typed: str, command: Call, tmp_path: Path) -> None:
+def test_run_found_from_nearby_folder(typed: str, command: Call, tmp_path: Path) -> None:
     write_run(tmp_path / "outputs/mine/a", [])
     write_run(tmp_path / "outputs/mine/b", [])
     code, _, err = command("ippo-eval", f"run={typed}")
@@ -212,7 +212,7 @@ def test_a_run_is_found_by_a_folder_near_it(typed: str, command: Call, tmp_path:
     assert "there are no checkpoints, and only the initial weights can be used" in " ".join(err.split())
 
 
-def test_a_path_to_a_checkpoint_names_run_and_iteration(command: Call, tmp_path: Path) -> None:
+def test_checkpoint_path_sets_run_and_iteration(command: Call, tmp_path: Path) -> None:
     write_run(tmp_path / "run", [])
     (tmp_path / "run/checkpoints/step_00000004").mkdir(parents=True)
     code, _, err = command("ippo-eval", "run=run/checkpoints/step_00000004", "checkpoint=2")
@@ -220,10 +220,10 @@ def test_a_path_to_a_checkpoint_names_run_and_iteration(command: Call, tmp_path:
     assert "checkpoint=2 contradicts run=run/checkpoints/step_00000004" in " ".join(err.split())
     code, _, err = command("ippo-eval", "run=nowhere")
     assert code == 14
-    assert "there is no run" in err
+    assert "is not a run" in err
 
 
-def test_an_exported_team_needs_the_tasks_agents(command: Call, tmp_path: Path) -> None:
+def test_exported_team_must_match_task_agents(command: Call, tmp_path: Path) -> None:
     for name in ("low", "high"):
         (tmp_path / "exported" / name).mkdir(parents=True)
     (tmp_path / "exported/export.json").write_text(json.dumps({"agents": {"low": {}, "high": {}}}))
@@ -232,10 +232,10 @@ def test_an_exported_team_needs_the_tasks_agents(command: Call, tmp_path: Path) 
     assert "has the agents low high, and the task also has solo" in " ".join(err.split())
     code, _, err = command("ippo-eval", "model=exported", "task=sorting")
     assert code == 2
-    assert "has an adapter alone in low/" in err
+    assert "has only an adapter in low/" in err
 
 
-def test_an_option_that_a_run_cannot_change_is_reported_by_its_name(command: Call, tmp_path: Path) -> None:
+def test_fixed_option_reported_by_group_name(command: Call, tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", ["critic=value_head"])
     step = run / "checkpoints/step_00000001"
     step.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""`--new-task` writes what can be used at once, and never over anything."""
+"""`--new-task` writes a usable task file and never overwrites a file."""
 
 from __future__ import annotations
 
@@ -16,15 +16,13 @@ from ippo_cli.tasks.task import load_task
 
 
 @pytest.mark.parametrize("flag", [["--new-task", "it's here/mine.yaml"], ["--new-task=it's here/mine.yaml"]])
-def test_what_it_writes_is_a_task_that_the_command_it_prints_trains_on(
-    flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_written_task_is_valid(flag: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import shlex
 
     monkeypatch.chdir(tmp_path)
-    said = write_task_file(flag)
-    assert said is not None
-    program, *command = shlex.split(said.splitlines()[-1])
+    message = write_task_file(flag)
+    assert message is not None
+    program, *command = shlex.split(message.splitlines()[-1])
     assert program == "ippo-train"
     overrides = normalize_arguments(command)
     check_user_files(overrides)
@@ -38,20 +36,20 @@ def test_what_it_writes_is_a_task_that_the_command_it_prints_trains_on(
     assert held_out.isdisjoint(row["question"] for row in task.train)
 
 
-@pytest.mark.parametrize("there", ["mine.yaml", "mine_train.jsonl", "mine_eval.jsonl"])
-def test_nothing_is_written_over(there: str, tmp_path: Path) -> None:
-    (tmp_path / there).write_text("mine")
-    with pytest.raises(ConfigError, match=f"would overwrite .*{there}"):
+@pytest.mark.parametrize("existing", ["mine.yaml", "mine_train.jsonl", "mine_eval.jsonl"])
+def test_existing_files_not_overwritten(existing: str, tmp_path: Path) -> None:
+    (tmp_path / existing).write_text("mine")
+    with pytest.raises(ConfigError, match=f"would overwrite .*{existing}"):
         write_task_file(["--new-task", str(tmp_path / "mine.yaml")])
-    assert [path.name for path in tmp_path.iterdir()] == [there]
-    assert (tmp_path / there).read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == [existing]
+    assert (tmp_path / existing).read_text() == "mine"
 
 
 @pytest.mark.parametrize("typed", [["--new-task"], ["--new-task="], ["--new-task", "-m"], ["--new-task", "mine.txt"]])
-def test_a_file_must_be_named(typed: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"names no file to write; .*mine\.yaml"):
+def test_file_name_required(typed: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"must name a new \.yaml file; .*mine\.yaml"):
         write_task_file(typed)
 
 
-def test_without_the_flag_nothing_happens() -> None:
+def test_no_flag_writes_nothing() -> None:
     assert write_task_file(["seed=1", "task=sorting"]) is None

@@ -1,4 +1,4 @@
-"""`ippo-train` as a shell sees it: what it prints, how it ends, and what it does not import."""
+"""`ippo-train` as a subprocess: output, exit codes and imports."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def train(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedPro
 
 
 def imported(code: str, folder: Path) -> set[str]:
-    """The top-level modules that are there after some code."""
+    """The top-level modules that are imported after running `code`."""
     tail = "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
     run = subprocess.run(
         [sys.executable, "-c", code + tail], cwd=folder, env=environment(), capture_output=True, text=True
@@ -58,7 +58,7 @@ except SystemExit as leaving:
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_answers_at_once_without_importing_anything_heavy(flag: str, tmp_path: Path) -> None:
+def test_help_is_fast(flag: str, tmp_path: Path) -> None:
     began = time.monotonic()
     answer = train("seed=1", flag, folder=tmp_path)
     assert time.monotonic() - began < 1.5
@@ -68,7 +68,7 @@ def test_help_answers_at_once_without_importing_anything_heavy(flag: str, tmp_pa
     assert imported(CALL.format(arguments=[flag]), tmp_path) & set(SLOW) == set()
 
 
-def test_the_job_configuration_is_shown_from_any_folder(tmp_path: Path) -> None:
+def test_cfg_job_from_any_folder(tmp_path: Path) -> None:
     answer = train("--cfg", "job", "--resolve", "algorithm=ppo", "actor.dtype=bf16", folder=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     shown = yaml.safe_load(answer.stdout)
@@ -79,10 +79,10 @@ def test_the_job_configuration_is_shown_from_any_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:
-    there = imported(CALL.format(arguments=["--cfg", "job"]), tmp_path)
-    assert "hydra" in there
-    assert there & set(HEAVY) == set()
+def test_cfg_job_imports_no_torch(tmp_path: Path) -> None:
+    modules = imported(CALL.format(arguments=["--cfg", "job"]), tmp_path)
+    assert "hydra" in modules
+    assert modules & set(HEAVY) == set()
 
 
 @pytest.mark.parametrize(
@@ -98,17 +98,15 @@ def test_showing_the_configuration_imports_no_torch(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_a_mistake_ends_with_two_and_one_block_that_says_what_would_work(
-    arguments: list[str], words: list[str], tmp_path: Path
-) -> None:
+def test_invalid_argument_exits_with_code_two(arguments: list[str], words: list[str], tmp_path: Path) -> None:
     answer = train(*arguments, folder=tmp_path)
-    said = " ".join(answer.stderr.split())
-    assert answer.returncode == 2, said
+    message = " ".join(answer.stderr.split())
+    assert answer.returncode == 2, message
     assert answer.stderr.startswith("ippo: ")
     assert len(answer.stderr.splitlines()) <= 12
     assert "Traceback" not in answer.stderr + answer.stdout
-    assert [word for word in words if word not in said] == [], said
-    assert list(tmp_path.iterdir()) == [], "nothing is made for a run that cannot be"
+    assert [word for word in words if word not in message] == [], message
+    assert list(tmp_path.iterdir()) == [], "no run folder is created for an invalid configuration"
 
 
 BROKEN = """
@@ -123,29 +121,30 @@ def talk(example, agents):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ["task=environment", "task.environment=broken.py:World"],
             "broken.py:World fails (broken.py:3: KeyError: 'moves')",
         ),
-        (["task.protocol=broken.py:talk"], "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); correct it there"),
-        (["task.protocol=broken.py"], "names a file, and not what in it; use task.protocol="),
+        (
+            ["task.protocol=broken.py:talk"],
+            "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); fix the error there",
+        ),
+        (["task.protocol=broken.py"], "names a file without a function; use task.protocol="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_a_world_or_protocol_that_cannot_be_played_ends_with_two_and_leaves_nothing(
-    arguments: list[str], said: str, tmp_path: Path
-) -> None:
+def test_failing_environment_or_protocol_leaves_no_folder(arguments: list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(BROKEN)
     answer = train(*arguments, folder=tmp_path, PYTHONDONTWRITEBYTECODE="1")
     assert answer.returncode == 2, answer.stderr
-    assert said in " ".join(answer.stderr.split())
+    assert message in " ".join(answer.stderr.split())
     assert len(answer.stderr.splitlines()) <= 4
     assert [path.name for path in tmp_path.iterdir()] == ["broken.py"]
 
 
-def test_an_unknown_flag_ends_with_two_and_no_traceback(tmp_path: Path) -> None:
+def test_unknown_flag_exits_with_code_two(tmp_path: Path) -> None:
     answer = train("--foo", folder=tmp_path)
     assert answer.returncode == 2
     assert "--foo" in answer.stderr
@@ -153,7 +152,7 @@ def test_an_unknown_flag_ends_with_two_and_no_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_resuming_what_is_not_there_ends_with_fourteen(tmp_path: Path) -> None:
+def test_missing_resume_folder_exits_with_code_14(tmp_path: Path) -> None:
     answer = train("resume=/nope", folder=tmp_path)
     assert answer.returncode == 14
     assert answer.stderr.startswith("ippo: resume=/nope")
@@ -161,7 +160,7 @@ def test_resuming_what_is_not_there_ends_with_fourteen(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_with_a_bad_job_ends_with_two_and_leaves_no_folder(tmp_path: Path) -> None:
+def test_sweep_with_invalid_job_leaves_no_folder(tmp_path: Path) -> None:
     answer = train("-m", "algorithm.gamma=1.5,1.6", folder=tmp_path)
     assert answer.returncode == 2
     assert answer.stderr.startswith("ippo: job 1 of 2: algorithm.gamma=1.5: ")
@@ -177,7 +176,7 @@ def completions(line: str, folder: Path, shell: str = "bash") -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
-def test_completion_lists_groups_and_keys_but_nothing_internal(shell: str, tmp_path: Path) -> None:
+def test_completion_lists_public_groups_and_keys(shell: str, tmp_path: Path) -> None:
     began = time.monotonic()
     found = completions("", tmp_path, shell)
     assert time.monotonic() - began < 5.0
@@ -186,18 +185,18 @@ def test_completion_lists_groups_and_keys_but_nothing_internal(shell: str, tmp_p
     assert [word for word in found if word.startswith(("base", "schema", "+"))] == []
 
 
-def test_completion_knows_options_and_agents(tmp_path: Path) -> None:
+def test_completion_of_options_and_agents(tmp_path: Path) -> None:
     assert completions("algorithm=", tmp_path) == [f"algorithm={option}" for option in config_groups()["algorithm"]]
     assert completions("task.agents.", tmp_path) == ["task.agents.high.", "task.agents.low."]
 
 
-def test_internal_groups_alone_leave_no_completion() -> None:
+def test_internal_groups_not_completed() -> None:
     assert filter_completions("actor= base= baseline= schema/ +schema=x task.base\n") == "actor= baseline= task.base\n"
     assert filter_completions("base=\nactor=\n") == "actor=\n"
     assert filter_completions("base=\n") == ""
 
 
-def test_the_configurations_of_a_sweeps_jobs_are_shown(tmp_path: Path) -> None:
+def test_cfg_job_of_sweep(tmp_path: Path) -> None:
     answer = train("-m", "seed=1,2", "algorithm=ppo", "--cfg", "job", folder=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout.count("# job ") == 2
@@ -206,11 +205,11 @@ def test_the_configurations_of_a_sweeps_jobs_are_shown(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_loading_is_announced_once_the_configuration_is_right(tmp_path: Path) -> None:
+def test_loading_message_only_for_valid_config(tmp_path: Path) -> None:
     wrong = train("mode=plan", "rollout.num_generations=3", folder=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("ippo: rollout.num_generations=3 does not divide")
     right = train("mode=plan", folder=tmp_path, WORLD_SIZE="2")
     assert right.returncode == 0
     assert right.stderr == "ippo-train: the configuration is valid; loading libraries and data\n"
-    assert right.stdout.startswith("warning: WORLD_SIZE=2 is set in the environment, and no launcher has started")
+    assert right.stdout.startswith("warning: WORLD_SIZE=2 is set in the environment, but no launcher has started")

@@ -1,4 +1,4 @@
-"""Other projects' keys have an answer, and answers name keys that exist."""
+"""Keys of other projects have suggestions, which name existing keys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def keys(plain: Make) -> set[str]:
     return {name for choice in choices for name, _ in iter_leaves(plain(choice))}
 
 
-def test_answers_name_keys_that_exist(keys: set[str]) -> None:
+def test_suggestions_name_existing_keys(keys: set[str]) -> None:
     wrong: list[tuple[str, str]] = []
     for _, theirs, answer in CASES:
         words = re.sub(r"\([^)]*\)", "", answer.text)
@@ -65,7 +65,7 @@ def test_answers_name_keys_that_exist(keys: set[str]) -> None:
 
 @pytest.fixture(scope="module")
 def answer_of() -> Callable[[str], str]:
-    """What typing a key is answered with; nothing for a key or group of ours."""
+    """The error for a typed key; empty for an existing key or group."""
     node, options = compose_node([]), config_groups()
     known = [key for key, _ in iter_leaves(OmegaConf.to_container(node, resolve=False)) if not key.startswith("hydra.")]
 
@@ -76,14 +76,14 @@ def answer_of() -> Callable[[str], str]:
     return answer
 
 
-def test_every_key_of_the_table_is_answered_from_it_when_typed(answer_of: Callable[[str], str]) -> None:
+def test_table_keys_get_their_suggestion(answer_of: Callable[[str], str]) -> None:
     answers = {theirs: [entry.text for _, other, entry in CASES if other == theirs] for _, theirs, _ in CASES}
     guessed: list[tuple[str, str]] = []
     for name, theirs, _ in CASES:
         roots = read_projects()[name].roots if name in read_projects() else ()
         for key in [theirs, *(f"{root}.{theirs}" for root in roots[:1])]:
             said = answer_of(key)
-            of_another_kind = " is no key of " in said  # the key is ours with another option of its group
+            of_another_kind = " is no key of " in said  # the key exists with another option of its group
             named = any(text in said or text.rpartition(".")[2] == key for text in answers[theirs])
             if said and not named and not of_another_kind:
                 guessed.append((key, said))
@@ -125,7 +125,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("project", SEEDS)
-def test_every_documented_key_of_a_project_has_an_answer(project: str, keys: set[str]) -> None:
+def test_documented_keys_have_a_suggestion(project: str, keys: set[str]) -> None:
     typed = SEEDS[project].split()
     assert [key for key in typed if key not in keys and find_suggestion(key) is None] == []
 
@@ -141,9 +141,7 @@ def test_every_documented_key_of_a_project_has_an_answer(project: str, keys: set
         ("trust_remote_code", "code that comes with a model is not executed"),
     ],
 )
-def test_a_key_of_another_project_is_not_answered_by_a_near_word(
-    key: str, answer: str, answer_of: Callable[[str], str]
-) -> None:
+def test_no_similar_key_for_other_projects(key: str, answer: str, answer_of: Callable[[str], str]) -> None:
     said = answer_of(key)
     assert answer in said
     assert "did you mean" not in said
@@ -157,7 +155,7 @@ def test_commands_for_users_of_a_project_pass_the_checks(name: str) -> None:
         check_config(load_config(overrides), 1)
 
 
-def test_the_longer_name_decides() -> None:
+def test_longer_names_win() -> None:
     for key, target in {
         "algorithm.kl_ctrl.target_kl": "algorithm.kl.reward.target",
         "actor_rollout_ref.rollout.n": "rollout.num_generations",
@@ -176,12 +174,12 @@ def test_the_longer_name_decides() -> None:
         assert found.text.startswith(target)
 
 
-def test_a_name_that_no_project_has_is_not_found() -> None:
+def test_unknown_name_has_no_suggestion() -> None:
     assert find_suggestion("no.such.key") is None
     assert find_suggestion("n") is None
 
 
-def test_the_table_has_each_key_once_and_in_lower_case() -> None:
+def test_table_keys_are_unique_and_lower_case() -> None:
     by_project: dict[str, list[str]] = {}
     project = ""
     for line in PEERS_FILE.read_text().splitlines():

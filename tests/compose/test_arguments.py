@@ -1,4 +1,4 @@
-"""What is typed at a door, and what Hydra is given for it."""
+"""Normalisation of typed arguments for Hydra."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ agents:
         "漢字 {q}",
     ],
 )
-def test_a_template_can_be_typed_as_it_is(value: str) -> None:
+def test_typed_template_is_literal(value: str) -> None:
     node = compose_node(normalize_arguments([f"task.agents.low.template={value}"]))
     assert node.task.agents.low.template == value
 
 
-def test_agents_may_be_typed_to_a_task_file_that_names_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_agents_for_task_file_without_agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("duel.yaml").write_text(
         "# @package _global_\ndefaults: [/base/environment, _self_]\ntask: {environment: duel.py:make}\n"
@@ -76,11 +76,11 @@ def test_agents_may_be_typed_to_a_task_file_that_names_none(tmp_path: Path, monk
         "task.agents={a:{template:x}}",
     ],
 )
-def test_what_hydra_reads_is_left_alone(text: str) -> None:
+def test_quote_override_keeps_valid_overrides(text: str) -> None:
     assert quote_override(text) == text
 
 
-def test_flags_may_stand_between_overrides_and_what_launchers_add_is_dropped() -> None:
+def test_flags_move_to_the_front() -> None:
     assert normalize_arguments(["seed=1", "--cfg", "job", "--local_rank=3", "num_iterations=2", "-m"]) == [
         "--cfg",
         "job",
@@ -91,7 +91,7 @@ def test_flags_may_stand_between_overrides_and_what_launchers_add_is_dropped() -
 
 
 @pytest.mark.parametrize("flag", ["--config-dir={}", "--config-dir {}", "-cd {}"])
-def test_task_files_of_ones_own_are_found_and_offered(flag: str, tmp_path: Path, monkeypatch) -> None:
+def test_config_dir(flag: str, tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "own" / "task").mkdir(parents=True)
     (tmp_path / "own" / "task" / "mine.yaml").write_text(MINE)
     monkeypatch.chdir(tmp_path)
@@ -107,8 +107,8 @@ def test_task_files_of_ones_own_are_found_and_offered(flag: str, tmp_path: Path,
 
 
 @pytest.mark.parametrize("given", [["--config-dir=/nope"], ["--config-dir"], ["-cd", "/nope"]])
-def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
-    with pytest.raises(ConfigError, match="is no folder"):
+def test_missing_config_dir(given: list[str]) -> None:
+    with pytest.raises(ConfigError, match="is not a folder"):
         normalize_arguments(given)
 
 
@@ -126,9 +126,7 @@ def test_a_folder_that_is_not_there_is_told(given: list[str]) -> None:
         ("+task.environment=score.py:score", "score.py:score"),
     ],
 )
-def test_what_names_a_file_or_folder_is_written_in_full(
-    typed: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_become_absolute(typed: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert normalize_arguments([typed]) == [typed], "there is no such file: a name on the hub, or a module"
     (tmp_path / "model").mkdir()
@@ -140,7 +138,7 @@ def test_what_names_a_file_or_folder_is_written_in_full(
     assert normalize_arguments([made]) == [made]
 
 
-def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_lists_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("a.jsonl", "b.jsonl"):
@@ -159,25 +157,25 @@ def test_of_files_every_one_is_written_in_full(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("key", ["reward.function", "task.train", "task.protocol"])
-def test_a_module_is_no_folder_of_its_name(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_is_not_a_folder(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine").mkdir()
     assert normalize_arguments([f"{key}=mine:rows"]) == [f"{key}=mine:rows"]
 
 
 @pytest.mark.parametrize("place", ["mine.yaml", "task/mine.yaml", "my files/mine.yml"])
-def test_an_option_may_be_chosen_by_its_file(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_option_by_file(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / place).write_text(MINE)
     monkeypatch.chdir(tmp_path)
     given = normalize_arguments([f"task={place}"])
     monkeypatch.chdir("/")  # a run is resumed from wherever one stands
     assert list(compose_node(given).task.agents) == ["only"]
-    with pytest.raises(ConfigError, match=r"^task=nope\.yaml is no file"):
+    with pytest.raises(ConfigError, match=r"^task=nope\.yaml is not a file"):
         normalize_arguments(["task=nope.yaml"])
 
 
-def test_folders_and_files_of_a_run_and_those_typed_later_are_all_looked_into(tmp_path: Path) -> None:
+def test_merge_search_paths(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "task").mkdir(parents=True)
         (tmp_path / name / "task" / f"{name}.yaml").write_text(MINE)
@@ -193,7 +191,7 @@ def agents(*typed: str) -> dict[str, tuple[str, str | None]]:
     return {name: (agent.template, agent.answer) for name, agent in made.items()}
 
 
-def test_agents_may_be_typed_all_at_once_added_and_taken_away() -> None:
+def test_replace_add_and_remove_agents() -> None:
     both = (
         """task.agents={solver:{template:"{a}",answer:"it's {b}"},checker:{template:"{b}",actor:{max_grad_norm:2}}}"""
     )
@@ -217,7 +215,7 @@ def test_agents_may_be_typed_all_at_once_added_and_taken_away() -> None:
     "text",
     ["task.agents={a:{template:{q}}}", "task.agents={}", "task.agents=null", "task.agents=[a]", "task.agents={a:x}"],
 )
-def test_agents_typed_wrongly_are_answered_with_how_they_are_typed(text: str) -> None:
+def test_invalid_typed_agents(text: str) -> None:
     with pytest.raises(ConfigError, match=r"write|put quotes around templates") as raised:
         normalize_arguments([text])
     assert str(raised.value).startswith(text)
@@ -228,12 +226,12 @@ def test_agents_typed_wrongly_are_answered_with_how_they_are_typed(text: str) ->
     ("text", "said"),
     [
         ("hydra.run.dir=x", "output_dir= and name="),
-        ("hydra.job.chdir=true", "stays"),
+        ("hydra.job.chdir=true", "stays unchanged"),
         ("~seed", "seed=VALUE"),
         ("~critic", "critic=VALUE"),
     ],
 )
-def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) -> None:
+def test_unsupported_overrides(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as raised:
         normalize_arguments([text])
     assert str(raised.value).startswith(text)
@@ -251,7 +249,7 @@ def test_what_is_not_to_be_moved_or_taken_away_is_refused(text: str, said: str) 
         (["+hydra.job.name=x"], "has an effect on sweeps only; add -m"),
     ],
 )
-def test_keys_of_hydra_without_an_effect_are_refused(typed: list[str], said: str) -> None:
+def test_hydra_keys_without_effect(typed: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         normalize_arguments(typed)
 
@@ -265,34 +263,32 @@ def test_keys_of_hydra_without_an_effect_are_refused(typed: list[str], said: str
         ["hydra.mode=MULTIRUN", "hydra/launcher=basic"],
     ],
 )
-def test_keys_of_hydra_with_an_effect_are_kept(typed: list[str]) -> None:
+def test_hydra_keys_with_effect(typed: list[str]) -> None:
     assert sorted(normalize_arguments(typed)) == sorted(typed)
 
 
 @pytest.mark.parametrize("key", ["task.agents.low.template", "task.agents.low.system", "name"])
-def test_commas_that_hydra_cannot_read_are_one_value_or_several(key: str) -> None:
-    with pytest.raises(
-        ConfigError, match=r"leaves open whether it is one value or several; quote each value"
-    ) as raised:
+def test_ambiguous_commas_in_a_sweep(key: str) -> None:
+    with pytest.raises(ConfigError, match=r"with -m it may be one value or several; quote each value") as raised:
         normalize_arguments(["-m", f"{key}=a{{x}},b{{y}}"])
     for suggestion in (f"""'{key}="a{{x}}","b{{y}}"'""", f"""'{key}='"'"'a{{x}},b{{y}}'"'"''"""):
         assert suggestion in str(raised.value)
     for text in (f'{key}="a{{x}}","b{{y}}"', f"{key}='a{{x}},b{{y}}'", f"{key}='a, b'"):
-        assert normalize_arguments(["-m", text]) == ["-m", text]  # read by Hydra as it is
+        assert normalize_arguments(["-m", text]) == ["-m", text]  # valid for Hydra
     assert normalize_arguments([f"{key}=a{{x}},b{{y}}"]) == [f"{key}='a{{x}},b{{y}}'"]  # without -m there is one value
 
 
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        (["--seed", "3"], "--seed 3 is no flag; settings are written without dashes, as key=value; use seed=3"),
+        (["--seed", "3"], "--seed 3 is not a flag; settings are written without dashes, as key=value; use seed=3"),
         (["--num-iterations=5"], "use num_iterations=5"),
         (["--algorithm", "ppo"], "use algorithm=ppo"),
         (["--lr", "1e-4"], "use actor.learning_rate and critic.learning_rate"),
         (["--seeed=3"], "did you mean seed"),
         (["--deterministic"], "use deterministic=VALUE"),
         (["--config-name=x"], "--config-name is not supported"),
-        (["--cfg"], "--cfg shows nothing; use --cfg job"),
+        (["--cfg"], "--cfg needs a value; use --cfg job"),
         (["--cfg", "jobs"], "use --cfg job"),
         (["--resolve"], "--resolve has an effect with --cfg only"),
         (["--package=x", "seed=1"], "--package has an effect with --cfg only"),
@@ -300,17 +296,17 @@ def test_commas_that_hydra_cannot_read_are_one_value_or_several(key: str) -> Non
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_an_option_with_dashes_is_answered_with_the_override(typed: list[str], said: str) -> None:
+def test_setting_with_dashes_suggests_override(typed: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_flags(typed, command_keys=["checkpoint"])
     assert said in str(raised.value)
 
 
-def test_flags_that_are_taken_are_let_through() -> None:
+def test_valid_flags() -> None:
     check_flags(["-m", "--cfg", "job", "--resolve", "--cfg=job", "--config-dir", "x", "--local_rank=0", "seed=--1"])
 
 
-def test_one_agents_kind_of_actor_or_critic_is_typed_as_the_runs_is() -> None:
+def test_kind_of_one_agent() -> None:
     chosen = normalize_arguments(
         ["task.agents.low.critic=value_head", "task.agents.high.actor=full", "critic=separate"]
     )
@@ -320,9 +316,7 @@ def test_one_agents_kind_of_actor_or_critic_is_typed_as_the_runs_is() -> None:
     assert (low.critic.kind.value, high.actor.kind.value) == ("value_head", "full")
 
 
-def test_functions_that_may_stand_for_a_text_are_named_in_full_and_texts_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_in_text_keys_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("prompts.py").write_text("def solver(example): ...\n")
     Path("level").mkdir()

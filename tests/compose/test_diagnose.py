@@ -1,4 +1,4 @@
-"""Which override is to blame, and what is offered instead."""
+"""Diagnosis of invalid overrides, and error blocks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def blamed(overrides: Sequence[str]) -> str:
             ["actor_rollout_ref.rollout.n=4"],
             "actor_rollout_ref.rollout.n=4 is no key here (verl has it); use rollout.num_generations",
         ),
-        (["seed"], "'seed' is an unexpected argument; write key=value"),
+        (["seed"], "'seed' is an unexpected argument; use key=value"),
         (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
         (
             ["task.agents.bob.template=x"],
-            "task.agents.bob.template=x names no agent; there are low high; +task.agents.bob.template= adds one",
+            "task.agents.bob.template=x names no agent; known agents: low high;  +task.agents.bob.template= adds one",
         ),
         (
             ["+task.agents.my-agent.template=x"],
@@ -53,7 +53,7 @@ def blamed(overrides: Sequence[str]) -> str:
         (["task.agents.low=null"], "task.agents.low=null does not remove the agent; use ~task.agents.low"),
         (
             ["task.agents={one:{},two:{}}"],
-            "task.agents={one:{},two:{}} names agents at once, and they are added and removed one by one; use "
+            "task.agents={one:{},two:{}} sets several agents, but agents are added and removed one by one; use "
             "+task.agents.NAME.template=TEXT to add one, and ~task.agents.low ~task.agents.high to remove",
         ),
         (["seed=1,2"], "seed=1,2 has several values; add -m to train once with each of them"),
@@ -67,22 +67,22 @@ def blamed(overrides: Sequence[str]) -> str:
         (["deepspeed.stage=two"], "deepspeed.stage=two must be a whole number; "),
         (["rollout.top_k=1.5"], "rollout.top_k=1.5 must be a whole number; "),
         (["seed=[1"], "seed=[1 "),
-        (["seed='range(1,4'"], "seed='range(1,4' opens a bracket and does not close it; use 'seed=range(1,4)'"),
+        (["seed='range(1,4'"], "seed='range(1,4' has an unclosed bracket; use 'seed=range(1,4)'"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_the_override_to_blame_is_named_with_what_would_work(overrides: list[str], said: str) -> None:
+def test_diagnose_override(overrides: list[str], said: str) -> None:
     message = blamed(overrides)
     assert message.startswith(said)
     assert "; " in message
     assert not message.endswith(("; ", "None"))
 
 
-def test_a_value_is_judged_by_the_groups_that_were_chosen_after_it() -> None:
+def test_options_are_checked_before_values() -> None:
     assert blamed(["critic.ppo_epochs=2", "critic=value_head"]).startswith("critic.ppo_epochs=2 is no key")
 
 
-def test_of_several_values_of_a_sweep_the_bad_key_is_found() -> None:
+def test_unknown_key_in_a_sweep() -> None:
     assert blamed(["lerning_rate=1,2"]).startswith("lerning_rate=1,2 is no key; did you mean actor.learning_rate")
 
 
@@ -94,14 +94,14 @@ def test_of_several_values_of_a_sweep_the_bad_key_is_found() -> None:
         "python -c 'import gymnasium; gymnasium.pprint_registry()'",
     ],
 )
-def test_a_command_to_be_copied_stays_on_one_line(command: str) -> None:
+def test_command_stays_on_one_line(command: str) -> None:
     for before in range(40, 120, 7):
-        lines = format_block(f"{'x ' * (before // 2)}; go on with: {command}; or not").splitlines()
+        lines = format_block(f"{'x ' * (before // 2)}; resume with: {command}; or not").splitlines()
         assert any(command in line for line in lines)
         assert max(map(len, lines)) <= 110
 
 
-def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
+def test_block_is_short_and_printable() -> None:
     text = format_block("bad \x1b[31mred\x1b[0m \x07 \x00 \ud800 \u202e" + "\n" + "x" * 10_000_000)
     assert len(text.splitlines()) <= MAX_LINES
     assert all(c.isprintable() for line in text.splitlines() for c in line)
@@ -119,7 +119,7 @@ def test_a_block_is_short_and_nothing_in_it_acts_on_a_terminal() -> None:
         (RuntimeError("ours"), 1),
     ],
 )
-def test_every_end_has_its_exit_code(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     def command() -> None:
         raise error
 
@@ -146,7 +146,7 @@ leave(3)
 
 
 @pytest.mark.parametrize("ran", [False, True])
-def test_after_a_process_group_the_interpreter_is_not_taken_apart(ran: bool) -> None:
+def test_exit_after_process_group_skips_shutdown(ran: bool) -> None:
     ended = subprocess.run([sys.executable, "-c", LEAVING.format(ran=ran)], capture_output=True, text=True)
     assert ended.returncode == 3, ended.stderr
     assert ended.stdout.splitlines() == ["handlers run"] + ([] if ran else ["the interpreter shuts down"])

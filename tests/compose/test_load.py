@@ -1,4 +1,4 @@
-"""Composition, per-agent values, types and the round trip through a run's config.yaml."""
+"""Composition, per-agent values, types, and the round trip through a run's config.yaml."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def leaf_types(cls: type[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def schema_of(file: Path) -> type[Any]:
-    """The schema that a YAML file names first, so that unknown keys fail; or the one of the preset it starts from."""
+    """The schema at the start of a YAML file's defaults list, or the schema of the preset that it starts from."""
     first = str(OmegaConf.load(file).defaults[0]).partition("@")[0]
     if not first.startswith("/schema/"):
         above = config_dir() if first.startswith("/") else file.parent
@@ -74,17 +74,17 @@ LEAVES = {(choice.split("=")[0], name): (choice, name, kind) for choice, name, k
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_every_option_of_every_group_composes_and_passes_the_checks(choice: str, config: Make) -> None:
-    made = config([choice, "mode=plan"])  # what is planned for need not be here
+def test_all_options_pass_the_checks(choice: str, config: Make) -> None:
+    made = config([choice, "mode=plan"])  # mode=plan needs no local models
     check_config(made, world_size=1)
     group, _, option = choice.partition("=")
     assert getattr(getattr(made, group), "kind", option) is not None
 
 
 @pytest.mark.parametrize("choice", EXPERIMENTS)
-def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
+def test_all_experiments_pass_the_checks(choice: str) -> None:
     values = resolve_config(compose_node([choice]))
-    if values["actor"]["kind"] == "full" and values["actor"]["model"] is None:  # it is for the user's folder
+    if values["actor"]["kind"] == "full" and values["actor"]["model"] is None:  # the user sets the folder
         values = resolve_config(compose_node([choice, "actor.model=folder"]))
     check_config(build_config(values), world_size=1)
 
@@ -99,7 +99,7 @@ def test_every_experiment_composes_and_passes_the_checks(choice: str) -> None:
         ("algorithm=rloo", "algorithm.mini_batch_size=null"),
     ],
 )
-def test_the_arithmetic_of_a_small_model_can_be_done_in_other_ways(choices: tuple[str, ...]) -> None:
+def test_arithmetic_experiment_variants(choices: tuple[str, ...]) -> None:
     made = load_config(["+experiment=smollm2_arithmetic", "actor.model=folder", *choices])
     check_config(made, world_size=1)
     assert made.actor.learning_rate == 2e-5
@@ -107,14 +107,14 @@ def test_the_arithmetic_of_a_small_model_can_be_done_in_other_ways(choices: tupl
     assert len(made.task.agents) == (2 if "task=arithmetic_pair" in choices else 1)
 
 
-def test_a_published_recipe_does_what_was_published() -> None:
+def test_gsm8k_recipe_has_published_values() -> None:
     made = load_config(["+experiment=gsm8k_qwen2.5_0.5b"])
     assert made.rollout.buffer_size // (made.algorithm.mini_batch_size or 0) == 4
     assert (made.algorithm.gamma, made.algorithm.gae_lambda, made.algorithm.ppo_epochs) == (1.0, 1.0, 1)
     assert made.num_iterations == 15 * (7473 // made.rollout.buffer_size)
 
 
-def test_the_published_recipe_with_adapters_takes_one_step_of_64_groups_of_five() -> None:
+def test_gsm8k_lora_recipe_has_published_values() -> None:
     made = load_config(["+experiment=gsm8k_qwen2.5_0.5b_lora"])
     rollout, actor = made.rollout, made.actor
     assert rollout.buffer_size == made.algorithm.mini_batch_size == 64 * rollout.num_generations == 320
@@ -123,25 +123,25 @@ def test_the_published_recipe_with_adapters_takes_one_step_of_64_groups_of_five(
     assert (actor.rank, actor.alpha, actor.learning_rate) == (32, 32.0, 3e-5)
 
 
-def test_every_group_of_the_schema_has_options_and_the_other_way_round() -> None:
+def test_groups_match_the_schema() -> None:
     found = {choice.split("=")[0] for choice in CHOICES}
     there = {field.name for field in fields(schema.Config)} - {field.name for field in fields(schema.RunConfig)}
     assert found == there == {*KINDS, *SINGLE_SCHEMAS}
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_a_yaml_file_has_no_key_that_its_schema_lacks(choice: str) -> None:
+def test_yaml_keys_are_schema_keys(choice: str) -> None:
     file = config_dir() / (choice.replace("=", "/") + ".yaml")
     loaded = OmegaConf.to_container(OmegaConf.load(file))
     assert isinstance(loaded, dict)
     given = {name for name, _ in iter_leaves(loaded) if not name.startswith(("agents.", "task.agents.", "defaults"))}
     known = {name for name, _ in leaf_types(schema_of(file))}
-    if "@package _global_" in file.read_text():  # it sets values of other groups as well
+    if "@package _global_" in file.read_text():  # it also sets values of other groups
         known = {f"{file.parent.name}.{name}" for name in known} | {name for _, name, _ in LEAVES}
     assert given <= known
 
 
-def test_the_values_that_options_share_are_keys_of_their_schemas() -> None:
+def test_base_values_are_schema_keys() -> None:
     known = {name.partition(".")[2] for _, name, _ in LEAVES}
     for file in config_dir().glob("base/*.yaml"):
         given = {name for name, _ in iter_leaves(OmegaConf.to_container(OmegaConf.load(file)))}
@@ -149,7 +149,7 @@ def test_the_values_that_options_share_are_keys_of_their_schemas() -> None:
         assert given - {"defaults", "agents"} <= known | of_groups, file
 
 
-def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml() -> None:
+def test_schema_fields_have_no_defaults() -> None:
     import dataclasses
 
     for cls in CLASSES:
@@ -177,7 +177,7 @@ def test_schema_fields_have_no_defaults_so_that_every_value_is_written_in_yaml()
         ["critic=value_head", "critic.ppo_epochs=2"],
     ],
 )
-def test_an_unknown_key_is_refused(overrides: list[str]) -> None:
+def test_unknown_keys(overrides: list[str]) -> None:
     with pytest.raises((HydraException, OmegaConfBaseException)):
         compose_node(overrides)
 
@@ -196,13 +196,11 @@ def wrong_for(kind: Any) -> Any:
     return {"a": "mapping"} if kind not in (int, float, bool) else "no number"
 
 
-TYPED = [leaf for leaf in LEAVES if leaf[2] is not Any]  # what those may hold is for the checks to say
+TYPED = [leaf for leaf in LEAVES if leaf[2] is not Any]  # the checks restrict Any
 
 
 @pytest.mark.parametrize(("choice", "name", "kind"), TYPED, ids=lambda value: str(value) if "." in str(value) else "")
-def test_a_value_of_the_wrong_type_is_refused_with_its_full_name(
-    choice: str, name: str, kind: Any, plain: Make
-) -> None:
+def test_wrong_types(choice: str, name: str, kind: Any, plain: Make) -> None:
     values = plain([choice] if choice else [], **{name: wrong_for(kind)})
     with pytest.raises(ConfigError) as raised:
         build_config(values)
@@ -223,12 +221,12 @@ def split(error: ConfigError) -> tuple[str, str, str]:
     return setting, rule, remedy
 
 
-def test_an_integer_is_never_cut_from_a_fraction(plain: Make) -> None:
+def test_fraction_is_not_an_integer(plain: Make) -> None:
     with pytest.raises(ConfigError, match=r"^rollout\.top_k=1\.5 .*; "):
         build_config(plain(**{"rollout.top_k": 1.5}))
 
 
-def test_a_missing_value_and_an_unknown_one_in_a_saved_configuration_are_told_apart(plain: Make) -> None:
+def test_saved_config_with_missing_or_unknown_key(plain: Make) -> None:
     values = plain()
     del values["algorithm"]["gamma"]
     with pytest.raises(ConfigError, match=r"^algorithm\.gamma .*; "):
@@ -240,14 +238,14 @@ def test_a_missing_value_and_an_unknown_one_in_a_saved_configuration_are_told_ap
 
 
 @pytest.mark.parametrize("gone", ["team", "task", "seed"])
-def test_a_saved_configuration_without_a_whole_group_is_refused(gone: str, plain: Make) -> None:
+def test_saved_config_without_a_group(gone: str, plain: Make) -> None:
     values = plain()
     del values[gone]
     with pytest.raises(ConfigError, match=rf"^{gone}\b.*; "):
         build_config(values)
 
 
-def test_one_agents_value_changes_that_agent_alone() -> None:
+def test_value_of_one_agent() -> None:
     made = load_config(["task.agents.high.actor.learning_rate=1e-5", "task.agents.low.critic.ppo_epochs=3"])
     low, high = made.task.agents["low"], made.task.agents["high"]
     assert (low.actor.learning_rate, high.actor.learning_rate) == (3.5e-4, 1e-5)
@@ -255,14 +253,14 @@ def test_one_agents_value_changes_that_agent_alone() -> None:
     assert (low.critic.ppo_epochs, high.critic.ppo_epochs) == (3, None)
 
 
-def test_a_groups_value_changes_every_agent_that_has_none_of_its_own() -> None:
+def test_group_value_applies_to_agents_without_override() -> None:
     made = load_config(["actor.learning_rate=1e-3", "task.agents.low.actor.learning_rate=1e-5"])
     assert [agent.actor.learning_rate for agent in made.task.agents.values()] == [1e-5, 1e-3]
     assert made.task.agents["high"].actor == made.actor
     assert made.task.agents["high"].critic == made.critic
 
 
-def test_one_agents_value_may_be_null() -> None:
+def test_null_value_of_one_agent() -> None:
     made = load_config(["critic.mini_batch_size=64", "task.agents.low.critic.mini_batch_size=null"])
     assert [agent.critic.mini_batch_size for agent in made.task.agents.values()] == [None, 64]
 
@@ -281,14 +279,14 @@ def test_one_agents_value_may_be_null() -> None:
         ),
     ],
 )
-def test_an_agents_key_that_its_kind_does_not_have_is_refused(overrides: list[str], setting: str) -> None:
+def test_agent_key_of_another_kind(overrides: list[str], setting: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config(overrides)
     assert split(raised.value)[0] == setting
     assert split(raised.value)[2]
 
 
-def test_one_agents_sampling_steps_and_weights_stand_over_the_runs() -> None:
+def test_agent_overrides_of_sampling_steps_and_weights() -> None:
     typed_now = [
         "rollout.temperature=0.7",
         "task.agents.low.rollout.temperature=0.5",
@@ -314,12 +312,12 @@ def test_one_agents_sampling_steps_and_weights_stand_over_the_runs() -> None:
     ["task.agents.low.rollout.buffer_size=8", "task.agents.low.algorithm.gamma=0.9", "task.agents.low.reward.scale=2"],
     ids=["rollout", "algorithm", "reward"],
 )
-def test_what_is_one_for_all_agents_is_no_key_of_one(key: str) -> None:
+def test_keys_without_agent_override(key: str) -> None:
     with pytest.raises(HydraException):
         load_config([key])
 
 
-def test_an_agent_of_another_kind_starts_from_that_kinds_option() -> None:
+def test_agent_of_another_kind_starts_from_its_option() -> None:
     made = load_config(
         [
             "actor.hidden_size=32",
@@ -340,7 +338,7 @@ def test_an_agent_of_another_kind_starts_from_that_kinds_option() -> None:
     assert high.critic == load_config(["critic=value_head"]).critic
 
 
-def test_a_model_made_beside_a_pretrained_one_starts_as_it_does_in_that_world() -> None:
+def test_local_model_beside_pretrained_in_environment() -> None:
     world = ["task=gymnasium", "task.env_id=FrozenLake-v1", "reward=environment"]
     alone = load_config([*world, "actor=tiny"])
     beside = load_config([*world, "actor=full", "actor.model=x", "task.agents.player.actor.kind=tiny"])
@@ -348,12 +346,12 @@ def test_a_model_made_beside_a_pretrained_one_starts_as_it_does_in_that_world() 
     assert alone.actor.alphabet is schema.Alphabet.printable  # type: ignore[attr-defined]
 
 
-def test_a_critic_has_the_number_format_of_its_own_agents_actor() -> None:
+def test_critic_dtype_follows_its_actor() -> None:
     agents = load_config(["actor.dtype=bf16", "task.agents.low.actor.dtype=fp32"]).task.agents
     assert [agent.critic.dtype.value for agent in agents.values()] == ["fp32", "bf16"]
 
 
-def test_an_agent_needs_a_template_alone() -> None:
+def test_agent_needs_only_a_template() -> None:
     made = load_config(["++task.agents={bob:{template:x}}"]).task.agents["bob"]
     assert (made.template, made.system, made.answer) == ("x", None, None)
     with pytest.raises(ConfigError, match=r"^task\.agents\.bob\.template is missing; "):
@@ -368,7 +366,7 @@ def test_an_agent_needs_a_template_alone() -> None:
         ("task.kind=probe_letters", "use one of arithmetic arithmetic_pair code_pair"),
     ],
 )
-def test_a_kind_without_its_option_is_answered_with_the_option(override: str, said: str) -> None:
+def test_kind_without_option_suggests_option(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as raised:
         load_config([override])
     assert split(raised.value)[0] == override
@@ -376,7 +374,7 @@ def test_a_kind_without_its_option_is_answered_with_the_option(override: str, sa
 
 
 @pytest.mark.parametrize("choices", [(), ("task=jsonl", "actor=full", "critic=value_head", "reward=function")])
-def test_what_a_run_writes_down_is_what_it_reads_again(choices: tuple[str, ...], plain: Make, tmp_path: Path) -> None:
+def test_yaml_round_trip(choices: tuple[str, ...], plain: Make, tmp_path: Path) -> None:
     changes = {"name": "été_1", "rollout.stop_strings": ["\n\n", "${x}", "\\${y}", "null", "1", "a: b", ""]}
     values = plain(choices, **changes)
     values["task"]["agents"] = {
@@ -390,33 +388,31 @@ def test_what_a_run_writes_down_is_what_it_reads_again(choices: tuple[str, ...],
     assert {agent.template for agent in made.task.agents.values()} == {"${oc.env:HOME} {prompt}\n"}
 
 
-def test_a_saved_configuration_is_data_and_reads_no_environment(
-    plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_saved_config_is_not_interpolated(plain: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "told")
     (tmp_path / "config.yaml").write_text(to_yaml(plain()).replace("name: default", "name: ${oc.env:SECRET}"))
     assert from_yaml(tmp_path / "config.yaml").name == "${oc.env:SECRET}"
 
 
 @pytest.mark.parametrize("text", ["", "- a list", "just words", "a: [1", "seed: 1", "task: 3\nactor: 4"])
-def test_a_file_that_is_no_configuration_is_refused(text: str, tmp_path: Path) -> None:
+def test_invalid_saved_config(text: str, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(ConfigError):
         from_yaml(tmp_path / "config.yaml")
 
 
-def test_what_is_shown_has_no_leaf_that_no_agent_overrides() -> None:
+def test_format_composition_omits_missing_values() -> None:
     text = format_composition(compose_node(["task.agents.low.actor.learning_rate=1e-5"]), resolve=True)
     assert "???" not in text
     assert OmegaConf.create(text).task.agents.low.actor == {"learning_rate": 1e-5}
     assert "critic" not in OmegaConf.create(text).task.agents.low
 
 
-def test_an_escaped_interpolation_stays_text_through_composition() -> None:
+def test_escaped_interpolation_stays_text() -> None:
     assert load_config([r"rollout.stop_strings=['\${x}']"]).rollout.stop_strings == ["${x}"]
 
 
-def test_resolved_values_name_every_leaf_that_the_schema_has() -> None:
+def test_resolved_values_have_all_schema_leaves() -> None:
     values = resolve_config(compose_node([]))
     for group in GROUPS:
         cls = SINGLE_SCHEMAS.get(group) or KINDS[group][values[group]["kind"]]
@@ -425,7 +421,7 @@ def test_resolved_values_name_every_leaf_that_the_schema_has() -> None:
         }
 
 
-def test_every_leaf_has_a_comment_that_says_what_it_means() -> None:
+def test_all_schema_fields_have_a_comment() -> None:
     nested = {cls.__name__ for cls in CLASSES}
     seen: set[str] = set()
     for file in (SOURCE / "config" / "schema").glob("*.py"):

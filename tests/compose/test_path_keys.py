@@ -50,7 +50,7 @@ def test_paths_in_a_task_file_are_relative_to_it(folder: str, files: Path) -> No
     assert (task.eval, task.map) == ("some/hub-dataset", f"{files / folder / 'code.py'}:f")
 
 
-def test_paths_that_are_relative_to_the_users_folder(files: Path) -> None:
+def test_paths_relative_to_the_working_directory(files: Path) -> None:
     (files / "here.jsonl").write_text("{}\n")
     (files / "sub" / "mine.yaml").write_text(TASK.replace("rows.jsonl", "here.jsonl"))
     assert load("task=sub/mine.yaml").train[0] == str(files / "here.jsonl")

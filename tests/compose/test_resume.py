@@ -1,4 +1,4 @@
-"""Which run `resume=` means, with which arguments it goes on, and what it refuses."""
+"""`resume=`: the run, its arguments, and rejected changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def written(overrides: tuple[str, ...]) -> str:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
-    """A maker of run folders below `outputs/default`, as a run leaves them."""
+    """Factory of run folders below `outputs/default`."""
     monkeypatch.chdir(tmp_path)
 
     def make(name: str, state: str, *overrides: str, saved: bool = True) -> Path:
@@ -42,13 +42,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRun:
     return make
 
 
-def test_without_resume_the_arguments_stay_and_a_new_run_begins() -> None:
+def test_without_resume() -> None:
     assert resolve_resume(["seed=1", "-m"]) == (["seed=1", "-m"], None)
     assert resolve_resume(["resume=never", "seed=1"])[1] is None
     assert resolve_resume(["resume=/nope", "resume=never"])[1] is None
 
 
-def test_saved_overrides_come_first_and_what_is_typed_now_wins(run: MakeRun) -> None:
+def test_typed_overrides_follow_saved_ones(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "num_iterations=5", "actor.learning_rate=1e-5")
     arguments, found = resolve_resume([f"resume={folder}", "num_iterations=9"])
     assert found == folder
@@ -71,7 +71,7 @@ YOUNGER_OF_AGENTS = ("rollout.top_p", "critic.dtype", "frozen")
 
 
 def without(text: str, keys: Sequence[str]) -> str:
-    """A configuration's text without some of its keys, as a version wrote it that did not have them."""
+    """A saved configuration without some keys, as written by an earlier version."""
     plain = yaml.safe_load(text)
     for key in keys:
         *path, last = key.split(".")
@@ -82,7 +82,7 @@ def without(text: str, keys: Sequence[str]) -> str:
     return yaml.safe_dump(plain)
 
 
-def test_a_run_of_a_version_that_had_fewer_keys_is_gone_on_with(run: MakeRun) -> None:
+def test_resume_run_of_earlier_version(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted", "seed=7", "task.train_size=64")
     of_agents = [f"task.agents.low.{key}" for key in YOUNGER_OF_AGENTS]
     (folder / "config.yaml").write_text(without(written(("seed=7", "task.train_size=64")), [*YOUNGER, *of_agents]))
@@ -95,15 +95,15 @@ def test_a_run_of_a_version_that_had_fewer_keys_is_gone_on_with(run: MakeRun) ->
         resolve_resume([f"resume={folder}", "critic.dtype=bf16"])
 
 
-def test_what_is_no_configuration_is_told_as_such(run: MakeRun) -> None:
+def test_resume_invalid_config(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     for text in ("{}", "seed: 1", without(written(()), ["task"]), written(()) + "sead: 1\n"):
         (folder / "config.yaml").write_text(text)
-        with pytest.raises(ResumeError, match="no run that can be resumed"):
+        with pytest.raises(ResumeError, match="is not a run that can be resumed"):
             resolve_resume([f"resume={folder}"])
 
 
-def test_the_same_command_typed_again_repeats_no_override(run: MakeRun) -> None:
+def test_repeated_command_has_no_duplicate_overrides(run: MakeRun) -> None:
     typed = ["algorithm=ppo", "seed=7"]
     run("20250101-000000-aaaaaa", "preempted", *typed)
     arguments, found = resolve_resume([*typed, "resume=auto"])
@@ -111,7 +111,7 @@ def test_the_same_command_typed_again_repeats_no_override(run: MakeRun) -> None:
     assert arguments == typed
 
 
-def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> None:
+def test_resume_relative_path(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "failed")
     assert resolve_resume(["resume=outputs/default/20250101-000000-aaaaaa"])[1] == folder
 
@@ -133,7 +133,7 @@ def test_a_folder_may_be_given_relative_to_where_one_stands(run: MakeRun) -> Non
         ("task=sorting_solo", "task=sorting_solo: the run was started with the default task"),
     ],
 )
-def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> None:
+def test_frozen_keys(override: str, diff: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     with pytest.raises(ResumeError) as raised:
         resolve_resume([f"resume={folder}", override])
@@ -159,7 +159,7 @@ def test_what_a_run_is_cannot_change(override: str, diff: str, run: MakeRun) -> 
         "launch.threads=1",
     ],
 )
-def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
+def test_changeable_keys(override: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     assert resolve_resume([f"resume={folder}", override]) == ([override], folder)
 
@@ -173,20 +173,20 @@ def test_how_a_run_goes_on_may_change(override: str, run: MakeRun) -> None:
         (["task.agents.low.actor.learning_rate=1e-5"], ["task.agents.low.actor.learning_rate: 0.00035 -> 1e-05"]),
     ],
 )
-def test_what_a_resume_changes_is_told_once(overrides: list[str], told: list[str], run: MakeRun) -> None:
+def test_config_changes(overrides: list[str], told: list[str], run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     assert config_changes(folder, dict(iter_leaves(resolve_config(compose_node(overrides))))) == told
 
 
-def test_auto_takes_the_newest_unfinished_run(run: MakeRun) -> None:
+def test_auto_resumes_newest_unfinished_run(run: MakeRun) -> None:
     run("20250101-000000-ffffff", "preempted")
-    newest = run("20250103-000000-aaaaaa", "running")  # its process is gone: nobody holds the folder
+    newest = run("20250103-000000-aaaaaa", "running")  # its process ended: the folder is not locked
     run("20250104-000000-aaaaaa", "done")
     assert resolve_resume(["resume=auto"]) == ([], newest)
     assert resolve_resume(["resume=must"]) == ([], newest)
 
 
-def test_a_run_that_ended_before_its_first_checkpoint_is_no_run_to_go_on_with(run: MakeRun) -> None:
+def test_run_without_checkpoint_cannot_be_resumed(run: MakeRun) -> None:
     wanted = run("20250101-000000-aaaaaa", "preempted")
     killed = run("20250102-000000-aaaaaa", "running", saved=False)
     (killed / "checkpoints" / "step_00000002.tmp").mkdir(parents=True)
@@ -196,7 +196,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_is_no_run_to_go_on_with(ru
         resolve_resume([f"resume={killed}"])
 
 
-def test_auto_passes_over_runs_that_are_going_on_done_of_another_configuration_or_of_another_version(
+def test_auto_skips_other_runs(
     run: MakeRun,
 ) -> None:
     wanted = run("20250101-000000-aaaaaa", "failed")
@@ -209,7 +209,7 @@ def test_auto_passes_over_runs_that_are_going_on_done_of_another_configuration_o
         assert resolve_resume(["resume=auto", "checkpoint.every=5"]) == (["checkpoint.every=5"], wanted)
 
 
-def test_where_there_is_nothing_to_go_on_with_auto_begins_and_must_refuses(run: MakeRun) -> None:
+def test_auto_and_must_without_unfinished_run(run: MakeRun) -> None:
     run("20250101-000000-aaaaaa", "done")
     assert resolve_resume(["resume=auto", "seed=1"]) == (["seed=1"], None)
     with pytest.raises(ResumeError, match=r"^resume=must: no unfinished run .* below outputs/default; use") as raised:
@@ -217,7 +217,7 @@ def test_where_there_is_nothing_to_go_on_with_auto_begins_and_must_refuses(run: 
     assert raised.value.exit_code == 14
 
 
-def test_auto_looks_below_the_root_and_name_that_are_typed(run: MakeRun) -> None:
+def test_auto_uses_output_dir_and_name(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     assert resolve_resume(["resume=auto", "name=other"])[1] is None
     (folder.parents[2] / "elsewhere").mkdir()
@@ -226,13 +226,13 @@ def test_auto_looks_below_the_root_and_name_that_are_typed(run: MakeRun) -> None
     assert resolve_resume(["resume=auto", *arguments])[1] == folder.parents[2] / "elsewhere" / "mine" / folder.name
 
 
-def test_a_run_that_is_going_on_cannot_be_resumed_by_name(run: MakeRun) -> None:
+def test_active_run_cannot_be_resumed(run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "running")
-    with lock_folder(folder), pytest.raises(ResumeError, match="going on in another process"):
+    with lock_folder(folder), pytest.raises(ResumeError, match="active in another process"):
         resolve_resume([f"resume={folder}"])
 
 
-def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
+def test_resume_path_without_run(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "nothing", ""):
         with pytest.raises(ResumeError) as raised:
             resolve_resume([f"resume={place}"])
@@ -241,7 +241,7 @@ def test_a_path_without_a_run_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["config.yaml", "overrides.json"])
 @pytest.mark.parametrize("text", ["", "3", "\x00"])
-def test_a_garbled_run_is_refused_by_name(file: str, text: str, run: MakeRun) -> None:
+def test_corrupt_run_is_named(file: str, text: str, run: MakeRun) -> None:
     folder = run("20250101-000000-aaaaaa", "preempted")
     (folder / file).write_text(text)
     with pytest.raises(ResumeError) as raised:
@@ -252,7 +252,7 @@ def test_a_garbled_run_is_refused_by_name(file: str, text: str, run: MakeRun) ->
 
 @pytest.fixture
 def job_run(run: MakeRun) -> MakeRun:
-    """A maker of runs that jobs of a scheduler began."""
+    """Factory of runs that a scheduler's jobs started."""
 
     def make(name: str, state: str, job: str, *overrides: str) -> Path:
         folder = run(name, state, *overrides)
@@ -262,9 +262,7 @@ def job_run(run: MakeRun) -> MakeRun:
     return make
 
 
-def test_a_job_that_is_started_again_goes_on_with_its_own_run(
-    job_run: MakeRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restarted_job_resumes_its_run(job_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     typed = ["actor.learning_rate=1e-5"]
     job_run("20250101-000000-aaaaaa", "done", "7", "actor.learning_rate=1e-4")
     own = job_run("20250102-000000-aaaaaa", "preempted", "7", *typed)
@@ -279,20 +277,20 @@ def test_a_job_that_is_started_again_goes_on_with_its_own_run(
         resolve_resume([*typed, "resume=must"])
 
 
-def test_outside_of_jobs_auto_leaves_their_runs_to_them(job_run: MakeRun, run: MakeRun) -> None:
+def test_auto_outside_jobs_skips_runs_of_jobs(job_run: MakeRun, run: MakeRun) -> None:
     job_run("20250102-000000-aaaaaa", "preempted", "7")
     assert resolve_resume(["resume=auto"])[1] is None
     free = run("20250101-000000-aaaaaa", "preempted")
     assert resolve_resume(["resume=auto"])[1] == free
 
 
-def test_a_run_of_no_job_is_not_taken_by_one(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_skips_runs_outside_jobs(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
     run("20250101-000000-aaaaaa", "preempted")
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert resolve_resume(["resume=auto"])[1] is None
 
 
-def test_a_job_whose_run_is_done_has_nothing_left_to_do(
+def test_job_with_finished_run_exits(
     job_run: MakeRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = job_run("20250101-000000-aaaaaa", "done", "7", "seed=3")
@@ -301,22 +299,22 @@ def test_a_job_whose_run_is_done_has_nothing_left_to_do(
         resolve_resume(["resume=auto", "seed=3"])
     assert leaving.value.code == 0
     assert capsys.readouterr().out == (
-        f"{folder} is done, which job slurm-7 began with these overrides; resume=never begins another run\n"
+        f"{folder} is done, which job slurm-7 began with these overrides; resume=never starts a new run\n"
     ).replace(str(folder), str(folder.relative_to(folder.parents[2])))
     assert resolve_resume(["resume=auto", "seed=4"])[1] is None
 
 
-def test_auto_says_why_a_new_run_begins(run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+def test_auto_prints_why_it_starts_a_new_run(run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
     assert resolve_resume(["resume=auto"])[1] is None
     line = "resume=auto: no unfinished run of this configuration below outputs/default"
-    assert capsys.readouterr().out == f"{line}; a new run begins\n"
+    assert capsys.readouterr().out == f"{line}; starting a new run\n"
     for name, state, seen in (
         ("20250101-000000-aaaaaa", "done", "is done"),
         ("20250102-000000-aaaaaa", "preempted", "differs"),
     ):
         run(name, state, "seed=8")
         assert resolve_resume(["resume=auto"])[1] is None
-        assert capsys.readouterr().out == f"{line} (the newest run there, {name}, {seen}); a new run begins\n"
+        assert capsys.readouterr().out == f"{line} (the newest run there, {name}, {seen}); starting a new run\n"
     run("20250103-000000-aaaaaa", "failed", saved=False)
     assert resolve_resume(["resume=auto"])[1] is None
     assert "has no checkpoint" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What is wrong with a file of one's own is told with file, line, key and what would work."""
+"""Errors in user files name file, line, key and remedy."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def refused(group: str, text: str, folder: Path) -> str:
             TASK + AGENT + "{q}\n",
             'line 7: agents.solo.template: {q} is a mapping, and must be text; put quotes around it: template: "{q}"',
         ),
-        (TASK + AGENT + "{q} is it?\n", "line 7: template: {q} is it? is no YAML"),
-        (TASK + AGENT + "Q: {q}\n", "line 7: template: Q: {q} is no YAML"),
+        (TASK + AGENT + "{q} is it?\n", "line 7: template: {q} is it? is invalid YAML"),
+        (TASK + AGENT + "Q: {q}\n", "line 7: template: Q: {q} is invalid YAML"),
         (TASK + "agents:\n  - solo\n", "line 5: agents is a list, and must be named agents; write"),
         (TASK + "agents:\n  solo: hello\n", "line 6: agents.solo is 'hello', and must be an agent"),
         (TASK + "agents:\n  solo: {answer: x}\n", "line 6: agents.solo.template is missing; give the prompt"),
-        (TASK + "agents: {}\n", "line 5: agents names nobody"),
+        (TASK + "agents: {}\n", "line 5: agents is empty"),
         (TASK, "line 1: agents are missing"),
         (TASK + "eval_size: many\n" + AGENT + "x\n", "line 5: eval_size is 'many'; it must be a whole number"),
         (TASK + AGENT + "x\n    actor: {lerning_rate: 1}\n", "line 8: agents.solo.actor.lerning_rate is"),
@@ -57,19 +57,19 @@ def refused(group: str, text: str, folder: Path) -> str:
         (AGENT + "x\n", "line 1: defaults name no schema"),
         (
             TASK.replace("_jsonl", "_jsnol"),
-            "line 2: /schema/task_jsnol@_here_ names nothing that is there (closest: task_jsonl)",
+            "line 2: /schema/task_jsnol@_here_ names no existing option (closest: task_jsonl)",
         ),
-        (TASK.replace("/base/jsonl", "/base/jsn"), "line 3: /base/jsn@_here_ names nothing that is there"),
-        ("defaults: sorting\n", "line 1: defaults is no list"),
+        (TASK.replace("/base/jsonl", "/base/jsn"), "line 3: /base/jsn@_here_ names no existing option"),
+        ("defaults: sorting\n", "line 1: defaults is not a list"),
         (TASK + "agents:\n\tsolo: {}\n", "line 6: solo: {} begins with a tab; indent with spaces"),
-        (TASK + "eval_size: 3\neval_size: 4\n" + AGENT + "x\n", "line 6: eval_size stands twice; first in line 5"),
-        (TASK + 'agents:\n  solo: {template: "x"\n', "its end is no YAML"),
-        ("- a\n", "line 1: - a is no mapping"),
+        (TASK + "eval_size: 3\neval_size: 4\n" + AGENT + "x\n", "line 6: eval_size occurs twice; first in line 5"),
+        (TASK + 'agents:\n  solo: {template: "x"\n', "its end is invalid YAML"),
+        ("- a\n", "line 1: - a is not a mapping"),
         ("defaults:\n  - sorting\n  - _self_\nlenght: 4\n", "line 4: lenght is no key of task= (closest: length)"),
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
 )
-def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
+def test_mistakes_in_task_file(text: str, said: str, tmp_path: Path) -> None:
     assert said in refused("task", text, tmp_path)
 
 
@@ -78,7 +78,7 @@ def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
     [
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nclip_range_lo: 0.1\n", "line 4: clip_range_lo is no key of"),
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nkl: {reward: {target: abc}}\n", "line 4: kl.reward.target is"),
-        ("algorithm", "defaults:\n  - pppo\n  - _self_\n", "line 2: pppo names nothing that is there (closest: ppo)"),
+        ("algorithm", "defaults:\n  - pppo\n  - _self_\n", "line 2: pppo names no existing option (closest: ppo)"),
         (
             "reward",
             "defaults:\n  - /schema/reward_function@_here_\n  - _self_\nkind: functoin\n",
@@ -90,19 +90,19 @@ def test_a_mistake_in_a_task_file(text: str, said: str, tmp_path: Path) -> None:
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
 )
-def test_a_mistake_in_a_file_of_another_group(group: str, text: str, said: str, tmp_path: Path) -> None:
+def test_mistakes_in_files_of_other_groups(group: str, text: str, said: str, tmp_path: Path) -> None:
     assert said in refused(group, text, tmp_path)
 
 
-def test_what_is_no_text_and_what_is_empty_is_told(tmp_path: Path) -> None:
-    assert "is empty; ippo-train --new-task FILE" in refused("task", "# nothing\n", tmp_path)
+def test_binary_and_empty_files(tmp_path: Path) -> None:
+    assert "is empty; create a file with ippo-train --new-task FILE" in refused("task", "# nothing\n", tmp_path)
     (tmp_path / "task" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"cannot be read .*UTF-8"):
         check_user_files(normalize_arguments([f"--config-dir={tmp_path}", "task=mine"]))
 
 
-def test_a_file_with_the_name_of_an_option_is_not_passed_over_in_silence(tmp_path: Path) -> None:
-    assert "has the name of task=jsonl, which would be used instead" in refused_as("jsonl", tmp_path)
+def test_file_with_name_of_builtin_option(tmp_path: Path) -> None:
+    assert "has the name of the built-in task=jsonl, which would be used instead" in refused_as("jsonl", tmp_path)
 
 
 def refused_as(name: str, folder: Path) -> str:
@@ -112,7 +112,7 @@ def refused_as(name: str, folder: Path) -> str:
     return str(raised.value)
 
 
-def test_a_mistake_in_a_file_that_another_starts_from_is_found(tmp_path: Path) -> None:
+def test_mistake_in_base_file(tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "first.yaml").write_text(TASK + "agents:\n  solo: {templte: x}\n")
     (tmp_path / "task" / "second.yaml").write_text("defaults:\n  - first\n  - _self_\neval_size: 3\n")
@@ -120,7 +120,7 @@ def test_a_mistake_in_a_file_that_another_starts_from_is_found(tmp_path: Path) -
         check_user_files(normalize_arguments([f"task={tmp_path}/task/second.yaml"]))
 
 
-def test_every_file_of_the_project_would_pass_as_ones_own(tmp_path: Path) -> None:
+def test_builtin_files_pass_as_user_files(tmp_path: Path) -> None:
     names = []
     for file in sorted(config_dir().glob("*/*.yaml")):
         if file.parent.name not in ("base", "schema"):
@@ -131,7 +131,7 @@ def test_every_file_of_the_project_would_pass_as_ones_own(tmp_path: Path) -> Non
     assert len(names) > 20
 
 
-def test_a_file_that_starts_from_a_world_is_read_against_the_worlds_schema(tmp_path: Path) -> None:
+def test_file_based_on_environment_uses_its_schema(tmp_path: Path) -> None:
     start = "defaults: [/base/gymnasium, _self_]\nagents: {me: {template: '{observation}>'}}\n"
     (tmp_path / "mine.yaml").write_text(start + "env_id: FrozenLake-v1\n")
     check_user_files(normalize_arguments([f"task={tmp_path}/mine.yaml"]))
@@ -140,7 +140,7 @@ def test_a_file_that_starts_from_a_world_is_read_against_the_worlds_schema(tmp_p
         check_user_files(normalize_arguments([f"task={tmp_path}/mine.yaml"]))
 
 
-def test_a_good_file_is_read_with_null_for_what_it_leaves_out(tmp_path: Path) -> None:
+def test_valid_user_file(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
         TASK + "eval_size: 1_0\ntrain: [a.jsonl, b.jsonl]\n" + AGENT + '"{q}: ${seed}"\n'
     )
@@ -155,7 +155,7 @@ def test_a_good_file_is_read_with_null_for_what_it_leaves_out(tmp_path: Path) ->
     assert made.train == ["a.jsonl", "b.jsonl"]  # type: ignore[attr-defined]
 
 
-def test_where_a_value_is_written_is_known_unless_it_was_typed(tmp_path: Path) -> None:
+def test_find_key_location(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(TASK + "eval_size: -1\n" + AGENT + "x\n")
     overrides = normalize_arguments([f"task={tmp_path}/mine.yaml"])
     shown = os.path.relpath(tmp_path / "mine.yaml") if tmp_path.is_relative_to(Path.cwd()) else tmp_path / "mine.yaml"

@@ -1,4 +1,4 @@
-"""Sizes that follow from the configuration."""
+"""Batch sizes from the configuration."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ippo_cli.config.errors import ConfigError
         (128, 200, 100),
         (128, 130, 65),
         (128, 192, 96),
-        (128, 262, 128),  # no divisor between 64 and 128: the preset stays, and is refused
+        (128, 262, 128),  # no divisor between 64 and 128: the preset is unchanged and rejected by the checks
         (4, 6, 3),
         (1, 7, 1),
         (128, 0, 1),
     ],
 )
-def test_a_presets_mini_batch_fits_the_buffer(preset: int, buffer: int, fitted: int) -> None:
+def test_fit_mini_batch(preset: int, buffer: int, fitted: int) -> None:
     assert fit_mini_batch(preset, buffer) == fitted
 
 
-def test_a_typed_mini_batch_is_checked_and_a_presets_is_not() -> None:
+def test_typed_mini_batch_is_not_fitted() -> None:
     config = load_config(["algorithm=ppo", "rollout.buffer_size=64", "task.agents.low.algorithm.ppo_epochs=1"])
     check_config(config, 1)
     assert config.algorithm.mini_batch_size == 64

@@ -1,4 +1,4 @@
-"""Ranges, rules between groups, and the batch arithmetic."""
+"""Ranges, rules between groups, and batch sizes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ippo_cli.config.errors import ConfigError, split_errors
 Make = Callable[..., Any]
 Line = tuple[Path, int]
 
-# Numbers for which every finite value means something.
+# Number fields that allow every finite value.
 UNBOUNDED = {
     "rank_pattern",
     "alpha_pattern",
@@ -50,7 +50,7 @@ TWO = {"task.train": ["a", "b"], "task.eval": "c"}
 MATCH = {"kind": "exact_match", "match": "exact"}  # a part of a mix
 POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share": 0.5}
 
-# Choices of groups, changed values, processes, and what the message starts with: one case for each rule, at least.
+# Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"stop_after": 1000, "num_iterations": 10}, 1, "stop_after=1000 is never reached with num_iterations=10"),
     ((), {"launch.watchdog_s": 60.0, "launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than"),
@@ -68,14 +68,14 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"resume": "auto"}, 1, "resume=auto has an effect on the command line only"),
     ((), {"num_iterations": None}, 1, "num_iterations=None num_epochs=None must not"),
     ((), {"launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than launch.watchdog_s=600"),
-    ((), {"checkpoint.must_save_by": "soon"}, 1, "checkpoint.must_save_by=soon is no time"),
+    ((), {"checkpoint.must_save_by": "soon"}, 1, "checkpoint.must_save_by=soon is not a time"),
     ((), {"num_epochs": 1.0}, 1, "num_iterations=90 num_epochs=1.0 must not"),
-    ((), {"name": "a/b"}, 1, "name=a/b is used as a folder"),
-    ((), {"name": ".."}, 1, "name=.. is used as a folder"),
-    ((), {"name": ""}, 1, "name= is used as a folder"),
+    ((), {"name": "a/b"}, 1, "name=a/b is not a folder name"),
+    ((), {"name": ".."}, 1, "name=.. is not a folder name"),
+    ((), {"name": ""}, 1, "name= is not a folder name"),
     ((), {"task.agents": {}}, 1, "task.agents={} has no agents"),
-    ((), {"task.primary_metric": "score"}, 1, "task.primary_metric=score is no evaluation metric"),
-    ((), {"task.primary_metric": "greedy/"}, 1, "task.primary_metric=greedy/ is no evaluation metric"),
+    ((), {"task.primary_metric": "score"}, 1, "task.primary_metric=score is not an evaluation metric"),
+    ((), {"task.primary_metric": "greedy/"}, 1, "task.primary_metric=greedy/ is not an evaluation metric"),
     (
         (),
         {"task.primary_metric": "greedy/score", "evaluation.greedy": False},
@@ -105,14 +105,14 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "task.train_size=5 task.weights=[1, 1] cannot",
     ),
-    ((JSONL,), {**TWO, "task.streaming": True}, 1, "task.streaming=true needs to know how many rows are wanted"),
+    ((JSONL,), {**TWO, "task.streaming": True}, 1, "task.streaming=true needs the number of rows"),
     ((JSONL,), {"task.eval": None, "task.eval_share": 0.5, "task.streaming": True}, 1, "task.streaming=true reads the"),
     ((JSONL,), {**TWO, "task.columns": {"q": []}}, 1, "task.columns.q=[] names no column"),
-    ((JSONL,), {**TWO, "task.map": "rows"}, 1, "task.map=rows does not say where and what"),
-    ((JSONL,), {**TWO, "task.filter": "rows.py"}, 1, "task.filter=rows.py names a file, and not what in it"),
+    ((JSONL,), {**TWO, "task.map": "rows"}, 1, "task.map=rows is not a function"),
+    ((JSONL,), {**TWO, "task.filter": "rows.py"}, 1, "task.filter=rows.py names a file without a function"),
     ((), {"evaluation.sampled": False}, 1, "task.primary_metric=sampled/score needs the sampled evaluation"),
-    ((), {"output_dir": ""}, 1, "output_dir= names nothing"),
-    ((JSONL,), {"task.train": []}, 1, "task.train= names nothing"),
+    ((), {"output_dir": ""}, 1, "output_dir= is empty"),
+    ((JSONL,), {"task.train": []}, 1, "task.train= is empty"),
     ((), {"task.agents.low.system": "be brief"}, 1, "task.agents.low.system='be brief' has an effect with"),
     ((JSONL,), {"task.agents.solo.system": "be brief"}, 1, "task.agents.solo.system='be brief' has an effect with"),
     ((JSONL,), {"task.chat_template": "maybe"}, 1, "task.chat_template=maybe is not known"),
@@ -127,10 +127,15 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"task.protocol": "debate.py"},
         1,
-        "task.protocol=debate.py names a file, and not what in it",
+        "task.protocol=debate.py names a file without a function",
     ),
     ((), {"task.protocol": "sequential", "task.num_turns": 2}, 1, "task.num_turns=2 is more than the one turn"),
-    ((), {"task.agents.low.turn_template": "go on"}, 1, "task.agents.low.turn_template='go on' is told from a second"),
+    (
+        (),
+        {"task.agents.low.turn_template": "go on"},
+        1,
+        "task.agents.low.turn_template='go on' is used from the second",
+    ),
     ((), {"rollout.history": "turns"}, 1, "rollout.history=turns has no effect"),
     (("task=reasoning_gym",), {"rollout.history": "latest"}, 1, "rollout.history=latest has no effect: task.kind=r"),
     (
@@ -151,17 +156,17 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "rollout.history=latest has no effect: task.kind=ladder",
     ),
-    ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
-    (("task=gymnasium",), {"reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows while"),
+    ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows during"),
+    (("task=gymnasium",), {"reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows during"),
     (("task=relay",), {"task.alphabet": "aa"}, 1, "task.alphabet=aa has fewer than two letters"),
-    (("task=ladder",), {"task.strides": 8}, 1, "task.strides=8 leads once around the 8 letters"),
-    (("task=signalling",), {"task.signals": "a"}, 1, "task.signals=a tells nobody anything"),
+    (("task=ladder",), {"task.strides": 8}, 1, "task.strides=8 must be less than the 8 letters"),
+    (("task=signalling",), {"task.signals": "a"}, 1, "task.signals=a has only one signal"),
     (("task=signalling",), {"task.symbols": "01"}, 1, "task.symbols=01 task.message_length=1 make 2 messages"),
-    (("task=signalling",), {"task.eval_size": 7}, 1, "task.eval_size=7 leaves some of the 8 signals out"),
+    (("task=signalling",), {"task.eval_size": 7}, 1, "task.eval_size=7 is less than the 8 signals"),
     (("task=gymnasium",), {"task.env_id": None}, 1, "task.env_id=null names no environment"),
     (("task=reasoning_gym",), {"task.dataset": None}, 1, "task.dataset=null names no environment"),
-    (("task=gymnasium", "reward=exact_match"), {}, 1, "reward.kind=exact_match judges answers to examples"),
-    (("reward=environment", "task=sorting"), {}, 1, "reward.kind=environment is what a world pays"),
+    (("task=gymnasium", "reward=exact_match"), {}, 1, "reward.kind=exact_match compares responses with examples"),
+    (("reward=environment", "task=sorting"), {}, 1, "reward.kind=environment needs an environment or"),
     (
         ("algorithm=turn_ppo",),
         {"algorithm.turn_value": "after", "task.num_turns": 3},
@@ -169,13 +174,13 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "algorithm.turn_value=after is one value for a whole response, and",
     ),
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
-    ((SHARED, HAPPO), {}, 1, "team.update_order=sequential puts policies in an order, and only shared learns"),
+    ((SHARED, HAPPO), {}, 1, "team.update_order=sequential needs at least two trainable policies, and only shared is"),
     ((), {"team.update_order": "round_robin"}, 1, "team.round_robin_every=null is needed by team.update_order=round"),
     ((), {"team.round_robin_every": 2}, 1, "team.round_robin_every=2 has no effect"),
-    ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential changes no number without a correc"),
+    ((), {"team.update_order": "sequential"}, 1, "team.update_order=sequential has no effect without a correc"),
     ((HAPPO,), {"team.update_order": "simultaneous"}, 1, "algorithm.sequential_correction.pooling=sum corrects for"),
     ((HAPPO,), {"algorithm.sequential_correction.cap": 0.5}, 1, "algorithm.sequential_correction.cap=0.5 truncates"),
-    ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for what o"),
+    ((HAPPO,), {"task.protocol": "sequential"}, 1, "algorithm.sequential_correction.pooling=sum corrects for sim"),
     ((), {"task.agents.low.frozen": True, "task.agents.high.frozen": True}, 1, "task.agents.low.frozen=true leaves"),
     (
         (),
@@ -199,33 +204,48 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (SHARED,),
         {"team.groups": {"pair": ["low", "high"]}, "task.agents.low.frozen": True},
         1,
-        "team.groups.pair=[low,high] names low, whose weights are its initial ones",
+        "team.groups.pair=[low,high] names low, which is not trained",
     ),
-    ((), {"team.partners.every": 2, "team.partners.size": 2}, 1, "team.partners.share=null is needed by a pool"),
+    (
+        (),
+        {"team.partners.every": 2, "team.partners.size": 2},
+        1,
+        "team.partners.share=null is required by the opponent pool",
+    ),
     ((), {"team.partners.size": 2}, 1, "team.partners.size=2 has no effect: team.partners.every=0"),
     ((), {"team.partners.elo": True}, 1, "team.partners.elo=true rates policies by games with snapshots"),
-    ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 keeps snapshots that speak in the place"),
+    ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 needs at least two trainable agents"),
     ((), POOL | {"team.partners.share": 0.0005}, 1, "team.partners.share=0.0005 is less than one of the 512 prompts"),
-    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.partners.every=2 lets snapshots speak for agents"),
+    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.partners.every=2 lets snapshots act for agents"),
     ((), POOL | {"team.partners.share": 1.5}, 1, "team.partners.share=1.5 is out of range"),
-    ((), POOL | {"team.partners.elo": True}, 1, "team.partners.elo=true compares what agents are paid, and task.kind"),
+    (
+        (),
+        POOL | {"team.partners.elo": True},
+        1,
+        "team.partners.elo=true compares rewards of the environment, and task.kind",
+    ),
     ((), {"team.round_robin_every": 0}, 1, "team.round_robin_every=0 is out of range"),
     ((SHARED,), {"team.groups": {"a-b": ["low"]}}, 1, "team.groups.a-b is used in metric names and folders"),
     ((SHARED,), {"team.groups": {"eval": ["low"]}}, 1, "team.groups.eval is used in metric names and folders"),
     ((SHARED,), {"team.groups": {"high": ["low"]}}, 1, "team.groups.high has the name of an agent"),
-    ((SHARED,), {"team.groups": {"pair": []}}, 1, "team.groups.pair=[] names nobody"),
-    ((SHARED,), {"team.groups": {"pair": ["low", "mid"]}}, 1, "team.groups.pair=[low,mid] names mid, who is no agent"),
+    ((SHARED,), {"team.groups": {"pair": []}}, 1, "team.groups.pair=[] is empty"),
+    (
+        (SHARED,),
+        {"team.groups": {"pair": ["low", "mid"]}},
+        1,
+        "team.groups.pair=[low,mid] names mid, which is not an agent",
+    ),
     (
         (SHARED,),
         {"team.groups": {"one": ["low"], "two": ["high", "low"]}},
         1,
-        "team.groups.two=[high,low] names low, who is in group one",
+        "team.groups.two=[high,low] names low, which is already in group one",
     ),
     (
         (SHARED, "++task.agents={shared:{}}", "task.agents.shared.template=x", "task.agents.shared.answer=x"),
         {},
         1,
-        "team.groups={} puts all agents into a group named shared, and one of them has that name",
+        "team.groups={} puts all agents into a group named shared, and an agent has that name",
     ),
     (
         (SHARED,),
@@ -280,7 +300,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         ("task.agents.high.critic.kind=none",),
         {},
         1,
-        "task.agents.high.critic=none leaves algorithm.advantage=gae without values",
+        "task.agents.high.critic=none has no values, which algorithm.advantage=gae needs",
     ),
     (
         ("task.agents.high.actor.kind=full",),
@@ -304,32 +324,37 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"critic.mini_batch_size": 6}, 1, "critic.mini_batch_size=6 does not divide"),
     ((), {"algorithm.ppo_epochs": 2}, 1, "algorithm.mini_batch_size=null algorithm.ppo_epochs=2 make 2 optimizer"),
     ((), {"algorithm.mini_batch_size": 64}, 1, "algorithm.mini_batch_size=64 algorithm.ppo_epochs=1 make 8 optimizer"),
-    (("algorithm=ippo", "critic=none"), {}, 1, "critic=none leaves algorithm.advantage=gae without values"),
-    ((GRPO, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=group has no use for"),
+    (("algorithm=ippo", "critic=none"), {}, 1, "critic=none has no values, which algorithm.advantage=gae needs"),
+    ((GRPO, "critic=separate"), {}, 1, "critic=separate trains values that algorithm.advantage=group does not use"),
     (
         ("algorithm=mappo", "critic=separate"),
         {},
         1,
-        "critic=separate reads one agent's rows alone, and algorithm.needs",
+        "critic=separate reads one agent's rows only, and algorithm.needs",
     ),
     (
         ("critic=centralized", "task.agents.low.critic.kind=value_head"),
         {},
         1,
-        "task.agents.low.critic=value_head is not for some agents alone",
+        "task.agents.low.critic=value_head differs between agents",
     ),
     (
         ("critic=centralized", "algorithm=turn_ppo"),
         {"algorithm.turn_value": schema.TurnValue.after},
         1,
-        "algorithm.turn_value=after is the value behind a response",
+        "algorithm.turn_value=after is the value after a response",
     ),
-    (("critic=centralized", "critic.context_limit=3"), {}, 1, "critic.context_limit=3 has no room for a response"),
+    (("critic=centralized", "critic.context_limit=3"), {}, 1, "critic.context_limit=3 is too small for a response"),
     ((GRPO, "critic=value_head"), {}, 1, "critic=value_head trains values that"),
     ((GRPO,), {"algorithm.truncation": "bootstrap"}, 1, "algorithm.truncation=bootstrap needs a critic's value"),
-    ((GRPO,), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 leaves algorithm.advantage=group nothing"),
-    (("algorithm=pf_ppo",), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 leaves algorithm.rew"),
-    (("algorithm=remax",), {"reward.processor": ["zscore"]}, 1, "reward.processor=[zscore] centres the greedy"),
+    ((GRPO,), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 is too small: algorithm.advantage=group"),
+    (("algorithm=pf_ppo",), {"rollout.num_generations": 1}, 1, "rollout.num_generations=1 is too small: algorithm.rew"),
+    (
+        ("algorithm=remax",),
+        {"reward.processor": ["zscore"]},
+        1,
+        "reward.processor=[zscore] centres the scores of greedy",
+    ),
     (
         ("algorithm=remax", "reward=function", "reward.function=math.py:sqrt"),
         {"reward.whole_batch": True},
@@ -362,7 +387,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"algorithm.kl.reward.coef": 0.1, "algorithm.kl.reward.target": 0.1, "algorithm.kl.reward.horizon": 102},
         1,
-        "algorithm.kl.reward.horizon=102 lets one buffer of rollout.buffer_size=512 take the coefficient to 0 or below",
+        "algorithm.kl.reward.horizon=102 lets one buffer of rollout.buffer_size=512 lower the coefficient to 0",
     ),
     ((), {"algorithm.kl.loss.estimator": "k1", "algorithm.kl.loss.coef": 0.1}, 1, "algorithm.kl.loss.estimator=k1 has"),
     ((), {"deepspeed.offload_params": True}, 1, "deepspeed.offload_params=true needs ZeRO stage 3, not 1"),
@@ -390,23 +415,28 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
     (("reward=http",), {"reward.url": None}, 1, "reward.url=null names no server"),
-    (("reward=http",), {"reward.url": "localhost:8000"}, 1, "reward.url=localhost:8000 is no address of HTTP"),
-    (("reward=http",), {"reward.token_env": "sk-a-b"}, 1, "reward.token_env is no name of an environment variable"),
+    (("reward=http",), {"reward.url": "localhost:8000"}, 1, "reward.url=localhost:8000 is not an HTTP address"),
+    (
+        ("reward=http",),
+        {"reward.token_env": "sk-a-b"},
+        1,
+        "reward.token_env is not the name of an environment variable",
+    ),
     (("reward=judge",), {"reward.model": None}, 1, "reward.model=null names no model"),
-    (("reward=judge",), {"reward.pattern": None}, 1, "reward.pattern=None reward.field=None say not where"),
+    (("reward=judge",), {"reward.pattern": None}, 1, "reward.pattern=None reward.field=None define the position"),
     (("reward=judge",), {"reward.field": "score"}, 1, "reward.pattern=Score:"),
-    (("reward=judge",), {"reward.pattern": "("}, 1, "reward.pattern=( is no regular expression"),
+    (("reward=judge",), {"reward.pattern": "("}, 1, "reward.pattern=( is not a regular expression"),
     (("reward=judge",), {"reward.pattern": "a"}, 1, "reward.pattern=a has 0 groups"),
-    (("reward=judge",), {"reward.highest": 1.0}, 1, "reward.lowest=1.0 reward.highest=1.0 are no interval"),
-    (("reward=judge",), {"reward.template": "{prompt}"}, 1, "reward.template='{prompt}' shows the judge no response"),
+    (("reward=judge",), {"reward.highest": 1.0}, 1, "reward.lowest=1.0 reward.highest=1.0 are not an interval"),
+    (("reward=judge",), {"reward.template": "{prompt}"}, 1, "reward.template='{prompt}' does not contain the response"),
     (("reward=model",), {"reward.model": None}, 1, "reward.model=null names no reward model"),
-    (("reward=model",), {"reward.device": "gpu"}, 1, "reward.device=gpu is no device"),
+    (("reward=model",), {"reward.device": "gpu"}, 1, "reward.device=gpu is not a device"),
     ((FUNCTION,), {"reward.function": None}, 1, "reward.function=null names no function"),
     (
         (FUNCTION,),
         {"reward.whole_batch": True, "reward.reward_batch_rows": 8},
         1,
-        "reward.reward_batch_rows=8 asks about parts",
+        "reward.reward_batch_rows=8 scores parts",
     ),
     (("reward=grid", "task=sorting"), {}, 1, "reward.kind=grid scores walks"),
     (("task=gymnasium", "reward=environment"), {"reward.turn_weight": 0.0}, 1, "reward.turn_weight=0 leaves no reward"),
@@ -414,13 +444,13 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"reward.credit_assignment": "difference", "reward.measure_credit_every": 5},
         1,
-        "reward.measure_credit_every=5 has no effect: reward.credit_assignment=difference measures it",
+        "reward.measure_credit_every=5 has no effect: reward.credit_assignment=difference measures credit",
     ),
     (
         (FUNCTION,),
         {"reward.function": "a.py:f", "reward.whole_batch": True, "reward.measure_credit_every": 5},
         1,
-        "reward.whole_batch=true compares the rows of a batch, and reward.measure_credit_every asks",
+        "reward.whole_batch=true compares the rows of a batch, and reward.measure_credit_every scores",
     ),
     (
         ("algorithm=remax",),
@@ -432,21 +462,21 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         (),
         {"reward.credit_assignment": "leave_out", "task.num_turns": 2},
         1,
-        "reward.credit_assignment=leave_out puts another answer into an episode and keeps everything else, and with",
+        "reward.credit_assignment=leave_out replaces one response of an episode and keeps all others, and with",
     ),
     (
         ("task=pettingzoo", "reward=environment"),
         {"reward.credit_assignment": "counterfactual", "task.env_id": "classic/rps_v2"},
         1,
-        "reward.credit_assignment=counterfactual puts another answer into an episode and keeps everything else, and ta",
+        "reward.credit_assignment=counterfactual replaces one response of an episode and keeps all others, and ta",
     ),
     (
         (),
         {"reward.credit_assignment": "counterfactual"},
         1,
-        "rollout.num_generations=1 leaves reward.credit_assignment=counterfactual no other answer",
+        "rollout.num_generations=1 is too small: reward.credit_assignment=counterfactual",
     ),
-    ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null leaves exact_match nothing"),
+    ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null gives reward=exact_match no"),
     (
         (FUNCTION,),
         {"reward.function": "a.py:f", "reward.per_sample": True, "reward.whole_batch": True},
@@ -454,48 +484,53 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "reward.per_sample=true calls it row by row",
     ),
     (("reward=length",), {"reward.high": None}, 1, "reward.low=0 reward.high=null allow every length"),
-    (("reward=length",), {"reward.low": 9, "reward.high": 8}, 1, "reward.low=9 reward.high=8 are no interval"),
-    (("reward=format",), {"reward.pattern": None}, 1, "reward.pattern=null says of no form"),
-    (("reward=format",), {"reward.pattern": "("}, 1, "reward.pattern=( is no regular expression"),
+    (("reward=length",), {"reward.low": 9, "reward.high": 8}, 1, "reward.low=9 reward.high=8 are not an interval"),
+    (("reward=format",), {"reward.pattern": None}, 1, "reward.pattern=null is missing"),
+    (("reward=format",), {"reward.pattern": "("}, 1, "reward.pattern=( is not a regular expression"),
     (
         ("reward=math",),
         {"task.agents.low.answer": None, "task.agents.high.answer": None},
         1,
         "task.agents.low.answer=n",
     ),
-    (("task=gymnasium", "reward=math"), {}, 1, "reward.kind=math judges answers to examples"),
-    (("reward=code",), {"reward.sandbox": "none"}, 1, "reward.sandbox=none runs nothing that a model wrote"),
-    (("reward=code_pair",), {"reward.helper": "a-b"}, 1, "reward.helper=a-b is no name of a function"),
+    (("task=gymnasium", "reward=math"), {}, 1, "reward.kind=math compares responses with examples"),
+    (("reward=code",), {"reward.sandbox": "none"}, 1, "reward.sandbox=none runs no generated code"),
+    (("reward=code_pair",), {"reward.helper": "a-b"}, 1, "reward.helper=a-b is not a function name"),
     (
         ("reward=code_pair",),
         {"reward.parses": 0.0, "reward.defines": 0.0, "reward.calls": 0.0, "reward.tests": 0.0},
         1,
         "reward.parses=0 reward.defines=0 reward.calls=0 reward.tests=0 leave no reward",
     ),
-    ((JSONL, FULL, "reward=code_pair"), {}, 1, "reward.kind=code_pair is for two agents, and there are 1"),
+    ((JSONL, FULL, "reward=code_pair"), {}, 1, "reward.kind=code_pair needs two agents, and the task has 1"),
     (("reward=mix",), {"reward.parts": {}}, 1, "reward.parts={} leaves no reward"),
     (("reward=mix",), {"reward.parts": {"a b": MATCH}}, 1, "reward.parts.a b is used in metric names"),
-    (("reward=mix",), {"reward.weights": {"b": 1.0}}, 1, "reward.weights names b, which is no part"),
+    (("reward=mix",), {"reward.weights": {"b": 1.0}}, 1, "reward.weights names b, which is not a part"),
     (("reward=mix",), {"reward.weights": {"a": 0.0}}, 1, "reward.weights leave no reward"),
     (
         ("reward=mix",),
         {"reward.parts": {"a": MATCH, "b": MATCH}, "reward.weights": {"a": 0.0}, "reward.normalize": ["a"]},
         1,
-        "reward.normalize=['a'] names a, of weight 0",
+        "reward.normalize=['a'] names a, which has weight 0",
     ),
     (
         ("reward=mix",),
         {"reward.normalize": ["a"], "reward.measure_credit_every": 2},
         1,
-        "reward.normalize=['a'] measures a buffer's scores by their own mean",
+        "reward.normalize=['a'] normalises scores within a buffer",
     ),
-    (("task=gsm8k", FULL), {"task.agents.solver.answer": None}, 1, "task.agents.solver.answer=null leaves gsm8k"),
+    (
+        ("task=gsm8k", FULL),
+        {"task.agents.solver.answer": None},
+        1,
+        "task.agents.solver.answer=null gives reward=gsm8k no",
+    ),
 ]
 
 
 @cache
 def line_of(case: int, make: Make) -> Line:
-    """Where a case was refused."""
+    """The line that raised the error of a case."""
     choices, changes, world_size, begins = BROKEN[case]
     with pytest.raises(ConfigError) as raised:
         check_config(make(choices, **changes), world_size)
@@ -509,17 +544,17 @@ def line_of(case: int, make: Make) -> Line:
 
 
 def raised_at(error: BaseException) -> Line:
-    """Where an error was raised first; that of an error that was yielded says nothing."""
+    """The line that raised an error; yielded errors have no traceback."""
     *_, last = traceback.extract_tb(error.__traceback__) or [traceback.FrameSummary("", 0, "")]
     return Path(last.filename), last.lineno or 0
 
 
 @pytest.mark.parametrize("case", range(len(BROKEN)), ids=[re.sub(r"\W+", "-", case[3]) for case in BROKEN])
-def test_a_broken_rule_is_told_as_setting_rule_and_remedy(case: int, config: Make) -> None:
+def test_broken_rules(case: int, config: Make) -> None:
     line_of(case, config)
 
 
-def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None:
+def test_all_rules_have_a_case(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
         for module in (checks, applicability, data, reward_models, rewards)
@@ -534,12 +569,12 @@ def test_every_rule_has_a_case_that_breaks_it(config: Make, plain: Make) -> None
 
 
 @pytest.mark.parametrize("name", ["eval", "time", "perf", "iteration", "1st", "a-b", "a/b", "", "../x"])
-def test_an_agents_name_must_serve_as_a_folder_and_in_metrics(name: str, plain: Make) -> None:
+def test_invalid_agent_names(name: str, plain: Make) -> None:
     line_of_name(name, plain)
 
 
 def line_of_name(name: str, plain: Make) -> Line:
-    """Where an agent's name was refused."""
+    """The line that rejected an agent's name."""
     values = plain()
     values["task"]["agents"] = {name: values["task"]["agents"]["low"]}
     with pytest.raises(ConfigError, match=rf"^task\.agents\.{re.escape(name)} is used in metric names .*; ") as raised:
@@ -547,7 +582,7 @@ def line_of_name(name: str, plain: Make) -> Line:
     return raised_at(raised.value)
 
 
-def test_what_a_message_offers_instead_would_work(config: Make) -> None:
+def test_remedies_pass_the_checks(config: Make) -> None:
     offers = 0
     for choices, changes, world_size, _ in BROKEN:
         with pytest.raises(ConfigError) as raised:
@@ -583,14 +618,13 @@ CHOICES_OF_GROUPS = [(), (JSONL,), (FULL, "algorithm=ppo"), ("critic=value_head"
 
 
 def outside(interval: Range) -> Iterator[float]:
-    """The nearest numbers that a range does not hold, and its limits where it is open."""
+    """Numbers just outside a range, and its limits if they are open."""
     yield interval.low if interval.open_low else interval.low - 1
     yield interval.high if interval.open_high else interval.high + 1
 
 
 def refusals(made: Any) -> Iterator[tuple[str, Range, float, str]]:
-    """What is said of every leaf that is set to a finite number outside its range: its dotted name, the range, the
-    number and the error. The leaf has its value again afterwards."""
+    """Set every leaf to finite numbers outside its range: yields key, range, number and error; restores the value."""
     for owner, name, key, interval in bounded(made):
         before = getattr(owner, name)
         for value in filter(math.isfinite, outside(interval)):
@@ -602,14 +636,14 @@ def refusals(made: Any) -> Iterator[tuple[str, Range, float, str]]:
 
 
 @pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
-def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], config: Make) -> None:
+def test_ranges_reject_values_outside(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
     seen: set[str] = set()
     for key, _, value, said in refusals(made):
         setting, _, rest = said.partition(" ")
         rule, _, remedy = rest.partition("; ")
         assert setting == f"{key}={value}"
-        assert rule.startswith("is out of range; it must lie in"[: len(rule)])
+        assert rule.startswith("is out of range; it must be in"[: len(rule)])
         assert remedy
         seen.add(key.rpartition(".")[2])
     for owner, name, key, _ in bounded(made):
@@ -624,7 +658,7 @@ def test_every_bounded_leaf_refuses_what_lies_outside(choices: tuple[str, ...], 
 
 
 @pytest.mark.parametrize("choices", CHOICES_OF_GROUPS, ids=lambda value: "-".join(value) or "default")
-def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config: Make) -> None:
+def test_ranges_accept_their_limits(choices: tuple[str, ...], config: Make) -> None:
     made = config(choices)
     for owner, name, key, interval in bounded(made):
         before = getattr(owner, name)
@@ -635,13 +669,13 @@ def test_every_bounded_leaf_accepts_its_limits(choices: tuple[str, ...], config:
             said = ""
             try:
                 check_config(made, 1)
-            except ConfigError as error:  # of another rule
+            except ConfigError as error:  # another rule
                 said = str(error)
             assert not said.startswith(f"{key}={value} is out of range")
         setattr(owner, name, before)
 
 
-def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: Make) -> None:
+def test_range_remedies_are_in_range(config: Make) -> None:
     made = config()
     for _, interval, value, said in refusals(made):
         words, _, bound = said.rsplit("; ", 1)[1].rpartition(" ")
@@ -654,7 +688,7 @@ def test_what_is_suggested_for_a_number_out_of_range_lies_in_its_range(config: M
         )
 
 
-def test_every_number_has_a_range_or_is_known_to_need_none() -> None:
+def test_all_numbers_have_a_range() -> None:
     for cls in (cls for cls in vars(schema).values() if is_dataclass(cls)):
         ranges = {name for name, found in constraints(cls).items() if isinstance(found, Range)}
         numbers = {name for name, kind in get_type_hints(cls).items() if {kind, *get_args(kind)} & {int, float}}
@@ -673,12 +707,12 @@ class Launching:
     timeout_s: PositiveInt
 
 
-def test_two_fields_of_one_name_have_a_range_each() -> None:
+def test_fields_of_the_same_name_have_separate_ranges() -> None:
     found = {key: constraint for key, _, constraint in constrained_leaves(Launching(Waiting(1.0), 1))}
     assert found == {"waiting.timeout_s": Range(0.5), "timeout_s": Range(1)}
 
 
-def test_every_list_of_choices_is_checked_where_it_stands(config: Make) -> None:
+def test_leaves_with_choices(config: Make) -> None:
     made = config()
     keys = {key for key, _, constraint in constrained_leaves(made) if isinstance(constraint, OneOf)}
     assert keys == {"algorithm.loss_aggregation", "algorithm.kl.reward.estimator", "algorithm.kl.loss.estimator"}
@@ -694,7 +728,7 @@ def test_every_list_of_choices_is_checked_where_it_stands(config: Make) -> None:
         (Range(0.0, 1.0, open_high=True), "in [0, 1)"),
     ],
 )
-def test_a_range_is_documented_in_words(interval: Range, said: str) -> None:
+def test_range_text(interval: Range, said: str) -> None:
     assert str(interval) == said
 
 
@@ -702,27 +736,27 @@ def test_a_range_is_documented_in_words(interval: Range, said: str) -> None:
     ("protocol", "turns"),
     [("parallel", 1), ("parallel", 3), ("sequential", 1), ("dialogue", 1), ("dialogue", 4), ("my/own.py:Debate", 2)],
 )
-def test_protocols_and_the_turns_that_they_take(protocol: str, turns: int, config: Make) -> None:
+def test_valid_protocols_and_turns(protocol: str, turns: int, config: Make) -> None:
     check_config(config(**{"task.protocol": protocol, "task.num_turns": turns}), 1)
 
 
-def test_a_protocol_of_ones_own_may_pay(config: Make) -> None:
+def test_user_protocol_with_environment_reward(config: Make) -> None:
     check_config(config(("reward=environment", "task=sorting"), **{"task.protocol": "my/own.py:debate"}), 1)
 
 
-def test_what_belongs_to_later_turns_can_be_set_where_there_are_any(config: Make) -> None:
+def test_later_turn_settings_with_several_turns(config: Make) -> None:
     later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.history": "turns"}
     check_config(config(**{**later, "task.protocol": "dialogue"}), 1)
     check_config(config(**later), 1)
 
 
-def test_the_history_of_a_world_whose_agents_act_once_may_be_its_own(config: Make) -> None:
+def test_environment_history_with_one_turn(config: Make) -> None:
     check_config(config(("task=gymnasium",), **{"task.max_turns": 1}), 1)
     check_config(config(("task=gymnasium",), **{"task.max_turns": 1, "rollout.history": "prefix"}), 1)
     check_config(config(("task=environment",), **{"task.max_turns": 2, "rollout.history": "turns"}), 1)
 
 
-def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
+def test_protocol_file_without_name_suggests_definitions(
     config: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -732,17 +766,17 @@ def test_a_protocols_file_without_a_name_is_answered_with_what_it_defines(
     assert str(refused.value).endswith("; use task.protocol=debate.py:argue or task.protocol=debate.py:Debate")
 
 
-def test_agents_of_different_groups_may_have_different_settings(config: Make) -> None:
+def test_different_groups_may_have_different_settings(config: Make) -> None:
     alone = {"team.groups": {"pair": ["low"]}, "task.agents.high.actor.learning_rate": 0.5}
     check_config(config((SHARED,), **alone), 1)
 
 
-def test_a_world_can_be_judged_by_a_function_and_every_text_be_read_without_an_answer(config: Make) -> None:
+def test_function_reward_needs_no_answer(config: Make) -> None:
     check_config(config(("task=gymnasium", FUNCTION)), 1)
     check_config(config((JSONL, FUNCTION), **{"task.agents.solo.answer": None, "actor.alphabet": "printable"}), 1)
 
 
-def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
+def test_batch_sizes_worked_example(config: Make) -> None:
     made = config(
         ("algorithm=ppo",),
         **{
@@ -767,17 +801,15 @@ def test_sizes_of_a_hand_worked_buffer(config: Make) -> None:
 @pytest.mark.parametrize(
     ("epochs", "rows", "iterations"), [(1.0, 160, 10), (1.0, 161, 11), (2.5, 100, 16), (0.01, 5, 1)]
 )
-def test_epochs_over_the_data_are_whole_iterations_rounded_up(
-    epochs: float, rows: int, iterations: int, config: Make
-) -> None:
+def test_epochs_round_up_to_iterations(epochs: float, rows: int, iterations: int, config: Make) -> None:
     made = config(num_iterations=None, num_epochs=epochs, **{"rollout.buffer_size": 64, "rollout.num_generations": 4})
     assert compute_batch_sizes(made, 1, rows).num_iterations == iterations
 
 
-# Where a key of `algorithm` means nothing: choices, the key, a value, and why.
+# Keys of `algorithm` without effect: choices, key, value, reason.
 IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
-    ((GRPO,), "credit", "turn", "advantage=group gives one number to a whole response"),
-    ((GRPO,), "gamma", 0.9, "advantage=group gives one number"),
+    ((GRPO,), "credit", "turn", "advantage=group gives one advantage per response"),
+    ((GRPO,), "gamma", 0.9, "advantage=group gives one advantage"),
     ((GRPO,), "gae_lambda", 0.9, "has no values"),
     ((GRPO,), "length_adaptive_alpha", 0.1, "has no values"),
     ((GRPO,), "critic_gae_lambda", 1.0, "has no values"),
@@ -787,11 +819,11 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((GRPO,), "value_clip_range", 0.2, "has no values"),
     ((GRPO,), "huber_delta", 1.0, "has no values"),
     ((GRPO,), "critic_warmup", 1, "has no values"),
-    ((GRPO,), "ratio_pooling", "sum", "ratio_level=token pools nothing"),
-    ((GRPO,), "allow_off_policy_steps", True, "objective=clip is made for several steps"),
-    ((), "scale_by_std", True, "advantage=gae divides by no deviation"),
-    (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out divides by no deviation"),
-    (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one number"),
+    ((GRPO,), "ratio_pooling", "sum", "ratio_level=token has no pooling"),
+    ((GRPO,), "allow_off_policy_steps", True, "objective=clip always allows several steps"),
+    ((), "scale_by_std", True, "advantage=gae has no standard deviation"),
+    (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out has no standard deviation"),
+    (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one advantage"),
     ((), "turn_value", "first", "credit=token has no turns"),
     ((), "value_unit", "turn", "credit=token has no turns"),
     ((), "clip_range_low", 0.1, "objective=on_policy has no ratio"),
@@ -802,7 +834,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "truncation_penalty", 1.0, "truncation=none"),
     (("algorithm=ppo",), "length_adaptive_alpha", 0.1, ""),
     ((), "kl.reward.horizon", 10000, "without kl.reward.target the coefficient is fixed"),
-    ((), "reweight.power", 2.0, "reweight.method=none takes no power"),
+    ((), "reweight.power", 2.0, "reweight.method=none has no power"),
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_low", 0.1, "behavior_correction.level=none has no weights"),
     ((), "behavior_correction.band_high", 0.1, "behavior_correction.level=none has no weights"),
@@ -811,25 +843,23 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("choices", "key", "value", "why"), IDLE, ids=str)
-def test_a_key_that_would_do_nothing_is_refused_with_the_reason(
-    choices: tuple[str, ...], key: str, value: Any, why: str, config: Make
-) -> None:
+def test_algorithm_keys_without_effect(choices: tuple[str, ...], key: str, value: Any, why: str, config: Make) -> None:
     with pytest.raises(ConfigError, match="has no effect") as raised:
         check_config(config(choices, **{f"algorithm.{key}": value}), 1)
     said, _, remedy = str(split_errors(raised.value)[0]).rpartition("; use ")
     assert why in said
-    if why:  # and what it offers works
+    if why:  # the remedy must work
         assert said.startswith(f"algorithm.{key}=")
         offered = {"null": None, "false": False, "0": 0}.get(remedy, remedy)
         check_config(config(choices, **{f"algorithm.{key}": offered}), 1)
 
 
-def test_every_piece_is_refused_somewhere(config: Make) -> None:
+def test_all_applicability_rules_have_a_case(config: Make) -> None:
     there = {key for key, *_ in applicability.applicability_rules(config())}
     assert there - {key for _, key, _, _ in IDLE} == {"dual_clip", "needs_centralized_critic"}  # told apart from these
 
 
-# What an algorithm cannot do without.
+# Required keys of algorithms.
 NEEDED = [
     ((), "gamma"),
     ((), "gae_lambda"),
@@ -845,13 +875,13 @@ NEEDED = [
 
 
 @pytest.mark.parametrize(("choices", "key"), NEEDED, ids=str)
-def test_a_key_that_is_needed_cannot_be_left_out(choices: tuple[str, ...], key: str, config: Make) -> None:
+def test_required_algorithm_keys(choices: tuple[str, ...], key: str, config: Make) -> None:
     with pytest.raises(ConfigError, match=rf"^algorithm\.{re.escape(key)}=null is needed by this algorithm; use "):
         check_config(config(choices, **{f"algorithm.{key}": None}), 1)
 
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml")))
-def test_every_preset_works_as_it_is_and_says_what_it_is(name: str, config: Make) -> None:
+def test_algorithm_presets_pass_the_checks(name: str, config: Make) -> None:
     made = config((f"algorithm={name}",))
     check_config(made, 2)
     assert made.rollout.buffer_size == 512
@@ -860,16 +890,16 @@ def test_every_preset_works_as_it_is_and_says_what_it_is(name: str, config: Make
     assert next(line for line in text.splitlines() if "@package" not in line).startswith("# ")
 
 
-def test_a_critic_that_is_typed_wins_over_the_presets_choice(config: Make) -> None:
+def test_typed_critic_overrides_preset(config: Make) -> None:
     assert config(("algorithm=actor_critic",)).critic.kind.value == "value_head"
     assert config(("algorithm=actor_critic", "critic=separate")).critic.kind.value == "separate"
 
 
-def test_a_value_head_has_no_critic_steps_of_its_own(config: Make) -> None:
+def test_value_head_has_no_critic_steps(config: Make) -> None:
     assert compute_batch_sizes(config(("critic=value_head",)), 1, 1).critic_steps == {}
 
 
-def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eight_of_a_separate_critic(
+def test_default_steps_of_policy_and_critic(
     config: Make,
 ) -> None:
     sizes = compute_batch_sizes(config(), 2, 1)
@@ -879,15 +909,15 @@ def test_without_a_mini_batch_size_the_buffer_is_one_step_of_the_policy_and_eigh
         assert sizes.critic_steps == {"low": steps, "high": steps}
 
 
-def test_a_separate_critic_steps_as_often_as_a_policy_with_mini_batches(config: Make) -> None:
+def test_critic_steps_follow_policy_mini_batches(config: Make) -> None:
     sizes = compute_batch_sizes(config(("algorithm=ppo",)), 2, 1)
     assert sizes.critic_steps == sizes.actor_steps
 
 
-def test_mappo_asks_for_a_critic_that_reads_all_agents(config: Make) -> None:
+def test_mappo_needs_centralized_critic(config: Make) -> None:
     assert config(("algorithm=mappo",)).critic.kind.value == "centralized"
     for critic in ("separate", "value_head"):
-        wanted = rf"^critic={critic} reads one agent's rows alone.*; use critic=centralized, or algorithm=ppo, which"
+        wanted = rf"^critic={critic} reads one agent's rows only.*; use critic=centralized, or algorithm=ppo, which"
         with pytest.raises(ConfigError, match=wanted):
             check_config(config(("algorithm=mappo", f"critic={critic}")), 1)
     check_config(config(("algorithm=ppo", "critic=centralized")), 1)
@@ -895,20 +925,22 @@ def test_mappo_asks_for_a_critic_that_reads_all_agents(config: Make) -> None:
         check_config(config(("algorithm=grpo",), **{"algorithm.needs_centralized_critic": True}), 1)
 
 
-def test_a_centralised_critic_has_no_value_behind_a_response(config: Make) -> None:
+def test_centralized_critic_rejects_turn_value_after(config: Make) -> None:
     with pytest.raises(ConfigError, match=r"^algorithm.turn_value=after .*; use first, mean or final, or critic=sepa"):
         check_config(config(("algorithm=comlrl_ippo", "critic=centralized")), 1)
 
 
-def test_a_centralised_critics_context_has_room_for_a_response(config: Make) -> None:
+def test_centralized_critic_context_limit(config: Make) -> None:
     made = config(("algorithm=mappo",))
     most = made.rollout.max_new_tokens
     check_config(config(("algorithm=mappo",), **{"critic.context_limit": most + 1}), 1)
-    with pytest.raises(ConfigError, match=rf"^critic.context_limit={most} has no room .*; use more than {most}, or nu"):
+    with pytest.raises(
+        ConfigError, match=rf"^critic.context_limit={most} is too small .*; use more than {most}, or nu"
+    ):
         check_config(config(("algorithm=mappo",), **{"critic.context_limit": most}), 1)
 
 
-def test_a_critic_of_all_agents_steps_once_for_all(config: Make) -> None:
+def test_shared_critic_steps(config: Make) -> None:
     assert compute_batch_sizes(config(("critic=centralized",)), 1, 1).critic_steps == {"low": 8, "high": 8}
     one = config(("critic=centralized",), **{"critic.shared": True})
     assert compute_batch_sizes(one, 1, 1).critic_steps == {"team": 8}

@@ -1,4 +1,4 @@
-"""Printed commands: pasted into bash, they give the arguments that were meant."""
+"""Printed commands give the intended arguments when pasted into bash."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ HOSTILE = [
 
 
 def pasted(command: str) -> list[str]:
-    """The arguments that bash makes of a line that is pasted."""
+    """The arguments that bash parses from a pasted line."""
     script = f"show() {{ printf '%s\\0' \"$@\"; }}\nshow {command.partition(' ')[2]}"
     done = subprocess.run(["bash", "-c", script], capture_output=True, check=True)
     return done.stdout.decode().split("\0")[:-1]
@@ -78,8 +78,8 @@ def test_resume_command_survives_bash(name: str, tmp_path: Path, monkeypatch: py
     assert parse_path(resume.partition("=")[2]).absolute() == folder
     assert parse_paths(resume.partition("=")[2]) == [f"{name}/default"]
     assert pasted(f"x {quote_for_shell(output)}") == [output]
-    # In a block of errors the command is neither wrapped nor escaped a second time.
-    assert command in format_block(f"asked to leave; saved after iteration 12; go on with: {command}").splitlines()[-1]
+    # An error block neither wraps nor escapes the command.
+    assert command in format_block(f"stop requested; saved after iteration 12; resume with: {command}").splitlines()[-1]
 
 
 @pytest.mark.parametrize("name", [name for name in HOSTILE if "\n" not in name and "$" not in name])
@@ -94,9 +94,7 @@ def test_hydra_reads_a_quoted_value_as_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_folders_are_found_with_and_without_hydras_quotes(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parse_path_with_and_without_hydra_quotes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / name).mkdir()
     assert parse_path(name).absolute() == tmp_path / name
@@ -104,7 +102,7 @@ def test_folders_are_found_with_and_without_hydras_quotes(
         assert parse_path(quote_for_hydra(name)).absolute() == tmp_path / name
 
 
-def test_lists_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parse_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a", "b c", "d,e"):
         (tmp_path / name).mkdir()
@@ -116,7 +114,7 @@ def test_lists_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("name", ["ünï", "a=b", "[a]", "a b"])
-def test_resume_is_read_as_it_was_typed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resume_value_is_literal(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert normalize_arguments([f"resume={name}/x"]) == [f"resume={name}/x"]
     (tmp_path / name / "x").mkdir(parents=True)
@@ -125,14 +123,14 @@ def test_resume_is_read_as_it_was_typed(name: str, tmp_path: Path, monkeypatch: 
         resolve_resume(normalize_arguments([f"resume={name}/x"]))
 
 
-def test_long_commands_have_a_line_of_their_own() -> None:
+def test_long_command_is_not_wrapped() -> None:
     command = shell_command("ippo-train", ("resume", "/home/" + "long name/" * 20))
-    shown = format_block(f"saved after iteration 3; go on with: {command}").splitlines()
+    shown = format_block(f"saved after iteration 3; resume with: {command}").splitlines()
     assert command in shown
     assert max(map(len, format_block("x" * 500).splitlines())) <= 110
 
 
-def test_long_path_in_an_error_stays_whole() -> None:
+def test_long_path_is_not_wrapped() -> None:
     path = "/" + "/".join(["a-folder"] * 20) + "/file.py:make"
     text = format_block(f"task.environment={path} fails; correct it there")
     assert f"task.environment={path}" in text.splitlines()

@@ -1,4 +1,4 @@
-"""Settings that are likely wrong: each rule speaks where it should, and is silent where nothing is unusual."""
+"""Warnings about suspicious settings: each rule warns in its case and only there."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
             {},
             "num_iterations=5 covers 8.6% of the 7473 training examples",
         ),
-        ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 is all of the 400 iterations"),
+        ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 covers all 400 iterations"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "no actor ever reaches the learning rate"),
-        ("dry_run", {}, {"dry_failure": "my.py:3: KeyError: 'x'"}, "placeholders as answers (my.py:3: KeyError: 'x')"),
+        ("dry_run", {}, {"dry_failure": "my.py:3: KeyError: 'x'"}, "placeholder responses (my.py:3: KeyError: 'x')"),
         (
             "constant_prompts",
             {"task.agents.solo.template": "my.prompts:solver"},
@@ -57,7 +57,7 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
         ("older_environment", {}, {"newer_environment": "Lake-v1"}, "an older version; Lake-v1 is the newest"),
     ],
 )
-def test_a_rule_speaks_where_it_should_and_no_other_does(
+def test_single_warning(
     rule: str, changes: dict[str, Any], more: dict[str, Any], words: str, config: Callable[..., Config]
 ) -> None:
     found = told(
@@ -68,7 +68,7 @@ def test_a_rule_speaks_where_it_should_and_no_other_does(
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
-def test_a_merged_adapter_that_is_loaded_in_bf16_is_warned_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+def test_warning_merged_adapter_in_bf16(tmp_path: Path, config: Callable[..., Config]) -> None:
     beside = tmp_path / "adapter"
     beside.mkdir()
     given = {**USUAL, "actor.model": str(tmp_path), "critic.dtype": "fp32"}
@@ -82,7 +82,7 @@ def test_a_merged_adapter_that_is_loaded_in_bf16_is_warned_of(tmp_path: Path, co
     assert "critic.warm_start has an adapter merged" in told(config(REAL, **warm))["rounded_merge"]
 
 
-def test_rows_that_are_trained_on_and_held_out_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+def test_warning_same_rows_in_train_and_eval(tmp_path: Path, config: Callable[..., Config]) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     for file in (one, other):
         file.write_text('{"prompt": "a"}\n')
@@ -91,56 +91,56 @@ def test_rows_that_are_trained_on_and_held_out_are_spoken_of(tmp_path: Path, con
         return told(config(REAL, **USUAL, **{"task.train": train, "task.eval": held_out, **more}))
 
     assert about(str(one), str(other)) == {}
-    assert about("owner/name", "owner/name") == {}  # splits of it
+    assert about("owner/name", "owner/name") == {}  # different splits
     assert list(about(str(one), str(one))) == list(about([str(one), str(other)], [str(other)])) == ["same_rows"]
     assert list(about("rows.py:all_rows", "rows.py:all_rows")) == ["same_rows"]
     assert about(str(one), None, **{"task.eval_share": 0.1}) == {}
 
 
-def test_parts_of_a_file_that_is_read_whole_are_spoken_of(tmp_path: Path, config: Callable[..., Config]) -> None:
+def test_warning_split_of_a_file(tmp_path: Path, config: Callable[..., Config]) -> None:
     file, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     for written in (file, other):
         written.write_text('{"prompt": "a"}\n')
     files = {"task.train": str(file), "task.eval": str(other)}
     found = told(config(REAL, **USUAL, **files, **{"task.eval_split": "test[:10]"}))
     assert list(found) == ["unread_split"]
-    assert f"of {other} all rows are used" in found["unread_split"]
+    assert f"all rows of {other} are used" in found["unread_split"]
     named = {"task.train": "owner/name", "task.eval": "owner/name"}
     assert told(config(REAL, **USUAL, **named, **{"task.train_split": "test[:10]"})) == {}
     assert told(config(REAL, **USUAL, **files)) == {}
 
 
-def test_programs_that_run_without_a_sandbox_are_spoken_of(config: Callable[..., Config]) -> None:
+def test_warning_unsafe_sandbox(config: Callable[..., Config]) -> None:
     for kind, rules in (("unsafe_local", ["unsafe_sandbox"]), ("bwrap", [])):
         found = told(config((*REAL, "reward=code"), **USUAL, **{"reward.sandbox": kind}))
         assert list(found) == rules
 
 
-def test_one_policy_that_cannot_know_who_is_asked_is_spoken_of(config: Callable[..., Config]) -> None:
+def test_warning_identical_prompts(config: Callable[..., Config]) -> None:
     same = {"task.agents.low.template": "{letters}", "task.agents.high.template": "{letters}"}
     assert told(config(("team=shared_policy",), **same), rows=1024) == {
-        "equal_prompts": "low and high are one policy and have the same prompt for different answers; "
-        "say in their templates who is asked"
+        "equal_prompts": "low and high share one policy and one prompt, but have different answers; "
+        "name the agent in each template"
     }
     assert told(config(("team=shared_policy",)), rows=1024) == {}
     assert told(config((), **same), rows=1024) == {}
 
 
-def test_characters_that_one_agent_may_write_and_another_cannot_read_are_spoken_of(
+def test_warning_unknown_characters(
     config: Callable[..., Config],
 ) -> None:
     mixed = ("task=relay", "task.agents.first.actor.kind=full", "task.agents.first.actor.model=x")
     rate = ("task.agents.first.actor.learning_rate=1e-6", "task.agents.first.critic.learning_rate=1e-5")
     assert told(config((*mixed, *rate)), rows=1024) == {
-        "unknown_characters": "second reads characters of known answers alone (actor.alphabet=auto), and all else that "
-        "first may write as <unk>; use task.agents.second.actor.alphabet=printable"
+        "unknown_characters": "second knows only characters of reference answers (actor.alphabet=auto) and reads "
+        "others from first as <unk>; use task.agents.second.actor.alphabet=printable"
     }
     assert told(config((*mixed, *rate, "task.agents.second.actor.alphabet=printable")), rows=1024) == {}
     assert told(config((*mixed, *rate, "task.protocol=parallel", "task.agents.second.template=x")), rows=1024) == {}
 
 
-def test_every_rule_is_seen_to_speak() -> None:
-    mark = next(mark for mark in test_a_rule_speaks_where_it_should_and_no_other_does.pytestmark)
+def test_all_warnings_have_a_case() -> None:
+    mark = next(mark for mark in test_single_warning.pytestmark)
     assert {case[0] for case in mark.args[1]} | {
         "equal_prompts",
         "rounded_merge",
@@ -153,7 +153,7 @@ def test_every_rule_is_seen_to_speak() -> None:
     } == set(RULES)
 
 
-def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., Config]) -> None:
+def test_no_warning_for_usual_settings(config: Callable[..., Config]) -> None:
     assert told(config(REAL, **USUAL)) == {}
     assert told(config(REAL, **USUAL | {"num_iterations": None, "num_epochs": 60.0})) == {}, (
         "passes that were asked for"
@@ -164,14 +164,14 @@ def test_usual_settings_of_a_real_model_are_not_spoken_of(config: Callable[..., 
     "experiment",
     [(), *[(f"+experiment={path.stem}",) for path in sorted((config_dir() / "experiment").glob("*.yaml"))]],
 )
-def test_nothing_embedded_is_unusual(experiment: tuple[str, ...], config: Callable[..., Config]) -> None:
+def test_no_warning_for_experiments(experiment: tuple[str, ...], config: Callable[..., Config]) -> None:
     made = config(experiment)
     sizes = {"probe_grid": 56, "openai/gsm8k": 7473}
     source = getattr(made.task, "train", made.task.kind.value)
     assert told(made, rows=sizes.get(source, 1024)) == {}
 
 
-def test_one_agents_own_rate_is_told_with_its_name(config: Callable[..., Config]) -> None:
+def test_warning_names_the_agent(config: Callable[..., Config]) -> None:
     made = config(("actor=full",), **USUAL)
     made.task.agents["high"].actor.learning_rate = 1e-3
     assert told(made)["actor_learning_rate"].startswith("actor.learning_rate of high is 0.001")
@@ -191,18 +191,16 @@ def test_one_agents_own_rate_is_told_with_its_name(config: Callable[..., Config]
         ({"actor.learning_rate": 0.0}, None),
     ],
 )
-def test_numbers_far_from_usual_ones(changes: dict[str, Any], words: str | None, config: Callable[..., Config]) -> None:
+def test_warning_atypical_values(changes: dict[str, Any], words: str | None, config: Callable[..., Config]) -> None:
     assert told(config((), **changes)).get("magnitudes") == words
 
 
-def test_sizes_beyond_the_data(config: Callable[..., Config]) -> None:
+def test_warning_sizes_beyond_data(config: Callable[..., Config]) -> None:
     def about(**changes: Any) -> str | None:
         return told(config(REAL, **changes), rows=8, held_out_rows=4).get("sizes")
 
     assert about() is None
     assert about(**{"evaluation.size": 4}) is None
-    assert about(**{"evaluation.size": 5}) == "evaluation.size=5 is more than the 4 held-out rows: all of them are used"
-    assert (
-        about(**{"task.train_size": 9}) == "task.train_size=9 is more than the 8 rows there are: all of them are used"
-    )
-    assert about(**{"task.eval_size": 9}) == "task.eval_size=9 is more than the 4 rows there are: all of them are used"
+    assert about(**{"evaluation.size": 5}) == "evaluation.size=5 is more than the 4 held-out rows: all rows are used"
+    assert about(**{"task.train_size": 9}) == "task.train_size=9 is more than the 8 available rows: all rows are used"
+    assert about(**{"task.eval_size": 9}) == "task.eval_size=9 is more than the 4 available rows: all rows are used"

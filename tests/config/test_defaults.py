@@ -1,4 +1,4 @@
-"""What is composed when little is typed: a toy's values for a toy, published ones for a pretrained model."""
+"""Default values: those of the small model, and published values for pretrained models."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def composed(*overrides: str) -> Config:
     return config
 
 
-def test_the_embedded_job_is_the_same_spelled_out() -> None:
+def test_default_job_spelled_out() -> None:
     assert composed("algorithm=ippo", "critic=separate") == composed()
     assert composed("task=sorting", "actor=tiny", "reward=exact_match", "rollout=hf") == composed()
 
 
 def assert_fit_for_a_pretrained_model(config: Config) -> None:
-    """Rates and sizes of the order that is published for such models, and none of the embedded job's."""
+    """Check that rates and sizes have the published order of magnitude for pretrained models."""
     for agent in config.task.agents.values():
         assert 1e-7 <= agent.actor.learning_rate <= 1e-5
         critic_rate = getattr(agent.critic, "learning_rate", None)
@@ -47,13 +47,13 @@ def assert_fit_for_a_pretrained_model(config: Config) -> None:
 
 
 def embodied(config: Config) -> bool:
-    """Whether the values are those published for agents of many turns."""
+    """Whether the values are those published for agents with many turns."""
     algorithm = config.algorithm
     found = (algorithm.gamma, algorithm.gae_lambda, algorithm.huber_delta, algorithm.value_clip_range)
     return found == (0.99, 0.95, 10.0, 0.2)
 
 
-def test_the_embodied_preset_is_the_published_one_whatever_the_actor() -> None:
+def test_embodied_preset_has_published_values() -> None:
     for actor in ((), MODEL):
         config = composed("+experiment=embodied", *actor)
         assert embodied(config)
@@ -62,7 +62,7 @@ def test_the_embodied_preset_is_the_published_one_whatever_the_actor() -> None:
         assert (config.reward.team_weight, config.reward.agent_weight) == (0.0, 1.0)
 
 
-def test_every_world_reads_any_text_where_the_model_is_made_here() -> None:
+def test_environments_use_printable_alphabet() -> None:
     for task, name in {
         "gymnasium": "task.env_id=FrozenLake-v1",
         "pettingzoo": "task.env_id=classic/tictactoe_v3",
@@ -75,7 +75,7 @@ def test_every_world_reads_any_text_where_the_model_is_made_here() -> None:
 
 
 @pytest.mark.parametrize("header", ["", "# @package _global_\n"])
-def test_a_task_file_that_starts_from_a_world_has_all_that_the_world_has(header: str, tmp_path: Path) -> None:
+def test_task_file_based_on_environment(header: str, tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     own = "environment: duel.py:make\nagents:\n  seer: {template: '{observation}>'}\n"
     body = own if not header else "task:\n  " + own.replace("\n", "\n  ").rstrip() + "\n"
@@ -89,7 +89,7 @@ def test_a_task_file_that_starts_from_a_world_has_all_that_the_world_has(header:
     assert composed(*overrides, *MODEL).actor.kind.value == "full"
 
 
-def test_a_task_file_on_top_of_a_worlds_option_has_its_small_model(tmp_path: Path) -> None:
+def test_task_file_based_on_environment_option(tmp_path: Path) -> None:
     (tmp_path / "task").mkdir()
     (tmp_path / "task" / "lake.yaml").write_text("defaults: [gymnasium, _self_]\nenv_id: FrozenLake-v1\n")
     made = composed(f"hydra.searchpath=[{tmp_path}]", "task=lake")
@@ -97,7 +97,7 @@ def test_a_task_file_on_top_of_a_worlds_option_has_its_small_model(tmp_path: Pat
     assert made.task.env_id == "FrozenLake-v1"  # type: ignore[attr-defined]
 
 
-def test_random_play_teaches_the_form_of_answers_where_answers_are_not_known() -> None:
+def test_warm_start_steps_of_environments() -> None:
     lake = composed("task=gymnasium", "task.env_id=FrozenLake-v1").actor
     game = composed("task=pettingzoo", "task.env_id=classic/tictactoe_v3").actor
     assert lake == game
@@ -108,19 +108,19 @@ def test_random_play_teaches_the_form_of_answers_where_answers_are_not_known() -
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_pretrained_model_gets_none_of_the_toys_values(algorithm: str) -> None:
+def test_defaults_of_pretrained_models(algorithm: str) -> None:
     config = composed(*MODEL, *DATA, *FUNCTION, f"algorithm={algorithm}")
     assert_fit_for_a_pretrained_model(config)
 
 
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
-def test_a_critic_follows_the_size_of_its_actor(critic: str) -> None:
+def test_critic_defaults_follow_the_actor(critic: str) -> None:
     assert composed("algorithm=ppo", f"critic={critic}").critic.learning_rate == 1e-3  # type: ignore[attr-defined]
     full = composed("algorithm=ppo", f"critic={critic}", *MODEL, *DATA, *FUNCTION)
     assert full.critic.learning_rate == 1e-5  # type: ignore[attr-defined]
 
 
-def test_what_is_typed_wins_over_what_actor_and_task_ask_for() -> None:
+def test_typed_values_override_actor_and_task() -> None:
     typed = (
         "critic.learning_rate=3e-4",
         "num_iterations=7",
@@ -139,7 +139,7 @@ def test_what_is_typed_wins_over_what_actor_and_task_ask_for() -> None:
             assert (config.evaluation.every, config.checkpoint.every) == (3, 4)
 
 
-def test_gsm8k_with_a_model_is_what_an_expert_would_type() -> None:
+def test_gsm8k_defaults() -> None:
     config = composed("task=gsm8k", *MODEL)
     assert_fit_for_a_pretrained_model(config)
     assert (config.reward.kind.value, config.reward.match.value) == ("gsm8k", "strict")  # type: ignore[attr-defined]
@@ -151,22 +151,22 @@ def test_gsm8k_with_a_model_is_what_an_expert_would_type() -> None:
 
 
 @pytest.mark.parametrize("reward", [FUNCTION, ("reward=exact_match",)])
-def test_another_reward_than_the_tasks_own_can_be_typed_on_either_side_of_it(reward: tuple[str, ...]) -> None:
+def test_typed_reward_overrides_task(reward: tuple[str, ...]) -> None:
     for overrides in (("task=gsm8k", *MODEL, *reward), (*reward, "task=gsm8k", *MODEL)):
         assert composed(*overrides).reward.kind.value == reward[0].partition("=")[2]
 
 
-def test_another_task_leaves_gsm8ks_choices_behind() -> None:
+def test_other_tasks_do_not_keep_gsm8k_defaults() -> None:
     assert composed(*DATA, *MODEL, *FUNCTION).task.primary_metric == "sampled/score"
     assert composed("task=sorting", *MODEL).reward.kind.value == "exact_match"
 
 
-def test_an_experiment_wins_over_what_its_actor_asks_for() -> None:
+def test_experiment_overrides_actor_defaults() -> None:
     config = composed("+experiment=probe_grid")
     assert (config.num_iterations, config.rollout.buffer_size, config.evaluation.every) == (300, 256, 0)
 
 
-def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
+def test_actor_defaults_are_known_keys() -> None:
     known = {name for name, _ in iter_leaves(resolve_config(compose_node([])))}
     files = {"run": "", "critic": "critic.", "gae": "algorithm."} | {
         group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
@@ -188,14 +188,14 @@ def test_what_an_actor_asks_for_are_keys_that_the_composition_has() -> None:
             assert given <= known, file
 
 
-def test_an_actor_of_the_users_own_has_the_values_for_pretrained_models(tmp_path: Path) -> None:
+def test_user_actor_has_pretrained_defaults(tmp_path: Path) -> None:
     (tmp_path / "actor").mkdir()
     (tmp_path / "actor" / "mine.yaml").write_text("defaults: [full, _self_]\nmodel: some/model\n")
     config = composed(f"hydra.searchpath=[file://{tmp_path}]", "actor=mine", *DATA, *FUNCTION)
     assert_fit_for_a_pretrained_model(config)
 
 
-def test_an_option_of_ones_own_wins_over_what_follows_the_actor(tmp_path: Path) -> None:
+def test_user_option_overrides_actor_defaults(tmp_path: Path) -> None:
     for group, text in {
         "evaluation": "defaults: [default, _self_]\nevery: 3\n",
         "checkpoint": "defaults: [default, _self_]\nevery: 4\n",

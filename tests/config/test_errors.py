@@ -1,4 +1,4 @@
-"""Failures of a disk are recognised in whatever way a library tells of them."""
+"""Storage errors are recognised in exceptions of different libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ippo_cli.config.errors import StorageError, convert_storage_errors, is_disk
 
 
 @pytest.mark.parametrize(("number", "full"), [(errno.ENOSPC, True), (errno.EACCES, False)])
-def test_a_folder_that_cannot_be_copied_is_a_storage_failure(tmp_path: Path, number: int, full: bool) -> None:
+def test_copytree_error_is_a_storage_error(tmp_path: Path, number: int, full: bool) -> None:
     (tmp_path / "from" / "below").mkdir(parents=True)
     (tmp_path / "from" / "below" / "file").write_text("text")
 
@@ -27,7 +27,7 @@ def test_a_folder_that_cannot_be_copied_is_a_storage_failure(tmp_path: Path, num
     assert is_disk_full(cause) is full
 
 
-def test_a_folder_that_is_copied_onto_itself_is_no_failure_of_the_disk(tmp_path: Path) -> None:
+def test_same_file_error_is_not_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
     with pytest.raises(shutil.SameFileError), convert_storage_errors("to"):
         shutil.copyfile(tmp_path / "file", tmp_path / "file")

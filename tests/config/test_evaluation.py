@@ -1,4 +1,4 @@
-"""What an evaluation asks of the runs that it compares."""
+"""Requirements on runs that an evaluation compares."""
 
 from __future__ import annotations
 
@@ -21,9 +21,11 @@ def config(*changes: str) -> Any:
 
 
 @pytest.mark.parametrize("change", ["seed=8", "task.train=b.jsonl", "task.train_split=other"])
-def test_runs_are_not_compared_on_rows_that_one_of_them_was_trained_on(change: str) -> None:
+def test_compared_runs_need_the_same_split(change: str) -> None:
     check_comparable_runs("one", config("seed=7"), "other", config("seed=7"))
-    with pytest.raises(ConfigError, match=r"^run=other has .*hold.*\(task.eval_share=0.2\) the other was trained on"):
+    with pytest.raises(
+        ConfigError, match=r"^run=other has .*hold.*\(task.eval_share=0.2\) may be training rows of the other"
+    ):
         check_comparable_runs("one", config("seed=7"), "other", config("seed=7", change))
     new = ("task.eval_share=null", "task.eval=new.jsonl")
     check_comparable_runs("one", config("seed=7", *new), "other", config("seed=7", change, *new))
@@ -32,7 +34,7 @@ def test_runs_are_not_compared_on_rows_that_one_of_them_was_trained_on(change: s
 JUDGED = ("reward=judge", "reward.url=http://here/v1", "reward.model=large")
 
 
-def test_runs_that_were_scored_by_other_judges_are_not_compared_before_one_is_named_for_both() -> None:
+def test_compared_runs_need_the_same_judge() -> None:
     one = config(*JUDGED)
 
     def judged(**changes: Any) -> Any:

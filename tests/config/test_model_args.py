@@ -30,20 +30,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_an_argument_of_the_loader_names_the_key_that_works(override: str) -> None:
+def test_rejected_model_args(override: str) -> None:
     with pytest.raises(ConfigError) as raised:
         check_config(of(override), 1)
     assert override.split("=")[0] in str(raised.value)
     assert REFUSED[override] in str(raised.value)
 
 
-def test_arguments_are_those_of_every_agent() -> None:
+def test_model_args_apply_to_all_agents() -> None:
     config = of("actor.model_args.attn_implementation=eager")
     check_config(config, 1)
     assert config.task.agents["solo"].actor.model_args == {"attn_implementation": "eager"}
 
 
-def test_quantised_bases_need_a_gpu_and_keep_their_adapters() -> None:
+def test_quantization_requirements() -> None:
     config = of("actor.model_args.load_in_4bit=true", "critic=none", "algorithm=grpo", actor="lora")
     check_config(config, 1)
     check_quantization_device(config, "cuda", is_local=False)

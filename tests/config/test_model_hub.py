@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("modelscope", None)
 
 
-def test_names_become_folders(folder: Path) -> None:
+def test_modelscope_names_become_folders(folder: Path) -> None:
     config = of("actor.revision=v2", "actor.tokenizer=org/lm", f"critic.model={folder}")
     check_hub_access(config)
     found = download_models(config).task.agents["solo"]
@@ -52,12 +52,14 @@ def test_names_become_folders(folder: Path) -> None:
     assert config.task.agents["solo"].actor.model == "org/lm"
 
 
-def test_a_name_that_modelscope_does_not_have(folder: Path) -> None:
-    with pytest.raises(PreflightError, match=r"actor.model=org/other: ModelScope gives no such model .*does not exist"):
+def test_unknown_modelscope_name(folder: Path) -> None:
+    with pytest.raises(
+        PreflightError, match=r"actor.model=org/other: ModelScope cannot provide this model .*does not exist"
+    ):
         download_models(of("actor.model=org/other"))
 
 
-def test_without_the_package() -> None:
+def test_modelscope_needs_its_package() -> None:
     with pytest.raises(ConfigError, match=r"hub=modelscope needs the package modelscope; pip install"):
         check_hub_access(of())
 

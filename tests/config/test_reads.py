@@ -1,4 +1,4 @@
-"""Every key of the schema is read: not merely a key of its name, but that field of that class."""
+"""Every schema field is read by the source, distinguished by class and name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ippo_cli.config import schema
 
 SOURCE = Path(ippo_cli.__file__).parent
 CLASSES: dict[str, type[Any]] = {name: cls for name, cls in vars(schema).items() if is_dataclass(cls)}
-# Leaves that say whether a rule holds, and what is part of the batch arithmetic: the checks are what reads them.
+# Fields that only checks and batch sizes read.
 CHECKS = ("checks.py", "applicability.py", "arithmetic.py")
 READ_BY_CHECKS = {
     "KlConfig.allow_both",
@@ -28,7 +28,7 @@ READ_BY_CHECKS = {
 
 
 def owners(cls: type[Any]) -> dict[str, str]:
-    """Each field with the class that it comes from."""
+    """Defining class by field."""
     return {
         name: base.__name__
         for base in reversed(cls.__mro__)
@@ -38,7 +38,7 @@ def owners(cls: type[Any]) -> dict[str, str]:
 
 
 def annotated(node: ast.expr | None) -> set[str]:
-    """Schema classes that an annotation names; those of a container's elements as well."""
+    """Schema classes in an annotation, including those of a container's elements."""
     if node is None:
         return set()
     words = {part.attr if isinstance(part, ast.Attribute) else getattr(part, "id", "") for part in ast.walk(node)}
@@ -48,13 +48,13 @@ def annotated(node: ast.expr | None) -> set[str]:
 
 
 class Reader:
-    """Which fields of which schema classes a function reads, told by annotations and `isinstance`."""
+    """Fields of schema classes that a function reads, inferred from annotations and `isinstance`."""
 
     def __init__(
         self, returns: dict[str, set[str]], attributes: dict[str, set[str]], parameters: dict[str, set[str]]
     ) -> None:
         self.returns, self.attributes, self.parameters = returns, attributes, parameters
-        self.types: dict[str, set[str]] = {}  # of an expression, by its text
+        self.types: dict[str, set[str]] = {}  # classes by source text of the expression
         self.reads: set[str] = set()
 
     def kinds(self, node: ast.expr) -> set[str]:
@@ -84,7 +84,7 @@ class Reader:
         return found
 
     def field(self, holder: str, name: str) -> set[str]:
-        """The classes of a field; it counts as read."""
+        """Return the classes of a field, and mark it as read."""
         owner = owners(CLASSES[holder]).get(name)
         if owner is None:
             return set()
@@ -92,7 +92,7 @@ class Reader:
         return annotated(ast.parse(CLASSES[owner].__annotations__[name], mode="eval").body)
 
     def bind(self, target: ast.expr, found: set[str]) -> None:
-        """Names take the classes of what they are given; of several names each may be any of them."""
+        """Assign classes to the target names; each of several names may have any of the classes."""
         for part in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
             if found:
                 self.types.setdefault(ast.unparse(part), set()).update(found)
@@ -117,7 +117,7 @@ class Reader:
             elif isinstance(node, ast.For | ast.comprehension):
                 self.bind(node.target, self.kinds(node.iter))
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                for part in node.args:  # a function without annotations has those of the parameter it is given as
+                for part in node.args:  # a lambda has the annotations of its parameter
                     if isinstance(part, ast.Lambda):
                         for arg in part.args.args:
                             self.bind(ast.Name(arg.arg), self.parameters.get(node.func.id, set()))
@@ -132,7 +132,7 @@ class Reader:
 
 
 def scopes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Functions and methods, what is nested in them included, and the rest of the module."""
+    """Functions and methods (with nested functions), and the rest of the module."""
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             yield from node.body
@@ -145,7 +145,7 @@ def fields_read(files: Iterable[Path]) -> set[str]:
     returns: dict[str, set[str]] = {name: {name} for name in CLASSES}
     attributes: dict[str, set[str]] = {}
     parameters: dict[str, set[str]] = {}
-    named = {  # types that a module gives a name
+    named = {  # type aliases
         node.targets[0].id: annotated(node.value)
         for tree in trees
         for node in tree.body
@@ -164,10 +164,10 @@ def fields_read(files: Iterable[Path]) -> set[str]:
             for part in node.body:
                 if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
                     attributes.setdefault(part.target.id, set()).update(annotated(part.annotation))
-    for _ in range(2):  # what is assigned to an object's attributes is known once its values are
+    for _ in range(2):  # attributes depend on the types of assigned values
         for scope in (scope for tree in trees for scope in scopes(tree)):
             reader = Reader(returns, attributes, parameters)
-            for _ in range(2):  # a parameter may be met after it is used
+            for _ in range(2):  # a name may be used before its binding in walk order
                 reader.visit(scope)
             for text, kinds in reader.types.items():
                 if text.startswith("self.") and text.count(".") == 1:
@@ -181,11 +181,11 @@ def fields_read(files: Iterable[Path]) -> set[str]:
     return found
 
 
-def test_every_field_of_the_schema_is_read_somewhere() -> None:
+def test_all_schema_fields_are_read() -> None:
     schemas = {SOURCE / "config" / "constraints.py", *(SOURCE / "config" / "schema").glob("*.py")}
     files = [file for file in SOURCE.rglob("*.py") if file not in schemas]
     read = fields_read(file for file in files if file.name not in CHECKS)
-    # The composition chooses a group's class by its kind, where there are several.
+    # Composition reads `kind` to choose the class of a group with several kinds.
     read |= {f"{owners(next(iter(kinds.values())))['kind']}.kind" for kinds in KINDS.values() if len(kinds) > 1}
     there = {
         f"{name}.{leaf}"
@@ -202,7 +202,7 @@ def read_by_checks(files: Iterable[Path]) -> set[str]:
     return fields_read(file for file in files if file.name in CHECKS)
 
 
-def test_a_field_is_told_from_one_of_the_same_name_in_another_class(tmp_path: Path) -> None:
+def test_fields_of_the_same_name_are_distinguished(tmp_path: Path) -> None:
     file = tmp_path / "reading.py"
     file.write_text(
         "def of_a_critic(config: Config):\n"

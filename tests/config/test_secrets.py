@@ -1,4 +1,4 @@
-"""Secrets are refused where they are typed, kept by the names of their variables, and left out of what is said."""
+"""Secrets are rejected as typed values, saved as variable names, and removed from messages."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ HF = "hf_" + "aB3" * 8
 ENVIRON = {"MY_API_KEY": "canary-71f3-secret", "HF_TOKEN": HF, "HOME": "/home/somebody", "SHORT_TOKEN": "on"}
 
 
-def test_names_of_secrets_are_told_from_names_of_tokens() -> None:
+def test_is_secret_name() -> None:
     assert all(map(is_secret_name, ("api_key", "WANDB_API_KEY", "HF_TOKEN", "reward.auth_token", "password", "secret")))
     innocent = ("pad_token", "max_new_tokens", "tokenizer", "micro_batch_tokens", "keyboard", "TOKENIZERS_PARALLELISM")
     assert not any(map(is_secret_name, innocent))
 
 
-def test_no_key_of_a_run_has_the_name_of_a_secret() -> None:
+def test_no_run_key_has_a_secret_name() -> None:
     assert not [
         key for key, _ in iter_leaves(resolve_config(compose_node([]))) if is_secret_name(key.rpartition(".")[2])
     ]
@@ -28,7 +28,7 @@ def test_no_key_of_a_run_has_the_name_of_a_secret() -> None:
     "value",
     [HF, "sk-" + "x1" * 12, "ghp_" + "a" * 30, "https://me:word@host/data", "AKIA" + "A1" * 8, f"bearer {'t0k' * 6}"],
 )
-def test_what_looks_like_a_secret_is_refused_without_being_shown(value: str) -> None:
+def test_secret_value_is_rejected_and_not_printed(value: str) -> None:
     with pytest.raises(ConfigError) as refused:
         check_secrets({"task": {"train": [f"a {value}"]}}, {})
     assert value not in str(refused.value)
@@ -36,21 +36,23 @@ def test_what_looks_like_a_secret_is_refused_without_being_shown(value: str) -> 
     assert "${oc.env:MY_API_KEY}" in str(refused.value)
 
 
-def test_a_value_of_a_secrets_name_is_refused_unless_it_is_the_environments() -> None:
+def test_secret_name_needs_an_environment_value() -> None:
     with pytest.raises(ConfigError, match=r"reward\.api_key=\.\.\. is a secret"):
         check_secrets({"reward": {"api_key": "whatever"}}, ENVIRON)
-    with pytest.raises(ConfigError, match=r"type reward\.token_env=MY_API_KEY$"):  # the name is what that key wants
+    with pytest.raises(
+        ConfigError, match=r"type reward\.token_env=MY_API_KEY$"
+    ):  # this key expects the variable's name
         check_secrets({"reward": {"token_env": "sk-" + "x1" * 12}}, {})
     check_secrets({"reward": {"api_key": ENVIRON["MY_API_KEY"], "other_key": "", "url": f"https://x?{HF}"}}, ENVIRON)
 
 
 @pytest.mark.parametrize("text", ["meta-llama/Llama-3", "https://host/a@b", "e3f8c0a1" * 5, "sk-learn", "{letters}: "])
-def test_ordinary_texts_are_no_secrets(text: str) -> None:
+def test_ordinary_texts_are_not_secrets(text: str) -> None:
     check_secrets({"actor": {"model": text}}, {})
     assert redact_text(text, {}) == text
 
 
-def test_what_is_kept_names_the_variable_and_is_read_from_it_again() -> None:
+def test_mask_and_restore_secrets() -> None:
     plain = {"url": f"https://u:{HF}@host", "stop": ["canary-71f3-secret", "on"], "n": 3, "text": "${oc.env:OTHER}"}
     written = mask_secrets(plain, ENVIRON)
     assert written == {
@@ -64,7 +66,7 @@ def test_what_is_kept_names_the_variable_and_is_read_from_it_again() -> None:
         restore_secrets(written, {})
 
 
-def test_what_is_said_leaves_secrets_out() -> None:
+def test_redact_text() -> None:
     said = redact_text(f"call with {HF} and canary-71f3-secret: reward.api_key=abc password='x y' seed=3", ENVIRON)
     assert said == "call with <HF_TOKEN> and <MY_API_KEY>: reward.api_key=<secret> password=<secret> seed=3"
     assert redact_text("https://me:word@host", {}) == "https://<secret>@host"

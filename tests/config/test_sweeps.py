@@ -1,4 +1,4 @@
-"""`sweep=`: its options compose, what they search over is there, and a single run knows nothing of it."""
+"""`sweep=`: options compose, search spaces name existing keys, and runs do not contain the sweep."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MISSING = object()
 
 
 @pytest.mark.parametrize("option", OPTIONS)
-def test_every_sweep_composes_and_searches_over_keys_that_are_there(option: str) -> None:
+def test_sweep_options_compose(option: str) -> None:
     node = compose_node([f"sweep={option}", "algorithm=ppo"])
     sweep = build_sweep_config(node)
     assert type(sweep) is SWEEP_SCHEMAS[sweep.kind.value]
@@ -35,35 +35,35 @@ def test_every_sweep_composes_and_searches_over_keys_that_are_there(option: str)
     assert "sweep" not in resolve_config(node)
 
 
-def test_a_sweep_is_refused_where_one_run_was_asked_for() -> None:
+def test_sweep_without_multirun_flag() -> None:
     check_multirun_flag(build_sweep_config(compose_node([])))
-    with pytest.raises(ConfigError, match=r"^sweep=optuna is about the jobs of a sweep, and this is one run; add -m"):
+    with pytest.raises(ConfigError, match=r"^sweep=optuna has an effect on sweeps only; add -m"):
         check_multirun_flag(build_sweep_config(compose_node(["sweep=ppo_learning_rates"])))
-    with pytest.raises(ConfigError, match=r"^sweep\.at_once=2 is about"):
+    with pytest.raises(ConfigError, match=r"^sweep\.at_once=2 has an effect"):
         check_multirun_flag(build_sweep_config(compose_node(["sweep.at_once=2"])))
 
 
-def test_numbers_that_cannot_be_meant_together_are_refused() -> None:
+def test_invalid_sweep_settings() -> None:
     optuna, population = (build_sweep_config(compose_node([f"sweep={kind}"])) for kind in ("optuna", "population"))
     assert isinstance(optuna, OptunaSweepConfig)
     assert isinstance(population, PopulationSweepConfig)
-    with pytest.raises(ConfigError, match=r"^sweep\.startup_trials=30 are more than sweep\.trials=20"):
+    with pytest.raises(ConfigError, match=r"^sweep\.startup_trials=30 is more than sweep\.trials=20"):
         check_sweep(replace(optuna, startup_trials=30))
     with pytest.raises(ConfigError, match=r"^sweep\.tournament_size=5 is more than sweep\.members=4"):
         check_sweep(replace(population, tournament_size=5))
     with pytest.raises(ConfigError, match=r"^sweep\.shrink=1\.0 is out of range"):
         check_sweep(replace(population, shrink=1.0))
     never = load_config(["evaluation.every=0", "num_iterations=7"])
-    with pytest.raises(ConfigError, match=r"^sweep\.prune=true judges jobs by their held-out scores"):
+    with pytest.raises(ConfigError, match=r"^sweep\.prune=true compares evaluation scores"):
         check_sweep_job(optuna, never)
     check_sweep_job(replace(optuna, prune=False), never)
     with pytest.raises(ConfigError, match=r"^sweep\.generations=5 does not divide num_iterations=7; use one of 1 7"):
         check_sweep_job(population, never)
-    with pytest.raises(ConfigError, match="cannot be divided into generations; give num_iterations instead"):
+    with pytest.raises(ConfigError, match="cannot be divided into generations; use num_iterations instead"):
         check_sweep_job(population, replace(never, num_iterations=None, num_epochs=1.0))
 
 
-def test_a_run_cannot_stop_after_its_end() -> None:
+def test_stop_after_beyond_the_end() -> None:
     config = load_config(["num_iterations=7"])
     check_config(replace(config, stop_after=7), 1)
     with pytest.raises(ConfigError, match=r"^stop_after=8 is never reached with num_iterations=7; "):

@@ -1,4 +1,4 @@
-"""One line of a log: its width, what is cut from it, and names in a sentence."""
+"""Text width, truncation, lists of names and tables."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ippo_cli.config.text import format_table, join_fitting, join_names, shorten
 
 
 @pytest.mark.parametrize(("text", "width"), [("", 0), ("abc", 3), ("中文", 4), ("é", 1), ("e\u0301", 1), ("…▁", 2)])
-def test_the_width_of_a_text_is_counted_in_columns(text: str, width: int) -> None:
+def test_text_width(text: str, width: int) -> None:
     assert text_width(text) == width
 
 
-def test_a_text_is_cut_to_a_width_and_says_so() -> None:
+def test_truncate_text() -> None:
     assert truncate_text("x" * 160) == "x" * 160
     assert truncate_text("x" * 161) == "x" * 159 + "…"
     for text in ("中" * 500, "e\u0301" * 500, "a中" * 500):
@@ -22,12 +22,12 @@ def test_a_text_is_cut_to_a_width_and_says_so() -> None:
 
 @pytest.mark.parametrize("name", ["writer_of_the_first_part_1", "中" * 30, "n" * 70])
 @pytest.mark.parametrize("width", [1, 2, 3, 8, 24])
-def test_a_shortened_name_fits(name: str, width: int) -> None:
+def test_shorten_name(name: str, width: int) -> None:
     assert text_width(shorten_name(name, width)) <= width
     assert shorten_name("low", 3) == "low"
 
 
-def test_names_are_listed_shortly() -> None:
+def test_join_names() -> None:
     assert join_names(["low"]) == "low"
     assert join_names(["low", "high"]) == "low and high"
     assert join_names(["a", "b", "c"]) == "a, b and c"
@@ -35,7 +35,7 @@ def test_names_are_listed_shortly() -> None:
     assert join_names(["n" * 70 + "_1", "b"]) == "n" * 15 + "…" + "n" * 6 + "_1 and b"
 
 
-def test_as_many_parts_are_shown_as_fit_and_the_others_counted() -> None:
+def test_join_fitting() -> None:
     parts = ["first", "second", "third"]
     assert join_fitting(parts, 20) == "first, second, third"
     assert join_fitting(parts, 19) == "first, and 2 more"
@@ -43,7 +43,7 @@ def test_as_many_parts_are_shown_as_fit_and_the_others_counted() -> None:
     assert join_fitting([], 3) == ""
 
 
-def test_a_table_that_is_too_wide_is_wrapped() -> None:
+def test_format_table_wraps_wide_tables() -> None:
     rows = [["name", "meaning", "n"], ["first", "word " * 40, "12"], ["x" * 50, "short", "3"]]
     lines = format_table(rows, width=60)
     assert max(map(len, lines)) <= 60
@@ -52,7 +52,7 @@ def test_a_table_that_is_too_wide_is_wrapped() -> None:
     assert format_table([["a", "b"], ["1", "22"]], numbers=True) == ["a   b", "1  22"]
 
 
-def test_words_of_a_wide_table_stay_whole() -> None:
+def test_format_table_does_not_break_words() -> None:
     rows = [["way", "size", "tokens that fit"], ["a=stage_one b.offload=true", "12.3 GiB", "2048"]]
     lines = format_table(rows, width=40)
     assert max(map(len, lines)) <= 40

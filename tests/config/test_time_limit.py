@@ -1,4 +1,4 @@
-"""What `checkpoint.must_save_by` may say."""
+"""Values of `checkpoint.must_save_by`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.time_limit import check_deadline, resolve_deadline
 
 
-def test_a_limit_is_seconds_from_the_start_or_a_time_or_the_jobs_end() -> None:
+def test_resolve_deadline() -> None:
     assert resolve_deadline(None, 100.0, lambda: 7.0) is None
     assert resolve_deadline("auto", 100.0, lambda: 7.0) == 7.0
     assert resolve_deadline("3600", 100.0, lambda: 7.0) == 3700.0
@@ -20,12 +20,12 @@ def test_a_limit_is_seconds_from_the_start_or_a_time_or_the_jobs_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("soon", "is no time"), ("-5", "no time to come"), ("2020-01-01T00:00:00", "has passed")]
+    ("text", "said"), [("soon", "is not a time"), ("-5", "is not in the future"), ("2020-01-01T00:00:00", "has passed")]
 )
-def test_what_is_no_time_to_come_is_refused(text: str, said: str) -> None:
+def test_invalid_deadlines(text: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_deadline(text)
 
 
-def test_a_time_to_come_is_taken() -> None:
+def test_future_deadline() -> None:
     check_deadline(datetime.fromtimestamp(time.time() + 60).isoformat())

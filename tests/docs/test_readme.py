@@ -1,4 +1,4 @@
-"""The README's commands compose, and those for one's own model to something that can learn."""
+"""The commands of the README and of `docs/start.md` compose, and commands for pretrained models get values that learn."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.compose.user_files import check_user_files
 from ippo_cli.config.checks import check_config
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+START = (ROOT / "docs" / "start.md").read_text()
 
 
 def commands() -> list[list[str]]:
-    """The overrides of every `ippo-train` command in a block of the README."""
+    """The overrides of every `ippo-train` command in a block of the README or of `docs/start.md`."""
     found: list[list[str]] = []
-    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
+    for block in re.findall(r"```bash\n(.*?)```", README + START, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words[:1] == ["ippo-train"]:
@@ -32,9 +34,7 @@ PLAIN = [words for words in commands() if not any(word.startswith(("-", "resume=
 
 
 @pytest.mark.parametrize("words", PLAIN, ids=" ".join)
-def test_a_command_of_the_readme_composes_and_passes_the_checks(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_command_composes_and_passes_checks(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     [task_file] = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
     Path("mine.yaml").write_text(task_file)
@@ -51,6 +51,10 @@ def test_a_command_of_the_readme_composes_and_passes_the_checks(
         assert config.task.chat_template == "auto"  # type: ignore[attr-defined]
 
 
-def test_the_readme_says_how_to_train_a_model_of_ones_own() -> None:
+def test_readme_trains_a_pretrained_model() -> None:
     assert any("actor=full" in words for words in PLAIN)
     assert len(PLAIN) >= 5
+
+
+def test_readme_has_at_most_900_words() -> None:
+    assert len(README.split()) <= 900

@@ -1,8 +1,8 @@
-"""What every rank does in the engine tests: run as a script, one process per rank; rank 0 writes what it saw.
+"""The engine test cases: run as a script, one process per rank; rank 0 writes the results.
 
-    RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python cases.py OUT
+RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 python cases.py OUT
 
-One process group serves all cases; the tests in this folder read OUT and judge it.
+All cases share one process group; the tests in this folder check OUT.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def case(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 
 class TinyLM(nn.Module):
-    """Next-token logits from the current token; head tied to the embedding, and one parameter too small to split."""
+    """Next-token logits from the current token; head tied to the embedding, and one parameter too small to shard."""
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -104,15 +104,15 @@ def settings(*, stage: int, dtype: str = "fp32", offload: bool = False, clip: fl
         reduce_bucket_size=1000,
         prefetch_bucket_size=0,
         persistence_threshold=0,
-        # The usual number is larger than these models: their weights would stay whole from the first forward on, and
-        # no test would see stage 3 give any up, whatever the persistence threshold.
+        # The default exceeds the size of these models: their weights would stay gathered after the first forward,
+        # and no test would cover their release at stage 3, whatever the persistence threshold.
         max_live_parameters=0,
         max_grad_norm=clip,
     )
 
 
 def update(engine: Engine, *, micro_batches: int = 1, scale: float = 1.0, last_rank_scale: float = 1.0) -> StepResult:
-    """One step on all eight rows: rank 0 has the longer part, each split into micro-batches, some of them empty."""
+    """One step on all eight rows: rank 0 has the larger part, each split into micro-batches, some of them empty."""
     ids, mask = rows()
     tokens = int(mask.sum())
     if distributed.world_size() > 1:
@@ -130,7 +130,7 @@ def update(engine: Engine, *, micro_batches: int = 1, scale: float = 1.0, last_r
 
 
 def weights_everywhere(engine: Engine) -> list[dict[str, Tensor]]:
-    """The whole weights as each rank sees them."""
+    """The whole weights on each rank."""
     with engine.inference() as module:
         mine = {name: p.detach().clone() for name, p in module.named_parameters()}
     return distributed.gather_objects(mine)
@@ -138,7 +138,7 @@ def weights_everywhere(engine: Engine) -> list[dict[str, Tensor]]:
 
 @case
 def reference(_: Path) -> Any:
-    """One SGD step on all rows by plain torch: (gradient norm, weights) for (scale, clip)."""
+    """One SGD step on all rows in plain torch: (gradient norm, weights) for (scale, clip)."""
     results = {}
     for scale, clip in ((1.0, 0.0), (20.0, 0.0), (20.0, 0.01)):
         module = TinyLM(0)
@@ -178,7 +178,7 @@ def bf16_micro_batches(_: Path) -> Any:
 
 
 class WithUnreached(TinyLM):
-    """The same, with weights that no loss depends on."""
+    """The same model, with weights that no loss depends on."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -214,7 +214,7 @@ def clipping(_: Path) -> Any:
 
 @case
 def bad_gradients(_: Path) -> Any:
-    """Good, bad, bad, good steps against good, good ones: (bad results, weights kept, same end, last result)."""
+    """Good, bad, bad, good steps compared with good, good: (bad results, weights kept, same end, last result)."""
     results = {}
     kinds = [(stage, dtype, offload) for stage in STAGES for dtype in ("fp32", "bf16") for offload in (False, True)]
     for stage, dtype, offload in kinds:
@@ -250,7 +250,7 @@ def bitwise(left: Any, right: Any) -> bool:
 
 @case
 def continuation(folder: Path) -> Any:
-    """Two steps, save, two steps; against a differently initialised engine that loads and does the last two."""
+    """Two steps, save, two steps; compared with a differently initialised engine that loads and takes the last two."""
     results = {}
     kinds = [(stage, "fp32", ()) for stage in STAGES] + [(stage, "bf16", ()) for stage in STAGES]
     kinds += [(stage, "fp32", ("up",)) for stage in STAGES]
@@ -260,7 +260,7 @@ def continuation(folder: Path) -> Any:
         for _step in range(2):
             update(engine, micro_batches=2)
         engine.module.calls += 3
-        engine.module.requires_grad_(False)  # as an adapter that is switched off when saving
+        engine.module.requires_grad_(False)  # like an adapter that is inactive while saving
         engine.save(here)
         engine.module.requires_grad_(True)
         for name in frozen:
@@ -285,7 +285,7 @@ def continuation(folder: Path) -> Any:
 
 @case
 def changed_settings(folder: Path) -> Any:
-    """Loads into an engine with other hyperparameters: (hyperparameters by group, clipping)."""
+    """Load into an engine with other hyperparameters: (hyperparameters by group, clipping)."""
     results = {}
     for stage in STAGES:
         engine = build(stage=stage, clip=0.5)
@@ -305,7 +305,7 @@ def changed_settings(folder: Path) -> Any:
 
 @case
 def failing_write(folder: Path) -> Any:
-    """The last rank cannot write its shard: who hears of it."""
+    """The last rank cannot write its shard: the exceptions of all ranks."""
     engine = build(stage=1)
     update(engine)
     last = distributed.world_size() - 1
@@ -327,7 +327,7 @@ def failing_write(folder: Path) -> Any:
 
 @case
 def inference(_: Path) -> Any:
-    """Unequal numbers of forwards outside the engine, then training; against training alone."""
+    """Unequal numbers of forwards outside the engine, then training; compared with training only."""
     ids, _mask = rows()
     results = {}
     for stage in STAGES:
@@ -340,8 +340,8 @@ def inference(_: Path) -> Any:
             modes = {part.training for part in module.modules()}
             for _forward in range(1 + 3 * distributed.rank()):
                 outputs.append(module(ids))
-            outputs.append(module.head(module.embed(ids)))  # a part on its own
-            with engine.inference() as again:  # inside itself
+            outputs.append(module.head(module.embed(ids)))  # a submodule
+            with engine.inference() as again:  # nested
                 outputs.append(again(ids))
         modes_after = (engine.module.training, engine.module.norm.training, engine.module.up.training)
         with engine.inference(gather="layer") as module:
@@ -371,7 +371,7 @@ def inference(_: Path) -> Any:
 
 @case
 def inference_survives_errors(_: Path) -> Any:
-    """An exception inside inference leaves a module that trains on."""
+    """After an exception inside inference, the module still trains."""
     results = {}
     for stage in (2, 3):
         engine = build(stage=stage)
@@ -411,7 +411,7 @@ def bf16_learning(_: Path) -> Any:
 
 @case
 def neighbours(_: Path) -> Any:
-    """Engine A alone, and with B trained in between: A's weights."""
+    """Engine A alone, and with training of B in between: A's weights."""
     results = {}
     for stage in STAGES:
         states = []
@@ -434,7 +434,7 @@ def neighbours(_: Path) -> Any:
 
 @case
 def untouched_config(_: Path) -> Any:
-    """Whether building and using engines leaves the dict as it was, for the next engine."""
+    """Whether building and using engines leaves the configuration dict unchanged."""
     zero = settings(stage=3)
     for _engine in range(2):
         module = TinyLM(0)
@@ -449,7 +449,7 @@ def untouched_config(_: Path) -> Any:
 
 
 class View(nn.Module):
-    """One adapter over a base that other views share."""
+    """One adapter on a shared base."""
 
     def __init__(self, base: nn.Module, adapters: nn.ModuleDict, name: str) -> None:
         super().__init__()
@@ -461,7 +461,7 @@ class View(nn.Module):
 
 @case
 def shared_base(folder: Path) -> Any:
-    """Two adapters over one frozen base, an engine each: is A the same with and without B; what A's shards hold."""
+    """Two adapters on one frozen base with separate engines: is A independent of B; the content of A's shards."""
     results = {}
     for stage in (0, 1, 2):
         states = []
@@ -490,7 +490,7 @@ def shared_base(folder: Path) -> Any:
 
 @case
 def poisoned_shards(folder: Path) -> Any:
-    """A file that would run code when unpickled as usual."""
+    """A file that runs code when unpickled without restrictions."""
     engine = build(stage=0)
     engine.save(folder)
     engine.destroy()
@@ -518,7 +518,7 @@ class Poison:
 
 @case
 def refusals(_: Path) -> Any:
-    """What is refused, by its message."""
+    """Messages of rejected calls."""
     engine = build(stage=0)
     attempts: dict[str, Callable[[], Any]] = {
         "second group": lambda: distributed.init(device="cpu", timeout_s=60),
@@ -620,7 +620,7 @@ def collectives(_: Path) -> Any:
 
 
 class Wide(nn.Module):
-    """Large enough that its tensors, and not what DeepSpeed keeps beside them, are what it holds."""
+    """Large enough for its tensors to dominate DeepSpeed's overhead."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -635,10 +635,10 @@ class Wide(nn.Module):
 
 
 def tensor_bytes() -> int:
-    """Of every storage that a tensor made since the last `gc.freeze` holds, gradients and ZeRO's parts included.
+    """Bytes of the storages of all tensors created since the last `gc.freeze`, gradients and ZeRO's parts included.
 
-    The least of several counts: gloo's threads let go of what they reduced some milliseconds after those who wait for
-    it go on, 7 of 3000 times on busy processors.
+    The minimum of several counts: gloo's threads release reduced tensors some milliseconds after the waiting thread
+    continues, 7 of 3000 times on busy processors.
     """
     gc.collect()
     counts = []
@@ -659,7 +659,7 @@ def _tensor_bytes() -> int:
 
 @case
 def held_bytes(_: Path) -> Any:
-    """(stage, dtype, what is offloaded) -> (bucket, bytes after a second backward, bytes after its step)."""
+    """(stage, dtype, offloaded parts) -> (bucket, bytes after a second backward, bytes after its step)."""
     results = {}
     combinations = [
         (stage, dtype, "") for stage in STAGES for dtype in ("fp32", "bf16") if (stage, dtype) != (0, "bf16")
@@ -678,7 +678,7 @@ def held_bytes(_: Path) -> Any:
             reduce_bucket_size=bucket,
             prefetch_bucket_size=0,
             persistence_threshold=0,
-            # Weights that a forward gathered are given up again, so that what stays is what the stage spreads.
+            # Gathered weights are released, so that only the shards remain.
             max_live_parameters=0,
             max_grad_norm=1.0,
         )
@@ -699,8 +699,9 @@ def held_bytes(_: Path) -> Any:
 
 @case
 def read_only(_: Path) -> Any:
-    """(dtype, offloaded) of engines without an optimizer -> whether each rank reads what a plain module says, and what
-    it has of the weights; and what is said of one below stage 3. Ranks have other weights than rank 0 before."""
+    """(dtype, offloaded) of engines without an optimizer -> whether each rank's outputs match a plain module, and its
+    share of the weights; and the error below stage 3. Ranks start with other weights than rank 0.
+    """
     results: dict[Any, Any] = {}
     ids, _ = rows()
     own = ids[: 2 + distributed.rank()]
@@ -725,7 +726,7 @@ def read_only(_: Path) -> Any:
 
 @case
 def leaving_together(_: Path) -> Any:
-    """What each rank meets where the last rank alone fails, is asked to leave, or both happen on different ranks."""
+    """The exceptions of each rank if only the last rank fails, is preempted, or both happen on different ranks."""
     last = distributed.rank() == distributed.world_size() - 1
     found: dict[str, Any] = {}
 
@@ -774,7 +775,7 @@ def main(out: Path) -> None:
     ranks = distributed.init(device="cpu", timeout_s=60)
     results: dict[str, Any] = {}
     for name, function in CASES.items():
-        gc.freeze()  # DeepSpeed's bf16 optimizer collects garbage four times when built
+        gc.freeze()  # DeepSpeed's bf16 optimizer runs the garbage collector four times when built
         results[name] = function(out / name)
     if ranks.rank == 0:
         torch.save(results, out / "results.pt")

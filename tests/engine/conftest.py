@@ -1,4 +1,4 @@
-"""Runs cases.py once on one rank and once on two, and hands their results to the tests."""
+"""Runs cases.py once on one rank and once on two, and provides the results to the tests."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ CASES = Path(__file__).with_name("cases.py")
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """World size -> folder with results.pt and what each rank printed; both worlds run at the same time."""
+    """World size -> folder with results.pt and the output of each rank; both run at the same time."""
     folders = {size: tmp_path_factory.mktemp(f"world{size}") for size in (1, 2)}
     children = []
     for size, folder in folders.items():
-        reach = {} if size == 1 else {"PATH": "/nonexistent"}  # two ranks have no compiler in reach, one may
+        reach = {} if size == 1 else {"PATH": "/nonexistent"}  # two ranks have no compiler on the path, one may
         extensions = str(folder / "extensions")
         children += start_ranks(
             CASES, str(folder), folder=folder, world_size=size, TORCH_EXTENSIONS_DIR=extensions, **reach
@@ -37,5 +37,5 @@ def folder(runs: dict[int, Path], request: pytest.FixtureRequest) -> Path:
 
 @pytest.fixture
 def results(folder: Path) -> dict[str, Any]:
-    """Case name -> what rank 0 returned for it; every test that asks for it runs for one rank and for two."""
+    """Case name -> result of rank 0; every test that uses it runs for one rank and for two."""
     return torch.load(folder / "results.pt", weights_only=False)

@@ -1,7 +1,7 @@
-"""Processes of their own that begin with everything imported: each is forked from one that has done nothing else.
+"""Processes forked from a server that has imported everything and run nothing else.
 
-A process that trains imports for six seconds, and the tests start some fifty of them. That a command starts as users
-start it is shown elsewhere (test_launch.py, test_leaving.py, test_train_door.py).
+A training process imports for six seconds, and the tests start some fifty of them. Starting commands like users do is
+tested elsewhere (test_launch.py, test_leaving.py, test_train_door.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-# Without deepspeed, half a second: it looks around when it is imported, and what it finds is part of what is tested.
+# Without deepspeed, half a second: it inspects its environment on import, which the tests check.
 IMPORTED = (
     "hydra",
     "ippo_cli.cli.train",
@@ -28,7 +28,7 @@ _SERVER.set_forkserver_preload(list(IMPORTED))
 def start(
     program: Path | str, *arguments: str, environment: Mapping[str, str], printed: Path, errors: Path
 ) -> ForkServerProcess:
-    """A script, or a module by its name, as a program: what it prints goes to these files."""
+    """Run a script, or a module by its name, as a program with its output in these files."""
     process = _SERVER.Process(target=_run, args=(program, arguments, dict(environment), Path.cwd(), printed, errors))
     process.start()
     return process

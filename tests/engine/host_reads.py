@@ -1,4 +1,4 @@
-"""Counts how often the host reads tensors: on a GPU it waits for all that is queued. Tests import this by its path."""
+"""Counts reads of tensors by the host, which on a GPU wait for all queued work. Tests import this by its path."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ READS = {
     Tensor.__index__,
     Tensor.__float__,
 }
-SIZED_BY_VALUES = {Tensor.repeat_interleave, torch.repeat_interleave}  # unless told how long the result is
+SIZED_BY_VALUES = {Tensor.repeat_interleave, torch.repeat_interleave}  # without a known output size
 INDEXED = {Tensor.__getitem__, Tensor.__setitem__}
 
 
 class HostReads(TorchFunctionMode):
-    """How many reads there were in it, and how many copies that may cross between the host and a device.
+    """Number of reads inside, and of copies that may cross between host and device.
 
-    Tensors lie on the CPU here, so reads and copies of what is there anyway count as well.
+    Tensors are on the CPU here, so reads and copies of CPU tensors count as well.
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,6 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _has_mask(index: Any) -> bool:
-    """Whether some index is a mask, whose places the host counts."""
+    """Whether an index is a mask, which the host must count."""
     parts = index if isinstance(index, tuple) else (index,)
     return any(_is_tensor(part) and part.dtype == torch.bool for part in parts)

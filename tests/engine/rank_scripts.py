@@ -1,4 +1,4 @@
-"""Scripts that run as one process per rank on this machine, and what they printed."""
+"""Runs scripts as one process per rank on this machine, and reads their output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOURCE = Path(ippo_cli.__file__).parents[1]
 def start_ranks(
     program: Path | str, *arguments: str, folder: Path, world_size: int = 2, **environment: str
 ) -> list[ForkServerProcess]:
-    """A script, or a module by its name, as ranks; what each prints goes to `printed` and `errors` with its number."""
+    """Start a script, or a module by its name, as ranks; each writes to `printed` and `errors` with its number."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -63,13 +63,13 @@ def finish(children: Sequence[ForkServerProcess], limit_s: float) -> list[int | 
 
 
 def said(folder: Path) -> str:
-    """The end of everything that ranks printed, for the message of a failure."""
+    """The end of the output of all ranks, for failure messages."""
     files = sorted(file for kind in ("printed*", "errors*") for file in folder.glob(kind) if file.is_file())
     return "\n".join(f"{file.name}: {file.read_text(errors='replace')[-4000:]}" for file in files)
 
 
 def found_by_ranks(script: Path, *arguments: str, folder: Path, limit_s: float = 240) -> list[dict[str, Any]]:
-    """What a script that prints a JSON object last has found on each of two ranks."""
+    """The JSON object that a script prints last, from each of two ranks."""
     codes = finish(start_ranks(script, *arguments, folder=folder), limit_s)
     assert codes == [0, 0], said(folder)
     return [json.loads((folder / f"printed{rank}").read_text().splitlines()[-1]) for rank in (0, 1)]

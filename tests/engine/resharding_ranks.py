@@ -1,4 +1,4 @@
-"""One of two ranks of test_reshard.py: goes on with what one rank has saved, and saves what one rank goes on with."""
+"""One of two ranks of test_reshard.py: resumes from shards of one rank, and saves shards for one rank."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def saved(folder: Path, stage: int, dtype: str) -> None:
 
 def gone_on_with(folder: Path, stage: int, dtype: str) -> dict[str, Tensor]:
     """The weights after two updates by other ranks and one more here, and `calls`, a buffer."""
-    engine = build(stage=stage, dtype=dtype, seed=1, lr=0.04)  # other weights, which must not matter
+    engine = build(stage=stage, dtype=dtype, seed=1, lr=0.04)  # other initial weights, which must have no effect
     engine.load_resharded(folder / f"{dtype}_{stage}")
     engine.set_learning_rate(1.25)
     update(engine)

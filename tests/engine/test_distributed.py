@@ -1,4 +1,4 @@
-"""Ranks from every launcher, and collectives over one rank and two."""
+"""Ranks from every launcher, and collectives on one rank and two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from ippo_cli.engine import distributed
 
 
-def test_without_a_process_group_every_collective_is_an_identity() -> None:
+def test_collectives_without_process_group() -> None:
     x = torch.tensor([1.0, 2.0, 4.0])
     assert (distributed.rank(), distributed.world_size(), distributed.is_main()) == (0, 1, True)
     distributed.barrier()
@@ -27,18 +27,18 @@ def test_without_a_process_group_every_collective_is_an_identity() -> None:
     assert (mean.item(), variance.item()) == (2.5, 4.5)
 
 
-def test_ranks_know_their_place(results: dict[str, Any]) -> None:
+def test_rank_numbers(results: dict[str, Any]) -> None:
     seen = [rank["where"] for rank in results["collectives"]]
     assert seen == [(rank, len(seen), rank == 0) for rank in range(len(seen))]
 
 
-def test_what_all_ranks_find_out_is_said_by_one_of_them(results: dict[str, Any]) -> None:
+def test_claim_log_once(results: dict[str, Any]) -> None:
     said = [rank["said"] for rank in results["collectives"]]
     assert [sum(column) for column in zip(*said, strict=True)] == [1, 1, 0]
-    assert distributed.claim_log_once("one"), "without a process group there is nobody else"
+    assert distributed.claim_log_once("one"), "without a process group there is only one rank"
 
 
-def test_reductions_are_the_same_on_every_rank_and_leave_their_input(results: dict[str, Any]) -> None:
+def test_reductions(results: dict[str, Any]) -> None:
     ranks = len(results["collectives"])
     for index, rank in enumerate(results["collectives"]):
         total, source = rank["sum"]
@@ -48,7 +48,7 @@ def test_reductions_are_the_same_on_every_rank_and_leave_their_input(results: di
         assert rank["any"] == (True, False)
 
 
-def test_gathers_keep_rank_order_and_unequal_numbers_of_rows(results: dict[str, Any]) -> None:
+def test_gathers(results: dict[str, Any]) -> None:
     ranks = len(results["collectives"])
     for rank in results["collectives"]:
         assert rank["rows"].tolist() == [[r] * 3 for r in range(ranks) for _ in range(2 * r + 1)]
@@ -59,25 +59,25 @@ def test_gathers_keep_rank_order_and_unequal_numbers_of_rows(results: dict[str, 
         assert rank["gather"] == [r * 10 for r in range(ranks)]
 
 
-def test_moments_are_those_of_all_masked_entries(results: dict[str, Any]) -> None:
+def test_masked_moments(results: dict[str, Any]) -> None:
     for rank in results["collectives"]:
         torch.testing.assert_close(rank["moments"], rank["expected"], rtol=1e-12, atol=1e-9)
         assert [moment.item() for moment in rank["one"]] == [1.0, 0.0]
         assert [moment.item() for moment in rank["none"]] == [0.0, 0.0]
 
 
-def test_a_disagreement_names_the_ranks_on_every_rank(results: dict[str, Any]) -> None:
+def test_check_same_on_ranks(results: dict[str, Any]) -> None:
     ranks = len(results["collectives"])
     message = "config differs between ranks [0, 1]; all ranks must agree (rank 0: hash0; rank 1: hash1)"
     assert [rank["disagreement"] for rank in results["collectives"]] == [message if ranks > 1 else ""] * ranks
 
 
-def test_what_one_rank_raises_ends_all_at_the_same_place(results: dict[str, Any]) -> None:
+def test_synchronize_errors(results: dict[str, Any]) -> None:
     *others, last = results["leaving_together"]
     assert last["error"] == ("ValueError", "only here", None)
     assert last["of ours"] == ("RewardError", "no reward", 12)
     for rank in others:
-        said = f"left because rank {len(others)} failed"
+        said = f"exiting because rank {len(others)} failed"
         assert rank["error"] == ("OtherRankFailed", said, 1)
         assert rank["of ours"] == ("OtherRankFailed", said, 12)
     for rank in (*others, last):
@@ -87,13 +87,13 @@ def test_what_one_rank_raises_ends_all_at_the_same_place(results: dict[str, Any]
         assert rank["steps"]
 
 
-def test_ranks_that_leave_read_each_others_last_words(results: dict[str, Any]) -> None:
+def test_exchange_exit_reports(results: dict[str, Any]) -> None:
     ranks = len(results["leaving_together"])
     for rank in results["leaving_together"]:
         assert rank["words"] == {number: f"words of {number}" for number in range(ranks)}
 
 
-def test_a_lost_connection_is_told_from_other_errors() -> None:
+def test_lost_connection() -> None:
     lost = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4242"
     assert distributed.lost_connection(RuntimeError(lost))
     assert distributed.lost_connection(torch.distributed.DistNetworkError("Connection reset by peer"))

@@ -1,4 +1,4 @@
-"""How much memory is left, on a machine and in its groups, and that what was freed goes back where little is."""
+"""Available memory of a machine and its control groups, and returning freed memory when it is scarce."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for _ in range(64):
     kept.append(torch.ones(2**10))
 freed.clear()
 before = resident()
-module.give_back_freed()
+module.release_free_memory()
 print(before - resident())
 """
 
@@ -42,7 +42,7 @@ def written(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_without_groups_the_machine_is_the_limit(tmp_path: Path) -> None:
+def test_machine_limit_without_cgroups(tmp_path: Path) -> None:
     machine = host_memory(written(tmp_path / "here", {"proc/meminfo": "MemTotal:  99 kB\nMemAvailable:    2048 kB\n"}))
     assert machine.left == 2 * 2**20 < machine.total
     unknown = host_memory(tmp_path / "nowhere")
@@ -61,7 +61,7 @@ def test_without_groups_the_machine_is_the_limit(tmp_path: Path) -> None:
     ],
     ids=["version 2", "version 1"],
 )
-def test_the_group_that_has_the_least_is_the_limit(
+def test_smallest_cgroup_is_the_limit(
     tmp_path: Path, membership: str, names: tuple[str, str], reclaimable: str
 ) -> None:
     below = {
@@ -84,7 +84,7 @@ def test_the_group_that_has_the_least_is_the_limit(
 
 
 @pytest.mark.parametrize("membership", ["0::/machine/of/ours\n", "0::/../ours\n", "", "0::/\n", "4:cpu\n\n9\n"])
-def test_a_container_sees_its_own_group_at_the_top(tmp_path: Path, membership: str) -> None:
+def test_container_cgroup_at_root(tmp_path: Path, membership: str) -> None:
     files = {
         "proc/self/cgroup": membership,
         "sys/fs/cgroup/memory.max": "1000\n",
@@ -97,13 +97,13 @@ def test_a_container_sees_its_own_group_at_the_top(tmp_path: Path, membership: s
 
 
 @pytest.mark.parametrize("limit", ["0", "max", "", str(2**63 - 4096)])
-def test_a_group_without_a_limit_is_not_looked_at(tmp_path: Path, limit: str) -> None:
+def test_cgroup_without_limit_not_read(tmp_path: Path, limit: str) -> None:
     first = {"sys/fs/cgroup/memory/memory.limit_in_bytes": limit, "sys/fs/cgroup/memory/memory.usage_in_bytes": "7"}
     second = {"sys/fs/cgroup/memory.max": limit, "sys/fs/cgroup/memory.current": "7"}
     assert host_memory(written(tmp_path, first | second)) == host_memory(tmp_path / "nowhere")
 
 
-def test_file_caches_are_no_use_of_memory(tmp_path: Path) -> None:
+def test_file_caches_count_as_available(tmp_path: Path) -> None:
     files = {
         "sys/fs/cgroup/memory.max": "1000",
         "sys/fs/cgroup/memory.current": "990",
@@ -112,9 +112,9 @@ def test_file_caches_are_no_use_of_memory(tmp_path: Path) -> None:
     assert host_memory(written(tmp_path, files)).left == 810
 
 
-@pytest.mark.skipif(module._LIBC is None or not hasattr(module._LIBC, "malloc_trim"), reason="glibc alone keeps blocks")
+@pytest.mark.skipif(module._LIBC is None or not hasattr(module._LIBC, "malloc_trim"), reason="only glibc keeps blocks")
 @pytest.mark.parametrize(("memory", "least", "most"), [("scarce", 128 * 2**20, 2**40), ("plenty", 0, 2**20)])
-def test_freed_blocks_go_back_where_memory_is_scarce(memory: str, least: int, most: int) -> None:
+def test_freed_blocks_returned_when_memory_is_scarce(memory: str, least: int, most: int) -> None:
     command = [sys.executable, "-c", FRAGMENTS, memory]
     given_back = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert least <= given_back <= most

@@ -1,4 +1,4 @@
-"""Ranks, machines and jobs as every launcher names them."""
+"""Ranks, machines and jobs from the variables of every launcher."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SRUN = {
 TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
 
 
-def test_each_of_several_machines_is_told_its_number() -> None:
+def test_node_rank() -> None:
     there = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
     assert node_rank(there, 2) == 1
     with pytest.raises(ConfigError, match=r"^NODE_RANK=1 is no machine of launch\.nodes=1; use 0 to 0"):
@@ -46,19 +46,19 @@ def test_each_of_several_machines_is_told_its_number() -> None:
         node_rank({"MASTER_ADDR": "node1"}, 2)
 
 
-def test_a_process_started_alone_is_rank_0_of_1() -> None:
+def test_single_process() -> None:
     assert detect_ranks({}) == Ranks(rank=0, world_size=1, local_rank=0)
 
 
-def test_torchrun_names_the_ranks_also_inside_slurm() -> None:
+def test_torchrun_ranks_inside_slurm() -> None:
     assert detect_ranks({**SRUN, **TORCHRUN}) == Ranks(rank=2, world_size=4, local_rank=0)
 
 
-def test_srun_names_the_ranks() -> None:
+def test_srun_ranks() -> None:
     assert detect_ranks(SRUN) == Ranks(rank=5, world_size=8, local_rank=1)
 
 
-def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
+def test_batch_script_and_single_task_are_not_ranks() -> None:
     script = {key: value for key, value in SRUN.items() if key != "SLURM_STEP_ID"}
     assert detect_ranks(script).world_size == 1
     assert detect_ranks({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}).world_size == 1
@@ -66,7 +66,7 @@ def test_a_batch_script_and_a_single_task_are_no_ranks() -> None:
     assert external_world_size(SRUN) == 8
 
 
-def test_the_shell_that_salloc_opens_is_no_rank_though_its_job_has_several_tasks() -> None:
+def test_salloc_shell_is_not_a_rank() -> None:
     shell = {**SRUN, "SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}
     assert external_world_size(shell) is None
     assert detect_ranks(shell).world_size == 1
@@ -83,7 +83,7 @@ def test_the_shell_that_salloc_opens_is_no_rank_though_its_job_has_several_tasks
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
     ],
 )
-def test_the_ranks_of_one_machine(more: dict[str, str], expected: int | None) -> None:
+def test_local_world_size(more: dict[str, str], expected: int | None) -> None:
     assert local_world_size({**SRUN, **more}) == expected
 
 
@@ -97,7 +97,7 @@ def test_the_ranks_of_one_machine(more: dict[str, str], expected: int | None) ->
         (TORCHRUN, 16),
     ],
 )
-def test_a_rank_has_the_cores_of_its_task(more: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cores_per_rank(more: dict[str, str], expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 64)
     assert cores_per_rank({**SRUN, **more}, world_size=4) == expected
 
@@ -112,7 +112,7 @@ def test_a_rank_has_the_cores_of_its_task(more: dict[str, str], expected: int, m
         ({"SLURM_JOB_ID": "77", "IPPO_RUN_ID": "mine"}, "mine"),
     ],
 )
-def test_a_job_has_one_name_however_often_it_is_started(environ: dict[str, str], expected: str | None) -> None:
+def test_job_id_stable_across_restarts(environ: dict[str, str], expected: str | None) -> None:
     assert job_id(environ) == expected
 
 
@@ -126,7 +126,7 @@ def test_a_job_has_one_name_however_often_it_is_started(environ: dict[str, str],
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "set LOCAL_RANK, or LOCAL_WORLD_SIZE"),
     ],
 )
-def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], message: str) -> None:
+def test_invalid_ranks_rejected(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         detect_ranks(environ)
 
@@ -142,7 +142,7 @@ def test_incomplete_or_impossible_ranks_are_refused(environ: dict[str, str], mes
         ({key: value for key, value in SRUN.items() if key != "SLURM_LOCALID"}, 1),
     ],
 )
-def test_local_rank_follows_from_other_variables(environ: dict[str, str], expected: int) -> None:
+def test_local_rank_derived(environ: dict[str, str], expected: int) -> None:
     assert detect_ranks(environ).local_rank == expected
 
 
@@ -159,21 +159,21 @@ def test_local_rank_follows_from_other_variables(environ: dict[str, str], expect
         ({}, 1, None),
     ],
 )
-def test_unused_number_of_processes_is_reported(environ: dict[str, str], ranks: int, named: str | None) -> None:
+def test_unused_world_size_reported(environ: dict[str, str], ranks: int, named: str | None) -> None:
     line = unused_world_size_warning(environ, ranks)
     assert (line is None) == (named is None)
     assert named is None or (line or "").startswith(f"{named} is set in the environment")
 
 
-def test_the_end_of_a_job_that_is_over_is_ignored() -> None:
+def test_past_job_end_ignored() -> None:
     assert job_end_time({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1000000000"}) is None
 
 
-def test_ranks_meet_where_the_launcher_says() -> None:
+def test_rendezvous_address_from_launcher() -> None:
     assert rendezvous_address({**SRUN, "MASTER_ADDR": "head", "MASTER_PORT": "1234"}) == ("head", 1234)
 
 
-def test_ranks_of_srun_meet_on_the_first_machine_at_a_port_of_their_step() -> None:
+def test_rendezvous_address_from_srun() -> None:
     address, port = rendezvous_address(SRUN)
     assert address == "gpu004"
     assert 20_000 <= port < 30_000
@@ -181,7 +181,7 @@ def test_ranks_of_srun_meet_on_the_first_machine_at_a_port_of_their_step() -> No
     assert rendezvous_address({**SRUN, "SLURM_STEP_ID": "1"})[1] != port
 
 
-def test_ranks_without_a_meeting_point_are_refused() -> None:
+def test_missing_rendezvous_address_rejected() -> None:
     with pytest.raises(ConfigError, match="MASTER_ADDR and MASTER_PORT are not set"):
         rendezvous_address(TORCHRUN)
 
@@ -197,13 +197,11 @@ def test_ranks_without_a_meeting_point_are_refused() -> None:
         ("a-1.cluster.org", "a-1.cluster.org"),
     ],
 )
-def test_the_first_machine_of_a_node_list(nodelist: str, host: str) -> None:
+def test_first_host(nodelist: str, host: str) -> None:
     assert first_host(nodelist) == host
 
 
-def test_a_jobs_end_is_what_slurm_says_in_its_variables_or_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_end_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert job_end_time({}) is None
     assert job_end_time({"SLURM_JOB_ID": "7", "SLURM_JOB_END_TIME": "1893456000"}) == 1893456000.0
     command = tmp_path / "scontrol"

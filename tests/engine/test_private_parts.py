@@ -1,6 +1,6 @@
-"""What `engine/zero.py` uses of DeepSpeed that DeepSpeed promises nobody: an upgrade that drops a part is named here.
+"""Private parts of DeepSpeed that `engine/zero.py` uses: a test names each part that an upgrade removes.
 
-Whether the parts do what they should is seen by the other tests of this folder; these say which one is gone.
+Other tests of this folder check their behaviour.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ STAGE_3 = ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3")
 SPLITTING = ("deepspeed.runtime.zero.partition_parameters", "Init")
 OFFLOAD = ("deepspeed.runtime.zero.parameter_offload", "DeepSpeedZeRoOffload")
 USED = [
-    (*ENGINE, "self.module_forward_pre_hook = "),  # taken off in `inference` and `destroy`
+    (*ENGINE, "self.module_forward_pre_hook = "),  # removed in `inference` and `destroy`
     (*ENGINE, "self.module_forward_post_hook = "),
-    (*ENGINE, "self.module_state_dict("),  # replaced: what is written as the module's state
+    (*ENGINE, "self.module_state_dict("),  # replaced: the content of the module's state
     (*ENGINE, "self._copy_recovery_script("),  # replaced: no script beside the shards
     (*ENGINE, "self.checkpoint_engine.save("),  # replaced: flushed to the disk
     (*ENGINE, "self.checkpoint_engine.load("),  # replaced: as data, not as code
     (*ENGINE, "custom_load_fn(src="),
     (*ENGINE, "def backward(self, loss, retain_graph=False, scale_wrt_gas=True)"),
     (*ENGINE, "def was_step_applied("),
-    (*ENGINE, "self.optimizer._global_grad_norm"),  # what the guarded optimizers of stage 0 offer
+    (*ENGINE, "self.optimizer._global_grad_norm"),  # provided by the guarded optimizers of stage 0
     (*ENGINE, "self.optimizer.overflow"),
     (*ENGINE, "self.managed_gradient_accumulation()"),
-    (*STAGE_1_2, "self.averaged_gradients"),  # emptied after a step that was skipped
+    (*STAGE_1_2, "self.averaged_gradients"),  # cleared after a skipped step
     (*STAGE_1_2, "self.clip_grad = "),  # set again after loading
     (*STAGE_3, "self.clip_grad = "),
     (*STAGE_3, "self.parameter_offload = "),
     (*STAGE_3, "def empty_partition_cache("),
-    (*SPLITTING, "def _convert_to_deepspeed_param(self, param)"),  # called for one parameter after another
+    (*SPLITTING, "def _convert_to_deepspeed_param(self, param)"),  # called for one parameter at a time
     (*SPLITTING, "param.partition = "),
     (*SPLITTING, "param.ds_tensor = "),  # written to
-    (*OFFLOAD, "def empty_partition_cache("),  # where there is no optimizer
+    (*OFFLOAD, "def empty_partition_cache("),  # without an optimizer
     (*OFFLOAD, "self.fwd_pre_hook = "),
     (*OFFLOAD, "self.forward_hooks.append("),
     (*OFFLOAD, "self.backward_hooks.append("),
@@ -51,7 +51,7 @@ USED = [
 
 
 @pytest.mark.parametrize(("module", "owner", "text"), USED, ids=[f"{part[1] or part[0]} {part[2]!r}" for part in USED])
-def test_deepspeed_still_has(module: str, owner: str | None, text: str) -> None:
+def test_deepspeed_has(module: str, owner: str | None, text: str) -> None:
     where: Any = importlib.import_module(module)
     where = where if owner is None else getattr(where, owner)
     assert text in inspect.getsource(where), f"{module}: {owner or 'the module'} has no {text.strip()!r} any more"
@@ -65,7 +65,7 @@ def test_deepspeed_still_has(module: str, owner: str | None, text: str) -> None:
         ("load_checkpoint", "custom_load_fn"),
     ],
 )
-def test_deepspeed_still_takes(method: str, keyword: str) -> None:
+def test_deepspeed_accepts(method: str, keyword: str) -> None:
     engine = importlib.import_module(ENGINE[0]).DeepSpeedEngine
     assert keyword in inspect.signature(getattr(engine, method)).parameters, f"{method} takes no {keyword} any more"
 
@@ -79,12 +79,12 @@ def test_deepspeed_still_takes(method: str, keyword: str) -> None:
         ("deepspeed.runtime.zero", "GatheredParameters"),
     ],
 )
-def test_deepspeed_still_keeps(module: str, name: str) -> None:
+def test_deepspeed_defines(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name), f"{module} has no {name} any more"
 
 
-def test_deepspeed_still_reads_every_key_of_its_configuration() -> None:
-    """It ignores keys that it does not know at the top, and with them what they were to switch off."""
+def test_deepspeed_reads_all_config_keys() -> None:
+    """DeepSpeed silently ignores unknown top-level keys."""
     settings = zero_config(
         stage=3,
         dtype="bf16",

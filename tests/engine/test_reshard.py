@@ -1,4 +1,4 @@
-"""What one number of ranks has saved another goes on with: weights, moments and steps are the same up to rounding."""
+"""Resuming with another number of ranks: weights, moments and steps are equal up to rounding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Weights = dict[str, Tensor]
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Shards of one rank, made here, and of two; `found.pt` has what two ranks made of those of one."""
+    """Shards of one rank, made here, and of two; `found.pt` has the results of two ranks from those of one."""
     root = tmp_path_factory.mktemp("shards")
     distributed.init(device="cpu", timeout_s=100)
     try:
@@ -37,7 +37,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def expected(root: Path) -> dict[str, Weights]:
-    """The weights after three updates on one rank, by number format."""
+    """The weights after three updates on one rank, by dtype."""
     return {dtype: undisturbed(dtype) for dtype in ("fp32", "bf16")}
 
 
@@ -56,23 +56,21 @@ def difference(found: Weights, expected: Weights) -> float:
 
 
 @pytest.mark.parametrize(("stage", "dtype"), KINDS)
-def test_one_rank_and_two_go_on_with_each_others_shards(
-    root: Path, expected: dict[str, Weights], stage: int, dtype: str
-) -> None:
+def test_resharding_between_one_and_two_ranks(root: Path, expected: dict[str, Weights], stage: int, dtype: str) -> None:
     tolerance = {"fp32": 2e-4, "bf16": 2e-2}[dtype]
     by_two = torch.load(root / "found.pt")[(stage, dtype)]
     assert difference(by_two, expected[dtype]) < tolerance
     assert difference(gone_on_with(root / "two", stage, dtype), expected[dtype]) < tolerance
 
 
-def test_stages_read_each_others_shards(root: Path, expected: dict[str, Weights]) -> None:
+def test_resharding_between_stages(root: Path, expected: dict[str, Weights]) -> None:
     for stage in (1, 3):
         (root / f"other{stage}").mkdir()
         (root / f"other{stage}" / f"fp32_{stage}").symlink_to(root / "two" / f"fp32_{4 - stage}")
         assert difference(gone_on_with(root / f"other{stage}", stage, "fp32"), expected["fp32"]) < 2e-4
 
 
-def test_an_update_without_the_saved_moments_would_differ(expected: dict[str, Weights], root: Path) -> None:
+def test_moments_affect_update(expected: dict[str, Weights], root: Path) -> None:
     engine = build(stage=0)
     shards = torch.load(root / "one" / "fp32_0" / "shards" / "mp_rank_00_model_states.pt", weights_only=False)
     engine.module.load_state_dict(shards["module"])

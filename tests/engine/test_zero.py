@@ -1,4 +1,4 @@
-"""What every engine promises, whatever the stage, the dtype and the number of ranks."""
+"""Properties of engines at every stage, dtype and number of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def assert_close(left: dict[str, Tensor], right: dict[str, Tensor], tolerance: f
         torch.testing.assert_close(tensor, right[name], rtol=0, atol=tolerance, msg=lambda text, name=name: name + text)
 
 
-def test_micro_batches_and_ranks_and_stages_do_not_change_an_update(results: dict[str, Any]) -> None:
+def test_update_independent_of_micro_batches_ranks_and_stage(results: dict[str, Any]) -> None:
     norm, expected = results["reference"][1.0, 0.0]
     assert {key[0] for key in results["micro_batches"]} == set(STAGES)
     for step, by_rank, state in results["micro_batches"].values():
@@ -34,19 +34,19 @@ def test_micro_batches_and_ranks_and_stages_do_not_change_an_update(results: dic
             assert all(torch.equal(weights[name], by_rank[0][name]) for name in weights)
 
 
-def test_bf16_micro_batches_differ_by_rounding_only(results: dict[str, Any]) -> None:
+def test_bf16_micro_batches_equal_up_to_rounding(results: dict[str, Any]) -> None:
     norm, expected = results["reference"][1.0, 0.0]
     for step, state in results["bf16_micro_batches"].values():
         assert step.grad_norm == pytest.approx(norm, rel=1e-2)
         assert_close({name: tensor.float() for name, tensor in state.items()}, expected, tolerance=2e-2)
 
 
-def test_weights_that_no_loss_reaches_decay_all_the_same(results: dict[str, Any]) -> None:
+def test_weights_without_gradient_decay(results: dict[str, Any]) -> None:
     for (_stage, dtype), (before, after) in results["unreached"].items():
         torch.testing.assert_close(after, before * (1 - 0.5 * 0.1), rtol=1e-6 if dtype == "fp32" else 1e-2, atol=0)
 
 
-def test_clipping_is_off_at_zero_and_exact_otherwise(results: dict[str, Any]) -> None:
+def test_clipping(results: dict[str, Any]) -> None:
     for (_stage, clip), (step, state) in results["clipping"].items():
         norm, expected = results["reference"][20.0, clip]
         assert norm > 1.0  # DeepSpeed's default would clip here
@@ -54,7 +54,7 @@ def test_clipping_is_off_at_zero_and_exact_otherwise(results: dict[str, Any]) ->
         assert_close(state, expected)
 
 
-def test_a_gradient_that_is_not_finite_is_never_stepped_on(results: dict[str, Any]) -> None:
+def test_nonfinite_gradient_skipped(results: dict[str, Any]) -> None:
     assert len(results["bad_gradients"]) == 14
     for key, (everywhere, kept, same_end) in results["bad_gradients"].items():
         for bad, last_applied in everywhere:
@@ -65,7 +65,7 @@ def test_a_gradient_that_is_not_finite_is_never_stepped_on(results: dict[str, An
         assert same_end, f"{key}: the optimizer's state changed, or gradients stayed"
 
 
-def test_loading_continues_bit_for_bit(results: dict[str, Any]) -> None:
+def test_load_is_bitwise_exact(results: dict[str, Any]) -> None:
     assert len(results["continuation"]) == 12
     for key, (loaded, same_end, first, second, end) in results["continuation"].items():
         assert loaded, f"{key}: the weights differ right after loading"
@@ -74,25 +74,25 @@ def test_loading_continues_bit_for_bit(results: dict[str, Any]) -> None:
         assert end["calls"] == 3, f"{key}: buffers were not loaded"
 
 
-def test_loading_keeps_the_hyperparameters_of_the_new_engine(results: dict[str, Any]) -> None:
+def test_load_keeps_new_hyperparameters(results: dict[str, Any]) -> None:
     for stage, settings in results["changed_settings"].items():
         assert settings == ([(0.02, 0.3, (0.8, 0.95)), (0.02, 0.0, (0.8, 0.95))], 0.0), stage
 
 
-def test_a_failed_write_is_raised_where_it_failed_and_hangs_nobody(results: dict[str, Any], folder: Path) -> None:
+def test_failed_write_raised_on_its_rank(results: dict[str, Any], folder: Path) -> None:
     errors, reload = results["failing_write"]
     assert errors[-1] == "IsADirectoryError"
     assert set(errors[:-1]) <= {""}
     assert "cannot load" in reload
 
 
-def test_shards_run_no_code_when_loaded(results: dict[str, Any]) -> None:
+def test_shards_loaded_as_data(results: dict[str, Any]) -> None:
     error, ran = results["poisoned_shards"]
     assert "mkdir" in error
     assert not ran
 
 
-def test_shards_are_only_the_files_of_this_engine(results: dict[str, Any], folder: Path) -> None:
+def test_shard_files(results: dict[str, Any], folder: Path) -> None:
     ranks = len(results["collectives"])
     for stage in STAGES:
         saved = sorted(path.name for path in (folder / "continuation" / f"{stage}-fp32-0").rglob("*.pt"))
@@ -102,7 +102,7 @@ def test_shards_are_only_the_files_of_this_engine(results: dict[str, Any], folde
         assert len(saved) == sum(path.is_file() for path in (folder / "continuation" / f"{stage}-fp32-0").rglob("*"))
 
 
-def test_shards_name_no_enum_which_some_pythons_pickle_as_a_call(results: dict[str, Any], folder: Path) -> None:
+def test_shards_contain_no_enum(results: dict[str, Any], folder: Path) -> None:
     assert results["collectives"]
     for file in (folder / "continuation").rglob("*.pt"):
         with ZipFile(file) as archive:
@@ -110,11 +110,11 @@ def test_shards_name_no_enum_which_some_pythons_pickle_as_a_call(results: dict[s
             assert b"Enum" not in archive.read(name)
 
 
-def test_inference_serves_unequal_numbers_of_forwards_and_training_goes_on(results: dict[str, Any]) -> None:
+def test_inference_with_unequal_forwards(results: dict[str, Any]) -> None:
     for stage, seen in results["inference"].items():
         during, after = seen["modes"]
         assert during == {False}, stage
-        assert after == (True, False, True), f"{stage}: training flags were not put back"
+        assert after == (True, False, True), f"{stage}: training flags were not restored"
         assert not seen["grad"], stage
         first, second, unchanged = seen["states"]
         assert unchanged, f"{stage}: inference changed the training"
@@ -130,7 +130,7 @@ def embedded(state: dict[str, Tensor]) -> Tensor:
 
 
 def logits(state: dict[str, Tensor]) -> Tensor:
-    """What TinyLM of cases.py should say, written down once more."""
+    """The expected logits of TinyLM of cases.py, computed independently."""
     x = embedded(state)
     hidden = torch.nn.functional.linear(x, state["up.weight"], state["up.bias"])
     hidden = torch.nn.functional.layer_norm(hidden, (16,), state["norm.weight"], state["norm.bias"]).tanh()
@@ -141,32 +141,32 @@ def logits_of_ends(state: dict[str, Tensor]) -> Tensor:
     return embedded(state) @ state["head.weight"].T
 
 
-def test_an_error_inside_inference_leaves_an_engine_that_trains(results: dict[str, Any]) -> None:
+def test_engine_trains_after_error_in_inference(results: dict[str, Any]) -> None:
     assert results["inference_survives_errors"] == {2: True, 3: True}
 
 
-def test_bf16_learns_with_fp32_buffers(results: dict[str, Any]) -> None:
+def test_bf16_with_fp32_buffers(results: dict[str, Any]) -> None:
     for stage, (first, last, dtypes) in results["bf16_learning"].items():
         assert last < 0.4 * first, stage
         assert dtypes.pop("calls") == torch.float32
         assert set(dtypes.values()) == {torch.bfloat16}, stage
 
 
-def test_engines_do_not_influence_one_another(results: dict[str, Any]) -> None:
+def test_engines_independent(results: dict[str, Any]) -> None:
     assert results["neighbours"] == dict.fromkeys(STAGES, True)
 
 
-def test_an_engine_leaves_the_configuration_to_the_next_one(results: dict[str, Any]) -> None:
+def test_engine_keeps_configuration_dict(results: dict[str, Any]) -> None:
     assert results["untouched_config"]
 
 
-def test_adapters_over_one_frozen_base_train_and_save_apart(results: dict[str, Any]) -> None:
+def test_adapters_on_shared_base_independent(results: dict[str, Any]) -> None:
     for stage, (same, names) in results["shared_base"].items():
         assert same, stage
         assert names == ["adapters.a.weight", "base.calls"], stage
 
 
-def test_the_whole_state_is_a_copy_on_rank_0_with_ties_kept(results: dict[str, Any]) -> None:
+def test_full_state_dict(results: dict[str, Any]) -> None:
     for ranks, tied, inside, kept, expected, state in results["whole_state"].values():
         assert ranks == [rank == 0 for rank in range(len(ranks))]
         assert tied
@@ -176,47 +176,47 @@ def test_the_whole_state_is_a_copy_on_rank_0_with_ties_kept(results: dict[str, A
         assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def test_the_learning_rate_is_its_base_times_the_factor(results: dict[str, Any]) -> None:
+def test_learning_rate_factor(results: dict[str, Any]) -> None:
     for stage, (start, none, half, full) in results["learning_rate"].items():
         assert all(torch.equal(start[name], none[name]) for name in start), stage
         moved = [(later["up.bias"] - earlier["up.bias"]).norm() for earlier, later in ((none, half), (half, full))]
         assert moved[1] / moved[0] == pytest.approx(2.0, rel=0.3), stage
 
 
-def test_a_second_training_in_the_same_process_works(results: dict[str, Any]) -> None:
+def test_second_training_in_same_process(results: dict[str, Any]) -> None:
     alone, states = results["second_training"]
     assert alone == (1, 1.0)
     for state in states:
         assert_close(state, results["reference"][1.0, 0.0][1])
 
 
-def test_nothing_is_printed_and_nothing_compiled(results: dict[str, Any], folder: Path) -> None:
+def test_no_output_and_no_compilation(results: dict[str, Any], folder: Path) -> None:
     printed = [file.read_text() for kind in ("printed", "errors") for file in sorted(folder.glob(f"{kind}*"))]
     assert printed == [""] * 2 * len(results["collectives"])
     assert not (folder / "extensions").exists()
 
 
-def test_a_module_without_an_optimizer_is_read_from_its_shares(results: dict[str, Any]) -> None:
+def test_module_without_optimizer(results: dict[str, Any]) -> None:
     whole, found = results["read_only"]
     assert found.pop("refused") == "an engine without parameters to train needs stage 3, not 2"
     assert len(found) == 3
     for ranks in found.values():
         for same, left, share in ranks:
             assert same == [True] * 4
-            assert left == 0, "weights that a forward gathered are given up"
+            assert left == 0, "gathered weights are released"
             assert whole / len(ranks) <= share < whole / len(ranks) + 10
 
 
-def test_mistakes_are_refused_in_words(results: dict[str, Any]) -> None:
+def test_invalid_calls_rejected(results: dict[str, Any]) -> None:
     assert results["refusals"] == {
         "second group": "the process group is already running; call shutdown() first",
         "optimizer": "optimizer=adam; use one of adamw sgd",
         "gather": "gather=none; use one of all layer",
-        "other module": "the checkpoint holds another module: 2 names differ, such as ['up.bias', 'up.weight']",
+        "other module": "the checkpoint is of another module: 2 names differ, such as ['up.bias', 'up.weight']",
     }
 
 
-def test_an_engine_without_a_process_group_is_refused() -> None:
+def test_engine_without_process_group_rejected() -> None:
     zero = zero_config(
         stage=0,
         dtype="fp32",

@@ -1,4 +1,4 @@
-"""The DeepSpeed dict: complete, fresh, and without DeepSpeed's surprising defaults."""
+"""The DeepSpeed configuration: complete, new per call, and without unsuitable defaults."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLAIN: dict[str, Any] = {
 }
 
 
-def test_arguments_arrive_where_deepspeed_reads_them() -> None:
+def test_arguments_at_deepspeed_keys() -> None:
     config = zero_config(**{**PLAIN, "stage": 3, "dtype": "bf16", "offload_optimizer": True, "offload_params": True})
     partitioning = config["zero_optimization"]
     assert config["gradient_clipping"] == 0.5
@@ -35,17 +35,17 @@ def test_arguments_arrive_where_deepspeed_reads_them() -> None:
     assert partitioning["offload_optimizer"]["device"] == partitioning["offload_param"]["device"] == "cpu"
 
 
-def test_a_small_model_is_spread_as_well_unless_more_is_asked_for() -> None:
+def test_small_model_sharded_by_default() -> None:
     found = [live_elements(wanted, size) for wanted, size in ((None, 1600), (None, 10**11), (0, 1600), (10**9, 1600))]
     assert found == [200, 10**9, 0, 10**9]
 
 
-def test_no_more_is_fetched_ahead_than_a_part_of_the_model_or_than_may_be_kept() -> None:
+def test_prefetch_limit() -> None:
     found = [prefetch_elements(live, parameters) for live, parameters in ((10**9, 1600), (10, 1600), (10**9, 10**11))]
     assert found == [100, 10, 50_000_000]
 
 
-def test_gradients_accumulate_and_are_not_clipped_behind_our_back() -> None:
+def test_accumulation_and_clipping() -> None:
     config = zero_config(**{**PLAIN, "max_grad_norm": 0})
     assert config["managed_gradient_accumulation"] is False
     assert config["gradient_accumulation_steps"] == 1
@@ -54,7 +54,7 @@ def test_gradients_accumulate_and_are_not_clipped_behind_our_back() -> None:
     assert config["communication_data_type"] == "fp32"
 
 
-def test_nothing_is_offloaded_unless_asked() -> None:
+def test_no_offload_by_default() -> None:
     partitioning = zero_config(**PLAIN)["zero_optimization"]
     assert partitioning["offload_optimizer"] is None
     assert partitioning["offload_param"] is None
@@ -66,12 +66,12 @@ def test_stage_0_in_bf16_runs_as_stage_1() -> None:
     assert zero_config(**{**PLAIN, "stage": 0})["zero_optimization"]["stage"] == 0
 
 
-def test_communication_overlaps_only_where_accumulation_allows_it() -> None:
+def test_overlap_comm_only_at_stage_3() -> None:
     overlaps = [zero_config(**{**PLAIN, "stage": s})["zero_optimization"]["overlap_comm"] for s in range(4)]
     assert overlaps == [False, False, False, True]
 
 
-def test_every_call_makes_a_fresh_dict_that_json_can_hold() -> None:
+def test_new_json_dict_per_call() -> None:
     first, second = zero_config(**PLAIN), zero_config(**PLAIN)
     first["zero_optimization"]["stage"] = 3
     first["bf16"]["enabled"] = True
@@ -88,6 +88,6 @@ def test_every_call_makes_a_fresh_dict_that_json_can_hold() -> None:
         ({"stage": 2, "offload_params": True}, "use stage 3 instead of 2"),
     ],
 )
-def test_combinations_that_deepspeed_would_ignore_are_refused(change: dict[str, Any], message: str) -> None:
+def test_invalid_combinations_rejected(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         zero_config(**{**PLAIN, **change})

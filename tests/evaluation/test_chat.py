@@ -1,4 +1,4 @@
-"""Lines that are commands of the conversation, and lines that a model reads."""
+"""Commands of the chat, and lines that are sent to a model."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from ippo_cli.evaluation.chat import COMMANDS, _ExitRequested, _read_line, _Rese
 
 
 def line(*typed: str) -> tuple[str, list[str]]:
-    """The line that a model reads, and what was said before."""
+    """The line that is sent to a model, and the lines that were printed before."""
     lines: Iterable[str] = iter(typed)
-    said: list[str] = []
-    return _read_line(lambda prompt: next(lines, None), said.append, "you> "), said
+    printed: list[str] = []
+    return _read_line(lambda prompt: next(lines, None), printed.append, "you> "), printed
 
 
 @pytest.mark.parametrize("command", ["/exit", "/quit", " /QUIT ", "/bye", "/q"])
-def test_a_conversation_ends(command: str) -> None:
+def test_exit_commands(command: str) -> None:
     with pytest.raises(_ExitRequested):
         line(command)
 
 
-def test_the_end_of_the_input_ends_it() -> None:
+def test_end_of_input_exits() -> None:
     with pytest.raises(_ExitRequested):
         line("", "  ")
 
 
-def test_a_conversation_begins_again() -> None:
+def test_reset_command() -> None:
     with pytest.raises(_ResetRequested):
         line("/reset")
 
 
-def test_commands_never_reach_a_model() -> None:
+def test_commands_not_sent_to_model() -> None:
     assert line("/help", "hello") == ("hello", [COMMANDS])
-    assert line("/qiut", "hello") == ("hello", [f"/qiut is no command; {COMMANDS}"])
+    assert line("/qiut", "hello") == ("hello", [f"/qiut is an unknown command; {COMMANDS}"])
 
 
 @pytest.mark.parametrize(
     ("typed", "read"), [("//quit", "/quit"), ("/home is full", "/home is full"), ("1/2", "1/2"), ("a // b", "a // b")]
 )
-def test_other_lines_are_read_as_they_are(typed: str, read: str) -> None:
+def test_other_lines_sent_unchanged(typed: str, read: str) -> None:
     assert line(typed) == (read, [])

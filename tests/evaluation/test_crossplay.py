@@ -1,4 +1,4 @@
-"""Cross-play: whom each cell is made of, what it is scored on, and what is written of it."""
+"""Cross-play: pairings, scores, standard errors and result files."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ NO_EVALUATION = ("evaluation.every=0", "actor.warmup_iterations=0", "actor.learn
 CODES = {"one": dict(zip("abcd", "wxyz", strict=True)), "other": dict(zip("abcd", "xyzw", strict=True))}
 
 
-def test_one_agent_of_a_row_stands_beside_all_others_of_a_column() -> None:
+def test_table_cells() -> None:
     found = {(row, column): pairing for row, column, pairing in table_cells(["a", "b", "c"], "b", 2)}
     assert found == {(0, 0): (0, 0, 0), (0, 1): (1, 0, 1), (1, 0): (0, 1, 0), (1, 1): (1, 1, 1)}
 
 
-def test_a_standard_error_is_that_of_the_rows_that_are_there() -> None:
+def test_standard_error_ignores_nan() -> None:
     assert standard_error(torch.tensor([1.0, 3.0, math.nan])) == pytest.approx(math.sqrt(2) / math.sqrt(2))
     assert math.isnan(standard_error(torch.tensor([1.0, math.nan])))
 
 
-def test_several_samples_of_a_row_are_not_so_many_rows() -> None:
+def test_standard_error_counts_rows_not_samples() -> None:
     scores = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
     errors = []
-    for often in (1, 16):
-        rows = {f"sampled/{name}": scores.repeat_interleave(often) for name in ("a/score", "b/score", "score")}
-        metrics, generations = dict.fromkeys(rows, 0.5), {"sampled": often}
+    for count in (1, 16):
+        rows = {f"sampled/{name}": scores.repeat_interleave(count) for name in ("a/score", "b/score", "score")}
+        metrics, generations = dict.fromkeys(rows, 0.5), {"sampled": count}
         one = Evaluation(metrics=metrics, samples=[], rows=rows, generations=generations, failed={})
         found = {pairing: one for _, _, pairing in table_cells(["a", "b"], "a", 2)}
         [table] = _build_tables(["a", "b"], 2, found, "sampled/score")
@@ -57,13 +57,13 @@ def test_several_samples_of_a_row_are_not_so_many_rows() -> None:
     assert errors[0] == errors[1] == pytest.approx(3**-0.5 / 2)
 
 
-def test_the_error_of_the_gap_is_of_the_mean_over_cells_whatever_rows_they_lack() -> None:
+def test_gap_standard_error_with_missing_rows() -> None:
     generator = torch.Generator().manual_seed(0)
     full = [torch.randn(200, generator=generator, dtype=torch.float64) for _ in range(4)]
     own, cross = torch.stack(full[:2]).mean(dim=0), torch.stack(full[2:]).mean(dim=0)
     assert _gap_standard_error(full[:2], full[2:]) == pytest.approx(standard_error(own - cross))
     few = torch.full_like(full[0], math.nan)
-    few[:8] = full[0][:8]  # half of the self-play mean hangs on eight rows, whose error is the largest by far
+    few[:8] = full[0][:8]  # eight rows determine half of the self-play mean, and have by far the largest error
     assert _gap_standard_error([few, full[1]], full[2:]) == pytest.approx(standard_error(few) / 2, rel=0.2)
     assert math.isnan(_gap_standard_error([torch.full_like(few, math.nan), full[1]], full[2:]))
 
@@ -78,7 +78,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_agents_beside_those_they_were_trained_with_score_as_their_checkpoint_does(run: Path) -> None:
+def test_self_play_matches_evaluation_of_checkpoint(run: Path) -> None:
     config, _ = small_config(run.parents[1])
     written = record_of(cross_play({run: config}, ["all"], []))
     assert [origin["checkpoint"] for origin in written["origins"]] == ["initial", "step_00000001", "step_00000002"]
@@ -99,7 +99,7 @@ def test_agents_beside_those_they_were_trained_with_score_as_their_checkpoint_do
 
 
 @pytest.mark.slow
-def test_what_one_agent_does_is_the_same_beside_any_partner_that_it_does_not_hear(run: Path) -> None:
+def test_agent_without_observations_of_partner_is_unaffected(run: Path) -> None:
     config, _ = small_config(run.parents[1])
     folder = cross_play({run: config}, ["initial", "latest"], [])
     found = record_of(folder)["pairings"]
@@ -115,7 +115,7 @@ def test_what_one_agent_does_is_the_same_beside_any_partner_that_it_does_not_hea
 
 
 @pytest.mark.slow
-def test_agents_that_are_paid_differently_have_a_table_each_of_their_own_score(run: Path) -> None:
+def test_table_per_agent_for_different_rewards(run: Path) -> None:
     reward = run.parents[1] / "versus.py"
     reward.write_text(
         "def reward(examples, responses):\n"
@@ -134,10 +134,8 @@ def test_agents_that_are_paid_differently_have_a_table_each_of_their_own_score(r
 
 
 @pytest.mark.slow
-def test_runs_with_unlike_conventions_understand_themselves_and_not_each_other(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same task, whose sender and receiver were taught another code in each run."""
+def test_runs_with_different_codes_fail_in_cross_play(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sender and receiver learn a different code in each run of the same task."""
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"signal": one, "code": "?"}) + "\n" for one in "abcd"))
     runs = {}
     for name, code in CODES.items():
@@ -162,10 +160,10 @@ def test_runs_with_unlike_conventions_understand_themselves_and_not_each_other(
     (table,) = record_of(cross_play(runs, ["latest"], []))["tables"]
     assert table["self_play"] == 1
     assert table["cross_play"] == 0
-    said = capsys.readouterr().out
-    assert "rows: sender's checkpoint, columns: that of receiver" in said
-    assert "4 models are loaded once" in said
-    assert "self-play 1.000, cross-play 0.000, gap 1.000 ± 0.000" in said
+    output = capsys.readouterr().out
+    assert "rows: sender's checkpoint, columns: that of receiver" in output
+    assert "4 models with " in output
+    assert "self-play 1.000, cross-play 0.000, gap 1.000 ± 0.000" in output
 
 
 @pytest.mark.slow
@@ -173,23 +171,23 @@ def test_runs_with_unlike_conventions_understand_themselves_and_not_each_other(
     ("checkpoints", "rule"),
     [(["latest"], "needs agents of at least two checkpoints"), (["1", "7"], "checkpoints=7 cannot be used")],
 )
-def test_what_cannot_be_paired_is_refused(checkpoints: list[str], rule: str, run: Path) -> None:
+def test_invalid_checkpoints_rejected(checkpoints: list[str], rule: str, run: Path) -> None:
     config, _ = small_config(run.parents[1])
     with pytest.raises(ConfigError, match=rule):
         cross_play({run: config}, checkpoints, [])
 
 
 @pytest.mark.parametrize("team", ["independent", "shared_base"])
-def test_a_base_is_loaded_once_for_all_adapters_on_it(team: str, tmp_path: Path) -> None:
+def test_adapters_share_one_base(team: str, tmp_path: Path) -> None:
     folder = str(model_folder(tmp_path / "model", "abcdefghij<>"))
     keys = ["actor=lora", f"actor.model={folder}", "actor.rank=4", "actor.dtype=fp32", "critic=separate"]
     config, _ = small_config(tmp_path, *keys, f"team={team}")
-    began = {"model": folder, "commit": None, "sha256": {}}
+    base = {"model": folder, "commit": None, "sha256": {}}
     policies: list[Any] = []
     loaded: dict[Any, Any] = {}
     for name in ("one", "other"):
         adapters = {agent: saved_adapter(tmp_path / name / agent, folder, config) for agent in config.task.agents}
-        models = {agent: began | {"adapter": began | {"model": str(place)}} for agent, place in adapters.items()}
+        models = {agent: base | {"adapter": base | {"model": str(place)}} for agent, place in adapters.items()}
         origin = Origin(name=name, config=config, weights=EvaluatedWeights(name=name, models=models, told={}))
         policies += load_policies(config, origin.weights, torch.device("cpu"), loaded).values()
     assert _check_memory([origin]).models == 1 == len({id(one.policy.lm) for one in policies})

@@ -1,4 +1,4 @@
-"""`ippo-eval`'s work: whose weights it finds, and scores on disk that say what was evaluated."""
+"""Evaluation of runs and models: lookup of weights, result files and comparisons."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ippo_cli.evaluation.evaluate_run import (
 )
 
 
-def test_an_evaluation_with_other_settings_has_another_name() -> None:
+def test_result_file_name_depends_on_settings() -> None:
     assert result_file_name("step_00000002", 7, ["evaluation.seed=7"]) == "step_00000002-seed7.json"
     names = {
         result_file_name("step_00000002", 7, [text]) for text in ("rollout.temperature=0.5", "rollout.temperature=0.7")
@@ -36,20 +36,20 @@ def test_an_evaluation_with_other_settings_has_another_name() -> None:
     assert result_file_name("step_00000002", 7, ["rollout.temperature=0.5", "evaluation.seed=7"]) in names
 
 
-def test_what_a_reward_lacks_is_told_before_weights_are_looked_for(tmp_path: Path) -> None:
-    def begun(*keys: str) -> None:
+def test_reward_checked_before_weights(tmp_path: Path) -> None:
+    def open_task(*keys: str) -> None:
         with open_evaluation_task(load_config(["task=sorting", *keys]), torch.device("cpu")):
             pass
 
     with pytest.raises(PreflightError, match=r"reward\.url=http://127\.0\.0\.1:9/score"):
-        begun("reward=http", "reward.url=http://127.0.0.1:9/score")
+        open_task("reward=http", "reward.url=http://127.0.0.1:9/score")
     with pytest.raises(ConfigError, match=r"^reward\.template='\{topic\}' names the field 'topic'"):
-        begun("reward=judge", "reward.url=http://127.0.0.1:9/v1", "reward.model=m", "reward.template='{topic}'")
+        open_task("reward=judge", "reward.url=http://127.0.0.1:9/v1", "reward.model=m", "reward.template='{topic}'")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that learns nothing, so that no evaluation is better than the one before training."""
+    """A run with learning rate 0, so that the best evaluation is the one before training."""
     return train(tmp_path_factory.mktemp("runs"), "num_iterations=1", "evaluation.every=0", "actor.learning_rate=0")
 
 
@@ -68,9 +68,7 @@ def scores(written: dict[str, Any]) -> dict[str, Any]:
         ("best", "initial", 0),
     ],
 )
-def test_every_name_of_a_runs_weights_is_found_and_scores_as_the_run_did(
-    checkpoint: str, name: str, iteration: int, run: Path
-) -> None:
+def test_evaluation_matches_scores_of_run(checkpoint: str, name: str, iteration: int, run: Path) -> None:
     config, _ = small_config(run.parents[1])
     written = json.loads(evaluate_run(config, run, checkpoint, []).read_text())
     assert (written["checkpoint"], written["iteration"], written["run"]) == (name, iteration, str(run))
@@ -84,7 +82,7 @@ def test_every_name_of_a_runs_weights_is_found_and_scores_as_the_run_did(
 
 
 @pytest.mark.slow
-def test_scores_are_written_with_the_overrides_that_made_them_and_with_every_sample(run: Path) -> None:
+def test_result_file_has_overrides_and_samples(run: Path) -> None:
     typed = ["rollout.temperature=0.5", "evaluation.num_generations=2"]
     config, _ = small_config(run.parents[1], *typed)
     target = evaluate_run(config, run, "latest", typed)
@@ -104,13 +102,13 @@ def test_scores_are_written_with_the_overrides_that_made_them_and_with_every_sam
 
 
 @pytest.mark.slow
-def test_weights_are_compared_row_by_row_with_what_they_were_and_with_another_model(run: Path) -> None:
+def test_compare_with_initial_weights_and_other_model(run: Path) -> None:
     config, _ = small_config(run.parents[1])
     known = policy_by_agent(config)
     one = find_weights(run, "latest", known)
     same = compare((config, one), (config, find_weights(run, "initial", known)), ("a", "b"), run, [])
     written = json.loads(same.read_text())
-    assert written["differences"], "a run that learnt nothing differs from its beginning in nothing"
+    assert written["differences"], "equal weights still have rows to compare"
     assert {(row["difference"], row["p"]) for row in written["differences"].values()} == {(0.0, 1.0)}
     assert written["one"]["metrics"] == written["other"]["metrics"]
     assert len(samples_file(same).read_text().splitlines()) == 2 * 16
@@ -120,11 +118,11 @@ def test_weights_are_compared_row_by_row_with_what_they_were_and_with_another_mo
     row = other["differences"]["sampled/high/response_length"]
     assert row["one"] - row["other"] == pytest.approx(row["difference"])
     assert other["one"]["metrics"] == written["one"]["metrics"]
-    assert any(row["difference"] for row in other["differences"].values()), "the other model says other things"
+    assert any(row["difference"] for row in other["differences"].values()), "the other model generates other responses"
 
 
 @pytest.mark.slow
-def test_a_plain_models_scores_say_whose_they_are(run: Path, tmp_path: Path) -> None:
+def test_result_file_of_models_names_sources(run: Path, tmp_path: Path) -> None:
     low, high = (run / "initial" / name for name in ("low", "high"))
     overrides = ["actor=full", f"actor.model={low}", f"task.agents.high.actor.model={high}", "actor.dtype=fp32"]
     task = [
@@ -144,15 +142,15 @@ def test_a_plain_models_scores_say_whose_they_are(run: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_weights_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
+def test_missing_or_damaged_weights_rejected(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     with pytest.raises(ResumeError, match=r"checkpoint=7 does not exist .*; use one of 1, or initial"):
         find_weights(copy, "7", {"low": "low"})
-    with pytest.raises(ConfigError, match="names solo, who is no agent of this run; it has high low"):
+    with pytest.raises(ConfigError, match="has solo, which is not an agent of this run; use high low"):
         find_weights(copy, "latest", {"solo": "solo"})
     state = json.loads((copy / "run.json").read_text())
-    state["evaluation"]["best"]["iteration"] = 3  # whose checkpoint could not be saved
+    state["evaluation"]["best"]["iteration"] = 3  # this checkpoint could not be saved
     (copy / "run.json").write_text(json.dumps(state))
     with pytest.raises(ResumeError, match=r"checkpoint=best is iteration 3, which does not exist .*; use one of 1"):
         find_weights(copy, "best", {"low": "low"})
@@ -164,5 +162,5 @@ def test_weights_that_are_not_there_are_told(run: Path, tmp_path: Path) -> None:
         find_weights(copy, "latest", {"low": "low"})
     with (copy / "initial" / "low" / "model.safetensors").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(ResumeError, match=r"model\.safetensors is not what this run began with"):
+    with pytest.raises(ResumeError, match=r"model\.safetensors differs from what this run started with"):
         find_weights(copy, "initial", {"low": "low"})

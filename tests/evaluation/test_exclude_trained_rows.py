@@ -1,4 +1,4 @@
-"""Rows that are held out by one run, and were trained on by another."""
+"""Exclusion of held-out rows that another run was trained on."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ippo_cli.tasks.task import SOURCES
 LETTERS = ("task=probe_conditional", "task.alphabet=abcd", "task.length=2", "task.eval_size=6")
 
 
-def test_held_out_rows_that_a_run_of_another_seed_was_trained_on_are_left_out() -> None:
+def test_rows_of_run_with_other_seed_excluded() -> None:
     one = load_config([*LETTERS, "task.train_size=6", "seed=1"])
     held_out = SOURCES[one.task.kind](one.task, one.seed)[1]
-    assert exclude_trained_rows(one.task, held_out, {Path("alike"): replace(one, seed=1)}) == list(range(6))
+    assert exclude_trained_rows(one.task, held_out, {Path("same"): replace(one, seed=1)}) == list(range(6))
     other = replace(one, seed=2)
     trained = [row["letters"] for row in SOURCES[one.task.kind](other.task, 2)[0]]
-    kept = [place for place, row in enumerate(held_out) if row["letters"] not in trained]
-    assert 0 < len(kept) < 6
-    assert exclude_trained_rows(one.task, held_out, {Path("alike"): one, Path("other"): other}) == kept
+    untrained = [place for place, row in enumerate(held_out) if row["letters"] not in trained]
+    assert 0 < len(untrained) < 6
+    assert exclude_trained_rows(one.task, held_out, {Path("same"): one, Path("other"): other}) == untrained
     with pytest.raises(PreflightError, match=r"^run=other: .* trained on every held-out row .* runs of one seed"):
         exclude_trained_rows(one.task, [row for row in held_out if row["letters"] in trained], {Path("other"): other})
 
 
-def test_signals_are_those_of_the_training_in_any_run() -> None:
+def test_signalling_rows_not_excluded() -> None:
     one = load_config(["task=signalling", "task.train_size=8", "task.eval_size=8", "seed=1"])
     held_out = SOURCES[one.task.kind](one.task, 1)[1]
     assert exclude_trained_rows(one.task, held_out, {Path("other"): replace(one, seed=2)}) == list(range(8))

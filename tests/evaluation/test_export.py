@@ -1,4 +1,4 @@
-"""Exported agents: folders that libraries read, seen to be the run's weights, or nothing at all."""
+"""Exported agents load with transformers and peft and equal the weights of the run; failures leave no files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ippo_cli.reporting.sample_table import escape_lines
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One agent of its own model with a separate critic, and one with an adapter on another and a value head."""
+    """A run with a full model and a separate critic, and with an adapter and a value head."""
     root = tmp_path_factory.mktemp("runs")
     model = model_folder(root / "model", "abcdefghijklmnopqrstuvwxyz= ", chat=False)
     return train(
@@ -55,11 +55,11 @@ def wanted(run: Path, to: Path, **changes: object) -> ExportRequest:
 
 
 @pytest.mark.slow
-def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Path, tmp_path: Path) -> None:
-    config, said = from_yaml(run / "config.yaml"), list[str]()
-    to = export_agents(config, wanted(run, tmp_path / "all", critic=True), said.append)
+def test_exported_agents_load_with_transformers(run: Path, tmp_path: Path) -> None:
+    config, output = from_yaml(run / "config.yaml"), list[str]()
+    to = export_agents(config, wanted(run, tmp_path / "all", critic=True), output.append)
     assert sorted(path.name for path in to.iterdir()) == ["export.json", "high", "low"]
-    assert not list(tmp_path.glob(".*")), "nothing beside it"
+    assert not list(tmp_path.glob(".*")), "the temporary folder is removed"
     checkpoint = run / "checkpoints" / "step_00000001"
     high = AutoModelForCausalLM.from_pretrained(to / "high")
     trained = AutoModelForCausalLM.from_pretrained(checkpoint / "high" / "actor")
@@ -98,14 +98,14 @@ def test_exported_agents_load_without_this_program_and_say_what_they_are(run: Pa
     assert 0 < record["agents"]["low"]["critic_deviation"] < 1e-4
     assert 0 < record["agents"]["low"]["deviation"] < 1e-4, "an adapter that was merged differs by rounding"
     assert "low/model.safetensors" in record["files"]
-    with pytest.raises(ConfigError, match="is there already"):
-        export_agents(config, wanted(run, to), said.append)
+    with pytest.raises(ConfigError, match="already exists"):
+        export_agents(config, wanted(run, to), output.append)
 
 
 @pytest.mark.slow
-def test_an_adapter_is_exported_alone_for_those_who_have_one(run: Path, tmp_path: Path) -> None:
+def test_export_of_adapter_only(run: Path, tmp_path: Path) -> None:
     config = from_yaml(run / "config.yaml")
-    with pytest.raises(ConfigError, match="merged=false asks for adapters, and agent high is trained as a whole"):
+    with pytest.raises(ConfigError, match="merged=false exports adapters, and agent high has no adapter"):
         export_agents(config, wanted(run, tmp_path / "adapter", merged=False), print)
     to = export_agents(config, wanted(run, tmp_path / "adapter", merged=False, agents=["low"]), print)
     assert (to / "low" / "adapter_model.safetensors").is_file()
@@ -120,7 +120,7 @@ def test_an_adapter_is_exported_alone_for_those_who_have_one(run: Path, tmp_path
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two agents with adapters on models in bf16 that change little, kept with their merged models."""
+    """Two agents with adapters of small effect on bf16 models; the checkpoint also has merged models."""
     root = tmp_path_factory.mktemp("half")
     model = model_folder(root / "model", "abcdefghijklmnopqrstuvwxyz= ", chat=False)
     return train(
@@ -138,27 +138,25 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-def test_merged_adapters_in_bf16_are_measured(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config, said = from_yaml(half / "config.yaml"), list[str]()
-    to = export_agents(config, wanted(half, tmp_path / "whole", critic=True), said.append)
+def test_rounding_loss_of_bf16_merge_reported(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, output = from_yaml(half / "config.yaml"), list[str]()
+    to = export_agents(config, wanted(half, tmp_path / "whole", critic=True), output.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.float32
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert (record["dtype"], record["kept_share"]) == ("float32", pytest.approx(1.0, abs=0.01))
-    assert "of what its adapter changed is kept (float32 weights)" in said[0]
+    assert "of the adapter's effect is kept (float32 weights)" in output[0]
     assert "warning" not in capsys.readouterr().out
-    to = export_agents(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), said.append)
+    to = export_agents(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), output.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.bfloat16
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert record["kept_share"] < 0.9
-    assert "of what its adapter changed is lost to rounding" in capsys.readouterr().out
-    with pytest.raises(ConfigError, match="dtype=bf16 is the type of merged weights, and merged=false merges none"):
+    assert "of the adapter's effect is lost to rounding" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="dtype=bf16 is the type of merged weights, and merged=false does not merge"):
         export_agents(config, wanted(half, tmp_path / "alone", dtype=Dtype.bf16, merged=False), print)
 
 
 @pytest.mark.slow
-def test_the_base_alone_is_not_exported_as_the_agent(
-    half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_export_of_base_instead_of_agent_detected(half: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = from_yaml(half / "config.yaml")
 
     def take_base(target: Path, *_: object) -> None:
@@ -167,12 +165,12 @@ def test_the_base_alone_is_not_exported_as_the_agent(
 
     monkeypatch.setattr(module, "_write_generation_config", take_base)
     for dtype in (None, Dtype.bf16):
-        with pytest.raises(StorageError, match="agent low computes something else"):
+        with pytest.raises(StorageError, match="the exported agent low computes different outputs"):
             export_agents(config, wanted(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_merged_models_is_read_through_its_adapters(
+def test_merged_checkpoint_loads_adapter_on_base(
     half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = from_yaml(half / "config.yaml")
@@ -205,7 +203,7 @@ def adapter_weights(policy: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
+def test_failed_or_interrupted_export_leaves_nothing(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, to = from_yaml(run / "config.yaml"), tmp_path / "bad"
@@ -217,7 +215,7 @@ def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
 
     with monkeypatch.context() as spoiling:
         spoiling.setattr(module, "_write_generation_config", spoil)
-        with pytest.raises(StorageError, match="agent high computes something else"):
+        with pytest.raises(StorageError, match="the exported agent high computes different outputs"):
             export_agents(config, wanted(run, to, agents=["high"]), print)
     assert not to.exists()
 
@@ -227,7 +225,7 @@ def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
 
     with monkeypatch.context() as spoiling:
         spoiling.setattr(ValueModel, "save_pretrained", shifted, raising=False)
-        with pytest.raises(StorageError, match="the critic of agent low computes something else"):
+        with pytest.raises(StorageError, match="the exported critic of agent low computes different outputs"):
             export_agents(config, wanted(run, to, agents=["low"], critic=True), print)
     assert not to.exists()
 
@@ -240,35 +238,37 @@ def test_what_is_not_the_same_or_is_stopped_leaves_nothing(
             export_agents(config, wanted(run, to, agents=["high"]), print)
     assert not to.exists()
     assert export_agents(config, wanted(run, to, agents=["high"]), print) == to, (
-        "what was left behind is in nobody's way"
+        "a remaining temporary folder does not block the next export"
     )
-    with pytest.raises(ConfigError, match="agent=solo is no agent of this run; it has "):
+    with pytest.raises(ConfigError, match="agent=solo is not an agent of this run; use "):
         export_agents(config, wanted(run, tmp_path / "solo", agents=["solo"]), print)
-    with pytest.raises(ConfigError, match="there are none before training"):
+    with pytest.raises(ConfigError, match="initial weights have none"):
         export_agents(config, wanted(run, tmp_path / "critic", checkpoint="initial", critic=True), print)
 
 
 @pytest.mark.slow
-def test_a_team_and_an_agent_answer_what_is_typed(run: Path) -> None:
+def test_chat_with_team_and_agent(run: Path) -> None:
     config = from_yaml(run / "config.yaml")
     subject = find_weights(run, "latest", {"low": "low", "high": "high"}, {"low": ("low", None)})
 
     def talk(typed: list[str], agent: str | None, **how: bool) -> list[str]:
         lines: Iterator[str] = iter(typed)
-        said: list[str] = []
+        output: list[str] = []
         settings = ChatSettings(**{"seed": 0, "greedy": True, "raw": False, **how})  # type: ignore[arg-type]
-        chat(config, subject, agent, settings, lambda _: next(lines, None), said.append)
-        return said[1:]
+        chat(config, subject, agent, settings, lambda _: next(lines, None), output.append)
+        return output[1:]
 
     team = talk(["badcfe", "", "fedcba", "/exit"], None)
     assert [line.split(">")[0] for line in team] == [*config.task.agents] * 2
     alone = talk(["badcfe", "abc", "/reset", "badcfe"], "high")
     assert len(alone) == 3
-    assert alone[0] == alone[2] == next(line for line in team if line.startswith("high>")), "one question, one answer"
-    assert alone[0] != talk(["badcfe"], "high", raw=True)[0], "without its template it is asked something else"
-    with pytest.raises(ConfigError, match="agent=solo is nobody here"):
+    assert alone[0] == alone[2] == next(line for line in team if line.startswith("high>")), (
+        "greedy replies to the same prompt are equal"
+    )
+    assert alone[0] != talk(["badcfe"], "high", raw=True)[0], "raw=true changes the prompt"
+    with pytest.raises(ConfigError, match="agent=solo is an unknown agent"):
         talk([], "solo")
 
 
-def test_text_of_models_does_not_act_on_a_terminal() -> None:
+def test_control_characters_escaped() -> None:
     assert escape_lines("\x1b[2Jone\ntwo \x07\u202e\ud800") == "\\x1b[2Jone\ntwo \\x07\\u202e\\ud800"

@@ -1,4 +1,4 @@
-"""Evaluations as tables: a row per agent and part."""
+"""Reports of evaluations as tables with a row per agent and part."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write(folder: Path, record: dict[str, Any]) -> Path:
     return file
 
 
-def test_scores_have_a_row_per_agent_and_part() -> None:
+def test_score_rows() -> None:
     heading, *rows = report_rows(SCORES)
     assert heading[:5] == ["agent", "part", "sampled", "sampled_low", "sampled_high"]
     assert rows == [
@@ -37,7 +37,7 @@ def test_scores_have_a_row_per_agent_and_part() -> None:
     ]
 
 
-def test_a_report_is_written_in_each_form(tmp_path: Path) -> None:
+def test_all_report_formats(tmp_path: Path) -> None:
     file = write(tmp_path, SCORES)
     assert json.loads(render_report(file, "json")) == SCORES
     rows = list(csv.reader(render_report(file, "csv").splitlines()))
@@ -50,7 +50,7 @@ def test_a_report_is_written_in_each_form(tmp_path: Path) -> None:
     assert latex.startswith(r"\begin{tabular}{llrrrrrr}")
 
 
-def test_comparisons_and_pairings_have_tables(tmp_path: Path) -> None:
+def test_comparison_and_cross_play_rows(tmp_path: Path) -> None:
     row = {"one": 0.5, "other": 0.25, "difference": 0.25, "low": 0.0, "high": 0.5, "p": 0.03, "rows": 8}
     compared = {"one": {"models": {"low": {}}}, "differences": {"sampled/low/score": row}}
     assert report_rows(compared)[1] == ["sampled", "low", "score", "0.5", "0.25", "0.25", "0", "0.5", "0.03"]

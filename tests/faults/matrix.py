@@ -23,22 +23,22 @@ class Row:
 
 
 SURVIVAL = "faults/test_survival.py::"
-CHECKPOINT = "training/test_checkpoint_files.py::"
+CHECKPOINT = "runs/test_checkpoint_files.py::"
 SAVING = "training/test_saving_ranks.py::"
 LEAVING = "training/test_leaving.py::"
-WATCHDOG = "training/test_watchdog.py::"
+WATCHDOG = "runs/test_watchdog.py::"
 
 PROMISES = (
     Row(
         "P1 exact resume",
         "rows without times and weights byte-equal, wherever a run was stopped",
         (
-            "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing",
-            "training/test_episodes.py::test_stopping_in_the_middle_of_an_episode_and_resuming_changes_nothing",
-            "training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte",
-            "training/test_shared_policy.py::test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped",
-            "training/test_shared_base.py::test_adapters_in_bf16_learn_and_are_resumed_exactly",
-            "training/test_centralized.py::test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
+            "training/test_resume.py::test_stop_at_any_reward_call_and_resume_exactly",
+            "training/test_episodes.py::test_preemption_within_an_episode_resumes_exactly",
+            "runs/test_launch.py::test_preempted_ranks_save_and_resume_exactly",
+            "training/test_shared_policy.py::test_group_resumes_exactly",
+            "training/test_shared_base.py::test_bf16_adapters_resume_exactly",
+            "training/test_centralized.py::test_team_resumes_exactly",
             "campaign stops",
         ),
     ),
@@ -48,7 +48,7 @@ PROMISES = (
         "one iteration, are lost",
         (
             SURVIVAL + "test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte",
-            CHECKPOINT + "test_a_checkpoint_is_due_by_time_after_the_last_one_whatever_made_that_due",
+            CHECKPOINT + "test_due_by_time_since_last_checkpoint",
             "campaign kills",
             "campaign soak",
         ),
@@ -59,8 +59,8 @@ PROMISES = (
         "finished; saved, 75",
         (
             SURVIVAL + "test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte",
-            LEAVING + "test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first",
-            LEAVING + "test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along",
+            LEAVING + "test_other_rank_stops_within_a_long_rollout",
+            LEAVING + "test_one_preempted_rank_stops_the_other_during_rollout",
             "campaign signals",
         ),
     ),
@@ -68,28 +68,28 @@ PROMISES = (
         "P4 time limit",
         "saved before it, with the longest update and save so far as a margin; 75",
         (
-            "training/test_time_limit.py::test_a_run_saves_before_its_time_limit",
-            "training/test_time_limit.py::test_a_run_leaves_early_enough_to_finish_an_update_and_to_save",
-            "training/test_time_limit.py::test_no_iteration_is_begun_that_would_be_given_up",
-            "engine/test_launchers.py::test_a_jobs_end_is_what_slurm_says_in_its_variables_or_when_asked",
+            "runs/test_deadline.py::test_run_saves_before_time_limit",
+            "runs/test_deadline.py::test_deadline_allows_update_and_save",
+            "runs/test_deadline.py::test_no_iteration_starts_if_it_would_be_aborted",
+            "engine/test_launchers.py::test_job_end_time",
         ),
     ),
     Row(
         "P5 retention",
         "two or more intact ones are kept, older ones go after the next is there, the best is kept apart",
         (
-            CHECKPOINT + "test_the_newest_ones_and_the_best_are_kept",
-            CHECKPOINT + "test_without_best_only_the_newest_ones_are_kept",
-            CHECKPOINT + "test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_kept",
+            CHECKPOINT + "test_newest_and_best_are_kept",
+            CHECKPOINT + "test_only_newest_are_kept_without_best",
+            CHECKPOINT + "test_damaged_checkpoints_do_not_count_as_kept",
         ),
     ),
     Row(
         "P6 integrity",
         "size and sha256 of every file, read by all ranks; a damaged one is passed over, and named",
         (
-            CHECKPOINT + "test_every_damage_is_seen_named_and_passed_over",
-            CHECKPOINT + "test_loading_falls_back_past_a_damaged_checkpoint",
-            SAVING + "test_each_rank_reads_its_share_of_a_checkpoint_and_damage_in_any_is_every_ranks",
+            CHECKPOINT + "test_every_damage_is_reported_and_skipped",
+            CHECKPOINT + "test_load_skips_damaged_checkpoint",
+            SAVING + "test_ranks_share_verification_and_agree_on_damage",
             SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
             "campaign flips",
         ),
@@ -98,18 +98,17 @@ PROMISES = (
         "P7 numbers that are not finite",
         "never stepped on, never saved; five steps in a row end the run with 10",
         (
-            "engine/test_zero.py::test_a_gradient_that_is_not_finite_is_never_stepped_on",
-            "training/test_update.py::"
-            "test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end",
-            "training/test_failure.py::test_weights_that_are_not_finite_are_not_saved",
+            "engine/test_zero.py::test_nonfinite_gradient_skipped",
+            "training/test_update.py::test_non_finite_gradients_are_skipped_and_end_the_run",
+            "training/test_failure.py::test_non_finite_weights_are_not_saved",
         ),
     ),
     Row(
         "P8 hang",
         "stacks of all ranks in the run's folder, exit 11, nothing that was started is left; it goes on to the byte",
         (
-            WATCHDOG + "test_ranks_that_hang_leave_their_stacks_tell_of_it_once_and_take_along_what_they_started",
-            WATCHDOG + "test_who_waits_for_another_or_has_a_limit_of_its_own_or_was_suspended_does_not_hang",
+            WATCHDOG + "test_hanging_ranks_write_stacks_and_kill_children",
+            WATCHDOG + "test_waiting_or_suspended_ranks_do_not_hang",
             SURVIVAL + "test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte",
             "campaign hangs",
         ),
@@ -118,16 +117,16 @@ PROMISES = (
     Row(
         "P9 one rank dies",
         "the job ends within a minute, and names it last",
-        (LEAVING + "test_a_rank_that_is_killed_is_named_first_and_last", "campaign points"),
+        (LEAVING + "test_killed_rank_is_reported_first_and_last", "campaign points"),
     ),
     Row(
         "P10 rewards that fail",
         "retried, then left out and counted; beyond the budget the run ends with 12; never 0 instead",
         (
-            "rewards/test_retry.py::test_rows_that_always_fail_are_the_only_ones_without_a_reward",
-            "rewards/test_score.py::test_failures_beyond_the_budget_end_the_run_with_twelve",
-            "training/test_failure.py::test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not",
-            "rewards/test_processes.py::test_a_call_that_takes_too_long_is_killed_with_all_that_it_started",
+            "rewards/test_retry.py::test_only_failing_rows_have_no_reward",
+            "rewards/test_score.py::test_exceeded_failure_budget_has_exit_code_12",
+            "training/test_failure.py::test_failed_reward_saves_and_resumes_exactly",
+            "rewards/test_processes.py::test_timeout_kills_process_group",
         ),
     ),
     Row(
@@ -135,10 +134,10 @@ PROMISES = (
         "refused before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the "
         "same, and numbers agree within rounding",
         (
-            "training/test_folder.py::test_a_checkpoint_of_another_number_of_processes_is_refused",
-            "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
-            "engine/test_reshard.py::test_one_rank_and_two_go_on_with_each_others_shards",
-            "training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte",
+            "runs/test_folder.py::test_other_world_size_is_rejected",
+            "training/test_resume.py::test_rejected_resume_does_not_change_the_run",
+            "engine/test_reshard.py::test_resharding_between_one_and_two_ranks",
+            "runs/test_launch.py::test_preempted_ranks_save_and_resume_exactly",
             "campaign reshard",
         ),
     ),
@@ -146,26 +145,26 @@ PROMISES = (
         "P12 disk full",
         "refused beforehand where it shows; a failed checkpoint is removed and training goes on; three in a row: 13",
         (
-            "training/test_full_disk.py::test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else",
-            "training/test_full_disk.py::test_a_disk_that_stays_full_ends_the_run_which_goes_on_once_there_is_room",
-            CHECKPOINT + "test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training",
+            "training/test_full_disk.py::test_temporarily_full_disk_costs_only_checkpoints",
+            "training/test_full_disk.py::test_full_disk_ends_run_which_resumes_later",
+            CHECKPOINT + "test_too_small_disk_is_rejected_before_training",
         ),
     ),
     Row(
         "P13 no code from outside, no secrets inside",
         "shards run none when loaded; no file of a run holds a secret, and the run goes on with it",
         (
-            "engine/test_zero.py::test_shards_run_no_code_when_loaded",
-            "training/test_secrets.py::test_no_file_of_a_run_holds_a_secret_that_it_was_given",
-            "config/test_secrets.py::test_what_looks_like_a_secret_is_refused_without_being_shown",
+            "engine/test_zero.py::test_shards_loaded_as_data",
+            "training/test_secrets.py::test_no_file_of_a_run_has_its_secrets",
+            "config/test_secrets.py::test_secret_value_is_rejected_and_not_printed",
         ),
     ),
     Row(
         "P14 another configuration on resume",
         "the difference is said; what a run is cannot change",
         (
-            "cli/test_resume.py::test_what_a_run_is_cannot_change",
-            "cli/test_resume.py::test_what_a_resume_changes_is_told_once",
+            "compose/test_resume.py::test_frozen_keys",
+            "compose/test_resume.py::test_config_changes",
         ),
     ),
 )
@@ -183,7 +182,7 @@ FAULTS = (
         "stop and resume at every step, one and two agents",
         "byte-equal",
         (
-            "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing",
+            "training/test_resume.py::test_stop_at_any_reward_call_and_resume_exactly",
             "campaign stops",
         ),
     ),
@@ -191,9 +190,9 @@ FAULTS = (
         "two resumes of one run at once",
         "the second is refused, and changes nothing",
         (
-            "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
-            "cli/test_resume.py::test_a_run_that_is_going_on_cannot_be_resumed_by_name",
-            "training/test_folder.py::test_one_process_holds_a_folder_and_its_end_frees_it",
+            "training/test_resume.py::test_rejected_resume_does_not_change_the_run",
+            "compose/test_resume.py::test_active_run_cannot_be_resumed",
+            "runs/test_folder.py::test_lock_is_exclusive_and_freed_on_exit",
         ),
     ),
     Row(
@@ -204,41 +203,40 @@ FAULTS = (
     Row(
         "a signal to one rank inside minutes of writing",
         "all ranks abandon it within seconds",
-        (LEAVING + "test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first",),
+        (LEAVING + "test_other_rank_stops_within_a_long_rollout",),
     ),
     Row(
         "a signal while models warm up",
         "leaves at the next step",
-        ("training/test_process.py::test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step",),
+        ("training/test_process.py::test_signal_during_warm_start_ends_the_run",),
     ),
     Row(
         "a signal while a run that has ended puts away what it used",
         "its exit code stays; Ctrl-C ends it",
-        ("training/test_process.py::test_a_signal_after_the_end_of_a_run_does_not_change_how_it_ended",),
+        ("training/test_process.py::test_signal_after_the_end_keeps_the_result",),
     ),
     Row(
         "SIGSTOP of a rank",
         "exit 11",
-        (WATCHDOG + "test_a_rank_that_is_stopped_ends_the_others_with_eleven", "campaign hangs"),
+        (WATCHDOG + "test_stopped_rank_ends_others_with_exit_code_11", "campaign hangs"),
     ),
     Row(
         "an exception in one rank",
         "both save where both can; one block, its exit code",
         (
-            LEAVING + "test_what_fails_on_one_rank_alone_is_learnt_by_the_other_and_both_save",
-            "training/test_launch.py::test_an_error_in_one_rank_ends_all_with_its_exit_code",
+            LEAVING + "test_failure_on_one_rank_saves_on_both",
+            "runs/test_launch.py::test_error_in_one_rank_ends_all",
         ),
     ),
     Row(
         "NaN or infinity in gradients, parameters, rewards, values, logits",
         "as P7; a row without a finite number does not train",
         (
-            "engine/test_zero.py::test_a_gradient_that_is_not_finite_is_never_stepped_on",
-            "rewards/test_score.py::test_a_row_without_a_finite_number_is_left_out_and_scores_nothing",
-            "formulas/test_logprobs.py::test_a_nan_in_the_logits_is_not_hidden",
-            "training/test_update.py::"
-            "test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end",
-            "formulas/test_value_loss.py::test_nan_padding_never_reaches_the_aggregated_loss",
+            "engine/test_zero.py::test_nonfinite_gradient_skipped",
+            "rewards/test_score.py::test_non_finite_row_is_excluded",
+            "formulas/test_logprobs.py::test_nan_logits_propagate",
+            "training/test_update.py::test_non_finite_gradients_are_skipped_and_end_the_run",
+            "formulas/test_value_loss.py::test_nan_padding_ignored",
         ),
     ),
     Row(
@@ -246,17 +244,17 @@ FAULTS = (
         "seen, named, passed over",
         (
             SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
-            CHECKPOINT + "test_every_damage_is_seen_named_and_passed_over",
-            CHECKPOINT + "test_a_pointer_that_cannot_be_followed_points_nowhere",
-            CHECKPOINT + "test_checkpoints_are_ordered_by_number_and_not_by_spelling",
+            CHECKPOINT + "test_every_damage_is_reported_and_skipped",
+            CHECKPOINT + "test_invalid_pointer_is_none",
+            CHECKPOINT + "test_checkpoints_are_sorted_numerically",
         ),
     ),
     Row(
         "all checkpoints damaged",
         "the run stops with 14 and never begins anew",
         (
-            CHECKPOINT + "test_where_nothing_is_intact_there_is_no_checkpoint",
-            "training/test_resume.py::test_a_refused_resume_leaves_the_run_as_it_was",
+            CHECKPOINT + "test_no_checkpoint_if_none_is_intact",
+            "training/test_resume.py::test_rejected_resume_does_not_change_the_run",
         ),
     ),
     Row(
@@ -264,114 +262,114 @@ FAULTS = (
         "a warning, no number lost",
         (
             SURVIVAL + "test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number",
-            "training/test_full_disk.py::test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else",
+            "training/test_full_disk.py::test_temporarily_full_disk_costs_only_checkpoints",
         ),
     ),
     Row(
         "another rank's files not there, late, or cut; each rank with a disk of its own",
         "awaited for a while; then no checkpoint is published, and that disks are not shared is said",
         (
-            SAVING + "test_a_checkpoint_without_another_ranks_files_is_none",
-            SAVING + "test_no_rank_leaves_its_part_of_a_failed_checkpoint_behind",
-            CHECKPOINT + "test_what_another_rank_wrote_may_come_late",
-            CHECKPOINT + "test_what_another_rank_wrote_must_be_there_whole",
+            SAVING + "test_checkpoint_without_other_ranks_files_fails",
+            SAVING + "test_failed_checkpoint_leaves_no_files",
+            CHECKPOINT + "test_files_of_other_ranks_may_appear_late",
+            CHECKPOINT + "test_files_of_other_ranks_must_be_complete",
         ),
     ),
     Row(
         "stale temporary folders, a folder that cannot be made",
         "cleared away; refused on all ranks together",
         (
-            CHECKPOINT + "test_what_a_run_that_died_left_half_written_is_cleared_away",
-            SAVING + "test_what_rank_0_cannot_make_all_ranks_raise_together",
+            CHECKPOINT + "test_temporary_folders_are_removed",
+            SAVING + "test_all_ranks_raise_if_rank_0_cannot_create_folder",
         ),
     ),
     Row(
         "two jobs in the same second",
         "two folders",
-        ("training/test_folder.py::test_runs_of_the_same_second_get_folders_of_their_own",),
+        ("runs/test_folder.py::test_runs_of_the_same_second_get_different_folders",),
     ),
     Row(
         "a signal, or the end of who starts them, while ranks are being started",
         "every rank hears it; 75 (130 after Ctrl-C); none is left",
         (
-            "training/test_launch.py::test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told",
-            "training/test_launch.py::test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure",
-            "training/test_launch.py::test_a_rank_whose_parent_was_gone_before_it_could_ask_leaves_at_once",
+            "runs/test_launch.py::test_starting_rank_receives_earlier_signals",
+            "runs/test_launch.py::test_preemption_before_rank_start_is_not_a_failure",
+            "runs/test_launch.py::test_rank_exits_if_parent_died_before_prctl",
         ),
     ),
     Row(
         "two runs that begin on one machine at the same time",
         "their ranks meet at different ports, and only at 127.0.0.1",
-        ("training/test_launch.py::test_nobody_else_can_take_the_port_while_ranks_are_being_started",),
+        ("runs/test_launch.py::test_rendezvous_port_is_reserved",),
     ),
     Row(
         "ranks started by somebody else",
         "one folder",
-        ("training/test_launch.py::test_torchrun_starts_ranks_that_agree_on_one_folder",),
+        ("runs/test_launch.py::test_torchrun_ranks_agree_on_one_folder",),
     ),
     Row(
         "another configuration on one rank",
         "named on every rank",
-        ("engine/test_distributed.py::test_a_disagreement_names_the_ranks_on_every_rank",),
+        ("engine/test_distributed.py::test_check_same_on_ranks",),
     ),
     Row(
         "rewards that raise, give None, NaN, too few numbers, other types, call exit, fork",
         "as P10",
         (
-            "rewards/test_score.py::test_a_reward_that_keeps_failing_is_told_with_its_own_words",
-            "rewards/test_contract.py::test_none_is_a_row_without_a_number",
-            "rewards/test_contract.py::test_what_breaks_the_contract_is_told_by_name",
-            "rewards/test_retry.py::test_numbers_for_too_few_rows_are_no_fault_of_a_row",
-            "rewards/test_score.py::test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done",
-            LEAVING + "test_a_reward_with_a_pool_runs_and_one_that_never_answers_is_left",
+            "rewards/test_score.py::test_message_of_failing_reward",
+            "rewards/test_contract.py::test_none_becomes_nan",
+            "rewards/test_contract.py::test_contract_violations",
+            "rewards/test_retry.py::test_length_error_is_not_bisected",
+            "rewards/test_score.py::test_exit_in_reward_is_a_failure",
+            LEAVING + "test_reward_pool_works_and_blocked_reward_is_abandoned",
         ),
     ),
     Row(
         "rewards that sleep for ever, print a gigabyte, call `os._exit`",
         "counted as failed, in a process of their own (`reward.process=true`)",
         (
-            "rewards/test_processes.py::test_calls_are_answered_in_their_order_and_one_that_fails_costs_no_other",
-            "rewards/test_function.py::test_a_process_of_its_own_can_be_killed_and_costs_only_its_row",
+            "rewards/test_processes.py::test_results_are_in_call_order",
+            "rewards/test_function.py::test_killed_process_fails_only_its_row",
         ),
     ),
     Row(
         "an answer that takes for ever to be compared (a tower of powers)",
         "that row has failed, and no other",
-        ("rewards/test_math.py::test_a_tower_of_powers_is_killed_and_fails_alone",),
+        ("rewards/test_math.py::test_timeout_fails_only_its_row",),
     ),
     Row(
         "no rows on one rank, equal rewards, empty and cut responses",
         "finite numbers, the same on every rank",
         (
-            "training/test_seldom_speaking.py::test_two_ranks_train_an_agent_that_speaks_on_one_of_them_as_one_rank_does",
-            "formulas/test_advantages.py::test_equal_scores_give_exactly_zero",
-            "algorithms/test_targets.py::test_truncated_rows_are_treated_as_the_key_says",
+            "training/test_seldom_speaking.py::test_agent_that_acts_on_one_rank_matches_one_rank",
+            "formulas/test_advantages.py::test_equal_scores_have_zero_advantage",
+            "training/test_targets.py::test_truncation_modes",
         ),
     ),
     Row(
         "curves that cannot be written",
         "no row is lost",
-        ("training/test_run.py::test_curves_that_cannot_be_drawn_cost_no_row",),
+        ("reporting/test_run_log.py::test_failed_curves_do_not_lose_rows",),
     ),
     Row(
         "markup, escape sequences, NUL, lone surrogates, ten megabytes on the console",
         "spelled out, never acted upon, cut",
         (
-            "training/test_console.py::test_model_text_is_spelled_out_and_never_acted_upon",
-            "training/test_console.py::test_ten_megabytes_are_cut_at_once",
+            "reporting/test_console.py::test_model_text_is_escaped",
+            "reporting/test_console.py::test_ten_megabytes_are_truncated_fast",
         ),
     ),
     Row(
         "one job of a sweep fails or is stopped",
         "the others go on; a rerun does that one alone",
         (
-            "training/test_launch.py::test_a_failing_job_stops_no_other_and_is_the_one_that_a_sweep_goes_on_with",
-            "training/test_launch.py::test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later",
+            "runs/test_launch.py::test_failed_job_does_not_stop_sweep_and_is_rerun",
+            "runs/test_launch.py::test_preempted_sweep_starts_no_job_and_resumes",
         ),
     ),
 )
 
-RESUME = "training/test_resume.py::test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing"
+RESUME = "training/test_resume.py::test_stop_at_any_reward_call_and_resume_exactly"
 BASE = "training/test_shared_base.py::"
 FAMILIES = "campaign families"
 CALL, WRITING = "at a call of the reward", "in the middle of a response; before an update"
@@ -380,13 +378,13 @@ RESUMED = (
     Row(
         "every `algorithm=`, with its own critic or none",
         WRITING,
-        (FAMILIES, "training/test_resume.py::test_leaving_beside_greedy_responses_observes_no_score_twice"),
+        (FAMILIES, "training/test_resume.py::test_preemption_with_greedy_responses_counts_scores_once"),
     ),
     Row(
         "centralised critics (MAPPO)",
         CALL,
         (
-            "training/test_centralized.py::test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
+            "training/test_centralized.py::test_team_resumes_exactly",
             FAMILIES,
         ),
     ),
@@ -394,7 +392,7 @@ RESUMED = (
         "agents that learn in turn (HAPPO)",
         CALL,
         (
-            "training/test_learning_order.py::test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order",
+            "training/test_learning_order.py::test_resume_keeps_the_update_order",
             FAMILIES,
         ),
     ),
@@ -402,8 +400,7 @@ RESUMED = (
         "turns as actions, weights by agent",
         CALL,
         (
-            "training/test_update_by_turn.py::"
-            "test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that_never_stopped",
+            "training/test_update_by_turn.py::test_run_with_agent_weights_resumes_exactly",
             FAMILIES,
         ),
     ),
@@ -412,8 +409,8 @@ RESUMED = (
         "adapters, alone and on a shared base",
         "after an iteration, from checkpoints of each kind; in the middle of a response",
         (
-            BASE + "test_every_kind_of_checkpoint_is_resumed_evaluated_and_started_from",
-            "models/test_lora.py::test_the_same_adapter_is_the_same_bytes_whenever_it_is_saved",
+            BASE + "test_every_checkpoint_kind_resumes_and_evaluates",
+            "models/test_lora.py::test_saved_adapter_bytes_deterministic",
             FAMILIES,
         ),
     ),
@@ -421,7 +418,7 @@ RESUMED = (
         "a shared policy",
         CALL,
         (
-            "training/test_shared_policy.py::test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped",
+            "training/test_shared_policy.py::test_group_resumes_exactly",
             FAMILIES,
         ),
     ),
@@ -429,22 +426,22 @@ RESUMED = (
         "partners, ratings, frozen agents, credit against the initial weights",
         CALL,
         (
-            "training/test_partners.py::test_a_run_with_a_pool_and_ratings_is_resumed_exactly",
-            "training/test_frozen.py::test_a_run_with_one_is_resumed_exactly_and_evaluated",
-            "training/test_credit.py::test_initial_weights_play_anew_after_a_stop_and_a_resume_too",
+            "training/test_opponents.py::test_run_with_pool_and_ratings_resumes_exactly",
+            "training/test_frozen.py::test_run_with_frozen_agent_resumes_exactly",
+            "training/test_credit.py::test_initial_weights_replay_after_resume",
         ),
     ),
     Row(
         "a dialogue of several turns",
         "in the middle of an episode",
-        ("training/test_episodes.py::test_stopping_in_the_middle_of_an_episode_and_resuming_changes_nothing",),
+        ("training/test_episodes.py::test_preemption_within_an_episode_resumes_exactly",),
     ),
     Row(
         "bf16: whole models, adapters, agents of two formats",
         CALL,
         (
-            BASE + "test_adapters_in_bf16_learn_and_are_resumed_exactly",
-            "training/test_unlike_agents.py::test_a_mixed_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped",
+            BASE + "test_bf16_adapters_resume_exactly",
+            "training/test_unlike_agents.py::test_mixed_team_resumes_exactly",
             FAMILIES,
         ),
     ),
@@ -452,7 +449,7 @@ RESUMED = (
     Row(
         "two ranks",
         "by a signal to the job",
-        ("training/test_launch.py::test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte", FAMILIES),
+        ("runs/test_launch.py::test_preempted_ranks_save_and_resume_exactly", FAMILIES),
     ),
     Row(
         "a job of SLURM on two nodes",

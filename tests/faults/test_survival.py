@@ -55,7 +55,7 @@ def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole:
 def test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte(whole: tuple, tmp_path: Path) -> None:
     limits = ("launch.watchdog_s=2", "launch.watchdog_first_s=100")
     assert ended(start_job(tmp_path, *KEYS, *limits, faults=["score:hang:2"])) == 11
-    assert "no rank has done anything for 2 s" in (tmp_path / "errors").read_text()
+    assert "no rank made progress for 2 s" in (tmp_path / "errors").read_text()
     [folder] = [path.parent for path in tmp_path.glob("default/*/run.json")]
     assert read_run_state(folder) == "failed"
     assert "in _sampled" in (folder / "errors" / "stacks_rank_0.txt").read_text()
@@ -88,11 +88,11 @@ def test_a_hundred_flipped_bits_are_all_seen(root: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("save:sigkill", "names no point; these are compose init"),
-        ("save.write:sigkil", "names no kind; these are sigkill"),
+        ("save:sigkill", "has an unknown point; known points: compose init"),
+        ("save.write:sigkil", "has an unknown kind; known kinds: sigkill"),
         ("save.write", "has 1 parts"),
-        ("save.write:sigkill:0", "has no whole numbers"),
-        ("save.write:sigkill:1:x", "has no whole numbers"),
+        ("save.write:sigkill:0", "needs whole numbers"),
+        ("save.write:sigkill:1:x", "needs whole numbers"),
     ],
 )
 def test_a_fault_that_cannot_happen_is_refused(text: str, said: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The type checker that the formulas are imported with in tests: an int is a float, as everywhere in Python."""
+"""The type checker of the formulas in tests; an int is accepted as a float."""
 
 from __future__ import annotations
 

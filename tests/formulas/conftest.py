@@ -1,4 +1,4 @@
-"""Random ragged responses with holes, and slow loops in double precision to hold the formulas against."""
+"""Random ragged responses with holes, and slow reference loops in double precision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Ragged:
     generator: torch.Generator
 
     def noise(self) -> Tensor:
-        """Normal `[B, R]` float32, off the mask as well as on it."""
+        """Normal `[B, R]` float32, on and off the mask."""
         return torch.randn(self.mask.shape, generator=self.generator)
 
     def zeroed(self) -> Tensor:
@@ -33,7 +33,7 @@ class Ragged:
 
 @pytest.fixture(scope="session")
 def ragged() -> Callable[..., Ragged]:
-    """A maker of random ragged batches from a seed."""
+    """A factory of random ragged batches from a seed."""
 
     def make(seed: int, *, rows: int = 4, width: int = 12) -> Ragged:
         generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Advantages and returns, against hand-worked numbers, slow loops in double precision, and what must not matter."""
+"""Advantages and returns, against hand-worked numbers, slow loops in double precision, and invariances."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FEW = settings(max_examples=30, deadline=None)
 
 
 def close(actual: Tensor, expected: Tensor | list) -> None:
-    """Equal within 1e-5, whatever the precision."""
+    """Assert equality within 1e-5, for any dtype."""
     torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
 
 
@@ -43,7 +43,7 @@ def test_gae_of_three_tokens_by_hand() -> None:
     close(returns, [[0.61425, 0.765, 1.0, 0.0]])
 
 
-def test_gae_steps_over_a_hole_without_discount() -> None:
+def test_gae_does_not_discount_across_hole() -> None:
     rewards, values = torch.tensor([[0.0, 9.0, 9.0, 1.0]]), torch.tensor([[0.5, 9.0, 9.0, 0.7]])
     advantages, returns = gae(rewards, values, torch.tensor([[1, 0, 0, 1]]), gamma=0.9, gae_lambda=0.5)
     # delta_0 = .9 * .7 - .5 = .13, delta_3 = .3;  A_0 = .13 + .45 * .3
@@ -53,7 +53,7 @@ def test_gae_steps_over_a_hole_without_discount() -> None:
 
 @FEW
 @given(seed=SEEDS, gamma=DISCOUNTS, lam=DISCOUNTS)
-def test_gae_agrees_with_a_loop_over_own_tokens(ragged, loop_gae, seed: int, gamma: float, lam: float) -> None:
+def test_gae_matches_loop(ragged, loop_gae, seed: int, gamma: float, lam: float) -> None:
     batch = ragged(seed)
     rewards, values = batch.noise(), batch.noise()
     actual = gae(rewards, values, batch.mask, gamma=gamma, gae_lambda=lam)
@@ -62,7 +62,7 @@ def test_gae_agrees_with_a_loop_over_own_tokens(ragged, loop_gae, seed: int, gam
 
 
 @pytest.mark.parametrize("width", [127, 128, 129, 300])
-def test_gae_agrees_with_the_loop_across_its_blocks_of_columns(ragged, loop_gae, width: int) -> None:
+def test_gae_matches_loop_across_blocks(ragged, loop_gae, width: int) -> None:
     batch = ragged(width, rows=3, width=width)
     batch.mask[0] = torch.arange(width) % 140 < 3  # holes wider than a block
     rewards, values = batch.noise(), batch.noise()
@@ -71,7 +71,7 @@ def test_gae_agrees_with_the_loop_across_its_blocks_of_columns(ragged, loop_gae,
         close(result, expected)
 
 
-def test_gae_takes_one_lambda_per_row(ragged, loop_gae) -> None:
+def test_gae_with_lambda_per_row(ragged, loop_gae) -> None:
     batch = ragged(3)
     rewards, values = batch.noise(), batch.noise()
     lambdas = torch.tensor([0.0, 0.5, 0.9, 1.0])
@@ -85,7 +85,7 @@ def test_gae_takes_one_lambda_per_row(ragged, loop_gae) -> None:
 
 @FEW
 @given(seed=SEEDS)
-def test_gae_with_gamma_and_lambda_of_one_is_the_return_less_the_value(ragged, seed: int) -> None:
+def test_gae_with_gamma_and_lambda_one_is_return_minus_value(ragged, seed: int) -> None:
     batch = ragged(seed)
     rewards, values = batch.zeroed(), batch.zeroed()
     to_go = rewards.flip(1).cumsum(1).flip(1)
@@ -94,7 +94,7 @@ def test_gae_with_gamma_and_lambda_of_one_is_the_return_less_the_value(ragged, s
     close(returns, torch.where(batch.mask, to_go, 0.0))
 
 
-def test_the_return_of_one_scored_turn_is_the_score_at_every_token(ragged) -> None:
+def test_return_of_single_turn_is_score(ragged) -> None:
     mask = torch.arange(6)[None] < torch.tensor([[6], [4], [1]])
     turn = torch.where(mask, 0, -1)
     rewards = place_scores(torch.tensor([[2.0], [-1.5], [0.25]]), mask, turn)
@@ -104,7 +104,7 @@ def test_the_return_of_one_scored_turn_is_the_score_at_every_token(ragged) -> No
 
 @FEW
 @given(seed=SEEDS, gamma=DISCOUNTS, lam=DISCOUNTS)
-def test_gae_with_holes_equals_gae_on_the_compacted_rows(ragged, seed: int, gamma: float, lam: float) -> None:
+def test_gae_with_holes_matches_compacted_rows(ragged, seed: int, gamma: float, lam: float) -> None:
     batch = ragged(seed)
     rewards, values = batch.noise(), batch.noise()
     actual = gae(rewards, values, batch.mask, gamma=gamma, gae_lambda=lam)
@@ -117,7 +117,7 @@ def test_gae_with_holes_equals_gae_on_the_compacted_rows(ragged, seed: int, gamm
 
 @FEW
 @given(seed=SEEDS, extra=st.integers(0, 5))
-def test_what_lies_off_the_mask_and_how_wide_it_is_never_matters(ragged, seed: int, extra: int) -> None:
+def test_results_independent_of_padding(ragged, seed: int, extra: int) -> None:
     batch = ragged(seed)
     rewards, values, width = batch.zeroed(), batch.zeroed(), batch.mask.shape[1]
     dirty = [torch.nn.functional.pad(batch.poisoned(x), (0, extra), value=torch.nan) for x in (rewards, values)]
@@ -135,7 +135,7 @@ def test_what_lies_off_the_mask_and_how_wide_it_is_never_matters(ragged, seed: i
             assert not b[~mask].any()
 
 
-def test_gae_leaves_its_arguments_alone_and_gives_constants(ragged) -> None:
+def test_gae_keeps_inputs_and_has_no_gradient(ragged) -> None:
     batch = ragged(5)
     rewards, values = batch.noise(), batch.noise().requires_grad_()
     before = rewards.clone(), values.detach().clone(), batch.mask.clone()
@@ -146,14 +146,14 @@ def test_gae_leaves_its_arguments_alone_and_gives_constants(ragged) -> None:
         assert torch.equal(argument, copy)
 
 
-def test_gae_keeps_double_and_raises_half_precision(ragged) -> None:
+def test_gae_dtype(ragged) -> None:
     batch = ragged(6)
     for given_, expected in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
         rewards, values = batch.noise().to(given_), batch.noise().to(given_)
         assert gae(rewards, values, batch.mask, gamma=0.9, gae_lambda=0.9)[0].dtype == expected
 
 
-def test_rows_without_columns_and_batches_without_rows_are_fine() -> None:
+def test_empty_tensors() -> None:
     for shape in ((2, 0), (0, 3)):
         x, mask, turn = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.long)
         assert gae(x, x, mask, gamma=1.0, gae_lambda=1.0)[0].shape == shape
@@ -163,12 +163,12 @@ def test_rows_without_columns_and_batches_without_rows_are_fine() -> None:
         assert place_scores(torch.ones(shape[0], 1), mask, turn).shape == shape
 
 
-def test_gae_of_4096_by_4096_takes_well_under_three_seconds() -> None:
+def test_gae_speed() -> None:
     generator = torch.Generator().manual_seed(0)
     rewards, values = (torch.rand(4096, 4096, generator=generator) for _ in range(2))
     mask = rewards < 0.8
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # on busy cores a second thread waits more than it works
+    torch.set_num_threads(1)  # on busy cores a second thread mostly waits
     try:
         seconds = []
         for _ in range(3):
@@ -203,9 +203,7 @@ def test_turn_gae_of_two_turns_by_hand(where: str, value_0: float, value_1: floa
 
 @FEW
 @given(seed=SEEDS, gamma=DISCOUNTS, lam=DISCOUNTS, where=st.sampled_from(["first", "mean", "final"]))
-def test_turn_gae_agrees_with_a_loop_over_turns(
-    ragged, loop_gae, seed: int, gamma: float, lam: float, where: str
-) -> None:
+def test_turn_gae_matches_loop(ragged, loop_gae, seed: int, gamma: float, lam: float, where: str) -> None:
     batch = ragged(seed)
     rewards, values = batch.noise(), batch.noise()
     actual = turn_gae(rewards, values, batch.mask, batch.turn, gamma=gamma, gae_lambda=lam, turn_value=where)
@@ -223,7 +221,7 @@ def test_turn_gae_agrees_with_a_loop_over_turns(
             close(result[row], expected)
 
 
-def test_turn_gae_with_one_token_per_turn_is_gae(ragged) -> None:
+def test_turn_gae_with_one_token_per_turn_equals_gae(ragged) -> None:
     batch = ragged(9)
     each_its_own = torch.where(batch.mask, batch.mask.cumsum(1) - 1, -1)
     rewards, values = batch.noise(), batch.noise()
@@ -234,12 +232,12 @@ def test_turn_gae_with_one_token_per_turn_is_gae(ragged) -> None:
             close(a, b)
 
 
-def test_an_unknown_turn_value_names_the_known_ones() -> None:
+def test_unknown_turn_value_rejected() -> None:
     with pytest.raises(ValueError, match="turn_value=last; must be one of first mean final"):
         turn_gae(TURN_REWARDS, TURN_VALUES, OWN, TWO_TURNS, gamma=1.0, gae_lambda=1.0, turn_value="last")
 
 
-def test_an_own_token_without_a_turn_is_an_error() -> None:
+def test_action_token_without_turn_rejected() -> None:
     with pytest.raises(ValueError, match="turn=-1 on an action token"):
         turn_gae(TURN_REWARDS, TURN_VALUES, OWN | True, TWO_TURNS, gamma=1.0, gae_lambda=1.0, turn_value="mean")
 
@@ -250,14 +248,14 @@ def test_an_own_token_without_a_turn_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("where", "value_0", "value_1"), [("first", 0.2, 0.8), ("mean", 0.4, 1.0), ("final", 0.6, 1.2)]
 )
-def test_a_turns_value_stands_on_each_of_its_own_tokens(where: str, value_0: float, value_1: float) -> None:
+def test_pool_values_by_hand(where: str, value_0: float, value_1: float) -> None:
     pooled = pool_values(TURN_VALUES, OWN, TWO_TURNS, turn_value=where)
     close(pooled, [[value_0, value_0, 0.0, value_1, value_1, 0.0]])
 
 
 @FEW
 @given(seed=SEEDS, where=st.sampled_from(["first", "mean", "final"]))
-def test_turn_gae_reads_the_same_from_pooled_values_beside_nan(ragged, seed: int, where: str) -> None:
+def test_turn_gae_of_pooled_values_ignores_nan(ragged, seed: int, where: str) -> None:
     batch = ragged(seed)
     rewards, values = batch.noise(), batch.noise()
     settings_ = {"gamma": 0.9, "gae_lambda": 0.8, "turn_value": where}
@@ -283,7 +281,7 @@ def test_pooled_values_match_finite_differences(where: str) -> None:
 
 @FEW
 @given(seed=SEEDS)
-def test_a_turn_ends_once_on_its_last_own_token(ragged, seed: int) -> None:
+def test_turn_ends_marks_last_token_of_each_turn(ragged, seed: int) -> None:
     batch = ragged(seed)
     ends = turn_ends(batch.mask, batch.turn)
     for row in range(batch.mask.shape[0]):
@@ -295,7 +293,7 @@ def test_a_turn_ends_once_on_its_last_own_token(ragged, seed: int) -> None:
 # reward_to_go and place_scores
 
 
-def test_reward_to_go_by_hand_and_across_a_hole() -> None:
+def test_reward_to_go_by_hand() -> None:
     close(reward_to_go(torch.tensor([[1.0, 2.0, 4.0]]), torch.ones(1, 3), gamma=0.5), [[3.0, 4.0, 4.0]])
     holed = reward_to_go(torch.tensor([[1.0, 9.0, 2.0, 9.0, 4.0]]), torch.tensor([[1, 0, 1, 0, 1]]), gamma=0.5)
     close(holed, [[3.0, 0.0, 4.0, 0.0, 4.0]])
@@ -303,7 +301,7 @@ def test_reward_to_go_by_hand_and_across_a_hole() -> None:
 
 @FEW
 @given(seed=SEEDS, gamma=DISCOUNTS)
-def test_reward_to_go_is_the_discounted_sum_over_own_tokens(ragged, seed: int, gamma: float) -> None:
+def test_reward_to_go_matches_loop(ragged, seed: int, gamma: float) -> None:
     batch = ragged(seed)
     rewards = batch.noise()
     actual = reward_to_go(rewards, batch.mask, gamma=gamma)
@@ -314,20 +312,20 @@ def test_reward_to_go_is_the_discounted_sum_over_own_tokens(ragged, seed: int, g
         assert not actual[row, ~own].any()
 
 
-def test_a_score_stands_on_the_last_own_token_of_its_turn() -> None:
+def test_place_scores_on_last_token_of_turn() -> None:
     turn = torch.tensor([[0, 0, -1, 1, 1, -1], [-1, 1, 1, -1, 2, -1], [-1, -1, -1, -1, -1, -1]])
     score = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [7.0, 8.0, 9.0]])
     expected = [[0, 1, 0, 0, 2, 0], [0, 0, 5, 0, 6, 0], [0, 0, 0, 0, 0, 0]]
     assert place_scores(score, turn >= 0, turn).tolist() == expected
 
 
-def test_a_score_of_a_turn_without_tokens_goes_nowhere_even_if_nan() -> None:
+def test_place_scores_ignores_turn_without_tokens() -> None:
     turn = torch.tensor([[1, 1, -1]])
     placed = place_scores(torch.tensor([[torch.nan, 3.0, torch.nan]]), turn >= 0, turn)
     assert placed.tolist() == [[0.0, 3.0, 0.0]]
 
 
-def test_more_turns_than_scores_is_an_error() -> None:
+def test_more_turns_than_scores_rejected() -> None:
     with pytest.raises(ValueError, match=r"score has 1 column\(s\), but a row has turn 1"):
         place_scores(torch.ones(1, 1), OWN, TWO_TURNS)
 
@@ -338,7 +336,7 @@ SCORE = torch.tensor([0.0, 10.0, 1.0, 30.0, 2.0])
 GROUP = torch.tensor([7, -2, 7, -2, 7])
 
 
-def test_group_estimators_by_hand_with_groups_interleaved_and_unequal() -> None:
+def test_group_estimators_by_hand() -> None:
     root = 200**0.5
     close(group_normalized(SCORE, GROUP), [-1.0, -10 / root, 0.0, 10 / root, 1.0])
     close(group_normalized(SCORE, GROUP, scale_by_std=False), [-1.0, -10.0, 0.0, 10.0, 1.0])
@@ -347,7 +345,7 @@ def test_group_estimators_by_hand_with_groups_interleaved_and_unequal() -> None:
 
 @FEW
 @given(seed=SEEDS)
-def test_group_estimators_agree_with_a_loop_over_groups(seed: int) -> None:
+def test_group_estimators_match_loop(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     group = torch.randint(-3, 3, (7,), generator=generator).repeat(2)[torch.randperm(14, generator=generator)]
     score = torch.randn(14, generator=generator)
@@ -365,14 +363,14 @@ def test_group_estimators_agree_with_a_loop_over_groups(seed: int) -> None:
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -0.7, 12345.678])
 @pytest.mark.parametrize("size", [2, 3, 5, 64])
-def test_equal_scores_give_exactly_zero(value: float, size: int) -> None:
+def test_equal_scores_have_zero_advantage(value: float, size: int) -> None:
     score, group = torch.full((size,), value), torch.zeros(size, dtype=torch.long)
     assert not group_normalized(score, group).any()
     assert not group_normalized(score, group, scale_by_std=False).any()
     assert not leave_one_out(score, group).any()
 
 
-def test_a_group_of_one_is_an_error_that_says_what_to_do() -> None:
+def test_group_of_one_rejected() -> None:
     score, group = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 9, 4])
     for estimator in (
         group_normalized,

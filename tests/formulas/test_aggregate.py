@@ -1,4 +1,4 @@
-"""The one division, in its four modes."""
+"""Loss aggregation in its four modes."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ippo_cli.formulas import aggregate
 
 MODES = ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 LOSS = torch.tensor([[1.0, 2.0, 9.0, 3.0], [4.0, 9.0, 9.0, 9.0], [9.0, 9.0, 9.0, 9.0]])
-MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])  # 4 tokens, 2 rows that count
+MASK = torch.tensor([[1, 1, 0, 1], [1, 0, 0, 0], [0, 0, 0, 0]])  # 4 tokens, 2 rows with tokens
 
 
 @pytest.mark.parametrize(("mode", "expected"), list(zip(MODES, [10 / 4, 10 / 2, (2 + 4) / 2, 10 / 2 / 8], strict=True)))
-def test_the_four_modes_by_hand(mode: str, expected: float) -> None:
+def test_modes_by_hand(mode: str, expected: float) -> None:
     assert aggregate(LOSS, MASK, mode=mode, num_tokens=4, num_sequences=2, norm=8).item() == pytest.approx(expected)
     counts = {"num_tokens": torch.tensor(4), "num_sequences": torch.tensor(2)}
     assert aggregate(LOSS, MASK.bool(), mode=mode, norm=8, **counts).item() == pytest.approx(expected)
@@ -23,9 +23,7 @@ def test_the_four_modes_by_hand(mode: str, expected: float) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), mode=st.sampled_from(MODES), cut=st.integers(0, 4), extra=st.integers(0, 4))
-def test_micro_batches_add_up_whatever_the_split_and_the_width(
-    ragged, seed: int, mode: str, cut: int, extra: int
-) -> None:
+def test_micro_batches_sum_to_whole_batch(ragged, seed: int, mode: str, cut: int, extra: int) -> None:
     batch = ragged(seed)
     loss = batch.noise()
     counts = {"num_tokens": int(batch.mask.sum()), "num_sequences": int(batch.mask.any(1).sum())}
@@ -38,7 +36,7 @@ def test_micro_batches_add_up_whatever_the_split_and_the_width(
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_the_modes_agree_with_loops(ragged, seed: int) -> None:
+def test_modes_match_loops(ragged, seed: int) -> None:
     batch = ragged(seed)
     loss = batch.noise()
     rows = [row[own].double() for row, own in zip(loss, batch.mask, strict=True) if own.any()]
@@ -55,7 +53,7 @@ def test_the_modes_agree_with_loops(ragged, seed: int) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_nothing_kept_is_a_zero_that_can_be_differentiated(mode: str) -> None:
+def test_empty_mask_gives_differentiable_zero(mode: str) -> None:
     loss = torch.ones(2, 3, requires_grad=True)
     for zero in (0, torch.tensor(0)):
         total = aggregate(loss, torch.zeros(2, 3), mode=mode, num_tokens=zero, num_sequences=zero, norm=8)
@@ -73,11 +71,11 @@ def test_aggregation_matches_finite_differences(mode: str) -> None:
 
 
 @pytest.mark.parametrize("norm", [None, 0.0, -1.0])
-def test_the_norm_mode_needs_a_positive_norm(norm: float | None) -> None:
+def test_norm_mode_requires_positive_norm(norm: float | None) -> None:
     with pytest.raises(ValueError, match="needs a positive constant"):
         aggregate(LOSS, MASK, mode="seq-mean-token-sum-norm", num_tokens=4, num_sequences=2, norm=norm)
 
 
-def test_an_unknown_mode_names_the_known_ones() -> None:
+def test_unknown_mode_rejected() -> None:
     with pytest.raises(ValueError, match="mode=mean; must be one of token-mean seq-mean-token-sum seq-mean-token-mean"):
         aggregate(LOSS, MASK, mode="mean", num_tokens=4, num_sequences=2)

@@ -1,4 +1,4 @@
-"""Intervals, the paired test and pass@k, against enumeration and textbook values."""
+"""Confidence intervals, the paired test and pass@k, against enumeration and textbook values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from ippo_cli.formulas.estimates import bootstrap_interval, pass_at_k, share_interval, sign_flip_p, wilson
 
 
-def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one() -> None:
+def test_pass_at_k_matches_enumeration() -> None:
     for n in range(1, 7):
         for right in range(n + 1):
             samples = [1] * right + [0] * (n - right)
@@ -22,16 +22,18 @@ def test_pass_at_k_is_the_share_of_all_choices_of_k_samples_with_a_right_one() -
     assert pass_at_k(torch.tensor([1]), torch.tensor([2]), 3).isnan().all(), "fewer samples than k"
 
 
-def test_a_share_has_wilsons_interval() -> None:
+def test_wilson_interval() -> None:
     assert wilson(0.5, 10) == pytest.approx((0.2366, 0.7634), abs=1e-4)
-    assert share_interval(torch.zeros(20)) == pytest.approx((0.0, 0.1611), abs=1e-4), "none of 20 is not surely none"
+    assert share_interval(torch.zeros(20)) == pytest.approx((0.0, 0.1611), abs=1e-4), (
+        "0 of 20 does not exclude positive fractions"
+    )
     values = torch.tensor([1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, math.nan])
     assert share_interval(values) == pytest.approx(wilson(2 / 7, 7))
     assert all(math.isnan(end) for end in share_interval(torch.tensor([math.nan])))
 
 
-def test_samples_of_one_prompt_count_for_as_much_as_they_say() -> None:
-    alike = torch.tensor([1.0, 0.0, 0.0, 1.0])  # every prompt's 16 samples agree: no more is known than from one each
+def test_effective_number_of_samples() -> None:
+    alike = torch.tensor([1.0, 0.0, 0.0, 1.0])  # equal samples of a prompt carry no more information than one
     assert share_interval(alike, trials=64) == pytest.approx(wilson(0.5, 4))
     generator = torch.Generator().manual_seed(0)
     independent = (torch.rand(50, 16, generator=generator) < 0.3).double()
@@ -39,11 +41,11 @@ def test_samples_of_one_prompt_count_for_as_much_as_they_say() -> None:
     wanted = wilson(float(independent.mean()), 800)
     assert high - low == pytest.approx(wanted[1] - wanted[0], rel=0.25)
     assert share_interval(torch.full((5,), 0.5), trials=10) == pytest.approx(wilson(0.5, 5)), (
-        "no spread is no certainty"
+        "zero variance is no certainty"
     )
 
 
-def test_the_bootstrap_agrees_with_the_normal_distribution_where_that_holds() -> None:
+def test_bootstrap_matches_normal_approximation() -> None:
     values = torch.randn(400, generator=torch.Generator().manual_seed(1)).double()
     error = float(values.std()) / 20
     low, high = bootstrap_interval(values, seed=3)
@@ -54,7 +56,7 @@ def test_the_bootstrap_agrees_with_the_normal_distribution_where_that_holds() ->
     assert all(math.isnan(end) for end in bootstrap_interval(values[:1], seed=3))
 
 
-def test_the_paired_test_is_exact_for_few_pairs_and_mcnemars_for_right_and_wrong() -> None:
+def test_sign_flip_test_exact_for_few_pairs() -> None:
     assert sign_flip_p(torch.tensor([0.5, 0.5, 0.5, 0.0]), seed=0) == 2 / 8
     flips = torch.tensor([1.0] * 8 + [-1.0] * 2 + [0.0] * 90)
     binomial = 2 * sum(math.comb(10, count) for count in range(3)) / 2**10
@@ -62,7 +64,7 @@ def test_the_paired_test_is_exact_for_few_pairs_and_mcnemars_for_right_and_wrong
     assert sign_flip_p(torch.zeros(5), seed=0) == 1.0
 
 
-def test_many_pairs_are_tested_with_as_many_draws_as_make_small_chances_small() -> None:
+def test_sign_flip_test_sampled_for_many_pairs() -> None:
     flips = torch.tensor([1.0] * 35 + [-1.0] * 15)
     binomial = 2 * sum(math.comb(50, count) for count in range(16)) / 2**50
     assert sign_flip_p(flips, seed=0) == pytest.approx(binomial, rel=0.25)

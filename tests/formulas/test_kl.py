@@ -17,7 +17,7 @@ PLUS = [f"{name}+" for name in NAMES]
 
 
 def close(actual: Tensor, expected: Tensor | list) -> None:
-    """Equal within 1e-5, whatever the precision."""
+    """Assert equality within 1e-5, for any dtype."""
     torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
 
 
@@ -36,7 +36,7 @@ def test_estimators_at_half_and_minus_half(name: str, expected: list) -> None:
     close(kl_estimate(logprobs, ref, estimator=f"{name}+"), expected)
 
 
-def test_k3_is_clamped_at_10_and_has_no_gradient_there() -> None:
+def test_k3_clamped_at_10_without_gradient() -> None:
     logprobs = torch.tensor([-100.0, -2.7, -2.5, 10.9, 11.1, 100.0], requires_grad=True)
     k3 = kl_estimate(logprobs, torch.zeros(6), estimator="k3")
     close(k3, [10.0, 10.0, math.exp(2.5) - 3.5, math.exp(-10.9) + 9.9, 10.0, 10.0])
@@ -44,14 +44,14 @@ def test_k3_is_clamped_at_10_and_has_no_gradient_there() -> None:
     close(logprobs.grad, [0.0, 0.0, 1 - math.exp(2.5), 1 - math.exp(-10.9), 0.0, 0.0])
 
 
-def test_k3_of_close_policies_keeps_its_digits() -> None:
+def test_k3_precise_for_close_policies() -> None:
     d = torch.tensor([1e-3, -1e-3])
     torch.testing.assert_close(kl_estimate(d, torch.zeros(2), estimator="k3"), d.square() / 2, rtol=2e-3, atol=0)
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), name=st.sampled_from(NAMES))
-def test_the_gradient_of_any_plus_form_is_that_of_k2(ragged, seed: int, name: str) -> None:
+def test_plus_forms_have_gradient_of_k2(ragged, seed: int, name: str) -> None:
     batch = ragged(seed)
     logprobs, ref = (batch.zeroed() * 5).requires_grad_(), batch.zeroed()
     plus = kl_estimate(logprobs, ref, estimator=f"{name}+")
@@ -77,7 +77,7 @@ def policies(seed: int, vocabulary: int = 16) -> tuple[Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("name", ["k1", "k3"])
-def test_k1_and_k3_under_the_policy_average_to_the_divergence(name: str) -> None:
+def test_k1_and_k3_unbiased(name: str) -> None:
     for seed in range(5):
         pi, ref = policies(seed)
         divergence = (pi.exp() * (pi - ref)).sum()
@@ -86,14 +86,14 @@ def test_k1_and_k3_under_the_policy_average_to_the_divergence(name: str) -> None
         assert abs(divergence - (ref.exp() * (ref - pi)).sum()) > 1e-3  # so that the direction is tested
 
 
-def test_k3_of_samples_approximates_the_divergence() -> None:
+def test_k3_of_samples_approximates_kl() -> None:
     pi, ref = policies(0)
     drawn = torch.multinomial(pi.exp(), 200_000, replacement=True, generator=torch.Generator().manual_seed(1))
     divergence = (pi.exp() * (pi - ref)).sum().item()
     assert kl_estimate(pi[drawn], ref[drawn], estimator="k3").mean().item() == pytest.approx(divergence, rel=0.02)
 
 
-def test_the_gradient_of_plus_forms_averages_to_that_of_the_divergence() -> None:
+def test_plus_forms_have_unbiased_gradient() -> None:
     logits = torch.randn(2, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
     free = logits[0].clone().requires_grad_()
     pi, ref = free.log_softmax(-1), logits[1].log_softmax(-1)
@@ -104,7 +104,7 @@ def test_the_gradient_of_plus_forms_averages_to_that_of_the_divergence() -> None
 
 
 @pytest.mark.parametrize("name", NAMES + PLUS)
-def test_nan_padding_never_reaches_an_aggregated_estimate(ragged, name: str) -> None:
+def test_nan_padding_ignored(ragged, name: str) -> None:
     batch = ragged(1)
     logprobs, ref = batch.zeroed(), batch.zeroed()
     counts = {"mode": "token-mean", "num_tokens": 4, "num_sequences": 3}
@@ -115,7 +115,7 @@ def test_nan_padding_never_reaches_an_aggregated_estimate(ragged, name: str) -> 
 
 
 @pytest.mark.parametrize("name", ["k4", "full", "", "+", "k1++"])
-def test_an_unknown_estimator_names_the_known_ones(name: str) -> None:
+def test_unknown_estimator_rejected(name: str) -> None:
     with pytest.raises(ValueError, match="must be one of k1 abs k2 k3"):
         kl_estimate(torch.zeros(1), torch.zeros(1), estimator=name)
 
@@ -139,7 +139,7 @@ def test_full_kl_of_two_coins_by_hand() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 4, 100])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_full_kl_and_its_gradients_equal_those_of_the_whole_tensor(chunk: int, temperature: float) -> None:
+def test_full_kl_matches_unchunked(chunk: int, temperature: float) -> None:
     head, ref_head = heads()
     hidden, ref_hidden = torch.randn(2, 3, 5), torch.randn(2, 3, 5)
     inputs = hidden.requires_grad_(), head.weight
@@ -163,7 +163,7 @@ def test_full_kl_matches_finite_differences() -> None:
     )
 
 
-def test_full_kl_is_exactly_zero_between_a_policy_and_itself_and_so_is_its_gradient() -> None:
+def test_full_kl_zero_for_equal_policies() -> None:
     head, _ = heads()
     hidden = torch.randn(6, 5, requires_grad=True)
     kl = full_kl(hidden, head, hidden.detach(), head, temperature=0.9, chunk_tokens=4)
@@ -172,7 +172,7 @@ def test_full_kl_is_exactly_zero_between_a_policy_and_itself_and_so_is_its_gradi
     assert not hidden.grad.any()
 
 
-def test_full_kl_sends_no_gradient_to_the_reference() -> None:
+def test_full_kl_has_no_reference_gradient() -> None:
     head, ref_head = heads()
     hidden, ref_hidden = torch.randn(2, 6, 5).unbind()
     ref_hidden.requires_grad_()
@@ -182,7 +182,7 @@ def test_full_kl_sends_no_gradient_to_the_reference() -> None:
     assert ref_head.weight.grad is None
 
 
-def test_impossible_tokens_add_nothing_to_full_kl_and_do_not_spoil_its_gradient() -> None:
+def test_full_kl_with_impossible_tokens() -> None:
     inf = math.inf
     logits = torch.tensor([[math.log(3.0), 0.0, -inf], [math.log(3.0), 0.0, -inf]], requires_grad=True)
     ref = torch.tensor([[0.0, 0.0, -inf], [0.0, 0.0, 0.0]])
@@ -194,7 +194,7 @@ def test_impossible_tokens_add_nothing_to_full_kl_and_do_not_spoil_its_gradient(
     close(logits.grad, [[slope, -slope, 0.0], [slope, -slope, 0.0]])
 
 
-def test_full_kl_is_infinite_where_the_reference_excludes_what_the_policy_says() -> None:
+def test_full_kl_infinite_outside_reference_support() -> None:
     kl = full_kl(
         torch.zeros(1, 2),
         nn.Identity(),
@@ -206,7 +206,7 @@ def test_full_kl_is_infinite_where_the_reference_excludes_what_the_policy_says()
     assert kl.tolist() == [math.inf]
 
 
-def test_full_kl_of_no_tokens_is_empty_and_still_hangs_on_the_head() -> None:
+def test_full_kl_of_no_tokens_keeps_graph() -> None:
     head, ref_head = heads()
     kl = full_kl(torch.zeros(2, 0, 5), head, torch.zeros(2, 0, 5), ref_head, temperature=1.0, chunk_tokens=4)
     assert kl.shape == (2, 0)
@@ -214,7 +214,7 @@ def test_full_kl_of_no_tokens_is_empty_and_still_hangs_on_the_head() -> None:
     assert not head.weight.grad.any()
 
 
-def test_full_kl_of_half_precision_is_computed_in_float32() -> None:
+def test_full_kl_of_half_precision_computed_in_float32() -> None:
     head, ref_head = (head.bfloat16() for head in heads())
     hidden, ref_hidden = torch.randn(2, 6, 5).bfloat16().unbind()
     kl = full_kl(hidden, head, ref_hidden, ref_head, temperature=0.7, chunk_tokens=4)
@@ -231,12 +231,12 @@ def test_full_kl_of_half_precision_is_computed_in_float32() -> None:
     ("current", "expected"),
     [(1.0, 0.1), (1.1, 0.101), (2.0, 0.102), (math.inf, 0.102), (0.95, 0.0995), (0.0, 0.098), (-3.0, 0.098)],
 )
-def test_the_coefficient_follows_the_clipped_error(current: float, expected: float) -> None:
+def test_adaptive_kl_step_by_hand(current: float, expected: float) -> None:
     step = adaptive_kl_step(0.1, current, target=1.0, horizon=640, num_samples=64)
     assert step == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_coefficient_is_a_float_even_of_tensors() -> None:
+def test_coefficient_is_float() -> None:
     assert type(adaptive_kl_step(0.1, torch.tensor(2.0), target=1.0, horizon=640, num_samples=64)) is float
 
 
@@ -244,11 +244,11 @@ def test_the_coefficient_is_a_float_even_of_tensors() -> None:
     ("wrong", "message"),
     [({"target": 0.0}, "target=0.0; must be positive"), ({"horizon": -1.0}, "horizon=-1.0; must be positive")],
 )
-def test_a_target_or_horizon_that_is_not_positive_is_an_error(wrong: dict, message: str) -> None:
+def test_nonpositive_target_or_horizon_rejected(wrong: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         adaptive_kl_step(0.1, 1.0, **({"target": 1.0, "horizon": 640.0, "num_samples": 64} | wrong))
 
 
-def test_a_nan_divergence_is_an_error() -> None:
+def test_nan_kl_rejected() -> None:
     with pytest.raises(ValueError, match="current_kl=nan"):
         adaptive_kl_step(0.1, math.nan, target=1.0, horizon=640, num_samples=64)

@@ -1,4 +1,4 @@
-"""Selected log-probabilities and entropies from hidden states: exact, differentiable, and never all logits at once."""
+"""Selected log-probabilities and entropies from hidden states: exact, differentiable, chunked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def whole(hidden: Tensor, head: nn.Module, ids: Tensor, temperature: float) -> t
 
 
 def close(actual: Tensor, expected: Tensor | list) -> None:
-    """Equal within 1e-5, whatever the precision."""
+    """Assert equality within 1e-5, for any dtype."""
     torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
 
 
@@ -50,7 +50,7 @@ def test_logprob_and_entropy_of_a_biased_coin() -> None:
 @pytest.mark.parametrize("chunk", [1, 4, 15, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("objective", ["logprobs", "entropy", "both"])
-def test_values_and_gradients_equal_those_of_the_whole_tensor(chunk: int, temperature: float, objective: str) -> None:
+def test_matches_unchunked(chunk: int, temperature: float, objective: str) -> None:
     hidden, head, ids = example()
     actual = selected_logprobs(hidden, head, ids, temperature=temperature, chunk_tokens=chunk)
     expected = whole(hidden, head, ids, temperature)
@@ -70,7 +70,7 @@ def test_values_and_gradients_equal_those_of_the_whole_tensor(chunk: int, temper
         close(mine, theirs)
 
 
-def test_without_entropy_there_is_none_and_the_logprobs_are_the_same() -> None:
+def test_without_entropy() -> None:
     hidden, head, ids = example()
     logprobs, entropy = selected_logprobs(hidden, head, ids, temperature=0.8, chunk_tokens=4, with_entropy=False)
     assert entropy is None
@@ -94,7 +94,7 @@ def test_gradients_match_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda h, w: both(h, w)[1], (hidden, head.weight))
 
 
-def test_half_precision_logits_are_raised_before_the_temperature_and_the_softmax() -> None:
+def test_half_precision_logits_cast_to_float32() -> None:
     hidden, head, ids = example(torch.bfloat16)
     actual = selected_logprobs(hidden, head, ids, temperature=0.7, chunk_tokens=15)
     for mine, theirs in zip(actual, whole(hidden, head, ids, 0.7), strict=True):
@@ -104,7 +104,7 @@ def test_half_precision_logits_are_raised_before_the_temperature_and_the_softmax
     assert hidden.grad.dtype == torch.bfloat16
 
 
-def test_an_impossible_token_does_not_spoil_entropy_or_gradients() -> None:
+def test_impossible_token() -> None:
     logits = torch.tensor([[math.log(3.0), 0.0, -math.inf]], requires_grad=True)
     logprobs, entropy = selected_logprobs(logits, nn.Identity(), torch.tensor([0]), temperature=1.0, chunk_tokens=1)
     close(entropy, [-0.75 * math.log(0.75) - 0.25 * math.log(0.25)])
@@ -115,7 +115,7 @@ def test_an_impossible_token_does_not_spoil_entropy_or_gradients() -> None:
     assert excluded.tolist() == [-math.inf]
 
 
-def test_a_nan_in_the_logits_is_not_hidden() -> None:
+def test_nan_logits_propagate() -> None:
     logits = torch.tensor([[0.0, math.nan]])
     for result in selected_logprobs(logits, nn.Identity(), torch.tensor([0]), temperature=1.0, chunk_tokens=1):
         assert result.isnan().all()
@@ -123,7 +123,7 @@ def test_a_nan_in_the_logits_is_not_hidden() -> None:
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("shape", [(0,), (2, 0)])
-def test_no_tokens_give_empty_results_that_hang_on_the_head(grad: bool, shape: tuple[int, ...]) -> None:
+def test_no_tokens_keep_graph(grad: bool, shape: tuple[int, ...]) -> None:
     calls: list[int] = []
     head = nn.Linear(H, V)
     head.register_forward_hook(lambda _module, inputs, _output: calls.append(inputs[0].shape[0]))
@@ -138,7 +138,7 @@ def test_no_tokens_give_empty_results_that_hang_on_the_head(grad: bool, shape: t
         assert hidden.grad.shape == hidden.shape
 
 
-def test_the_head_sees_at_most_a_chunk_and_is_recomputed_only_under_gradient() -> None:
+def test_head_called_per_chunk() -> None:
     calls: list[int] = []
     hidden, head, ids = example()
     head.register_forward_hook(lambda _module, inputs, _output: calls.append(inputs[0].shape[0]))
@@ -151,7 +151,7 @@ def test_the_head_sees_at_most_a_chunk_and_is_recomputed_only_under_gradient() -
 
 
 class WidestLogits(TorchDispatchMode):
-    """Notes the most rows of any tensor that has the vocabulary as its last dimension (the head's weight aside)."""
+    """Records the largest row count of tensors with the vocabulary as last dimension (except the head's weight)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class WidestLogits(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("with_entropy", [True, False])
-def test_no_tensor_of_logits_outgrows_a_chunk_forwards_or_backwards(with_entropy: bool) -> None:
+def test_logits_limited_to_chunk(with_entropy: bool) -> None:
     hidden, head, ids = example()
     with WidestLogits() as seen:
         logprobs, entropy = selected_logprobs(
@@ -177,7 +177,7 @@ def test_no_tensor_of_logits_outgrows_a_chunk_forwards_or_backwards(with_entropy
     assert seen.rows == 4
 
 
-def test_nothing_of_the_size_of_the_vocabulary_is_kept_for_the_backward_pass() -> None:
+def test_backward_saves_no_logits() -> None:
     hidden, head, ids = example()
     kept: list[Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -187,7 +187,7 @@ def test_nothing_of_the_size_of_the_vocabulary_is_kept_for_the_backward_pass() -
     assert hidden.grad.any()
 
 
-def test_ids_of_padding_change_no_other_token() -> None:
+def test_padding_ids_ignored() -> None:
     hidden, head, ids = example()
     mask = torch.arange(5)[None] < torch.tensor([[5], [3], [0]])
     other = torch.where(mask[..., None], hidden, 7.0)
@@ -205,7 +205,7 @@ def test_ids_of_padding_change_no_other_token() -> None:
         ({"chunk_tokens": 0}, "chunk_tokens=0; must be at least 1"),
     ],
 )
-def test_settings_that_compute_nothing_are_errors(wrong: dict, message: str) -> None:
+def test_invalid_settings_rejected(wrong: dict, message: str) -> None:
     hidden, head, ids = example()
     with pytest.raises(ValueError, match=message):
         selected_logprobs(hidden, head, ids, **({"temperature": 1.0, "chunk_tokens": 4} | wrong))

@@ -1,4 +1,4 @@
-"""Masked reductions and whitening, against hand-worked numbers and torch on the kept entries alone."""
+"""Masked reductions and whitening, against hand-worked numbers and torch on the kept entries."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ X = torch.tensor([[1.0, 2.0, 100.0], [4.0, 5.0, 8.0]])
 MASK = torch.tensor([[1, 1, 0], [1, 0, 1]])  # keeps 1 2 4 8
 
 
-def test_sum_mean_and_variance_of_1_2_4_8() -> None:
+def test_sum_mean_and_variance_by_hand() -> None:
     assert masked_sum(X, MASK).item() == 15.0
     assert masked_mean(X, MASK).item() == 3.75
     assert masked_var(X, MASK).item() == pytest.approx(28.75 / 3, abs=1e-6)
 
 
-def test_whitening_of_1_2_4_8() -> None:
+def test_whitening_by_hand() -> None:
     std = math.sqrt(28.75 / 3)
     expected = torch.tensor([[-2.75, -1.75, 0.0], [0.25, 0.0, 4.25]]) / std
     torch.testing.assert_close(masked_whiten(X, MASK), expected, atol=1e-6, rtol=0)
 
 
-def test_whitening_without_center_only_divides() -> None:
+def test_whitening_without_center() -> None:
     std = math.sqrt(28.75 / 3)
     expected = torch.tensor([[1.0, 2.0, 0.0], [4.0, 0.0, 8.0]]) / std
     torch.testing.assert_close(masked_whiten(X, MASK, center=False), expected, atol=1e-6, rtol=0)
 
 
-def test_whitening_without_scale_only_shifts() -> None:
+def test_whitening_without_scale() -> None:
     expected = torch.tensor([[-2.75, -1.75, 0.0], [0.25, 0.0, 4.25]])
     torch.testing.assert_close(masked_whiten(X, MASK, scale=False), expected, atol=1e-6, rtol=0)
 
 
-def test_whitening_takes_moments_from_outside() -> None:
+def test_whitening_with_external_moments() -> None:
     expected = torch.tensor([[-4.5, -4.0, 0.0], [-3.0, 0.0, -1.0]])
     torch.testing.assert_close(masked_whiten(X, MASK, moments=(10.0, 4.0)), expected, atol=1e-6, rtol=0)
     as_tensors = (torch.tensor(10.0), torch.tensor(4.0))
@@ -49,28 +49,28 @@ def test_whitening_takes_moments_from_outside() -> None:
 
 @pytest.mark.parametrize("value", [0.1, 1 / 3, -7.7, 12345.678, 1e-6])
 @pytest.mark.parametrize("kept", [1, 2, 7, 1000])
-def test_equal_entries_whiten_to_exactly_zero(value: float, kept: int) -> None:
+def test_whitening_of_equal_entries_is_zero(value: float, kept: int) -> None:
     x = torch.full((1, kept + 3), value)
     mask = torch.arange(kept + 3)[None] < kept
     assert masked_var(x, mask).item() == 0.0
     assert not masked_whiten(x, mask).any()
 
 
-def test_an_outside_variance_of_zero_whitens_to_exactly_zero() -> None:
+def test_whitening_with_zero_external_variance() -> None:
     x = torch.full((1, 3), 0.7)
     rounded_mean = torch.tensor(0.7) * (1 + 1e-7)
     assert not masked_whiten(x, torch.ones(1, 3), moments=(rounded_mean, 0.0)).any()
 
 
 @pytest.mark.parametrize("kept", [0, 1])
-def test_fewer_than_two_entries_have_no_variance_and_raise_nothing(kept: int) -> None:
+def test_variance_of_fewer_than_two_entries(kept: int) -> None:
     mask = torch.arange(3)[None] < kept
     assert masked_var(X[:1], mask).item() == 0.0
     assert masked_mean(X[:1], mask).item() == float(kept)
     assert not masked_whiten(X[:1], mask).any()
 
 
-def test_a_tensor_without_columns_is_fine() -> None:
+def test_empty_tensor() -> None:
     empty, mask = torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.bool)
     assert masked_sum(empty, mask).item() == masked_mean(empty, mask).item() == masked_var(empty, mask).item() == 0.0
     assert masked_whiten(empty, mask).shape == (2, 0)
@@ -78,7 +78,7 @@ def test_a_tensor_without_columns_is_fine() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_only_kept_entries_count_even_beside_nan(ragged, seed: int) -> None:
+def test_nan_off_mask_ignored(ragged, seed: int) -> None:
     batch = ragged(seed)
     x = batch.noise() * 3 + 5
     kept = x[batch.mask].double()
@@ -96,19 +96,19 @@ def test_only_kept_entries_count_even_beside_nan(ragged, seed: int) -> None:
     assert torch.equal(white, masked_whiten(x, batch.mask.int()))
 
 
-def test_a_far_offset_does_not_spoil_the_variance() -> None:
+def test_variance_precise_with_large_mean() -> None:
     x = torch.tensor([[4096.0, 4096.5, 4097.0]])
     assert masked_var(x, torch.ones(1, 3)).item() == 0.25
 
 
-def test_half_precision_is_reduced_in_float32() -> None:
+def test_half_precision_reduced_in_float32() -> None:
     x = torch.full((1, 1001), 1.0, dtype=torch.bfloat16)
     total = masked_sum(x, torch.ones(1, 1001))
     assert total.dtype == torch.float32
     assert total.item() == 1001.0  # bfloat16 has no 1001
 
 
-def test_gradients_match_finite_differences_and_are_zero_off_the_mask() -> None:
+def test_gradients_match_finite_differences() -> None:
     x = torch.randn(3, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     mask = torch.arange(15).reshape(3, 5) % 3 != 0
     for function in (masked_sum, masked_mean, masked_var, masked_whiten):

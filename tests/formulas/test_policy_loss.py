@@ -1,4 +1,4 @@
-"""Policy objectives, pooled ratios and behaviour weights, by hand, against loops, and by finite differences."""
+"""Policy objectives, pooled ratios and behavior weights, by hand, against loops, and by finite differences."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ CLIP = {"clip_range_low": 0.2, "clip_range_high": 0.3}
 
 
 def ratios(*values: float) -> tuple[Tensor, Tensor]:
-    """New and old log-probabilities whose ratios are the given ones."""
+    """New and old log-probabilities with the given ratios."""
     old = torch.linspace(-2.0, -1.0, len(values))
     return (old.double() + torch.tensor(values, dtype=torch.float64).log()).float(), old
 
 
 def close(actual: Tensor, expected: Tensor | list) -> None:
-    """Equal within 1e-5, whatever the precision."""
+    """Assert equality within 1e-5, for any dtype."""
     torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
 
 
-def test_on_policy_loss_is_minus_logprob_times_advantage() -> None:
+def test_on_policy_loss_by_hand() -> None:
     logprobs = torch.tensor([[-0.5, -2.0, 0.0]], requires_grad=True)
     loss = on_policy_loss(logprobs, torch.tensor([[2.0, -1.0, 0.0]]))
     close(loss, [[1.0, -2.0, 0.0]])
@@ -36,14 +36,14 @@ def test_on_policy_loss_is_minus_logprob_times_advantage() -> None:
     close(logprobs.grad, [[-2.0, 1.0, 0.0]])
 
 
-def test_clipped_loss_by_hand_in_every_region() -> None:
+def test_clipped_loss_by_hand() -> None:
     new, old = ratios(1.5, 1.1, 0.5, 1.5, 0.9, 0.5)
     advantages = torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, -2.0])
     loss = clipped_policy_loss(new, old, advantages, **CLIP)
     close(loss, [-2.6, -2.2, -1.0, 3.0, 1.8, 1.6])
 
 
-def test_clipped_loss_has_a_gradient_exactly_where_the_clip_does_not_bind() -> None:
+def test_clipped_loss_gradient() -> None:
     new, old = ratios(1.5, 1.1, 0.5, 1.5, 0.9, 0.5)
     new.requires_grad_()
     advantages = torch.tensor([2.0, 2.0, 2.0, -2.0, -2.0, -2.0])
@@ -51,7 +51,7 @@ def test_clipped_loss_has_a_gradient_exactly_where_the_clip_does_not_bind() -> N
     close(new.grad, [0.0, -2.2, -1.0, 3.0, 1.8, 0.0])
 
 
-def test_dual_clip_bounds_the_loss_of_bad_actions_alone() -> None:
+def test_dual_clip_bounds_loss_of_negative_advantages() -> None:
     new, old = ratios(10.0, 2.0, 10.0)
     new.requires_grad_()
     loss = clipped_policy_loss(new, old, torch.tensor([-2.0, -2.0, 2.0]), dual_clip=3.0, **CLIP)
@@ -62,7 +62,7 @@ def test_dual_clip_bounds_the_loss_of_bad_actions_alone() -> None:
 
 @FEW
 @given(seed=SEEDS)
-def test_at_ratio_one_the_loss_is_minus_the_advantage_and_the_gradient_that_of_on_policy(ragged, seed: int) -> None:
+def test_loss_at_ratio_one(ragged, seed: int) -> None:
     batch = ragged(seed)
     new, advantages = batch.zeroed().requires_grad_(), batch.zeroed()
     loss = clipped_policy_loss(new, new.detach(), advantages, dual_clip=3.0, **CLIP)
@@ -72,7 +72,7 @@ def test_at_ratio_one_the_loss_is_minus_the_advantage_and_the_gradient_that_of_o
     close(clipped, plain)
 
 
-def test_log_ratios_far_away_stay_finite_and_are_clamped_at_20() -> None:
+def test_large_log_ratios_clamped() -> None:
     new, old = torch.tensor([0.0, -1000.0]), torch.tensor([-1000.0, 0.0])
     loss = clipped_policy_loss(new, old, torch.tensor([-1.0, 1.0]), **CLIP)
     torch.testing.assert_close(loss, torch.tensor([math.exp(20.0), -math.exp(-20.0)]), rtol=1e-5, atol=0)
@@ -80,7 +80,7 @@ def test_log_ratios_far_away_stay_finite_and_are_clamped_at_20() -> None:
 
 @FEW
 @given(seed=SEEDS, dual=st.sampled_from([None, 3.0]))
-def test_clipped_loss_agrees_with_plain_arithmetic(ragged, seed: int, dual: float | None) -> None:
+def test_clipped_loss_matches_arithmetic(ragged, seed: int, dual: float | None) -> None:
     batch = ragged(seed)
     new, old, advantages = batch.zeroed(), batch.zeroed(), batch.zeroed()
     actual = clipped_policy_loss(new, old, advantages, dual_clip=dual, **CLIP)
@@ -113,7 +113,7 @@ def test_policy_losses_match_finite_differences(dual: float | None) -> None:
 
 
 @pytest.mark.parametrize("dual", [1.0, 0.5, -3.0])
-def test_a_dual_clip_of_one_or_less_is_an_error(dual: float) -> None:
+def test_dual_clip_of_one_or_less_rejected(dual: float) -> None:
     with pytest.raises(ValueError, match="must be greater than 1"):
         clipped_policy_loss(torch.zeros(1), torch.zeros(1), torch.zeros(1), dual_clip=dual, **CLIP)
 
@@ -146,9 +146,7 @@ def test_pooled_log_ratios_by_hand(level: str, pooling: str, expected: list) -> 
     pooling=st.sampled_from(["sum", "mean"]),
     size=st.sampled_from([1.0, 15.0]),
 )
-def test_pooled_log_ratios_agree_with_a_loop_beside_nan(
-    ragged, seed: int, level: str, pooling: str, size: float
-) -> None:
+def test_pooled_log_ratios_match_loop(ragged, seed: int, level: str, pooling: str, size: float) -> None:
     batch = ragged(seed)
     new, old = batch.noise() * size, batch.noise() * size
     actual = pool_logratio(
@@ -166,7 +164,7 @@ def test_pooled_log_ratios_agree_with_a_loop_beside_nan(
     close(actual, expected)
 
 
-def test_the_clamp_comes_after_pooling() -> None:
+def test_clamp_after_pooling() -> None:
     new = torch.tensor([[30.0, -25.0, 18.0]])
     pooled = pool_logratio(
         new, torch.zeros(1, 3), torch.ones(1, 3), torch.zeros(1, 3).long(), level="turn", pooling="sum"
@@ -178,20 +176,20 @@ def test_the_clamp_comes_after_pooling() -> None:
     close(single, [[20.0, -20.0, 18.0]])
 
 
-def test_the_gradient_of_a_turn_reaches_all_of_its_tokens_and_no_other() -> None:
+def test_pooled_gradient_limited_to_turn() -> None:
     new = torch.where(TURN >= 0, NEW, 0.0).requires_grad_()
     pooled = pool_logratio(new, torch.zeros(2, 4), TURN >= 0, TURN, level="turn", pooling="sum")
     pooled[0, 0].backward()
     assert new.grad.tolist() == [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]
 
 
-def test_pooling_without_columns_is_fine() -> None:
+def test_pooling_of_empty_tensor() -> None:
     nothing = torch.zeros(2, 0)
     for level in ("token", "turn", "sequence"):
         assert pool_logratio(nothing, nothing, nothing, nothing.long(), level=level, pooling="mean").shape == (2, 0)
 
 
-def test_unknown_levels_and_poolings_name_the_known_ones() -> None:
+def test_unknown_levels_and_poolings_rejected() -> None:
     arguments = (NEW, NEW, TURN >= 0, TURN)
     with pytest.raises(ValueError, match="level=row; must be one of token turn sequence"):
         pool_logratio(*arguments, level="row", pooling="sum")
@@ -213,7 +211,7 @@ def test_behavior_weights_by_hand() -> None:
     close(behavior_weights(TRAIN, sampler, ON, level="sequence", cap=2.0), [[1.5, 1.5, 0.0], [0.9, 0.9, 0.0]])
 
 
-def test_a_band_masks_what_lies_outside_it_before_the_cap() -> None:
+def test_band_applied_before_cap() -> None:
     sampler = torch.zeros(2, 3)
     token = behavior_weights(TRAIN, sampler, ON, level="token", cap=2.0, band=(0.6, 2.5))
     close(token, [[0.0, 0.0, 0.0], [0.9, 1.0, 0.0]])
@@ -221,7 +219,7 @@ def test_a_band_masks_what_lies_outside_it_before_the_cap() -> None:
     close(sequence, [[1.5, 1.5, 0.0], [0.0, 0.0, 0.0]])
 
 
-def test_behavior_weights_are_detached_and_deaf_to_padding(ragged) -> None:
+def test_behavior_weights_detached_and_ignore_padding(ragged) -> None:
     batch = ragged(2)
     train, sampler = batch.zeroed(), batch.zeroed()
     for level in ("token", "sequence"):
@@ -232,19 +230,19 @@ def test_behavior_weights_are_detached_and_deaf_to_padding(ragged) -> None:
         assert not weights[~batch.mask].any()
 
 
-def test_behavior_weights_of_far_policies_stay_finite() -> None:
+def test_behavior_weights_finite_for_distant_policies() -> None:
     apart = torch.tensor([[500.0, 500.0]])
     for level in ("token", "sequence"):
         weights = behavior_weights(apart, torch.zeros(1, 2), torch.ones(1, 2), level=level, cap=math.inf)
         torch.testing.assert_close(weights, torch.full((1, 2), math.exp(20.0)), rtol=1e-5, atol=0)
 
 
-def test_a_cap_that_is_not_positive_is_an_error() -> None:
+def test_nonpositive_cap_rejected() -> None:
     with pytest.raises(ValueError, match=r"cap=0\.0; must be positive"):
         behavior_weights(TRAIN, TRAIN, ON, level="token", cap=0.0)
 
 
-def test_nan_padding_never_reaches_an_aggregated_loss(ragged) -> None:
+def test_nan_padding_ignored(ragged) -> None:
     batch = ragged(4)
     new, old, advantages = batch.zeroed(), batch.zeroed(), batch.zeroed()
     clean = clipped_policy_loss(new, old, advantages, dual_clip=3.0, **CLIP)

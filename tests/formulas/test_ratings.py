@@ -10,19 +10,19 @@ import torch
 from ippo_cli.formulas import bradley_terry
 
 
-def test_two_players_have_the_odds_of_their_games() -> None:
+def test_two_players() -> None:
     found = bradley_terry(torch.tensor([[0.0, 1.0], [9.0, 0.0]]), prior=0.0)
     torch.testing.assert_close(found, torch.tensor([0.0, math.log(9.0)], dtype=torch.float64))
     with_a_draw = bradley_terry(torch.tensor([[0.0, 1.0], [9.0, 0.0]]), prior=1.0)
     assert float(with_a_draw[1]) == pytest.approx(math.log(9.5 / 1.5))
 
 
-def test_strengths_add_up_along_a_chain_of_players_who_never_met() -> None:
+def test_strengths_additive_along_chain() -> None:
     wins = torch.tensor([[0.0, 2.0, 0.0], [4.0, 0.0, 1.0], [0.0, 3.0, 0.0]])
     torch.testing.assert_close(bradley_terry(wins, prior=0.0).exp(), torch.tensor([1.0, 2.0, 6.0], dtype=torch.float64))
 
 
-def test_the_fit_has_as_many_wins_as_it_expects_whatever_the_order_of_players() -> None:
+def test_fit_matches_expected_wins() -> None:
     generator = torch.Generator().manual_seed(0)
     wins = torch.randint(1, 30, (6, 6), generator=generator).double().fill_diagonal_(0)
     found = bradley_terry(wins, prior=0.0)
@@ -32,7 +32,7 @@ def test_the_fit_has_as_many_wins_as_it_expects_whatever_the_order_of_players() 
     torch.testing.assert_close(bradley_terry(wins[order][:, order], prior=0.0), found[order])
 
 
-def test_a_player_that_lost_nothing_has_a_finite_strength_and_one_that_met_nobody_none() -> None:
+def test_undefeated_and_unconnected_players() -> None:
     wins = torch.zeros(3, 3)
     wins[1, 0] = 1000.0
     found = bradley_terry(wins)
@@ -41,6 +41,6 @@ def test_a_player_that_lost_nothing_has_a_finite_strength_and_one_that_met_nobod
     assert found[2].isnan()
 
 
-def test_a_negative_prior_is_refused() -> None:
+def test_negative_prior_rejected() -> None:
     with pytest.raises(ValueError, match="prior=-1"):
         bradley_terry(torch.zeros(2, 2), prior=-1.0)

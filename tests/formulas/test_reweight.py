@@ -1,4 +1,4 @@
-"""Policy filtration: which rows are drawn, and how often."""
+"""Policy filtration: sampled rows and their frequencies."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ippo_cli.formulas import reweight
 
 
 def frequencies(score: list[float], *, method: str, power: float = 2.0) -> torch.Tensor:
-    """How often each row comes up in 400 draws of a batch that repeats the scores 100 times."""
+    """Frequency of each row in 400 samples of a batch that repeats the scores 100 times."""
     repeated = torch.tensor(score).repeat(100)
     generator = torch.Generator().manual_seed(0)
     drawn = torch.cat([reweight(repeated, method=method, power=power, generator=generator) for _ in range(400)])
@@ -25,7 +25,7 @@ def frequencies(score: list[float], *, method: str, power: float = 2.0) -> torch
         ("max_random", 2.0, [0.1, 0.1, 0.1, 0.4]),
     ],
 )
-def test_rows_come_up_in_proportion_to_their_weight(method: str, power: float, weights: list) -> None:
+def test_frequencies_match_weights(method: str, power: float, weights: list) -> None:
     expected = torch.tensor(weights) / sum(weights)
     actual = frequencies([1.0, -2.0, 0.0, 3.0], method=method, power=power)
     torch.testing.assert_close(actual, expected, atol=0.01, rtol=0)
@@ -33,17 +33,17 @@ def test_rows_come_up_in_proportion_to_their_weight(method: str, power: float, w
 
 
 @pytest.mark.parametrize("method", ["pow", "max_min", "max_random"])
-def test_scores_of_zero_are_drawn_uniformly(method: str) -> None:
+def test_zero_scores_sampled_uniformly(method: str) -> None:
     torch.testing.assert_close(frequencies([0.0] * 4, method=method), torch.full((4,), 0.25), atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e30])
-def test_only_proportions_of_scores_count(size: float) -> None:
+def test_scale_invariant(size: float) -> None:
     actual = frequencies([1.0 * size, -2.0 * size], method="pow", power=20.0)
     torch.testing.assert_close(actual, torch.tensor([0.0, 1.0]), atol=0.001, rtol=0)
 
 
-def test_the_draw_is_a_batch_of_row_numbers_and_follows_the_generator() -> None:
+def test_sample_determined_by_generator() -> None:
     score = torch.rand(50, generator=torch.Generator().manual_seed(1))
     draws = [
         reweight(score, method="pow", power=2.0, generator=torch.Generator().manual_seed(seed)) for seed in (5, 5, 6)
@@ -57,7 +57,7 @@ def test_the_draw_is_a_batch_of_row_numbers_and_follows_the_generator() -> None:
     assert reweight(score[:0], method="pow", power=2.0, generator=None).shape == (0,)
 
 
-def test_what_cannot_be_drawn_from_is_an_error() -> None:
+def test_invalid_inputs_rejected() -> None:
     score = torch.tensor([1.0, 2.0])
     with pytest.raises(ValueError, match="method=top; must be one of pow max_min max_random"):
         reweight(score, method="top", power=2.0, generator=None)

@@ -1,4 +1,4 @@
-"""HAPPO's factor: what others have changed about the joint action at a step."""
+"""HAPPO's factor: the joint ratio of the previously updated agents at a step."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ STEP = torch.tensor([[0, 0, -1, 2]])
 
 
 @pytest.mark.parametrize(("pooling", "expected"), [("sum", [0.3, 0.0, 0.3]), ("mean", [0.15, 0.0, 0.3])])
-def test_an_actions_log_ratio_is_pooled_over_the_tokens_of_its_step(pooling: str, expected: list[float]) -> None:
+def test_step_logratio_by_hand(pooling: str, expected: list[float]) -> None:
     new = torch.tensor([[-0.9, -0.8, math.nan, -0.7]])
     found = step_logratio(new, torch.full((1, 4), -1.0), MASK, STEP, steps=3, pooling=pooling)
     torch.testing.assert_close(found, torch.tensor([expected]))
 
 
-def test_the_factor_stands_on_every_token_of_its_step_and_is_truncated() -> None:
+def test_factor_by_hand() -> None:
     logratio = torch.tensor([[math.log(2.0), 0.0, math.log(0.5)]])
     found = sequential_factor(logratio, MASK, STEP, cap=1.5)
     torch.testing.assert_close(found, torch.tensor([[1.5, 1.5, 0.0, 0.5]]))
@@ -29,14 +29,14 @@ def test_the_factor_stands_on_every_token_of_its_step_and_is_truncated() -> None
     torch.testing.assert_close(untruncated, torch.tensor([[2.0, 2.0, 0.0, 0.5]]))
 
 
-def test_nothing_changed_is_a_factor_of_exactly_one() -> None:
+def test_factor_of_unchanged_policies_is_one() -> None:
     same = torch.randn(1, 4)
     logratio = step_logratio(same, same, MASK, STEP, steps=3, pooling="sum")
     assert torch.equal(sequential_factor(logratio, MASK, STEP, cap=2.0), MASK.float())
 
 
-def test_the_factor_of_three_agents_is_the_product_of_their_ratios_step_by_step(ragged: Callable) -> None:
-    """Each agent's tokens lie in other columns; two of them act at some steps alone."""
+def test_factor_of_three_agents_is_product_of_ratios(ragged: Callable) -> None:
+    """Each agent's tokens are in other columns; at some steps only two agents act."""
     agents = [ragged(seed) for seed in (1, 2, 3)]
     old, new = [agent.zeroed() for agent in agents], [agent.zeroed() for agent in agents]
     steps = 1 + max(int(agent.turn.max()) for agent in agents)
@@ -64,6 +64,6 @@ def test_the_factor_of_three_agents_is_the_product_of_their_ratios_step_by_step(
         (lambda x: sequential_factor(x[:, :3], MASK, STEP, cap=0.0), "cap=0.0"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(call: Callable, told: str) -> None:
+def test_invalid_inputs_rejected(call: Callable, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         call(torch.zeros(1, 4))

@@ -1,4 +1,4 @@
-"""A tensor of the wrong shape or kind is refused where the tests call the formulas."""
+"""Formulas reject tensors of a wrong shape or type in tests."""
 
 from __future__ import annotations
 
@@ -50,6 +50,6 @@ WRONG: dict[str, Callable[[], object]] = {
 
 
 @pytest.mark.parametrize("name", formulas.__all__)
-def test_every_formula_refuses_a_shape_that_does_not_fit(name: str) -> None:
+def test_wrong_shapes_rejected(name: str) -> None:
     with pytest.raises(TypeCheckError):
         WRONG[name]()

@@ -12,7 +12,7 @@ from ippo_cli.formulas import aggregate, value_loss
 
 
 def close(actual: Tensor, expected: list) -> None:
-    """Equal within 1e-5."""
+    """Assert equality within 1e-5."""
     torch.testing.assert_close(actual, torch.tensor(expected), atol=1e-5, rtol=1e-5)
 
 
@@ -21,22 +21,22 @@ OLD = torch.zeros(1, 4)
 RETURNS = torch.tensor([[2.0, 2.0, 2.0, 0.0]])
 
 
-def test_value_loss_is_half_the_squared_error() -> None:
+def test_value_loss_by_hand() -> None:
     close(value_loss(NEW, OLD, RETURNS), [[0.5, 1.805, 4.5, 0.0]])
 
 
-def test_clipped_value_loss_is_the_worse_of_the_two_errors() -> None:
+def test_clipped_value_loss_by_hand() -> None:
     # V_clip = .2 .1 -.2 0: errors 1.8 1.9 2.2 0 against 1 1.9 3 0
     close(value_loss(NEW, OLD, RETURNS, value_clip_range=0.2), [[1.62, 1.805, 4.5, 0.0]])
 
 
-def test_huber_loss_is_linear_beyond_delta() -> None:
+def test_huber_loss_by_hand() -> None:
     # |e| = 1 1.9 3 0 at delta 1.5: .5, 1.5 * (1.9 - .75), 1.5 * (3 - .75), 0
     close(value_loss(NEW, OLD, RETURNS, huber_delta=1.5), [[0.5, 1.725, 3.375, 0.0]])
     close(value_loss(NEW, OLD, RETURNS, value_clip_range=0.2, huber_delta=1.5), [[1.575, 1.725, 3.375, 0.0]])
 
 
-def test_the_clip_stops_the_gradient_of_a_value_that_already_moved_towards_its_return() -> None:
+def test_clipped_value_has_no_gradient() -> None:
     new = NEW.clone().requires_grad_()
     value_loss(new, OLD, RETURNS, value_clip_range=0.2).sum().backward()
     close(new.grad, [[0.0, -1.9, -3.0, 0.0]])
@@ -44,7 +44,7 @@ def test_the_clip_stops_the_gradient_of_a_value_that_already_moved_towards_its_r
 
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), clip=st.sampled_from([None, 0.2, 1.0]), delta=st.sampled_from([None, 0.5, 10.0]))
-def test_value_loss_agrees_with_plain_arithmetic(ragged, seed: int, clip: float | None, delta: float | None) -> None:
+def test_value_loss_matches_arithmetic(ragged, seed: int, clip: float | None, delta: float | None) -> None:
     batch = ragged(seed)
     new, old, returns = batch.zeroed(), batch.zeroed(), batch.zeroed()
     actual = value_loss(new, old, returns, value_clip_range=clip, huber_delta=delta)
@@ -70,7 +70,7 @@ def test_value_loss_matches_finite_differences(clip: float | None, delta: float 
     )
 
 
-def test_nan_padding_never_reaches_the_aggregated_loss(ragged) -> None:
+def test_nan_padding_ignored(ragged) -> None:
     batch = ragged(8)
     new, old, returns = batch.zeroed(), batch.zeroed(), batch.zeroed()
     counts = {"mode": "token-mean", "num_tokens": 4, "num_sequences": 3}
@@ -80,6 +80,6 @@ def test_nan_padding_never_reaches_the_aggregated_loss(ragged) -> None:
 
 
 @pytest.mark.parametrize("name", ["value_clip_range", "huber_delta"])
-def test_settings_that_are_not_positive_are_errors(name: str) -> None:
+def test_nonpositive_settings_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0.0; must be positive"):
         value_loss(NEW, OLD, RETURNS, **{name: 0.0})

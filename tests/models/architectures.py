@@ -36,7 +36,7 @@ DEEPSEEK = {
 }
 ATTENTION = "q_proj k_proj v_proj o_proj"
 DENSE = f"{ATTENTION} gate_proj up_proj down_proj"
-FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {  # by name: model type, settings, maps that take an adapter
+FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {  # by name: model type, settings, maps that can have an adapter
     "deepseek_v3": (
         "deepseek_v3",
         {**DEEPSEEK, "q_lora_rank": 8},

@@ -1,4 +1,4 @@
-"""Model folders as the hub has them: a few thousand random weights and a tokenizer of single characters."""
+"""Model folders in hub format: a few thousand random weights and a character tokenizer."""
 
 from __future__ import annotations
 

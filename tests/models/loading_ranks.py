@@ -1,4 +1,4 @@
-"""One rank of test_loading_ranks.py: `loading_ranks.py MODEL...`; what it prints as JSON is looked at there."""
+"""One rank of test_loading_ranks.py: `loading_ranks.py MODEL...`; prints results as JSON, which the test checks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ KEYS = (
 
 
 class Memory:
-    """The growth of this process's own memory within a block, without the pages of files, in bytes."""
+    """Growth of this process's private memory within a block, without file pages, in bytes."""
 
     def __enter__(self) -> Memory:
-        ctypes.CDLL(None).malloc_trim(0)  # what is free already would be taken unseen
+        ctypes.CDLL(None).malloc_trim(0)  # free blocks would otherwise be reused unnoticed
         self._before = self.greatest = self._now()
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch)
@@ -64,7 +64,7 @@ class Memory:
 
 
 def in_files(tensor: Tensor) -> bool:
-    """Whether it lies in a file that is mapped into memory."""
+    """Whether a tensor is memory-mapped from a file."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         first, last = (int(end, 16) for end in line.split()[0].split("-"))
         if first <= tensor.data_ptr() < last:
@@ -77,7 +77,7 @@ def unmapped(module: nn.Module) -> list[str]:
 
 
 def asked(policy: Any, rows: list[int]) -> Tensor:
-    """Log-probabilities of some responses, which are unlike in number and length on the ranks."""
+    """Log-probabilities of some responses, which differ in number and length between ranks."""
     made = rollout([[5, 6], [7], [8, 9]], [[1, 2, 3], [4], [5, 6]], [[1, 1, 1], [1], [1, 1]])
     sequences = build_sequences(made, torch.tensor(rows), packed=policy.packs, final=False)
     with torch.no_grad():
@@ -85,7 +85,7 @@ def asked(policy: Any, rows: list[int]) -> Tensor:
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-    """Within four roundings: the kernels of some processors depend on the alignment of the weights in memory."""
+    """Within four roundings: some kernels depend on the alignment of the weights in memory."""
     return torch.allclose(one, other, rtol=0, atol=2e-6)
 
 
@@ -107,7 +107,7 @@ def results(model: str) -> dict[str, Any]:
     assert engine is not None
     found["share"] = memory.growth / (4 * size)
     found["dtypes"] = sorted({str(parameter.dtype) for parameter in reference.parameters()})
-    check_readable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as that of a frozen agent is
+    check_readable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as for a frozen agent
     found["same"] = equal(asked(reference, own), expected)
     for gather in ("all", "layer"):
         with Memory() as memory, engine.inference(gather=gather) as module:
@@ -119,9 +119,9 @@ def results(model: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: what is freed is given back at once
+    ctypes.CDLL(None).mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: freed memory is returned at once
     distributed.init(device="cpu", timeout_s=60)
-    results(sys.argv[1])  # what comes with a first forward and a first engine is no part of a model
+    results(sys.argv[1])  # exclude one-time memory of a first forward and a first engine
     found = [results(model) for model in sys.argv[2:]]
     distributed.shutdown()
     print(json.dumps({Path(model).name: one for model, one in zip(sys.argv[2:], found, strict=True)}))

@@ -14,7 +14,7 @@ def rollout(
     pad: int = 0,
     detached: list[list[DetachedTurn]] | None = None,
 ) -> Rollout:
-    """Left-padded prompts and right-padded responses of the given tokens; `pad` is what stands in the padding."""
+    """Left-padded prompts and right-padded responses of the given tokens; `pad` is the padding id."""
     wide, long = max(map(len, prompts)), max(1, *map(len, responses))
     prompt_ids = torch.full((len(prompts), wide), pad)
     response_ids = torch.full((len(prompts), long), pad)

@@ -1,4 +1,4 @@
-"""Families of models that adapters are trained on: which maps take one, and that PEFT and merged weights agree."""
+"""Adapters on many model families: supported maps, and agreement with PEFT and merged weights."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LORA = LoraConfig(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_trained_and_read_by_peft(family: str, tmp_path: Path) -> None:
+def test_family_trains_and_loads_in_peft(family: str, tmp_path: Path) -> None:
     lm = tiny_model(family)
     lm.save_pretrained(tmp_path / "base")
     base = FrozenBase(lm, str(tmp_path / "base"))
@@ -44,7 +44,7 @@ def test_a_family_is_trained_and_read_by_peft(family: str, tmp_path: Path) -> No
         return model(input_ids=ids, use_cache=False).logits
 
     optimizer = torch.optim.SGD(adapter.parameters(), lr=1.0)
-    for _ in range(2):  # B starts at 0, so that A has a gradient in the second step
+    for _ in range(2):  # B starts at 0, so that A has a gradient only in the second step
         optimizer.zero_grad()
         with adapter.reading():
             loss = torch.nn.functional.cross_entropy(logits(lm)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
@@ -66,7 +66,7 @@ def test_a_family_is_trained_and_read_by_peft(family: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen2_moe", "llama", "mamba"])
-def test_planned_sizes_are_those_that_are_trained(family: str) -> None:
+def test_planned_sizes_match_trained(family: str) -> None:
     adapter = FrozenBase(tiny_model(family), family).add(LORA, "actor", 0)
     empty = empty_model(tiny_config(family))
     planned = add_adapter(actor_shape(empty), empty, LORA, "actor", family)
@@ -76,14 +76,14 @@ def test_planned_sizes_are_those_that_are_trained(family: str) -> None:
 @pytest.mark.parametrize(
     ("family", "target", "words"),
     [
-        ("deepseek_v3", "gate_proj", "takes no adapter in deepseek_v3: PEFT takes its name for the experts"),
-        ("qwen2_moe", "shared_expert_gate", "it gives a single number"),
+        ("deepseek_v3", "gate_proj", "cannot have an adapter in deepseek_v3: PEFT uses this name for the experts"),
+        ("qwen2_moe", "shared_expert_gate", "its output is a single number"),
         ("mamba", "dt_proj", "its weight is read without calling it"),
-        ("mamba", "out_proj", "PEFT refuses it"),
-        ("phimoe", "router", "chooses experts"),
+        ("mamba", "out_proj", "PEFT rejects it"),
+        ("phimoe", "router", "selects experts"),
     ],
 )
-def test_maps_that_take_no_adapter_are_refused_with_the_reason(family: str, target: str, words: str) -> None:
+def test_unsupported_maps_rejected(family: str, target: str, words: str) -> None:
     lm = tiny_model(family)
     assert target in short_names(list(maps_without_adapter(lm)))
     chosen = LoraConfig(**{**vars(LORA), "target_modules": [target]})

@@ -1,4 +1,4 @@
-"""Rows as models read them, and the one place where state and token are shifted against each other."""
+"""Model inputs of rows, and the shift between states and tokens."""
 
 from __future__ import annotations
 
@@ -21,34 +21,29 @@ from ippo_cli.models.packing import enable_packing
 from ippo_cli.types import DetachedTurn
 
 
-def test_a_hand_worked_row_stands_without_padding_and_each_state_is_the_column_before_its_token() -> None:
+def test_states_by_hand() -> None:
     made = rollout([[5, 6], [4, 5, 6]], [[7, 8, 2], [9, 2]], [[1, 1, 1], [1, 1]])
     sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8, 2], [4, 5, 6, 9, 2]]
-    # V(5 6) speaks about 7, V(5 6 7) about 8, V(5 6 7 8) about 2, V(5 6 7 8 2) about what comes after.
+    # V(5 6) predicts 7, V(5 6 7) 8, V(5 6 7 8) 2, and V(5 6 7 8 2) the next token.
     assert sequences.state[0].tolist() == [1, 2, 3, 4]
-    assert sequences.state[1].tolist() == [
-        5 + 2,
-        5 + 3,
-        5 + 4,
-        5 + 4,
-    ]  # past the end of a shorter row: kept inside, and never used
+    assert sequences.state[1].tolist() == [5 + 2, 5 + 3, 5 + 4, 5 + 4]  # past the end of a short row: valid, never used
     assert sequences.lengths.tolist() == [3, 2]
     assert sequences.response_ids.tolist() == [[7, 8, 2], [9, 2, 0]]
     assert sequences.response_mask.tolist() == [[True] * 3, [True, True, False]]
 
 
-def test_the_state_before_a_token_ends_with_the_token_before_it() -> None:
+def test_state_ends_with_previous_token() -> None:
     made = rollout([[5, 6], [4]], [[7, 8, 2], [9, 2]], [[1, 1, 1], [1, 1]])
     sequences = build_sequences(made, everything(made), packed=False)
     read = sequences.input_ids.flatten()[sequences.state]
     assert read[0].tolist() == [6, 7, 8, 2]
     assert read[1, :3].tolist() == [4, 9, 2]
     after = read.gather(1, sequences.lengths[:, None])[:, 0]
-    assert after.tolist() == [2, 2], "the state after the last token has read that token"
+    assert after.tolist() == [2, 2], "the state after the last token includes that token"
 
 
-def test_observations_between_own_tokens_are_read_and_not_answered_for() -> None:
+def test_observations_read_without_loss() -> None:
     made = rollout([[5]], [[7, 11, 12, 8]], [[1, 0, 0, 1]])
     sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 7, 11, 12, 8]]
@@ -57,7 +52,7 @@ def test_observations_between_own_tokens_are_read_and_not_answered_for() -> None
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_observation_after_the_last_action_token_is_read_for_the_state_after_it_alone(packed: bool) -> None:
+def test_final_observation_read_only_for_final_state(packed: bool) -> None:
     made = rollout([[5, 6]], [[7, 8, 9, 4]], [[1, 1, 0, 0]])
     whole = build_sequences(made, everything(made), packed=packed)
     assert whole.input_ids.tolist() == [[5, 6, 7, 8, 9, 4]]
@@ -69,14 +64,14 @@ def test_an_observation_after_the_last_action_token_is_read_for_the_state_after_
     assert short.response_ids.tolist() == whole.response_ids.tolist() == [[7, 8, 9, 4]], "one width in both"
 
 
-def test_columns_that_no_row_uses_are_cut() -> None:
+def test_unused_columns_trimmed() -> None:
     made = replace(rollout([[5, 6]], [[7, 8, 9]], [[1, 1, 0]]), length=torch.tensor([2]))
     sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6, 7, 8]]
     assert sequences.response_ids.tolist() == [[7, 8]]
 
 
-def test_a_detached_turn_is_a_sequence_of_its_own_and_states_before_its_tokens_stand_in_it() -> None:
+def test_detached_turn_is_separate_sequence() -> None:
     detached = [[DetachedTurn(column=2, prompt=[4, 4, 4])], []]
     made = rollout([[5, 6], [3]], [[7, 2, 8, 9], [1, 2]], [[1, 1, 1, 1], [1, 1]], detached=detached)
     sequences = build_sequences(made, everything(made), packed=False)
@@ -88,7 +83,7 @@ def test_a_detached_turn_is_a_sequence_of_its_own_and_states_before_its_tokens_s
     assert short.state[0, :4].tolist() == [5, 6, 2, 3]
 
 
-def test_what_would_have_been_read_next_may_be_detached_and_is_read_for_the_final_state_alone() -> None:
+def test_detached_final_prompt_read_only_for_final_state() -> None:
     made = rollout([[5]], [[7, 2]], [[1, 1]], detached=[[DetachedTurn(column=2, prompt=[4, 6])]])
     sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 7], [4, 6]]
@@ -96,7 +91,7 @@ def test_what_would_have_been_read_next_may_be_detached_and_is_read_for_the_fina
     assert build_sequences(made, everything(made), packed=False, final=False).input_ids.tolist() == [[5, 7]]
 
 
-def test_tokens_of_detached_turns_are_counted() -> None:
+def test_detached_tokens_counted() -> None:
     turns = [DetachedTurn(column=2, prompt=[4] * 9), DetachedTurn(column=3, prompt=[4])]
     made = rollout([[5, 6], [3]], [[7, 2, 8, 9], [1, 2]], [[1, 1, 1, 1], [1, 1]], detached=[turns, []])
     assert row_token_counts(made, packed=True).tolist() == [2 + 2 + 9 + 1 + 1 + 1, 3]
@@ -111,7 +106,7 @@ ROWS = [  # prompt, response, mask, detached turns
     ([5], [6, 7, 8, 9, 10, 11, 12, 13], [1, 0, 1, 1, 0, 1, 0, 0], []),
     ([5, 6, 7], [8, 9, 10, 11, 30], [0, 1, 0, 0, 1], []),
     ([14, 15], [], [], []),
-    ([16, 17], [18, 19], [0, 0], []),  # told something, and never asked
+    ([16, 17], [18, 19], [0, 0], []),  # an observation without a response
     ([20, 21, 22, 23], [24], [1], []),
     ([3, 4], [5, 6, 7, 8, 9, 10], [1, 1, 1, 1, 1, 1], [(2, [30, 31, 32, 33, 34, 35, 36]), (5, [37])]),
     ([8, 9], [10, 11, 12, 13, 14], [1, 0, 1, 1, 0], [(2, [25, 26, 27])]),
@@ -142,9 +137,7 @@ def read_alone(policy: Policy, before: list[int], token: int | None) -> tuple[Te
 @pytest.mark.parametrize("final", [False, True])
 @pytest.mark.parametrize("way", ["padded", "packed", "shared"])
 @pytest.mark.parametrize("rows", [ROWS[:6], ROWS], ids=["holes", "detached"])
-def test_rows_are_read_like_every_state_by_itself_and_holes_are_not_trained_on(
-    rows: list[Any], way: str, final: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_match_separate_forwards(rows: list[Any], way: str, final: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 1)
     policy = a_policy()
     prompts, responses, masks, turns = (list(part) for part in zip(*rows, strict=True))
@@ -179,7 +172,7 @@ def test_rows_are_read_like_every_state_by_itself_and_holes_are_not_trained_on(
     torch.testing.assert_close(*gradients, atol=1e-5 * float(gradients[1].abs().max()), rtol=1e-4)
 
 
-def test_a_row_that_said_nothing_keeps_its_prompt() -> None:
+def test_row_without_response_keeps_prompt() -> None:
     made = rollout([[5, 6]], [[]], [[]])
     sequences = build_sequences(made, everything(made), packed=False)
     assert sequences.input_ids.tolist() == [[5, 6]]
@@ -187,7 +180,7 @@ def test_a_row_that_said_nothing_keeps_its_prompt() -> None:
     assert sequences.state[0, 0] == 1
 
 
-def test_rows_may_be_chosen_repeated_and_reordered() -> None:
+def test_row_selection() -> None:
     made = rollout([[5, 6], [4], [1, 2, 3]], [[7, 8, 2], [9], [3, 3, 3, 3]], [[1, 1, 1], [1], [1, 1, 1, 1]])
     sequences = build_sequences(made, torch.tensor([1, 0, 1]), packed=False)
     assert sequences.input_ids.tolist() == [[4, 9, 0, 0, 0], [5, 6, 7, 8, 2], [4, 9, 0, 0, 0]]
@@ -199,7 +192,7 @@ tokens = st.lists(st.integers(3, 60), max_size=6)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.lists(st.integers(3, 60), min_size=1, max_size=5), tokens), min_size=1, max_size=5))
-def test_what_stands_in_the_padding_never_matters(rows: list[tuple[list[int], list[int]]]) -> None:
+def test_padding_ids_ignored(rows: list[tuple[list[int], list[int]]]) -> None:
     prompts, responses = [list(part) for part in zip(*rows, strict=True)]
     masks = [[1] * len(response) for response in responses]
     made = [rollout(prompts, responses, masks, pad=pad) for pad in (0, 7, -100)]
@@ -219,7 +212,7 @@ def test_what_stands_in_the_padding_never_matters(rows: list[tuple[list[int], li
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
-def test_batches_hold_every_row_once_and_stay_within_the_budget(lengths: list[int], budget: int) -> None:
+def test_batches_within_budget(lengths: list[int], budget: int) -> None:
     batches = token_budget_batches(torch.tensor(lengths), budget, packed=False)
     assert sorted(row for batch in batches for row in batch.tolist()) == list(range(len(lengths)))
     for batch in batches:
@@ -228,15 +221,17 @@ def test_batches_hold_every_row_once_and_stay_within_the_budget(lengths: list[in
     assert all(batch.dtype == torch.long for batch in batches)
 
 
-def test_batches_are_not_smaller_than_they_need_be() -> None:
+def test_batches_filled() -> None:
     lengths = torch.tensor([2, 9, 2, 8, 2])
     assert [batch.tolist() for batch in token_budget_batches(lengths, 18, packed=False)] == [[1, 3], [0, 2, 4]]
     assert [batch.tolist() for batch in token_budget_batches(lengths, 19, packed=True)] == [[1, 3, 0], [2, 4]]
     assert len(token_budget_batches(torch.tensor([5] * 8), 20, packed=False)) == 2
-    assert len(token_budget_batches(torch.tensor([30, 1]), 20, packed=False)) == 2, "a row above the budget goes alone"
+    assert len(token_budget_batches(torch.tensor([30, 1]), 20, packed=False)) == 2, (
+        "a row above the budget is a separate batch"
+    )
 
 
-def test_rows_that_belong_together_follow_one_another_in_the_place_of_their_longest() -> None:
+def test_grouped_rows_adjacent() -> None:
     lengths, prompts = torch.tensor([2, 9, 7, 8, 5]), ["a", "b", "c", "a", "b"]
     batches = token_budget_batches(lengths, 14, packed=True, group_keys=prompts)
     assert [batch.tolist() for batch in batches] == [[1, 4], [3, 0], [2]]
@@ -246,23 +241,23 @@ def test_rows_that_belong_together_follow_one_another_in_the_place_of_their_long
     ]
 
 
-def test_a_hand_worked_row_has_its_shared_prefix_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_prefix_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 2)
     made = rollout([[5, 6], [4], [5, 6]], [[7, 2], [9, 8, 2], [7, 3, 2]], [[1, 1], [1, 1, 1], [1, 1, 1]])
     sequences = build_sequences(made, everything(made), packed=True, share_prefixes=True)
     assert sequences.input_ids.tolist() == [[4, 9, 8, 2, 5, 6, 7, 3, 2, 2]]
     assert sequences.packing is not None
     assert sequences.packing.positions.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4, 3]]
-    # What follows the prompt [5, 6] is said in one place for both rows, and what follows their 7 as well.
+    # Predictions after the prompt [5, 6] have one index for both rows, and those after their 7 as well.
     assert sequences.state.tolist() == [[5, 6, 9, 9], [0, 1, 2, 3], [5, 6, 7, 8]]
 
 
-def test_there_is_no_batch_without_a_row() -> None:
+def test_no_empty_batch() -> None:
     assert token_budget_batches(torch.zeros(0, dtype=torch.long), 10, packed=False) == []
 
 
 @pytest.mark.parametrize("budget", [1, 7, 1000])
-def test_the_same_lengths_give_the_same_batches(budget: int) -> None:
+def test_batches_deterministic(budget: int) -> None:
     lengths = torch.tensor([3, 1, 3, 2, 3])
     first, again = (
         token_budget_batches(lengths, budget, packed=False),

@@ -1,4 +1,4 @@
-"""What is loaded computes the same while it is trained as while it is asked, whatever its family calls dropout."""
+"""Loaded models have equal outputs in training and evaluation mode, for every name of dropout settings."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def asked_and_trained(model: torch.nn.Module, forward: Callable[[], torch.Tensor
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_actor_has_the_same_log_probabilities_in_training(family: str, tmp_path: Path) -> None:
+def test_actor_equal_in_training_mode(family: str, tmp_path: Path) -> None:
     lm = load_causal_lm(saved(tmp_path, FAMILIES[family]()), None, Dtype.fp32)
     asked, *trained = asked_and_trained(lm, lambda: lm(IDS, use_cache=False).logits.log_softmax(-1))
     for found in trained:
@@ -126,7 +126,7 @@ def test_an_actor_has_the_same_log_probabilities_in_training(family: str, tmp_pa
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_critic_has_the_same_values_in_training(family: str, tmp_path: Path) -> None:
+def test_critic_equal_in_training_mode(family: str, tmp_path: Path) -> None:
     config = load_config(["critic=separate"]).critic
     assert isinstance(config, SeparateCriticConfig)
     critic = load_critic(config, saved(tmp_path / "lm", FAMILIES[family]()), None)
@@ -143,7 +143,7 @@ def values(critic: Any) -> torch.Tensor:
     return critic.value_head(critic.backbone(IDS, use_cache=False).last_hidden_state)
 
 
-def test_a_critic_saved_with_dropout_on_is_loaded_without(tmp_path: Path) -> None:
+def test_saved_dropout_disabled(tmp_path: Path) -> None:
     backbone = AutoModel.from_pretrained(saved(tmp_path / "lm", FAMILIES["gpt2"]()))
     made = make_value_model(backbone, None)
     torch.nn.init.normal_(made.value_head.out.weight)
@@ -156,24 +156,24 @@ def test_a_critic_saved_with_dropout_on_is_loaded_without(tmp_path: Path) -> Non
     assert all(torch.equal(found, asked) for found in trained)
 
 
-def test_loading_draws_nothing_from_the_global_stream(tmp_path: Path) -> None:
-    folder = saved(tmp_path, FAMILIES["opt"]())  # draws a number for every layer in training, with dropout or without
+def test_loading_keeps_global_random_state(tmp_path: Path) -> None:
+    folder = saved(tmp_path, FAMILIES["opt"]())  # uses a random number per layer in training, with or without dropout
     before = torch.get_rng_state()
     load_causal_lm(folder, None, Dtype.fp32)
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_model_that_stays_random_in_training_is_refused(tmp_path: Path) -> None:
-    config = PhimoeConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.01)  # draws its experts
-    with pytest.raises(PreflightError, match="PhimoeModel computes something else in training mode"):
+def test_random_training_mode_rejected(tmp_path: Path) -> None:
+    config = PhimoeConfig(**GROUPED, num_local_experts=4, router_jitter_noise=0.01)  # samples its experts
+    with pytest.raises(PreflightError, match="PhimoeModel has other outputs in training mode"):
         load_causal_lm(saved(tmp_path, config), None, Dtype.fp32)
 
 
-def test_a_model_that_sees_what_comes_after_is_refused(tmp_path: Path) -> None:
+def test_noncausal_model_rejected(tmp_path: Path) -> None:
     config = BertConfig(**COMMON, intermediate_size=64, max_position_embeddings=64)
     folder = saved(tmp_path, config)
     AutoModel.from_pretrained(folder).save_pretrained(folder)
-    with pytest.raises(ValueError, match="lets tokens see those after them"):
+    with pytest.raises(ValueError, match="attends to later tokens"):
         load_pretrained(AutoModel, folder, dtype=torch.float32)
 
 
@@ -181,7 +181,7 @@ LLAMA = LlamaConfig(**GROUPED)
 
 
 def broken(folder: Path, how: str) -> str:
-    """A small model's folder with something wrong in it."""
+    """A small model's folder with one error."""
     config = T5Config(vocab_size=VOCABULARY, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8)
     if how == "encoder-decoder":
         config.save_pretrained(folder)
@@ -192,7 +192,7 @@ def broken(folder: Path, how: str) -> str:
         "quantized": {"quantization_config": {"quant_method": "gptq", "bits": 4}},
         "another shape": {"vocab_size": 48},
         "another depth": {"num_hidden_layers": 3},
-        "code of its own": {
+        "custom code": {
             "model_type": "new",
             "auto_map": {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"},
         },
@@ -218,17 +218,17 @@ def broken(folder: Path, how: str) -> str:
     [
         ("encoder-decoder", "it is an encoder-decoder model; use a decoder-only one"),
         ("quantized", "its weights are quantized (gptq) and cannot be trained"),
-        ("another shape", "its files hold lm_head.weight as [40, 32], and its config.json wants [48, 32]"),
+        ("another shape", "its files hold lm_head.weight as [40, 32], and its config.json requires [48, 32]"),
         ("another depth", "its files lack 9 of its weights, such as "),
-        ("code of its own", "contains custom code"),
+        ("custom code", "contains custom code"),
         ("no configuration", "its folder has no config.json"),
         ("half a configuration", "is not a valid JSON file"),
         ("pickled weights", "its folder has no .safetensors file; load it once and call save_pretrained"),
-        ("NaN weights", "what it computes is not finite: some of its weights are NaN or infinite"),
-        ("an adapter", "it holds an adapter without its model"),
+        ("NaN weights", "its outputs are not finite: some of its weights are NaN or infinite"),
+        ("an adapter", "it contains an adapter without its model"),
     ],
 )
-def test_what_cannot_be_trained_is_told_in_one_line(how: str, message: str, tmp_path: Path) -> None:
+def test_unusable_models_rejected(how: str, message: str, tmp_path: Path) -> None:
     model = broken(tmp_path / "model", how)
     config = load_config(["critic=separate"]).critic
     assert isinstance(config, SeparateCriticConfig)
@@ -245,25 +245,23 @@ def test_what_cannot_be_trained_is_told_in_one_line(how: str, message: str, tmp_
         assert "\n" not in str(caught.value)
 
 
-def test_a_folder_without_a_tokenizer_is_told_in_one_line(tmp_path: Path) -> None:
+def test_missing_tokenizer_rejected(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match=r"no tokenizer could be loaded \(its folder has no tokenizer\.json; save"):
         load_tokenizer(saved(tmp_path, LLAMA), None)
 
 
-def test_a_tokenizer_larger_than_the_embedding_is_refused_unless_padding_alone_is_beyond(tmp_path: Path) -> None:
+def test_tokenizer_larger_than_embedding_rejected(tmp_path: Path) -> None:
     tokenizer = character_tokenizer("abc")
     lm = AutoModelForCausalLM.from_config(LlamaConfig(**{**GROUPED, "vocab_size": len(tokenizer)}))
     check_readable_tokens(tokenizer, lm, "actor.model=M")
     tokenizer.add_special_tokens({"pad_token": "<padding>"})
     check_readable_tokens(tokenizer, lm, "actor.model=M")
     tokenizer.add_tokens(["<tool>"])
-    with pytest.raises(
-        PreflightError, match=r"actor\.model=M: .* writes 1 tokens .* such as '<tool>' = 7, with 6 rows"
-    ):
+    with pytest.raises(PreflightError, match=r"actor\.model=M: .* has 1 tokens .* such as '<tool>' = 7, with 6 rows"):
         check_readable_tokens(tokenizer, lm, "actor.model=M")
 
 
-def test_a_model_with_its_residual_stream_in_float32_is_read_in_bf16(tmp_path: Path) -> None:
+def test_float32_residual_stream_in_bf16_model(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, state_size=8)
     lm = load_causal_lm(saved(tmp_path, config), None, Dtype.bf16)
     hidden = lm.base_model(IDS, use_cache=False).last_hidden_state
@@ -273,12 +271,10 @@ def test_a_model_with_its_residual_stream_in_float32_is_read_in_bf16(tmp_path: P
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-def test_weights_that_an_engine_will_cast_keep_the_type_of_their_files_and_announce_the_other(
-    tmp_path: Path, stored: torch.dtype
-) -> None:
+def test_as_stored_keeps_file_dtype(tmp_path: Path, stored: torch.dtype) -> None:
     folder = saved(tmp_path / "lm", LlamaConfig(**GROUPED))
     AutoModelForCausalLM.from_pretrained(folder, dtype=stored).save_pretrained(folder)
-    kept = torch.float32 if stored == torch.float16 else stored  # in which a good model may overflow
+    kept = torch.float32 if stored == torch.float16 else stored  # activations in float16 may overflow
     lm = load_causal_lm(folder, None, Dtype.fp32, as_stored=True)
     assert {parameter.dtype for parameter in lm.parameters()} == {kept}
     assert lm.config.dtype == torch.float32
@@ -292,7 +288,7 @@ def test_weights_that_an_engine_will_cast_keep_the_type_of_their_files_and_annou
     assert {parameter.dtype for parameter in again.parameters()} == {torch.float32}
 
 
-def test_a_critic_in_bf16_keeps_the_frequencies_of_its_positions_in_float32(tmp_path: Path) -> None:
+def test_bf16_critic_keeps_float32_rotary_frequencies(tmp_path: Path) -> None:
     config = load_config(["critic=separate", "critic.dtype=bf16"]).critic
     assert isinstance(config, SeparateCriticConfig)
     folder = saved(tmp_path, LlamaConfig(**GROUPED))

@@ -1,4 +1,4 @@
-"""Loading at ZeRO stage 3 on two ranks: no rank ever has a whole model in memory of its own."""
+"""Loading at ZeRO stage 3 on two ranks: no rank has a whole model in private memory."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model(folder: Path, width: int, dtype: torch.dtype) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What loading_ranks.py found on each of two ranks, by the type that the files have; models are trained in fp32."""
+    """Results of loading_ranks.py on each of two ranks, by the files' dtype; models are trained in fp32."""
     root = tmp_path_factory.mktemp("ranks")
     folders = [model(root / "first", 32, torch.float32)]
     folders += [model(root / name, 576, dtype) for name, dtype in STORED.items()]
@@ -40,29 +40,27 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_weights_stay_in_their_files_until_an_engine_takes_them(found: list[dict[str, Any]], stored: str) -> None:
+def test_weights_memory_mapped_until_engine(found: list[dict[str, Any]], stored: str) -> None:
     for rank in found:
         assert rank[stored]["policy"] == []
         assert rank[stored]["critic"] == ["value_head.out.weight", "value_head.out.bias"]
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_no_rank_ever_has_more_than_its_share_and_one_parameter_of_a_reference(
-    found: list[dict[str, Any]], stored: str
-) -> None:
-    # A rank that had the whole, and its share of it, would grow by one and a half.
+def test_reference_memory_is_share(found: list[dict[str, Any]], stored: str) -> None:
+    # With the whole model and its share, a rank would grow by one and a half.
     assert max(rank[stored]["share"] for rank in found) < 0.7
-    assert min(rank[stored]["share"] for rank in found) > 0.25, "a share must be seen"
+    assert min(rank[stored]["share"] for rank in found) > 0.25, "the share must be measurable"
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_weights_that_come_layer_by_layer_are_never_all_there(found: list[dict[str, Any]], stored: str) -> None:
+def test_layer_gather_never_has_all_weights(found: list[dict[str, Any]], stored: str) -> None:
     assert max(rank[stored]["layer growth"] for rank in found) < 0.4
-    assert min(rank[stored]["all growth"] for rank in found) > 0.9, "whole weights must be seen"
+    assert min(rank[stored]["all growth"] for rank in found) > 0.9, "whole weights must be measurable"
 
 
 @pytest.mark.parametrize("stored", STORED)
-def test_a_spread_reference_says_what_a_whole_one_does(found: list[dict[str, Any]], stored: str) -> None:
+def test_sharded_reference_matches_whole(found: list[dict[str, Any]], stored: str) -> None:
     for rank in found:
         assert rank[stored]["dtypes"] == ["torch.float32"]
         assert rank[stored]["same"]

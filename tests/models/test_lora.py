@@ -1,4 +1,4 @@
-"""Adapters on a frozen base: what they compute, what they are trained by, and which files they may come from."""
+"""Adapters on a frozen base: outputs, gradients, and loading of files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ LORA = LoraConfig(
 
 
 class _Nothing:
-    """A tokenizer of which nothing is saved."""
+    """A tokenizer without files."""
 
     def save_pretrained(self, folder: Path) -> None: ...
 
@@ -89,7 +89,7 @@ def read_rows(*, packed: bool) -> Sequences:
 
 
 def moved(adapter: Adapter, seed: int = 0) -> Adapter:
-    """The same adapter as if it had learnt something."""
+    """The same adapter with random changes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in adapter.parameters():
@@ -97,7 +97,7 @@ def moved(adapter: Adapter, seed: int = 0) -> Adapter:
     return adapter
 
 
-def test_dora_starts_as_the_base_and_has_the_gradients_of_peft(folder: Path, tmp_path: Path) -> None:
+def test_dora_matches_peft(folder: Path, tmp_path: Path) -> None:
     config, ids = replace(LORA, use_dora=True), torch.arange(3, 9)[None]
     half = FrozenBase(load_causal_lm(str(folder), None, Dtype.bf16), str(folder))
     new = half.add(config, "actor", 0)
@@ -108,7 +108,7 @@ def test_dora_starts_as_the_base_and_has_the_gradients_of_peft(folder: Path, tmp
 
     base = FrozenBase(load_causal_lm(str(folder), None, Dtype.fp32), str(folder))
     adapter = moved(base.add(config, "actor", 0))
-    with torch.no_grad(), adapter.reading():  # what is kept without gradients is not used with them
+    with torch.no_grad(), adapter.reading():  # factors computed without gradients are not reused with them
         base.lm(input_ids=ids)
     with adapter.reading():
         base.lm(input_ids=ids).logits.square().sum().backward()
@@ -126,7 +126,7 @@ def test_dora_starts_as_the_base_and_has_the_gradients_of_peft(folder: Path, tmp
     assert compared == 3 * len(adapter.scales)
 
 
-def test_dora_follows_weights_that_change_between_forwards(base: FrozenBase) -> None:
+def test_dora_factors_follow_weights(base: FrozenBase) -> None:
     adapter, ids = moved(base.add(replace(LORA, use_dora=True), "actor", 0)), torch.arange(3, 9)[None]
     for seed in (1, 2):
         for parameter in moved(adapter, seed).parameters():
@@ -147,9 +147,7 @@ def plain_model(folder: Path) -> Policy:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("init", list(AdapterInit))
-def test_a_new_adapter_and_the_reference_read_as_the_base(
-    base: FrozenBase, folder: Path, init: AdapterInit, packed: bool
-) -> None:
+def test_new_adapter_equals_base(base: FrozenBase, folder: Path, init: AdapterInit, packed: bool) -> None:
     sequences = read_rows(packed=packed)
     expected = plain_model(folder)(read_rows(packed=False), **OPTIONS).logprobs
     new = AdapterPolicy(base, base.add(replace(LORA, init=init), "actor", 0)).eval()
@@ -163,7 +161,7 @@ def test_a_new_adapter_and_the_reference_read_as_the_base(
 
 @pytest.mark.parametrize("dora", [False, True])
 @pytest.mark.parametrize("rslora", [False, True])
-def test_an_adapter_reads_as_the_model_that_it_is_merged_into_and_as_peft_reads_its_files(
+def test_adapter_matches_merged_model_and_peft(
     base: FrozenBase, folder: Path, tmp_path: Path, rslora: bool, dora: bool
 ) -> None:
     config = replace(LORA, use_rslora=rslora, use_dora=dora)
@@ -183,13 +181,13 @@ def test_an_adapter_reads_as_the_model_that_it_is_merged_into_and_as_peft_reads_
     with policy.reading():
         expected = base.lm(input_ids=ids).logits
     torch.testing.assert_close(loaded(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
-    for place in (actor, alone):  # both hold the adapter, to be started from
+    for place in (actor, alone):  # both hold the adapter, to start from it
         again = base.add(config, "actor", 9)
         again.load(place, "actor.adapter")
         assert all(torch.equal(one, two) for one, two in zip(again.parameters(), adapter.parameters(), strict=True))
 
 
-def test_merging_into_a_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) -> None:
+def test_merge_into_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) -> None:
     lm = load_causal_lm(str(folder), None, Dtype.bf16)
     base = FrozenBase(lm, str(folder))
     adapter = base.add(LORA, "actor", 0)
@@ -215,9 +213,7 @@ def test_merging_into_a_bf16_base_keeps_small_changes(folder: Path, tmp_path: Pa
     assert (logits(lossy) - expected).norm() > 0.5 * effect.norm()
 
 
-def test_gradients_of_an_adapter_are_those_of_the_merged_weights_by_the_chain_rule(
-    base: FrozenBase, folder: Path, tmp_path: Path
-) -> None:
+def test_gradients_match_merged_weights(base: FrozenBase, folder: Path, tmp_path: Path) -> None:
     adapter, sequences = moved(base.add(LORA, "actor", 0)), read_rows(packed=False)
     policy = AdapterPolicy(base, adapter)
     policy(sequences, **OPTIONS).logprobs.sum().backward()
@@ -233,7 +229,7 @@ def test_gradients_of_an_adapter_are_those_of_the_merged_weights_by_the_chain_ru
     assert not any(parameter.grad is not None for name, parameter in base.lm.named_parameters() if "lora" not in name)
 
 
-def test_checkpointed_gradients_are_computed_with_the_adapter_that_was_read_with(base: FrozenBase) -> None:
+def test_checkpointing_recomputes_with_same_adapter(base: FrozenBase) -> None:
     sequences = read_rows(packed=False)
     adapter, other = moved(base.add(LORA, "actor", 0)), moved(base.add(LORA, "actor", 0), 7)
     policy = AdapterPolicy(base, adapter).train()
@@ -241,7 +237,7 @@ def test_checkpointed_gradients_are_computed_with_the_adapter_that_was_read_with
     def gradients() -> list[Tensor]:
         adapter.zero_grad()
         loss = policy(sequences, **OPTIONS).logprobs.sum()
-        AdapterPolicy(base, other).train()(sequences, **OPTIONS)  # somebody else reads before the backward pass
+        AdapterPolicy(base, other).train()(sequences, **OPTIONS)  # another adapter runs before the backward pass
         loss.backward()
         return [parameter.grad.clone() for parameter in adapter.parameters()]
 
@@ -255,7 +251,7 @@ def test_checkpointed_gradients_are_computed_with_the_adapter_that_was_read_with
     assert all(parameter.grad is None for parameter in other.parameters())
 
 
-def test_a_critic_on_the_base_has_the_values_of_the_merged_model(base: FrozenBase, tmp_path: Path) -> None:
+def test_critic_matches_merged_model(base: FrozenBase, tmp_path: Path) -> None:
     sequences = read_rows(packed=False)
     adapter = moved(base.add(LORA, "critic", 0))
     head = ValueHead(ValueHeadConfig(16, 4))
@@ -274,7 +270,7 @@ def test_a_critic_on_the_base_has_the_values_of_the_merged_model(base: FrozenBas
         AdapterCritic(base.add(LORA, "critic", 3), ValueHead(ValueHeadConfig(16))).load(alone, "critic.warm_start")
 
 
-def test_equal_seeds_make_equal_adapters_and_take_nothing_from_the_global_stream(base: FrozenBase) -> None:
+def test_adapter_initialisation_deterministic(base: FrozenBase) -> None:
     before = torch.get_rng_state()
     one, two, other = (weights_of(base.add(LORA, "actor", seed)) for seed in (4, 4, 5))
     assert torch.equal(torch.get_rng_state(), before)
@@ -282,7 +278,7 @@ def test_equal_seeds_make_equal_adapters_and_take_nothing_from_the_global_stream
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
-def test_the_same_adapter_is_the_same_bytes_whenever_it_is_saved(base: FrozenBase, tmp_path: Path) -> None:
+def test_saved_adapter_bytes_deterministic(base: FrozenBase, tmp_path: Path) -> None:
     adapter = base.add(LORA, "actor", 1)
     found = set()
     for number in range(20):
@@ -296,7 +292,7 @@ def test_the_same_adapter_is_the_same_bytes_whenever_it_is_saved(base: FrozenBas
     assert all(torch.equal(value, weights_of(adapter)[name]) for name, value in weights_of(again).items())
 
 
-def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:
+def test_rows_of_several_adapters_match_separate(base: FrozenBase) -> None:
     configs = [
         replace(LORA, use_dora=True),
         replace(LORA, rank=2, use_rslora=True),
@@ -318,7 +314,7 @@ def test_rows_read_apart_are_read_as_each_alone(base: FrozenBase) -> None:
 
 
 @pytest.mark.parametrize("dora", [False, True])
-def test_transposed_maps_are_adapted_and_merged_as_well(dora: bool) -> None:
+def test_transposed_maps(dora: bool) -> None:
     torch.manual_seed(0)
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
     clean = GPT2LMHeadModel(lm.config).eval()
@@ -352,7 +348,7 @@ MERGE = {"adapter_mismatch": AdapterMismatch.merge}
         ({}, {}),
     ],
 )
-def test_an_adapter_of_other_settings_is_merged_on_request(
+def test_adapter_mismatch_merge(
     base: FrozenBase, folder: Path, tmp_path: Path, earlier: dict[str, Any], later: dict[str, Any]
 ) -> None:
     first = moved(base.add(replace(LORA, **earlier), "actor", 0))
@@ -367,11 +363,11 @@ def test_an_adapter_of_other_settings_is_merged_on_request(
         ranks = [one.get_submodule(path.replace(".", "/"))["A"].weight.shape[0] for one in (first, second)]
         assert ranks[1] >= ranks[0]
         down = second.get_submodule(path.replace(".", "/"))["A"].weight
-        assert (down.norm(dim=1) > 0).all(), "rows beyond the earlier rank can learn"
+        assert (down.norm(dim=1) > 0).all(), "rows beyond the earlier rank are trainable"
     empty = empty_model(base.lm.config)
     shape = add_adapter(actor_shape(empty), empty, config, "actor", "x", **options)
     assert shape.trained_parameters == sum(weight.numel() for weight in second.parameters())
-    second.save(tmp_path / "second", weights_of(second))  # as checkpoints and PEFT have it
+    second.save(tmp_path / "second", weights_of(second))  # as in checkpoints and PEFT
     again = base.add(config, "actor", 2, **options)
     again.load(tmp_path / "second", "checkpoint")
     assert all(torch.equal(one, two) for one, two in zip(again.parameters(), second.parameters(), strict=True))
@@ -383,7 +379,7 @@ def test_an_adapter_of_other_settings_is_merged_on_request(
     assert torch.equal(logits(base, own), logits(base, second))
 
 
-def test_ranks_and_alphas_by_pattern_are_those_of_peft(base: FrozenBase, folder: Path, tmp_path: Path) -> None:
+def test_rank_and_alpha_patterns_match_peft(base: FrozenBase, folder: Path, tmp_path: Path) -> None:
     patterns = {"rank_pattern": {"self_attn.q_proj": 6, "up_.*": 2}, "alpha_pattern": {"v_proj": 20.0}}
     config = replace(LORA, **patterns)
     adapter = moved(base.add(config, "actor", 0))
@@ -404,9 +400,9 @@ def test_ranks_and_alphas_by_pattern_are_those_of_peft(base: FrozenBase, folder:
     load_adapter(base, tmp_path / "theirs", "actor.adapter")
     with pytest.raises(PreflightError, match=r"its rank_pattern is .* and not {}; set rank_pattern="):
         base.add(LORA, "actor", 0).load(tmp_path / "theirs", "actor.adapter")
-    with pytest.raises(ConfigError, match="nothing matches no module that the adapter is on"):
+    with pytest.raises(ConfigError, match="nothing matches no module of the adapter"):
         base.add(replace(LORA, rank_pattern={"nothing": 2}), "actor", 0)
-    with pytest.raises(ConfigError, match=r"actor.rank=17 is more than .*q_proj"):
+    with pytest.raises(ConfigError, match=r"actor.rank=17 exceeds the width of .*q_proj"):
         base.add(replace(LORA, rank_pattern={"q_proj": 17}), "actor", 0)
 
 
@@ -415,10 +411,10 @@ def test_ranks_and_alphas_by_pattern_are_those_of_peft(base: FrozenBase, folder:
     [
         ({"bias": "all"}, "its bias is all, .*: biases belong to the base"),
         ({"modules_to_save": ["lm_head"]}, "its modules_to_save is .*: whole modules belong to the base"),
-        ({"target_parameters": ["mlp.experts"]}, "not on the experts' tensors"),
+        ({"target_parameters": ["mlp.experts"]}, "not on expert tensors"),
     ],
 )
-def test_adapters_of_other_kinds_are_refused_by_their_settings(saved: Path, changes: dict, words: str) -> None:
+def test_unsupported_adapter_settings_rejected(saved: Path, changes: dict, words: str) -> None:
     config = json.loads((saved / FILES[0]).read_text())
     (saved / FILES[0]).write_text(json.dumps(config | changes))
     with pytest.raises(PreflightError, match=words):
@@ -441,12 +437,12 @@ def saved(base: FrozenBase, tmp_path: Path) -> Path:
         ({"target_modules": ["q_proj"]}, "it does not fit the base .* with these target_modules: it also has"),
     ],
 )
-def test_an_adapter_of_other_settings_is_refused(base: FrozenBase, saved: Path, change: dict, said: str) -> None:
+def test_different_adapter_settings_rejected(base: FrozenBase, saved: Path, change: dict, said: str) -> None:
     with pytest.raises(PreflightError, match=f"actor.adapter=.*{said}"):
         base.add(replace(LORA, **change), "actor", 0).load(saved, "actor.adapter")
 
 
-def test_an_adapter_of_another_base_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_adapter_of_other_base_rejected(saved: Path, tmp_path: Path) -> None:
     other = model_folder(tmp_path / "other", seed=1)
     base = FrozenBase(load_causal_lm(str(other), None, Dtype.fp32), str(other))
     with pytest.raises(PreflightError, match="it was made for another base than other"):
@@ -460,19 +456,19 @@ def test_an_adapter_of_another_base_is_refused(saved: Path, tmp_path: Path) -> N
         base.add(LORA, "actor", 0).load(saved, "actor.adapter")
 
 
-def test_a_base_is_the_same_in_either_number_format(folder: Path, base: FrozenBase) -> None:
+def test_fingerprint_independent_of_dtype(folder: Path, base: FrozenBase) -> None:
     half = FrozenBase(load_causal_lm(str(folder), None, Dtype.bf16), str(folder))
     assert half.fingerprint == base.fingerprint
     assert {parameter.dtype for parameter in half.add(LORA, "actor", 0).parameters()} == {torch.bfloat16}
 
 
-def test_adapters_of_other_kinds_and_folders_without_one_are_refused(base: FrozenBase, saved: Path) -> None:
+def test_other_adapter_kinds_and_empty_folders_rejected(base: FrozenBase, saved: Path) -> None:
     config = json.loads((saved / FILES[0]).read_text())
     (saved / FILES[0]).write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(PreflightError, match="its use_dora is true and not False; set use_dora=true"):
         base.add(LORA, "actor", 0).load(saved, "actor.adapter")
     (saved / FILES[0]).unlink()
-    with pytest.raises(PreflightError, match=r"no adapter is there; give a folder with adapter_config\.json"):
+    with pytest.raises(PreflightError, match=r"has no adapter; use a folder with adapter_config\.json"):
         base.add(LORA, "actor", 0).load(saved, "actor.adapter")
 
 
@@ -480,16 +476,16 @@ def test_adapters_of_other_kinds_and_folders_without_one_are_refused(base: Froze
     ("change", "said"),
     [
         ({"target_modules": ["q_proj", "c_attn"]}, "names c_attn, and .* has no such module; .* q_proj k_proj"),
-        ({"target_modules": ["lm_head"]}, "names lm_head, which is no linear map within"),
-        ({"rank": 17}, "actor.rank=17 is more than .* is wide .*; use at most 16"),
+        ({"target_modules": ["lm_head"]}, "names lm_head, no linear map within"),
+        ({"rank": 17}, "actor.rank=17 exceeds the width of .*; use at most 16"),
     ],
 )
-def test_settings_that_a_base_cannot_have_are_refused(base: FrozenBase, change: dict, said: str) -> None:
+def test_invalid_settings_rejected(base: FrozenBase, change: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         base.add(replace(LORA, **change), "actor", 0)
 
 
-def test_a_map_that_is_read_without_being_called_is_refused(folder: Path) -> None:
+def test_uncalled_map_rejected(folder: Path) -> None:
     lm = load_causal_lm(str(folder), None, Dtype.fp32)
     layer = lm.model.layers[0].mlp
     layer.forward = lambda states: torch.nn.functional.linear(

@@ -1,4 +1,4 @@
-"""Packed rows: every sequence attends to itself alone, and nothing else changes."""
+"""Packed rows: every sequence attends only to itself, and outputs do not change."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def gemma3() -> PreTrainedModel:
 
 
 def gemma2() -> PreTrainedModel:
-    """Eager attention, whose scores are capped at values that they reach."""
+    """Eager attention with soft caps that its scores reach."""
     layers = ["sliding_attention", "full_attention"]
     config = Gemma2Config(
         **COMMON,
@@ -123,7 +123,7 @@ def alibi() -> PreTrainedModel:
 
 
 def whole(lengths: list[int], suffixes: list[Suffixes]) -> list[list[int]]:
-    """Of a packed row, the places of every whole sequence: of those that share nothing, then of those that go on."""
+    """Token indices of every whole sequence of a packed row: sequences without a shared prefix, then suffixes."""
     place, starts = 0, []
     for length in [*lengths, *(length for each in suffixes for length in each.lengths)]:
         starts.append(list(range(place, place + length)))
@@ -142,7 +142,7 @@ def alone(model: PreTrainedModel, ids: Tensor, lengths: list[int]) -> Tensor:
 
 @pytest.mark.parametrize("make", [llama, qwen3, gpt2, sliding, gemma2, gemma3, gpt_oss])
 @pytest.mark.parametrize("lengths", [[5], [6, 6, 6], [9, 7, 7, 3, 1], [60, 59, 31, 8, 2, 1, 1]])
-def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: list[int]) -> None:
+def test_packed_row_matches_separate_sequences(make: Any, lengths: list[int]) -> None:
     torch.manual_seed(0)
     model = make()
     assert enable_packing(model)
@@ -167,9 +167,7 @@ def test_a_packed_row_reads_like_its_sequences_one_by_one(make: Any, lengths: li
         ([3], [Suffixes(0, [60, 40, 1, 1, 1])]),  # attends as several groups
     ],
 )
-def test_what_goes_on_from_a_shared_prefix_reads_like_whole_sequences(
-    make: Any, lengths: list[int], suffixes: list[Suffixes]
-) -> None:
+def test_suffixes_match_whole_sequences(make: Any, lengths: list[int], suffixes: list[Suffixes]) -> None:
     torch.manual_seed(0)
     model = make()
     assert enable_packing(model)
@@ -193,7 +191,7 @@ def test_what_goes_on_from_a_shared_prefix_reads_like_whole_sequences(
 
 
 @pytest.mark.parametrize("suffixes", [[], [Suffixes(1, [2, 1])]])
-def test_gradient_checkpointing_reads_the_row_the_same_way_again(suffixes: list[Suffixes]) -> None:
+def test_gradient_checkpointing(suffixes: list[Suffixes]) -> None:
     torch.manual_seed(0)
     model, lengths = llama(), [7, 4, 2]
     assert enable_packing(model)
@@ -220,7 +218,7 @@ class WithoutWindow:
 
 
 def untold() -> PreTrainedModel:
-    """It masks its sliding windows, which are longer than what it is tried on, and does not tell attention of them."""
+    """It masks its sliding windows, which exceed the test length, without passing them to attention."""
     model = MistralForCausalLM(MistralConfig(**COMMON, sliding_window=100)).eval().base_model
     for layer in model.layers:
         layer.self_attn.config = WithoutWindow(model.config)
@@ -228,9 +226,7 @@ def untold() -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("make", [untold, alibi])
-def test_a_model_whose_attention_is_not_plain_keeps_padded_rows_and_it_is_said(
-    make: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unsupported_attention_uses_padded_rows(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     model = make()
     before = model.config._attn_implementation
     assert not enable_packing(model)
@@ -241,7 +237,7 @@ def test_a_model_whose_attention_is_not_plain_keeps_padded_rows_and_it_is_said(
 
 
 def trained_like() -> PreTrainedModel:
-    """Deep, and with weights as large as training makes some of them: in bf16 two right readings differ by half."""
+    """Deep, with weights as large as after training: in bf16 two correct forwards differ by half."""
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**COMMON | {"num_hidden_layers": 24})).eval().base_model
     with torch.no_grad():
@@ -251,7 +247,7 @@ def trained_like() -> PreTrainedModel:
     return model
 
 
-def test_a_deep_model_packs_in_bf16_though_rounding_adds_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_deep_bf16_model_packs(caplog: pytest.LogCaptureFixture) -> None:
     model = trained_like().bfloat16()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     assert enable_packing(model)
@@ -260,7 +256,7 @@ def test_a_deep_model_packs_in_bf16_though_rounding_adds_up(caplog: pytest.LogCa
     assert all(kept[name].dtype == value.dtype and torch.equal(kept[name], value) for name, value in weights.items())
 
 
-def test_a_deep_model_in_bf16_is_seen_to_read_wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_positions_of_deep_bf16_model_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "pack", misplaced(1))
     assert not enable_packing(trained_like().bfloat16())
 
@@ -276,7 +272,7 @@ class Failing(nn.Module):
 
 
 @pytest.mark.parametrize("error", [ValueError("half way"), KeyboardInterrupt("half way")])
-def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed(error: BaseException) -> None:
+def test_failed_float32_forward_restores_weights(error: BaseException) -> None:
     model = nn.Sequential(nn.Linear(4, 4), Failing(error)).bfloat16()
     before = [parameter.data_ptr() for parameter in model.parameters()]
     with compute_in_float32(model):
@@ -289,7 +285,7 @@ def test_weights_are_what_they_were_after_a_reading_in_float32_that_failed(error
 
 
 def misplaced(by: int) -> Any:
-    """`pack`, with all sequences but the first so many positions too far."""
+    """`pack`, with all sequences but the first shifted by a number of positions."""
 
     def made(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
         right = pack(lengths, device, suffixes)
@@ -301,7 +297,7 @@ def misplaced(by: int) -> Any:
 
 
 def begun_anew(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
-    """`pack`, with positions of what goes on from a prefix as of sequences of their own."""
+    """`pack`, with positions of suffixes that restart at 0."""
     right = pack(lengths, device, suffixes)
     positions = right.positions.clone()
     place = sum(lengths)
@@ -313,14 +309,14 @@ def begun_anew(lengths: list[int], device: torch.device, suffixes: list[Suffixes
 
 
 def blind(lengths: list[int], device: torch.device, suffixes: list[Suffixes]) -> Packing:
-    """`pack`, with what goes on from a prefix attending to itself alone."""
+    """`pack`, with suffixes that do not attend to their prefix."""
     right = pack(lengths, device, suffixes)
     return Packing(right.positions, tuple(replace(group, prefix=slice(0, 0)) for group in right.groups))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("make", [llama, qwen3, gpt2, gpt_neox, opt, sliding, gemma2, gemma3, gpt_oss])
-def test_positions_off_by_one_are_noticed_in_every_precision(
+def test_positions_off_by_one_detected(
     make: Any, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
@@ -329,18 +325,16 @@ def test_positions_off_by_one_are_noticed_in_every_precision(
     for wrong in (misplaced(1), misplaced(3), begun_anew, blind):
         monkeypatch.setattr(packing, "pack", wrong)
         assert not enable_packing(model)
-    assert "cannot be read" not in caplog.text, "no reading raised"
+    assert "cannot be read" not in caplog.text, "no forward failed"
     monkeypatch.setattr(packing, "pack", pack)
     assert enable_packing(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_positions_that_hardly_matter_are_noticed_all_the_same(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_effects_of_positions_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = gpt2()
-    with torch.no_grad():  # neighbouring places look alike, as those of a trained model do
+    with torch.no_grad():  # adjacent positions have similar embeddings, as in a trained model
         model.wpe.weight.copy_(0.001 * torch.randn(model.wpe.weight.shape).cumsum(dim=0))
     model = model.to(dtype)
     monkeypatch.setattr(packing, "pack", misplaced(1))
@@ -349,13 +343,13 @@ def test_positions_that_hardly_matter_are_noticed_all_the_same(
     assert enable_packing(model)
 
 
-def test_a_model_that_was_not_seen_to_read_packed_rows_is_given_none() -> None:
+def test_packed_row_rejected_without_support() -> None:
     model, ids = llama(), torch.arange(5)[None]
-    with pytest.raises(RuntimeError, match="LlamaModel was given a packed row"):
+    with pytest.raises(RuntimeError, match="LlamaModel received a packed row"):
         last_hidden_states(model, ids, pack([3, 2], ids.device))
 
 
-def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(
+def test_nondeterministic_model_uses_padded_rows(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = llama()
@@ -372,7 +366,7 @@ def test_a_model_that_does_not_agree_with_itself_keeps_padded_rows(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 90), min_size=1, max_size=40))
-def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) -> None:
+def test_positions_unique_and_padding_bounded(lengths: list[int]) -> None:
     lengths = sorted(lengths, reverse=True)
     made = pack(lengths, torch.device("cpu"))
     assert made.positions.tolist() == [[place for length in lengths for place in range(length)]]
@@ -393,7 +387,7 @@ def test_every_token_has_one_place_and_padding_is_bounded(lengths: list[int]) ->
     assert (row, token) == (len(lengths), sum(lengths))
 
 
-def test_a_long_row_does_not_make_short_ones_attend_over_its_length() -> None:
+def test_long_sequence_in_separate_group() -> None:
     lengths = [2048, *[64] * 255]
     there = sum(length**2 for length in lengths)
     for device in ("cpu", "cuda"):
@@ -403,15 +397,15 @@ def test_a_long_row_does_not_make_short_ones_attend_over_its_length() -> None:
         assert sum(len(part) * part[0] ** 2 for part in parts) < 3 * there
 
 
-def test_a_hand_worked_row_is_packed_longest_first_with_states_before_their_tokens() -> None:
+def test_packing_by_hand() -> None:
     made = rollout([[5, 6], [4, 5, 6]], [[7, 2], [9, 8, 2]], [[1, 1], [1, 1, 1]])
     sequences = build_sequences(made, everything(made), packed=True)
     assert sequences.input_ids.tolist() == [[4, 5, 6, 9, 8, 2, 5, 6, 7, 2]]
     assert sequences.packing is not None
     assert sequences.packing.positions.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3]]
-    assert sequences.state.tolist() == [[7, 8, 9, 9], [2, 3, 4, 5]]  # the short row's past its end: kept inside it
+    assert sequences.state.tolist() == [[7, 8, 9, 9], [2, 3, 4, 5]]  # the short row's past its end: a valid index
     short = build_sequences(made, everything(made), packed=True, final=False)
-    assert short.input_ids.tolist() == [[4, 5, 6, 9, 8, 5, 6, 7]], "the last token is read for the state after it only"
+    assert short.input_ids.tolist() == [[4, 5, 6, 9, 8, 5, 6, 7]], "the last token is read only for the state after it"
     assert short.state[:, :2].tolist() == [[6, 7], [2, 3]]
 
 
@@ -424,9 +418,7 @@ def test_a_hand_worked_row_is_packed_longest_first_with_states_before_their_toke
     ),
     st.booleans(),
 )
-def test_padded_and_packed_rows_have_the_same_tokens_before_every_own_token(
-    rows: list[tuple[list[int], list[int]]], final: bool
-) -> None:
+def test_packed_states_match_padded(rows: list[tuple[list[int], list[int]]], final: bool) -> None:
     prompts, responses = [list(part) for part in zip(*rows, strict=True)]
     made = rollout(prompts, responses, [[1] * len(response) for response in responses], pad=7)
     for packed in (False, True):
@@ -439,7 +431,7 @@ def test_padded_and_packed_rows_have_the_same_tokens_before_every_own_token(
                 assert read_ids[place - len(wanted) + 1 : place + 1].tolist() == wanted
 
 
-def test_short_bf16_sequences_attend_in_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_bf16_sequences_attend_in_float32_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "FP32_WIDTH", 200)
     seen: list[tuple[int, torch.dtype]] = []
     plain = packing.ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -449,7 +441,7 @@ def test_short_bf16_sequences_attend_in_float32_on_a_cpu(monkeypatch: pytest.Mon
         return plain(module, query, *others, **options)
 
     monkeypatch.setattr(packing, "ALL_ATTENTION_FUNCTIONS", {"sdpa": watched})
-    lengths = [400, 200, 30]  # too unlike each other to attend together
+    lengths = [400, 200, 30]  # too different to attend together
     states = torch.randn(3, 1, 2, sum(lengths), 8, generator=torch.Generator().manual_seed(0))
     row = pack(lengths, states.device)
     exact, _ = packing.attend("sdpa", nn.Module(), *states, None, packing=row)

@@ -1,4 +1,4 @@
-"""Sequences that begin alike."""
+"""Grouping of sequences by shared prefix."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def saved(found: tuple[PrefixGroup, ...]) -> int:
 
 @settings(max_examples=300, deadline=None)
 @given(SHORT, st.sampled_from([0.0, 0.5]), st.integers(1, 4))
-def test_members_begin_alike_go_on_by_themselves_and_are_in_one_family(
-    sequences: list[np.ndarray], least_share: float, shortest: int
-) -> None:
+def test_groups_share_prefix_and_are_disjoint(sequences: list[np.ndarray], least_share: float, shortest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MIN_PREFIX_TOKENS", shortest)
         found = group_by_shared_prefix(sequences, least_share)
@@ -38,7 +36,7 @@ def test_members_begin_alike_go_on_by_themselves_and_are_in_one_family(
 
 @settings(max_examples=300, deadline=None)
 @given(SHORT, st.integers(1, 4))
-def test_no_single_prefix_saves_more(sequences: list[np.ndarray], shortest: int) -> None:
+def test_grouping_optimal_for_single_prefix(sequences: list[np.ndarray], shortest: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefixes, "MIN_PREFIX_TOKENS", shortest)
         found = group_by_shared_prefix(sequences, 0.0)
@@ -50,7 +48,7 @@ def test_no_single_prefix_saves_more(sequences: list[np.ndarray], shortest: int)
     assert saved(found) >= best
 
 
-def test_responses_to_a_prompt_are_a_family_and_so_are_prompts_with_one_system_message() -> None:
+def test_groups_by_prompt_and_system_message() -> None:
     rng = np.random.default_rng(0)
     system, prompts = rng.integers(0, 90, 20), [rng.integers(0, 90, 30) for _ in range(3)]
     answers = [np.concatenate([system, prompts[n % 3], rng.integers(0, 90, 10 + n)]) for n in range(6)]

@@ -1,4 +1,4 @@
-"""Reward models: how they read a conversation, and that what they say depends on nothing that is read beside it."""
+"""Reward models: encoding of conversations, and scores that do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model in `lm`, preferences for short answers, and a reward model in `rm` that learnt from them."""
+    """A language model in `lm`, preferences for short answers, and a reward model in `rm` trained on them."""
     folder = tmp_path_factory.mktemp("preferences")
     (folder / "text").write_text(" ".join(WORDS * 20))
     make(folder / "text", folder / "lm", vocabulary=320, hidden=32, layers=2, seed=0)
@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     given = train_reward_model.parsed([*arguments, "--device", "cpu"])
     for name in ("model", "preferences", "folder"):
         setattr(given, name, str(folder / getattr(given, name)))
-    assert train_reward_model.train(given) >= 0.9  # of pairs about words that it has not seen
+    assert train_reward_model.train(given) >= 0.9  # of unseen pairs
     return folder
 
 
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("s", lambda one, other: one.lower().count("s") > other.lower().count("s")),
     ],
 )
-def test_preferences_are_made_of_two_sampled_answers(
+def test_preferences_from_two_samples(
     rule: str, prefers: Callable[[str, str], bool], folder: Path, tmp_path: Path
 ) -> None:
     questions, preferences = tmp_path / "questions.jsonl", tmp_path / "preferences.jsonl"
@@ -91,17 +91,17 @@ def scored(episodes: list, folder: Path, *keys: str) -> Reward:
     return build_reward(config.reward, config.task.agents)(episodes)
 
 
-def test_what_was_learnt_from_preferences_scores_episodes(folder: Path) -> None:
+def test_trained_reward_model_scores_episodes(folder: Path) -> None:
     short = episode(("low", 0, " ".join(WORDS[:2]), "the 3"), ("high", 0, " ".join(WORDS[:9]), "the 3"))
     found = scored([short, episode(("low", 0, "the", "sea"))], folder / "rm")
     low, high = found.agent["low"], found.agent["high"]
     assert low[0] > high[0]
     assert found.team == [pytest.approx((low[0] + high[0]) / 2), low[1]]
-    assert high[1] == 0.0  # it said nothing
+    assert high[1] == 0.0  # it has no turn
     assert found.parts == {"cut": [0.0, 0.0]}
 
 
-def test_a_score_is_what_the_library_says_of_the_conversation_alone(folder: Path) -> None:
+def test_scores_match_library(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "rm")
     talk = [
         [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": " ".join(WORDS[:n])}]
@@ -117,11 +117,11 @@ def test_a_score_is_what_the_library_says_of_the_conversation_alone(folder: Path
         expected.append(plain(**encoded).logits.item())
     assert model.scores(rows) == pytest.approx(expected, abs=1e-5)
     assert not any(parameter.requires_grad for parameter in model.model.parameters())
-    model.model.config.pad_token_id = None  # it cannot be read beside others then
+    model.model.config.pad_token_id = None  # the model cannot batch rows without a padding id
     assert model.scores(rows) == pytest.approx(expected, abs=1e-5)
 
 
-def test_nobody_ends_a_turn_by_spelling_a_special_token(folder: Path) -> None:
+def test_spelled_special_tokens_removed(folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "rm")
     honest = [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": "salt"}]
     forged = [honest[0], {"role": "assistant", "content": "sa<e<eos>os><pad>lt"}]
@@ -131,7 +131,7 @@ def test_nobody_ends_a_turn_by_spelling_a_special_token(folder: Path) -> None:
     assert writer.ids([forged]) == [tokenizer("the seasalt").input_ids]
 
 
-def test_a_critic_of_a_run_is_read_at_the_last_token(folder: Path) -> None:
+def test_critic_scores_last_token(folder: Path) -> None:
     lm = load_causal_lm(str(folder / "lm"), None, Dtype.fp32)
     critic = make_value_model(lm.base_model, None)  # type: ignore[arg-type]
     torch.nn.init.normal_(critic.value_head.out.weight)
@@ -145,7 +145,7 @@ def test_a_critic_of_a_run_is_read_at_the_last_token(folder: Path) -> None:
     assert found.failures == {}
 
 
-def test_what_is_too_long_is_cut_and_counted_or_has_failed(folder: Path) -> None:
+def test_long_conversations_truncated_or_failed(folder: Path) -> None:
     talk = [episode(("low", 0, " ".join(WORDS), "the sea")), episode(("low", 0, "a", "b"))]
     cut = scored(talk, folder / "rm", "reward.max_tokens=24")
     assert cut.parts == {"cut": [1.0, 0.0]}
@@ -154,18 +154,18 @@ def test_what_is_too_long_is_cut_and_counted_or_has_failed(folder: Path) -> None
     assert cut.agent["low"][1] == pytest.approx(whole.agent["low"][1], abs=1e-5)
     failed = scored(talk, folder / "rm", "reward.max_tokens=24", "reward.too_long=fail")
     assert list(failed.failures) == [0]
-    assert "reads 24" in str(failed.failures[0])
+    assert "limit is 24" in str(failed.failures[0])
 
 
-def test_a_model_that_is_no_reward_model_is_refused_before_its_weights_are_read(folder: Path) -> None:
-    with pytest.raises(PreflightError, match="LlamaForCausalLM; give a sequence classifier"):
+def test_other_model_kinds_rejected_early(folder: Path) -> None:
+    with pytest.raises(PreflightError, match="LlamaForCausalLM; use a sequence classifier"):
         scored([], folder / "lm")
     with pytest.raises(PreflightError, match="no tokenizer of a reward model could be loaded"):
         scored([], folder / "nowhere")
     (folder / "empty").mkdir()
     with pytest.raises(PreflightError, match=r"its folder has no tokenizer\.json; save the model's"):
         scored([], folder / "empty")
-    with pytest.raises(ConfigError, match=r"reward\.max_tokens=5000 is more than the reward model reads"):
+    with pytest.raises(ConfigError, match=r"reward\.max_tokens=5000 exceeds the reward model's context length"):
         scored([], folder / "rm", "reward.max_tokens=5000")
 
 
@@ -177,12 +177,10 @@ UNREAD = "{% for m in messages if m.role != 'assistant' %}"
     ("template", "rule"),
     [
         (SYSTEMS, "cannot write a conversation of system user assistant (no system role)"),
-        (UNREAD, "leaves out what the assistant says last"),
+        (UNREAD, "omits the last message of the assistant"),
     ],
 )
-def test_a_template_that_cannot_write_what_will_be_said_is_refused_before_the_weights_are_read(
-    template: str, rule: str, folder: Path, tmp_path: Path
-) -> None:
+def test_unsuitable_template_rejected_early(template: str, rule: str, folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder / "rm", tmp_path / "rm")
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.chat_template = template + "{{ m.content }}{% endfor %}"
@@ -193,25 +191,25 @@ def test_a_template_that_cannot_write_what_will_be_said_is_refused_before_the_we
         scored([], other, "task.agents.high.system=hear")
 
 
-def test_a_conversation_without_a_token_has_failed_and_costs_no_other_its_score(folder: Path, tmp_path: Path) -> None:
+def test_empty_conversation_fails_alone(folder: Path, tmp_path: Path) -> None:
     other = shutil.copytree(folder / "rm", tmp_path / "rm")
     (other / "chat_template.jinja").unlink()
     talk = [episode(("low", 0, "<eos>", "")), episode(("low", 0, "sea", "the"))]
     found = scored(talk, other)
     assert {row: str(error) for row, error in found.failures.items()} == {
-        0: "a conversation has no token of the reward model's"
+        0: "a conversation has no tokens after encoding by the reward model's tokenizer"
     }
     assert found.team is not None
     assert found.team[1] == pytest.approx(scored(talk[1:], other).team[0])  # type: ignore[index]
 
 
-def test_numbers_that_are_not_finite_have_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nonfinite_scores_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RewardModel, "scores", lambda *_: [float("nan"), 1.0])
     found = scored([episode(("low", 0, "a", "b")), episode(("low", 0, "a", "b"))], folder / "rm")
     assert list(found.failures) == [0]
 
 
-def test_a_plan_counts_its_weights(folder: Path) -> None:
+def test_plan_includes_weights(folder: Path) -> None:
     [frozen] = frozen_reward_models(composed((f"reward.model={folder / 'rm'}",)))
     model = AutoModelForSequenceClassification.from_pretrained(folder / "rm")
     assert frozen.weights == 4 * sum(parameter.numel() for parameter in model.parameters())

@@ -1,4 +1,4 @@
-"""The embedded model's tokenizers and its warm start."""
+"""Tokenizers and warm start of tiny models."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def lessons_learnt() -> Callable[..., Model]:
 
 
 def probability(lm: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, pair: tuple[str, str]) -> float:
-    """Of the first character of the answer."""
+    """Probability of the first character of the answer."""
     prompt, answer = pair
     with torch.no_grad():
         logits = lm(input_ids=torch.tensor([tokenizer(prompt).input_ids])).logits[0, -1]
     return float(logits.softmax(-1)[tokenizer(answer).input_ids[0]])
 
 
-def test_a_rare_answer_is_left_as_probable_as_a_common_one(lessons_learnt) -> None:
+def test_rare_and_common_answers_equally_probable(lessons_learnt) -> None:
     lm, tokenizer = lessons_learnt([*[[COMMON]] * 49, [RARE]])
     rare, common = probability(lm, tokenizer, RARE), probability(lm, tokenizer, COMMON)
     assert rare > 0.5 * common
@@ -58,7 +58,7 @@ ODD = ["two  spaces ", "a\nb\r\n\tc", "süß 東京 🙂", "<eos>", "<pad>x", ""
 
 
 @pytest.mark.parametrize("text", ODD)
-def test_bytes_are_read_back_as_they_were_and_none_is_unknown_or_special(text: str) -> None:
+def test_byte_tokenizer_lossless(text: str) -> None:
     tokenizer = make_lesson_tokenizer(Alphabet.printable, [])
     ids = tokenizer(text).input_ids
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
@@ -67,7 +67,7 @@ def test_bytes_are_read_back_as_they_were_and_none_is_unknown_or_special(text: s
     assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
 
 
-def test_a_tokenizer_of_bytes_is_the_same_once_it_was_saved(tmp_path: Path) -> None:
+def test_byte_tokenizer_reloads(tmp_path: Path) -> None:
     made = make_lesson_tokenizer(Alphabet.printable, [])
     assert len(made) == 256 + 3
     assert [made.pad_token_id, made.eos_token_id, made.unk_token_id] == [0, 1, 2]
@@ -78,12 +78,12 @@ def test_a_tokenizer_of_bytes_is_the_same_once_it_was_saved(tmp_path: Path) -> N
         assert loaded.decode(loaded(text).input_ids, skip_special_tokens=True) == text
 
 
-def test_characters_come_from_every_turn_of_the_lessons() -> None:
+def test_alphabet_from_all_turns() -> None:
     tokenizer = make_lesson_tokenizer(Alphabet.auto, [[("ab", "x"), ("c", "y")], [("d", "")]])
     assert sorted(tokenizer.get_vocab()) == sorted(["<pad>", "<eos>", "<unk>", *"abcdxy"])
 
 
-def test_a_lesson_of_several_turns_is_laid_out_as_a_conversation_is_read() -> None:
+def test_lesson_encoding_matches_conversation() -> None:
     tokenizer = character_tokenizer("abxy>")
     ids, answered = _supervised_batch(tokenizer, [[("a>", "x"), ("b>", "yy")], [("b>", "")]])
     eos = tokenizer.eos_token_id
@@ -92,16 +92,16 @@ def test_a_lesson_of_several_turns_is_laid_out_as_a_conversation_is_read() -> No
     assert answered.int().tolist() == [[0, 0, 1, 1, 0, 0, 1, 1, 1], [0, 0, 1, 0, 0, 0, 0, 0, 0]]
 
 
-def test_a_long_lesson_is_taught_up_to_its_last_whole_turn() -> None:
+def test_long_lesson_cut_after_whole_turn() -> None:
     tokenizer = character_tokenizer("ax")
     ids, answered = _supervised_batch(tokenizer, [[("a" * 98, "x")] * 4])
     assert ids.shape == (1, 200)
     assert int(answered.sum()) == 4
     ids, _ = _supervised_batch(tokenizer, [[("a" * 400, "x")] * 2])
-    assert ids.shape == (1, 402), "the first turn is always taught"
+    assert ids.shape == (1, 402), "the first turn is always kept"
 
 
-def test_after_a_lesson_of_two_turns_the_second_answer_is_known(lessons_learnt) -> None:
+def test_second_turn_learned(lessons_learnt) -> None:
     lm, tokenizer = lessons_learnt([[("ab>", "x"), ("cd>", "y")]], steps=120)
     eos = tokenizer.eos_token
     second = probability(lm, tokenizer, (f"ab>x{eos}cd>", "y"))
@@ -110,7 +110,7 @@ def test_after_a_lesson_of_two_turns_the_second_answer_is_known(lessons_learnt) 
     assert probability(single, tokenizer, (f"ab>x{eos}cd>", "y")) < 0.5
 
 
-def test_without_lessons_nothing_is_taught(lessons_learnt) -> None:
+def test_no_lessons(lessons_learnt) -> None:
     lm, _ = lessons_learnt([])
     torch.manual_seed(0)
     untouched = LlamaForCausalLM(lm.config)

@@ -1,4 +1,4 @@
-"""What a pass holds is what is reckoned."""
+"""Estimated and measured activation memory agree."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = [300] * 4
 
 
 def kept(model: PreTrainedModel) -> int:
-    """Bytes that a forward of a packed row leaves for the backward pass, weights left out."""
+    """Bytes that a forward pass of a packed row keeps for the backward pass, without weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     found: dict[int, Tensor] = {}
 
@@ -43,7 +43,7 @@ def kept(model: PreTrainedModel) -> int:
 @pytest.mark.parametrize("heads", [8, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 64])
-def test_a_forward_keeps_what_is_reckoned(heads: int, dtype: torch.dtype, window: int | None) -> None:
+def test_forward_keeps_estimated_bytes(heads: int, dtype: torch.dtype, window: int | None) -> None:
     if window is None:
         model: PreTrainedModel = LlamaModel(LlamaConfig(**COMMON, num_key_value_heads=heads))
     else:

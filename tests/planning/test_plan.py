@@ -1,4 +1,4 @@
-"""`mode=plan`: what it shows is what a run would hold, and what training refuses it refuses in the same words."""
+"""`mode=plan`: its estimates match a run, and it raises the same errors as training."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HUGE = SEVEN_B | {
 
 
 def model_folder(root: Path, shape: dict[str, Any]) -> Path:
-    """A model's shape and tokenizer, without a weight."""
+    """A model's configuration and tokenizer, without weights."""
     folder = root / "model"
     character_tokenizer([chr(code) for code in range(32, 127)]).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps(shape))
@@ -105,7 +105,7 @@ def needs(config: Config, ranks: int = 1) -> tuple[ModelSpecs, MemoryEstimate]:
 
 
 def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str) -> IppoError:
-    """The error of training, after seeing that the plan's is the same."""
+    """The error of training, after asserting that the plan's is the same."""
     with pytest.raises(IppoError) as planned:
         show_plan(config)
     folder = reserve_folder(root / "run")
@@ -117,7 +117,7 @@ def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str)
     return planned.value
 
 
-def test_the_embedded_plan_shows_models_phases_and_prompts_within_100_columns(tmp_path, capsys) -> None:
+def test_plan_shows_models_phases_and_prompts(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", "actor.warmup_iterations=0")
     show_plan(config)
     said = capsys.readouterr().out
@@ -133,7 +133,7 @@ def test_the_embedded_plan_shows_models_phases_and_prompts_within_100_columns(tm
     assert "warning" not in said
 
 
-def test_long_prompts_are_refused_as_training_refuses_them(tmp_path) -> None:
+def test_long_prompts_are_rejected_as_in_training(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "rollout.max_prompt_tokens=3")
     error = both_refuse(tmp_path, config, [], yaml)
     assert isinstance(error, ConfigError)
@@ -156,10 +156,10 @@ class World:
     ("words", "said"),
     [
         ("'many words'", r"max_prompt_tokens=6 does not allow agent player's prompt of 11 tokens"),
-        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); correct it there"),
+        ("exit(0)", r"world.py:World fails \(.*world.py:4: SystemExit: 0\); fix the error there"),
     ],
 )
-def test_a_world_whose_first_words_are_too_many_or_none_is_refused(tmp_path, words: str, said: str) -> None:
+def test_invalid_first_observations_are_rejected(tmp_path, words: str, said: str) -> None:
     (tmp_path / "world.py").write_text(LONG.replace("WORDS", words))
     world = ["task=environment", f"task.environment={tmp_path / 'world.py'}:World", "actor.alphabet=printable"]
     config, _ = small_config(tmp_path, *world, "reward=environment", "rollout.max_prompt_tokens=6")
@@ -167,33 +167,33 @@ def test_a_world_whose_first_words_are_too_many_or_none_is_refused(tmp_path, wor
         show_plan(config)
 
 
-def test_empty_templates_are_refused_as_training_refuses_them(tmp_path) -> None:
+def test_empty_templates_are_rejected_as_in_training(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "task.agents.low.template=''")
-    assert "prompts must have a token" in str(both_refuse(tmp_path, config, [], yaml))
+    assert "prompts must have at least one token" in str(both_refuse(tmp_path, config, [], yaml))
 
 
-def test_unknown_fields_are_refused_as_training_refuses_them(tmp_path) -> None:
+def test_unknown_fields_are_rejected_as_in_training(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "task.agents.low.template='{leters}'")
     assert "names the field 'leters'" in str(both_refuse(tmp_path, config, [], yaml))
 
 
-def test_cuda_without_a_gpu_is_refused_as_training_refuses_it(tmp_path) -> None:
+def test_cuda_without_gpu_is_rejected_as_in_training(tmp_path) -> None:
     config, yaml = small_config(tmp_path, "launch.device=cuda")
     error = both_refuse(tmp_path, config, [], yaml)
     assert error.exit_code == 3
     assert str(error).startswith("launch.device=cuda")
 
 
-def test_a_model_too_large_for_the_machine_is_refused_before_its_weights_are_looked_for(tmp_path, capsys) -> None:
+def test_too_large_model_is_rejected_before_loading(tmp_path, capsys) -> None:
     overrides = jsonl_overrides(tmp_path, model_folder(tmp_path, HUGE))
     plain = resolve_config(compose_node(overrides))
     error = both_refuse(tmp_path, build_config(plain), overrides, to_yaml(plain))
     assert error.exit_code == 3
-    assert "GiB of weights, optimizer states and gradients" in str(error)
+    assert "GiB for weights, optimizer states and gradients" in str(error)
     assert "has no .safetensors file" in capsys.readouterr().out
 
 
-def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp_path, capsys) -> None:
+def test_plan_7b_model_on_8_ranks(tmp_path, capsys) -> None:
     config = jsonl_config(
         tmp_path,
         model_folder(tmp_path, SEVEN_B),
@@ -218,7 +218,7 @@ def test_7_billion_parameters_are_planned_for_8_ranks_from_their_shape_alone(tmp
     assert memory_warning(memory, roomy) is None
 
 
-def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
+def test_memory_advice_reduces_its_phase(tmp_path) -> None:
     compared = "algorithm.kl.reward.coef=0.1"  # so that targets have logits
     config, _ = small_config(tmp_path, "deepspeed.micro_batch_tokens=4096", "actor.num_layers=4", compared)
     _, before = needs(config)
@@ -248,7 +248,7 @@ def test_what_a_warning_names_makes_its_phase_smaller(tmp_path) -> None:
     assert after.bytes_by_phase["update"] < before.bytes_by_phase["update"]
 
 
-def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> None:
+def test_estimated_overflow_is_a_warning(tmp_path) -> None:
     config, _ = small_config(tmp_path)
     material, memory = needs(config)
     phase, greatest = memory.greatest
@@ -261,7 +261,7 @@ def test_what_does_not_fit_beyond_the_certain_part_is_a_warning(tmp_path) -> Non
     assert warning.startswith(f"warning: {phase} may need")
 
 
-def test_ranks_on_one_machine_share_its_memory(tmp_path) -> None:
+def test_ranks_on_one_machine_share_memory(tmp_path) -> None:
     config, _ = small_config(tmp_path)
     material, memory = needs(config, ranks=4)
     room = int(memory.certain_bytes * 2.5)
@@ -270,7 +270,7 @@ def test_ranks_on_one_machine_share_its_memory(tmp_path) -> None:
     assert memory_error(config, material, memory, three, ranks=4) is not None
 
 
-def test_the_bound_of_a_cache_does_not_hide_the_sizes_of_small_models(tmp_path, capsys) -> None:
+def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
     config, _ = small_config(tmp_path, "task=ladder", "task.train_size=20", "task.eval_size=4")
     task = load_task(config.task, config.seed)
     material = read_model_specs(config, task)
@@ -281,16 +281,16 @@ def test_the_bound_of_a_cache_does_not_hide_the_sizes_of_small_models(tmp_path, 
     assert all("0.00" not in line.split()[4:7] for line in lines[1:3])
     said = " ".join(" ".join(lines).split())
     assert re.search(r"load \d\.\d\d MiB, rollout 2\.\d\d GiB, targets \d+\.\d+ MiB", said)
-    assert "keeps at most 2.00 GiB of earlier turns" in said
+    assert "caches at most 2.00 GiB of earlier turns" in said
 
 
-def test_a_plan_counts_the_prompts_that_there_are(tmp_path) -> None:
+def test_plan_counts_prompts(tmp_path) -> None:
     config, _ = small_config(tmp_path, "rollout.max_new_tokens=5")
     material, _ = needs(config)
     assert {name: shapes.length.sequence for name, shapes in material.shapes.items()} == {"low": 7 + 5, "high": 7 + 5}
 
 
-def test_rows_that_longrope_would_read_by_the_length_of_others_are_told_of(tmp_path) -> None:
+def test_longrope_warns_about_long_rows(tmp_path) -> None:
     rotation = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     shape = {
         "model_type": "phi3",
@@ -314,19 +314,19 @@ def test_rows_that_longrope_would_read_by_the_length_of_others_are_told_of(tmp_p
         )
     )
     (said,) = model_warnings(long, needs(long)[0]).values()
-    assert "rows beside one of more than 64 tokens" in said
-    assert "rollout.context_limit=64 avoids it" in said
+    assert "one row of more than 64 tokens" in said
+    assert "rollout.context_limit=64 avoids this" in said
     assert "longrope" not in model_warnings(cut, needs(cut)[0])
     assert model_warnings(short, needs(short)[0]) == {}
 
 
-def test_references_of_agents_that_start_from_the_same_weights_count_once(tmp_path) -> None:
+def test_shared_references_count_once(tmp_path) -> None:
     alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
     _, memory = needs(alone)
     assert [frozen.weights for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
-def test_stage_3_spreads_references_and_never_has_a_model_whole(tmp_path) -> None:
+def test_stage_3_shards_references(tmp_path) -> None:
     keys = ["algorithm.kl.reward.coef=0.1", "launch.processes=8", "deepspeed.persistence_threshold=0"]
     folder = model_folder(tmp_path, SEVEN_B)
     stages = [jsonl_config(tmp_path, folder, *keys, f"deepspeed=zero{stage}") for stage in (2, 3)]
@@ -341,7 +341,7 @@ def test_stage_3_spreads_references_and_never_has_a_model_whole(tmp_path) -> Non
     assert compared.bytes_by_phase["update"] - three.bytes_by_phase["update"] == three.frozen[0].gathered > 0
 
 
-def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_told(tmp_path, capsys) -> None:
+def test_replays_count_initial_policies_and_cost(tmp_path, capsys) -> None:
     for keys in (["reward.credit_assignment=difference"], ["reward.measure_credit_every=5"]):
         config, _ = small_config(tmp_path, *keys)
         _, memory = needs(config)
@@ -349,7 +349,7 @@ def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_to
         show_plan(config)
         said = " ".join(capsys.readouterr().out.split())
         assert ("credit difference: 2 x 16 more episodes are scored" in said) == ("difference" in keys[0])
-        assert "2 x 16 episodes are played anew" in said
+        assert "2 x 16 episodes are replayed" in said
         assert ("every 5 iterations" in said) == ("5" in keys[0])
     config, _ = small_config(tmp_path, "reward.credit_assignment=counterfactual", "rollout.num_generations=4")
     _, memory = needs(config)
@@ -363,8 +363,8 @@ def test_initial_policies_that_play_anew_are_counted_and_what_credit_costs_is_to
     assert "credit " not in capsys.readouterr().out
 
 
-def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
-    bytes_alike = "actor.alphabet=printable"  # the characters of all agents' lessons are more than those of one
+def test_shared_weights_count_once(tmp_path, capsys) -> None:
+    bytes_alike = "actor.alphabet=printable"  # one agent's lessons have fewer characters than all agents' lessons
     independent, _ = small_config(tmp_path, bytes_alike)
     each, own = needs(independent)
     config, _ = small_config(tmp_path, bytes_alike, "team=shared_policy", "algorithm.kl.loss.coef=0.1")
@@ -379,16 +379,16 @@ def test_weights_that_agents_share_count_once(tmp_path, capsys) -> None:
     assert "high prompt" in shown
 
 
-def test_a_step_on_rows_of_several_agents_needs_room_for_all_of_them(tmp_path) -> None:
+def test_step_needs_memory_for_rows_of_all_agents(tmp_path) -> None:
     few = ["deepspeed.micro_batch_tokens=100000", "actor.alphabet=printable", "deepspeed.logit_chunk_tokens=1"]
     alone, both = (
         needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
     )
     longest = [model.backward for model in alone.trained if model.is_actor]
-    assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # but for one token's logits
+    assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # except for one token's logits
 
 
-def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) -> None:
+def test_prompts_are_shown_with_chat_template(tmp_path, capsys) -> None:
     text = tmp_path / "text.txt"
     text.write_text("what is one plus one, and what is two plus two?\n" * 20)
     example = Path(__file__).resolve().parents[2] / "scripts" / "examples" / "small_model.py"
@@ -397,7 +397,7 @@ def test_prompts_are_shown_as_the_chat_template_writes_them(tmp_path, capsys) ->
     assert "solo prompt     '<|user|>0 + 1 = <eos><|assistant|>'" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
+def test_folder_without_tokenizer_is_rejected(tmp_path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps(SEVEN_B))
     with pytest.raises(PreflightError, match="no tokenizer could be loaded"):
@@ -405,7 +405,7 @@ def test_a_folder_without_a_tokenizer_is_refused(tmp_path) -> None:
 
 
 def cluster_config(root: Path, *more: str) -> Config:
-    """A 7B actor and a critic of its size, planned for eight devices of 79 GiB that are not here."""
+    """A 7B actor and a critic of the same size, planned for eight devices of 79 GiB on another machine."""
     keys = ["mode=plan", "plan=h100", "algorithm=ppo", "critic=separate", "rollout.max_new_tokens=1024"]
     keys += ["algorithm.mini_batch_size=32", "rollout.decode_batch_size=16", *more]
     config = build_config(resolve_config(compose_node(jsonl_overrides(root, model_folder(root, SEVEN_B), *keys))))
@@ -413,7 +413,7 @@ def cluster_config(root: Path, *more: str) -> Config:
     return config
 
 
-def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
+def test_remote_devices_are_planned(tmp_path, capsys) -> None:
     show_plan(cluster_config(tmp_path, "deepspeed=zero3"))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if len(line) > 100 and str(tmp_path) not in line] == []
@@ -428,13 +428,13 @@ def test_devices_that_are_not_here_are_planned_for(tmp_path, capsys) -> None:
     assert "are free" not in said, "nothing is known of a disk there"
 
 
-def test_a_cluster_on_which_nothing_fits_is_refused_after_the_table(tmp_path, capsys) -> None:
+def test_too_small_cluster_is_rejected_after_the_table(tmp_path, capsys) -> None:
     with pytest.raises(PreflightError, match="in each of 8 processes"):
         show_plan(cluster_config(tmp_path, "deepspeed=zero1", "plan.memory_gib=24"))
     assert "deepspeed=zero3_offload" in capsys.readouterr().out
 
 
-def test_what_is_said_to_fit_does_and_twice_as_much_does_not(tmp_path) -> None:
+def test_reported_micro_batch_fits_and_double_does_not(tmp_path) -> None:
     config = cluster_config(tmp_path, "rollout.buffer_size=512", "algorithm.mini_batch_size=256", "deepspeed=zero3")
     task = load_task(config.task, config.seed)
     material, plan, machine = (
@@ -455,18 +455,18 @@ def test_what_is_said_to_fit_does_and_twice_as_much_does_not(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        (["mode=plan", "plan.devices=8"], "plan.devices=8 is one of several figures that are given together"),
-        (["plan=h100"], "plan.devices=8 says what to plan for, and training runs on what is here; add mode=plan"),
+        (["mode=plan", "plan.devices=8"], "plan.devices=8 must be set together with the other keys of plan"),
+        (["plan=h100"], "plan.devices=8 has an effect with mode=plan only; add mode=plan"),
         (["mode=plan", "plan=h100", "plan.tflops=0"], "plan.tflops=0.0 is out of range"),
     ],
 )
-def test_figures_that_are_incomplete_or_that_nothing_reads_are_refused(tmp_path, keys: list[str], said: str) -> None:
+def test_incomplete_or_unused_plan_keys_are_rejected(tmp_path, keys: list[str], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         small_config(tmp_path, *keys)
     assert str(refused.value).startswith(said)
 
 
-def test_one_writer_at_a_time_is_as_slow_as_reading_its_weights(tmp_path) -> None:
+def test_single_row_decoding_is_memory_bound(tmp_path) -> None:
     config = cluster_config(tmp_path, "deepspeed=zero2")
     material, _ = needs(config, ranks=8)
     weights = 2 * material.shapes["solo"].actor.parameters
@@ -478,7 +478,7 @@ def test_one_writer_at_a_time_is_as_slow_as_reading_its_weights(tmp_path) -> Non
     assert faster["update"] == seconds["update"]
 
 
-def test_weights_that_come_and_go_by_layer_make_writing_wait_for_the_network(tmp_path) -> None:
+def test_layer_gathering_is_network_bound(tmp_path) -> None:
     config = cluster_config(tmp_path, "deepspeed=zero3", "rollout.zero3_gather=layer")
     material, _ = needs(config, ranks=8)
     weights = 2 * material.shapes["solo"].actor.parameters
@@ -486,13 +486,13 @@ def test_weights_that_come_and_go_by_layer_make_writing_wait_for_the_network(tmp
     assert seconds == pytest.approx(1024 * weights * 7 / 8 / 450e9, rel=0.05)
 
 
-def test_the_speed_is_that_of_products_that_nothing_delayed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measured_speed_is_the_fastest_product(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[torch.dtype] = []
 
     def delayed(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         calls.append(left.dtype)
-        time.sleep(0.1 * (len(calls) % 2 == 0))  # the first one timed is the second
-        return left  # processors without bf16 instructions take seconds for a product
+        time.sleep(0.1 * (len(calls) % 2 == 0))  # the second timed call is the first fast one
+        return left  # on processors without bf16 instructions a product takes seconds
 
     monkeypatch.setattr(torch, "mm", delayed)
     assert measure_speed(2, Dtype.bf16).flops_per_s > 2 * 768**3 / 0.1 / 2

@@ -1,4 +1,4 @@
-"""What `mode=plan` shows of an episode: what agents will read, how often they speak, and how long that may get."""
+"""The episode in `mode=plan`: prompts, numbers of turns, and maximum lengths."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ def own_world(step: str = "", actions: str = "") -> tuple[Config, Task, dict[str
     return prepared("task=environment", "task.environment=my_env.py:make")
 
 
-def test_a_dialogue_is_shown_as_each_agent_reads_it_with_placeholders_for_answers() -> None:
+def test_dialogue_is_shown_with_placeholders() -> None:
     _, task, formats = prepared(*TALK, "task.num_turns=2")
     letters = task.train[0]["letters"]
     shown = preview_episode(task, formats)
     assert [(turn.agent, turn.read, turn.written) for turn in shown.turns] == [
-        ("low", f"{letters}>", "(what low says)"),
-        ("high", f"{letters}low: (what low says)<", "(what high says)"),
-        ("low", "\nhigh: (what high says)\n", "(what low says)"),
-        ("high", "\nlow: (what low says)\n", "(what high says)"),
+        ("low", f"{letters}>", "(answer of low)"),
+        ("high", f"{letters}low: (answer of low)<", "(answer of high)"),
+        ("low", "\nhigh: (answer of high)\n", "(answer of low)"),
+        ("high", "\nlow: (answer of low)\n", "(answer of high)"),
     ]
     assert shown.remaining_turns == 0
 
 
-def test_of_a_long_dialogue_the_first_turns_are_shown_and_the_others_counted(capsys) -> None:
+def test_long_dialogue_shows_first_turns(capsys) -> None:
     shown = preview_episode(*prepared(*TALK, "task.num_turns=5")[1:])
     assert (len(shown.turns), shown.remaining_turns) == (6, 4)
     _show_conversation(shown)
@@ -76,40 +76,40 @@ def test_of_a_long_dialogue_the_first_turns_are_shown_and_the_others_counted(cap
     assert max(map(len, said.splitlines())) <= 100
 
 
-def test_a_world_that_knows_its_answers_is_played_for_a_few_steps() -> None:
+def test_environment_with_known_actions_is_played() -> None:
     _, task, formats = prepared("task=ladder")
     shown = preview_episode(task, formats)
     first = task.train[0]
     assert shown.turns[0].read == f"{first['start']}{first['stride']}>"
     assert len(shown.turns) == 3
     assert all(turn.written in "abcdefgh" for turn in shown.turns if turn.written)
-    assert all(len(turn.read) == 2 for turn in shown.turns[1:])  # what is new, and not all that was said before
+    assert all(len(turn.read) == 2 for turn in shown.turns[1:])  # only the new part
 
 
-def test_a_world_that_does_not_is_played_with_placeholders(tmp_path, monkeypatch) -> None:
+def test_environment_without_actions_uses_placeholders(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, task, formats = own_world()
     shown = preview_episode(task, formats)
-    said = "(what player says)"
+    said = "(answer of player)"
     assert [(turn.read, turn.written) for turn in shown.turns] == [("a digit?\n", said), ("no 1\n", said)]
-    assert shown.end == "ended by itself"
+    assert shown.end == "terminated"
 
 
-def test_a_world_that_fails_on_a_placeholder_is_shown_up_to_there_and_warned_of(tmp_path, monkeypatch) -> None:
+def test_environment_that_fails_on_placeholder_warns(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     config, task, formats = own_world("int(action)")
     shown = preview_episode(task, formats)
-    assert (len(shown.turns), shown.end) == (1, "fails here with placeholders as answers")
+    assert (len(shown.turns), shown.end) == (1, "fails here with placeholders as responses")
     said = startup_warnings(config, compute_batch_sizes(config, 1, len(task.train)), task)["dry_run"]
-    assert "'(what player says)'" in said
+    assert "'(answer of player)'" in said
     assert "my_env.py:9: ValueError: invalid literal for int() with base 10" in said
     config, task, _ = own_world("int(action)", "def actions(self): return ['1', '2']")
     assert "dry_run" not in startup_warnings(config, compute_batch_sizes(config, 1, 9), task)
 
 
-def test_how_the_shown_episode_ends_is_told(tmp_path, monkeypatch) -> None:
+def test_end_of_preview_is_shown(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert preview_episode(*own_world(actions="def actions(self): return ['1', '2']")[1:]).end == "ended by itself"
+    assert preview_episode(*own_world(actions="def actions(self): return ['1', '2']")[1:]).end == "terminated"
     assert preview_episode(*prepared("task=ladder")[1:]).end == "not over after these turns"
 
 
@@ -125,18 +125,18 @@ def test_how_the_shown_episode_ends_is_told(tmp_path, monkeypatch) -> None:
         ("", "def actions(self): return {}['x']", "KeyError: 'x'"),
     ],
 )
-def test_an_environment_that_fails_whatever_is_answered_is_refused(
-    step: str, actions: str, said: str, tmp_path, monkeypatch
-) -> None:
+def test_always_failing_environment_is_rejected(step: str, actions: str, said: str, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"^task.environment=\\S*my_env.py:make fails .*{said}.*; correct it there"):
+    with pytest.raises(
+        ConfigError, match=f"^task.environment=\\S*my_env.py:make fails .*{said}.*; fix the error there"
+    ):
         own_world(step, actions)
 
 
-def test_lengths_count_all_turns_and_what_others_write_between_them() -> None:
+def test_lengths_include_all_turns_and_other_responses() -> None:
     config, task, formats = prepared(*TALK, "task.num_turns=3", "rollout.max_new_tokens=10")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 60})
-    # Later messages are "\nhigh: ", an answer, "\n": a prompt of 7, three answers, two messages with an answer in each.
+    # Later messages are "\nhigh: ", a response, "\n": a prompt of 7, three responses, two messages with a response.
     assert lengths["low"] == EpisodeLength(
         turns=3, sequence=7 + 3 * 10 + 2 * (8 + 10), row=7 + 3 * 10 + 2 * (8 + 10), first=17
     )
@@ -147,7 +147,7 @@ def test_lengths_count_all_turns_and_what_others_write_between_them() -> None:
     )
 
 
-def test_one_turn_is_as_long_as_the_longest_of_the_first_prompts_and_an_answer() -> None:
+def test_single_turn_length_uses_longest_first_prompt() -> None:
     config, task, formats = prepared("rollout.max_new_tokens=10", "task.agents.low.template='{letters} and more<'")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 12})
     assert lengths == {
@@ -156,15 +156,11 @@ def test_one_turn_is_as_long_as_the_longest_of_the_first_prompts_and_an_answer()
     }
     assert length_warnings(config, lengths, {"low": 26, "high": 17}) == {}
     (said,) = length_warnings(config, lengths, {"low": 1000, "high": 12}).values()
-    assert said.startswith(
-        "high: prompts of up to 7 tokens and rollout.max_new_tokens=10 are more than its context of 12"
-    )
+    assert said.startswith("high: prompts of up to 7 tokens and rollout.max_new_tokens=10 exceed its context of 12")
 
 
 @pytest.mark.parametrize(("turns", "row"), [(4, 4 * 20), (20, 20 * 20)])
-def test_where_only_the_latest_is_read_a_row_is_many_short_sequences(
-    turns: int, row: int, tmp_path, monkeypatch
-) -> None:
+def test_latest_history_has_many_short_sequences(turns: int, row: int, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     own_world()
     config, task, formats = prepared(

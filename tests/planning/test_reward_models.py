@@ -1,4 +1,4 @@
-"""A run that is scored by a server, a judge who never says the same twice, and a reward model; and goes on exactly."""
+"""A run with a server reward, a non-deterministic judge, and a reward model resumes exactly."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reward_model(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_a_run_that_others_score_goes_on_exactly_and_asks_its_judge_nothing_again(tmp_path: Path) -> None:
+def test_run_with_external_rewards_resumes_exactly(tmp_path: Path) -> None:
     judged = 0
 
     def answer(body: Any, number: int) -> Said:

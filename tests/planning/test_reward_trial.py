@@ -1,4 +1,4 @@
-"""What a plan says of reward functions before any model answers."""
+"""Trial of reward functions with placeholder responses in a plan."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def by_step(examples, responses, episodes):
         ("right", None),
         ("by_step", None),
         ("one_number", "'team' must have one entry for each of the 2 rows, not 1"),
-        ("bare", "must return a dict with names among .* not list; write {'team'"),
+        ("bare", "must return a dict with keys among .* not list; return {'team'"),
         ("raises", r"mine.py:12: KeyError: 'answer'"),
         ("nothing", "a number is not finite"),
     ],
 )
-def test_functions_that_fail_whatever_is_answered_are_warned_of(name: str, rule: str | None, tmp_path: Path) -> None:
+def test_always_failing_functions_warn(name: str, rule: str | None, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTIONS)
     keys = ["task=sorting", "reward=function", f"reward.function={tmp_path / 'mine.py'}:{name}"]
     config = load_config(keys)
@@ -56,8 +56,8 @@ def test_functions_that_fail_whatever_is_answered_are_warned_of(name: str, rule:
         assert warnings == []
     else:
         [text] = warnings
-        assert text.startswith(f"reward.function={tmp_path / 'mine.py'}:{name} fails with placeholders as answers (")
-        assert text.endswith("; if it fails with others as well, nothing will be trained on")
+        assert text.startswith(f"reward.function={tmp_path / 'mine.py'}:{name} fails with placeholders as responses (")
+        assert text.endswith("; if it also fails with real responses, no row is trained on")
         assert re.search(rule, text)
 
 
@@ -67,7 +67,7 @@ def test_primary_metric_of_the_reward(metric: str, tmp_path: Path) -> None:
     check_primary_metric(config, load_task(config.task, config.seed))
 
 
-def test_primary_metric_that_the_reward_does_not_report(tmp_path: Path) -> None:
+def test_primary_metric_not_reported_by_reward(tmp_path: Path) -> None:
     config = gsm8k(tmp_path, "sampled/exact")
     with pytest.raises(ConfigError) as raised:
         check_primary_metric(config, load_task(config.task, config.seed))

@@ -1,4 +1,4 @@
-"""What a run is refused for before anything is written."""
+"""Errors of a run before files are written."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ippo_cli.planning.trial import check_trainable
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is such a device")
-def test_a_device_that_is_not_there_is_told_before_there_is_a_folder() -> None:
-    with pytest.raises(PreflightError, match=r"no CUDA device can be used here; use launch\.device=cpu$"):
+def test_missing_device_is_reported_before_folder_exists() -> None:
+    with pytest.raises(PreflightError, match=r"no CUDA device is available; use launch\.device=cpu$"):
         check_trainable(load_config(["task=sorting", "launch.device=cuda"]), 1)
 
 
 @pytest.mark.parametrize("part", [False, True])
-def test_rows_that_a_reward_cannot_read_are_told_by_a_plan_and_by_a_run(tmp_path: Path, part: bool) -> None:
+def test_unreadable_rows_are_reported_by_plan_and_run(tmp_path: Path, part: bool) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"q": "What?"}\n' * 4)
     code = ["kind: code", "sandbox: unsafe_local", "test: '{tests}'", "prompt: ''", "entry_point: f"]

@@ -1,4 +1,4 @@
-"""Means of an update's tokens, also by agent and turn, against numbers counted by hand."""
+"""Mean metrics of an update, also by agent and turn, compared with hand-computed values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ENTROPY = torch.tensor([[1.0, 2.0, 90.0, 3.0], [4.0, 90.0, 90.0, 90.0], [5.0, 90
 
 
 def micro_batch() -> tuple[Loss, Minibatch]:
-    """Two rows of `low` and then one of `high`; the last token of each is left out."""
+    """Two rows of `low` and one of `high`; the last token of each is masked."""
     rollout, _, targets = buffer()
     mask = rollout.response_mask.clone()
     mask[0, 3] = mask[2, 3] = False
@@ -36,7 +36,7 @@ def tallied(learner: str, agents: tuple[str, ...], turns: dict[str, int]) -> dic
     return tally.means()
 
 
-def test_means_of_a_groups_agents_and_of_their_turns_are_those_counted_by_hand() -> None:
+def test_agent_and_turn_means_match_hand_computation() -> None:
     found = tallied("pair", ("low", "high"), {"low": 1, "high": 3})
     assert found == pytest.approx(
         {
@@ -60,11 +60,11 @@ def test_means_of_a_groups_agents_and_of_their_turns_are_those_counted_by_hand()
     assert all(is_documented(key) for key in found)
 
 
-def test_an_agent_of_its_own_with_one_turn_has_the_learners_means_alone() -> None:
+def test_single_agent_with_one_turn_has_only_learner_means() -> None:
     assert tallied("low", ("low",), {}) == {"low/policy/entropy": 3.6, "low/policy/ratio": 36.0}
 
 
-def test_what_lies_off_the_mask_reaches_no_mean() -> None:
+def test_masked_tokens_are_excluded() -> None:
     tally = MetricAccumulator.of("pair", ("low", "high"), {"low": 2, "high": 2})
     loss, batch = micro_batch()
     loss.per_token["entropy"][~loss.mask] = torch.nan

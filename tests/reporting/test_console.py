@@ -1,4 +1,4 @@
-"""What a person sees: model text shown harmlessly, and numbers in one line."""
+"""Console output: escaped model text, and metrics in one line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NASTY = {
 
 
 @pytest.mark.parametrize("kind", NASTY)
-def test_model_text_is_spelled_out_and_never_acted_upon(kind: str) -> None:
+def test_model_text_is_escaped(kind: str) -> None:
     shown = escape_and_cut(NASTY[kind], width=200).plain
     assert all(c.isprintable() for c in shown)
     assert not any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp") for c in shown)
@@ -49,18 +49,18 @@ def test_model_text_is_spelled_out_and_never_acted_upon(kind: str) -> None:
     assert out.file.getvalue() == shown + "\n"  # type: ignore[attr-defined]
 
 
-def test_what_is_printable_stays_as_it_is() -> None:
+def test_printable_text_is_unchanged() -> None:
     for text in ("plain", "[bold]x[/bold]", "naïve 中文 🙂 ẞ", "", " two  spaces "):
         assert escape_and_cut(text).plain == text
 
 
-def test_long_text_is_cut_and_says_so() -> None:
+def test_long_text_is_truncated_with_ellipsis() -> None:
     assert escape_and_cut("x" * 60).plain == "x" * 60
     assert escape_and_cut("x" * 61).plain == "x" * 59 + "…"
     assert escape_and_cut("\x00" * 20).plain == "\\x00" * 14 + "\\x0" + "…"
 
 
-def test_ten_megabytes_are_cut_at_once() -> None:
+def test_ten_megabytes_are_truncated_fast() -> None:
     began = time.perf_counter()
     for text in ("x" * 10_000_000, "\x1b[31m" * 2_000_000):
         assert len(escape_and_cut(text).plain) == 60
@@ -73,11 +73,11 @@ def rows(prompt: str, response: str) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("style", [Style.plain, Style.rich])
-def test_a_table_of_samples_shows_every_kind_of_text_harmlessly(
+def test_sample_table_escapes_all_text(
     style: Style, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    console = Console(style, ["low", "high"])  # not entered: no live display, the table alone
+    console = Console(style, ["low", "high"])  # not entered: only the table, no live display
     for text in (*NASTY.values(), "y" * 10_000_000):
         console.samples(rows("[red]prompt", text))
     shown = capsys.readouterr().out
@@ -104,7 +104,7 @@ def row(iteration: int, **more: float) -> dict[str, float]:
     }
 
 
-def test_where_there_is_no_terminal_an_iteration_is_one_plain_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_iteration_is_one_line_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Console(Style.auto, ["low", "high"]) as console:
         console.iteration(row(1, **{"low/policy/approx_kl": 0.0125}), 60)
         console.iteration(row(2), 60)
@@ -115,7 +115,7 @@ def test_where_there_is_no_terminal_an_iteration_is_one_plain_line(capsys: pytes
 
 
 def crowd(names: Sequence[str], size: float = 1.0, **more: float) -> dict[str, float]:
-    """A row in which every column has a number for every agent."""
+    """A row with a value in every column for every agent."""
     numbers = {key: size * (0.125 + place) for place, key in enumerate(COLUMNS.values())}
     times = {"time/iteration": 754.04, "time/logprobs": 12.0}
     return row(1) | times | {f"{name}/{key}": value for name in names for key, value in numbers.items()} | more
@@ -124,7 +124,7 @@ def crowd(names: Sequence[str], size: float = 1.0, **more: float) -> dict[str, f
 @pytest.mark.parametrize("size", [1.0, -123.45, 1e-6, 1e12])
 @pytest.mark.parametrize("length", [1, 8, 70])
 @pytest.mark.parametrize("agents", [1, 2, 3, 4, 8, 20])
-def test_no_line_is_wider_than_160_columns_whatever_the_number_of_agents(
+def test_lines_are_at_most_160_columns(
     agents: int, length: int, size: float, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = [f"{'n' * (length - 1)}{chr(ord('a') + place)}" for place in range(agents)]
@@ -135,12 +135,12 @@ def test_no_line_is_wider_than_160_columns_whatever_the_number_of_agents(
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert max(map(text_width, lines)) <= 160
-    if abs(size) < 1e3:  # with usual numbers nothing is cut off at the end
+    if abs(size) < 1e3:  # lines with typical numbers are not truncated
         assert "ETA " in lines[0]
         assert lines[1].endswith(")")
 
 
-def test_of_many_agents_a_line_tells_the_mean_score_and_who_is_worst_off(capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_agents_show_mean_and_worst(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"agent{place}" for place in range(8)]
     numbers = {
         f"{name}/{key}": 0.1 * place
@@ -153,7 +153,7 @@ def test_of_many_agents_a_line_tells_the_mean_score_and_who_is_worst_off(capsys:
     assert "  explained_variance min 0.000  " in line
 
 
-def test_what_is_measured_of_shared_weights_stands_at_each_agent_that_has_them(
+def test_shared_policy_metrics_are_shown_for_each_agent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     told = {key: value for key, value in crowd(["low", "high"]).items() if "/policy/" not in key}
@@ -162,14 +162,14 @@ def test_what_is_measured_of_shared_weights_stands_at_each_agent_that_has_them(
     assert "  entropy 0.500/0.500  approx_kl 0.250/0.250  " in capsys.readouterr().out
 
 
-def test_of_an_agent_that_never_spoke_a_line_has_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+def test_agent_without_turns_shows_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"agent{place}" for place in range(8)]
     scores = {f"{name}/score/mean": float("nan") if place in (0, 5) else 3.0 for place, name in enumerate(names)}
     Console(Style.plain, names).iteration(crowd(names) | scores, 60)
     assert "  score 3.000 min 3.000  " in capsys.readouterr().out
 
 
-def test_a_line_names_a_divergence_as_the_metrics_do_and_the_one_to_the_reference_where_there_is_one(
+def test_line_distinguishes_approx_kl_and_reference_kl(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for found in ({"policy/approx_kl": 0.25}, {"policy/approx_kl": 0.25, "kl/reference": 0.75}):
@@ -183,7 +183,7 @@ def test_a_line_names_a_divergence_as_the_metrics_do_and_the_one_to_the_referenc
     assert all(any(key.endswith(f"/{column}") for key in METRICS) or column == "score" for column in COLUMNS)
 
 
-def test_a_layout_stays_while_numbers_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_layout_does_not_depend_on_values(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(Style.plain, ["low", "high"])
     for scale, rate in ((1.0, 999.0), (-1.0, 9_999.0), (0.01, 99_999.0), (1e-5, 1_000.0)):
         console.iteration(crowd(["low", "high"], scale, **{"perf/tokens_per_second": rate}), 60)
@@ -191,7 +191,7 @@ def test_a_layout_stays_while_numbers_change(capsys: pytest.CaptureFixture[str])
     assert len({tuple(re.findall("[a-z_/]{3,}", line)) for line in lines}) == 1
 
 
-def test_a_long_phase_says_where_it_is_twice_a_minute_and_a_short_one_never(
+def test_long_phases_print_progress_twice_a_minute(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
@@ -210,7 +210,7 @@ def test_a_long_phase_says_where_it_is_twice_a_minute_and_a_short_one_never(
 
 
 @pytest.mark.parametrize("variables", [{"FORCE_COLOR": "1"}, {"TTY_COMPATIBLE": "1"}])
-def test_what_is_no_terminal_gets_plain_lines_whatever_is_said_about_colours(
+def test_forced_colors_do_not_enable_live_display(
     variables: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in variables.items():
@@ -223,7 +223,7 @@ def test_what_is_no_terminal_gets_plain_lines_whatever_is_said_about_colours(
     assert "\x1b" not in shown
 
 
-def test_characters_that_the_output_has_no_code_for_are_spelled_out() -> None:
+def test_unencodable_characters_are_escaped() -> None:
     code = """
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.reporting.console import Console, series_by_metric
@@ -239,7 +239,7 @@ Console(Style.plain, ["low"]).show_samples([{"mode": "train", "index": 0, "agent
 @pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}, {"TERM": "dumb"}])
 @pytest.mark.parametrize("width", [20, 80, 160])
 @pytest.mark.parametrize("agents", [2, 20])
-def test_a_display_of_any_width_breaks_no_line_and_shows_every_number(
+def test_display_of_any_width_shows_every_number(
     agents: int,
     width: int,
     variables: dict[str, str],
@@ -263,7 +263,7 @@ def test_a_display_of_any_width_breaks_no_line_and_shows_every_number(
         assert "kl/reference" in shown
 
 
-def test_a_live_display_shows_every_agent_with_its_trend(capsys: pytest.CaptureFixture[str]) -> None:
+def test_live_display_shows_agents_with_trend(capsys: pytest.CaptureFixture[str]) -> None:
     with Console(Style.rich, ["low", "high"]) as console:
         for iteration in (1, 2, 3):
             console.progress("low writes", iteration, 3)
@@ -275,7 +275,7 @@ def test_a_live_display_shows_every_agent_with_its_trend(capsys: pytest.CaptureF
     assert "[not markup]" in shown
 
 
-def test_numbers_that_are_not_finite_break_no_display(capsys: pytest.CaptureFixture[str]) -> None:
+def test_non_finite_numbers_do_not_break_display(capsys: pytest.CaptureFixture[str]) -> None:
     for style in (Style.plain, Style.rich):
         with Console(style, ["low", "high"]) as console:
             console.iteration(row(1, **{"low/score/mean": float("nan"), "high/score/mean": float("inf")}), 3)
@@ -285,7 +285,7 @@ def test_numbers_that_are_not_finite_break_no_display(capsys: pytest.CaptureFixt
     assert "nan" not in said
 
 
-def test_a_sparkline_goes_from_lowest_to_highest() -> None:
+def test_sparkline_is_scaled_to_range() -> None:
     assert sparkline([0, 1]) == "▁█"
     assert sparkline(list(range(8))) == "▁▂▃▄▅▆▇█"
     assert sparkline([3, 3, 3]) == "▁▁▁"
@@ -295,7 +295,7 @@ def test_a_sparkline_goes_from_lowest_to_highest() -> None:
     assert sparkline([float("nan")]) == " "
 
 
-def test_the_summary_says_what_came_out_and_where_it_is(
+def test_summary_shows_results_and_paths(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -316,14 +316,14 @@ def test_the_summary_says_what_came_out_and_where_it_is(
     assert "curves           tensorboard --logdir outputs/default/run/tb" in capsys.readouterr().out
 
 
-def test_an_evaluation_is_one_line_with_the_headline_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_line_starts_with_primary_metric(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"sampled/score": 0.5, "greedy/exact": 0.25, "sampled/low/score": 0.75, "sampled/failed_share": 0.0}
     Console(Style.plain, ["low"]).evaluation(3, metrics, "sampled/score")
     shown = capsys.readouterr().out
     assert shown == "evaluation after iteration 3: sampled/score 0.500  (greedy/exact 0.250)\n"
 
 
-def test_an_evaluation_tells_of_every_part_and_of_failures_where_there_are_any(
+def test_evaluation_shows_parts_and_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     metrics = {"sampled/score": 0.5, "sampled/failed_tests": 0.25, "sampled/failed_share": 0.125}
@@ -334,7 +334,7 @@ def test_an_evaluation_tells_of_every_part_and_of_failures_where_there_are_any(
     assert "(sampled/failed_share 0.125, sampled/part" in capsys.readouterr().out, "cut off at the end, and not there"
 
 
-def test_turns_that_nobody_took_are_left_out_of_a_line() -> None:
+def test_turns_without_values_are_omitted() -> None:
     metrics = {"sampled/score": math.nan, "sampled/low/score/turn/1": 0.5, "sampled/low/score/turn/2": math.nan}
     lines = series_by_metric(metrics | {"sampled/low/score/turn/3": 0.25, "sampled/low/score/turn/4": math.nan})
     assert lines["sampled/low/score/turn"] == pytest.approx([0.5, math.nan, 0.25], nan_ok=True)

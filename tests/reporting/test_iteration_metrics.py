@@ -1,4 +1,4 @@
-"""Hand-worked numbers of a buffer."""
+"""Metrics of a buffer, compared with hand-computed values."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ippo_cli.reporting.metrics import is_documented
 from ippo_cli.types import Rollout, Scores, Targets
 
 
-def test_agents_never_share_a_name() -> None:
+def test_agents_have_distinct_metric_names() -> None:
     numbers = {"score/mean": 1.0}
     assert add_prefix("low", numbers) | add_prefix("high", numbers) == {"low/score/mean": 1.0, "high/score/mean": 1.0}
 
@@ -69,7 +69,7 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
     return rollout, scores, targets
 
 
-def test_numbers_of_a_hand_worked_buffer() -> None:
+def test_rollout_metrics_match_hand_computation() -> None:
     found = rollout_metrics(*buffer(), kl_coef=0.25)
     mean = (1 + 2 + 3 + 4 + 5 + 6) / 6  # over action tokens, not over rows
     assert found == pytest.approx(
@@ -90,7 +90,7 @@ def test_numbers_of_a_hand_worked_buffer() -> None:
     assert all(is_documented(f"low/{name}") for name in found)
 
 
-def test_rows_without_a_score_have_no_reward_and_no_return() -> None:
+def test_rows_without_score_have_no_reward_or_return() -> None:
     rollout, scores, targets = buffer()
     scored = MASK & scores.valid[:, None]
     found = rollout_metrics(rollout, scores, replace(targets, loss_mask=scored), kl_coef=0.25)
@@ -101,7 +101,7 @@ def test_rows_without_a_score_have_no_reward_and_no_return() -> None:
     assert math.isnan(none["targets/return"])
 
 
-def test_scores_are_told_as_the_reward_gave_them_and_as_the_processors_made_them() -> None:
+def test_raw_and_processed_scores_are_reported() -> None:
     found = rollout_metrics(*buffer(score=torch.tensor([[-3.0], [0.0], [5.0]])), kl_coef=None)
     assert found["score/mean"] == 1.5
     assert found["score/processed/mean"] == 1.0
@@ -110,7 +110,7 @@ def test_scores_are_told_as_the_reward_gave_them_and_as_the_processors_made_them
     assert "score/processed/mean" not in rollout_metrics(*buffer(), kl_coef=None)
 
 
-def test_numbers_about_what_an_algorithm_made_of_a_buffer() -> None:
+def test_target_metrics_match_hand_computation() -> None:
     rollout, _, targets = buffer()
     silent = targets.advantages * MASK * torch.tensor([[1], [0], [1]])
     found = target_metrics(rollout, replace(targets, advantages=silent), has_values=True)
@@ -126,28 +126,28 @@ def test_numbers_about_what_an_algorithm_made_of_a_buffer() -> None:
     assert "targets/value" not in target_metrics(rollout, targets, has_values=False)
 
 
-def test_the_effective_sample_share_falls_with_unequal_weights_and_is_told_under_filters_alone() -> None:
+def test_effective_sample_share_only_with_filters() -> None:
     rollout, _, targets = buffer(behavior_logprobs=torch.zeros(3, 3), weights=torch.tensor([[2.0, 0.0, 9.0]] * 3))
     found = target_metrics(rollout, targets, has_values=False)
-    # own weights 2 0, 2, 2 0 9: sum 15, squares 4 + 4 + 4 + 81 = 93
+    # the weights 2 0, 2, 2 0 9 have sum 15 and squares 4 + 4 + 4 + 81 = 93
     assert found["rollout/effective_sample_share"] == pytest.approx(15**2 / (6 * 93))
     gap = sum(1 - math.exp(-number) for number in (1, 2, 3, 4, 5, 6)) / 6
     assert found["rollout/probability_gap"] == pytest.approx(gap)
     assert "rollout/probability_gap" not in target_metrics(*buffer()[::2], has_values=False)
 
 
-def test_without_a_reference_there_is_no_divergence_to_report() -> None:
+def test_no_kl_without_reference() -> None:
     found = rollout_metrics(*buffer(), kl_coef=None)
     assert not [name for name in found if name.startswith("kl/")]
 
 
-def test_the_gap_that_filters_make_is_reported_where_there_are_some() -> None:
+def test_filter_gap_is_reported_with_filters() -> None:
     found = rollout_metrics(*buffer(behavior_logprobs=torch.zeros(3, 3)), kl_coef=None)
     assert found["rollout/filter_gap"] == pytest.approx(3.5)
     assert "rollout/filter_gap" not in rollout_metrics(*buffer(), kl_coef=None)
 
 
-def test_of_an_agent_that_never_spoke_there_are_no_numbers() -> None:
+def test_agent_without_turns_has_nan_metrics() -> None:
     rollout, scores, targets = buffer()
     nobody = torch.zeros_like(MASK)
     rollout = replace(rollout, response_mask=nobody, finished=torch.tensor([True, False, False]))
@@ -169,7 +169,7 @@ def test_of_an_agent_that_never_spoke_there_are_no_numbers() -> None:
     assert {"score/mean", "score/std", "score/greedy", "rollout/truncated_share", "rollout/cut_share"} <= found.keys()
 
 
-def test_rows_in_which_an_agent_did_not_speak_are_no_truncated_ones() -> None:
+def test_rows_without_turns_are_not_truncated() -> None:
     rollout, scores, targets = buffer()
     silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool(), finished=torch.zeros(3).bool())
     assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 1.0
@@ -177,7 +177,7 @@ def test_rows_in_which_an_agent_did_not_speak_are_no_truncated_ones() -> None:
     assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 0.5
 
 
-def test_rows_and_episodes_in_which_earlier_weights_spoke_for_an_agent_are_in_no_mean() -> None:
+def test_snapshot_episodes_are_excluded_from_means() -> None:
     rollout, scores, targets = buffer()
     silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
     episodes = [episode(("low", 0, "a", "x")) for _ in range(3)]
@@ -187,10 +187,10 @@ def test_rows_and_episodes_in_which_earlier_weights_spoke_for_an_agent_are_in_no
     assert (found["rollout/response_length"], found["score/failed_share"]) == (2.5, 0.0)
     assert turn_metrics(episodes, "low", silent)["rollout/turns"] == 1.0
     with_all = rollout_metrics(silent, scores, targets, None)
-    assert with_all["rollout/response_length"] == pytest.approx(5 / 3)  # who was not asked wrote 0 tokens
+    assert with_all["rollout/response_length"] == pytest.approx(5 / 3)  # agents without turns have 0 tokens
 
 
-def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> None:
+def test_turn_metrics_match_hand_computation() -> None:
     low = [("low", 0, "a", "x"), ("high", 1, "b", "a"), ("low", 2, "c", "b", False)]
     episodes = [
         episode(*low),
@@ -203,13 +203,13 @@ def test_numbers_of_several_turns_are_those_of_episodes_counted_by_hand() -> Non
             final={"low": [1, 2]},
         ),
     ]
-    rollout = replace(buffer()[0], length=torch.tensor([3, 4, 3]))  # 2, 1 and 3 of which are actions
+    rollout = replace(buffer()[0], length=torch.tensor([3, 4, 3]))  # of these, 2, 1 and 3 are actions
     found = turn_metrics(episodes, "low", rollout)
     assert found == {
         "rollout/turns": pytest.approx(4 / 3),
         "rollout/observation_tokens": pytest.approx((1 + 3 + 0) / 3),
         "rollout/cut_share": pytest.approx(1 / 4),
-        "rollout/overflow_share": pytest.approx(1 / 3),  # in the third episode it was another's context
+        "rollout/overflow_share": pytest.approx(1 / 3),  # in the third episode, the other agent's context overflowed
     }
     assert all(is_documented(f"low/{key}") for key in found)
 
@@ -230,12 +230,12 @@ def targets_of(values: torch.Tensor, returns: torch.Tensor, rewards: torch.Tenso
     )
 
 
-def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() -> None:
+def test_explained_variance_matches_hand_computation() -> None:
     returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     assert explained_variance(targets_of(returns, returns), 1.0) == 1.0
     assert explained_variance(targets_of(returns - 7, returns), 1.0) == 1.0, "an error that is everywhere the same"
     assert explained_variance(targets_of(0 * returns, returns), 1.0) == 0.0
-    # Errors 1 2 0 1 have the variance 2/3, returns 5/3.
+    # Errors 1 2 0 1 have variance 2/3, returns 5/3.
     worked_out = targets_of(torch.tensor([[0.0, 0.0], [3.0, 3.0]]), returns)
     assert explained_variance(worked_out, 1.0) == pytest.approx(1 - (2 / 3) / (5 / 3))
     far_off = targets_of(torch.randn(2, 2) * 1e4, returns)
@@ -245,9 +245,7 @@ def test_the_variance_of_returns_that_a_critic_explains_is_worked_out_by_hand() 
 @pytest.mark.parametrize("score", [0.0, 1.0, -0.3])
 @pytest.mark.parametrize("length", [1, 8, 512])
 @pytest.mark.parametrize("gae_lambda", [1.0, 0.95])
-def test_where_all_responses_earn_the_same_there_is_nothing_to_explain(
-    score: float, length: int, gae_lambda: float
-) -> None:
+def test_explained_variance_is_nan_for_equal_returns(score: float, length: int, gae_lambda: float) -> None:
     torch.manual_seed(0)
     values, rewards, mask = 0.5 + torch.randn(64, length) / 10, torch.zeros(64, length), torch.ones(64, length).bool()
     rewards[:, -1] = score
@@ -263,7 +261,7 @@ def test_where_all_responses_earn_the_same_there_is_nothing_to_explain(
     assert math.isfinite(told()), "a hundredth is more than rounding"
 
 
-def test_credit_is_told_of_rows_whose_difference_is_known_and_shares_are_of_rows_with_a_turn() -> None:
+def test_credit_metrics_use_rows_with_known_credit() -> None:
     rollout, scores, targets = buffer()
     credit = torch.tensor([[0.5, -0.5], [math.nan, math.nan], [2.0, 1.0]])
     found = rollout_metrics(rollout, replace(scores, credit={"difference": credit}), targets, kl_coef=None)

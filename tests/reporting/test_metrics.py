@@ -8,7 +8,7 @@ from ippo_cli.reporting.metrics import METRICS, is_documented
 
 
 @pytest.mark.parametrize("key", METRICS)
-def test_every_name_of_the_table_is_found_under_any_agent_part_and_mode(key: str) -> None:
+def test_documented_names_match_any_agent_part_and_mode(key: str) -> None:
     name = (
         key.replace("<agent>", "my_agent")
         .replace("<part>", "exact.2-x")
@@ -36,5 +36,5 @@ def test_every_name_of_the_table_is_found_under_any_agent_part_and_mode(key: str
         "xlow/score/meanx",
     ],
 )
-def test_a_name_that_is_not_in_the_table_is_not_documented(key: str) -> None:
+def test_unknown_name_is_not_documented(key: str) -> None:
     assert not is_documented(key)

@@ -1,4 +1,4 @@
-"""Metrics by turn, against episodes counted by hand and whole runs."""
+"""Per-turn metrics, compared with hand-computed values and whole runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DIALOGUE = (
 
 
 def buffer() -> tuple[Rollout, Scores, Targets]:
-    """Turns of 2 and 1, of 1, and of 1 and 2 tokens; the last row has no score."""
+    """Rows with turns of 2 and 1, of 1, and of 1 and 2 tokens; the last row has no score."""
     numbers = torch.tensor([[1.0, 2.0, 90.0, 3.0], [4.0, 90.0, 90.0, 90.0], [5.0, 90.0, 6.0, 7.0]])
     rollout = Rollout(
         prompt_ids=torch.ones(3, 1).long(),
@@ -69,7 +69,7 @@ def buffer() -> tuple[Rollout, Scores, Targets]:
     return rollout, scores, targets
 
 
-def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
+def test_turn_means_match_hand_computation() -> None:
     episodes = [
         episode(("low", 0, "", "", True, 2), ("high", 1, ""), ("low", 2, "", "", False, 1)),
         episode(("low", 0, "", "", True, 1)),
@@ -115,7 +115,7 @@ def test_numbers_of_each_turn_are_those_counted_by_hand() -> None:
     assert found["rollout/logprob/turn/1"] == pytest.approx(-(1 + 2 + 4 + 5) / 4)
 
 
-def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
+def test_turns_of_a_run_sum_to_its_rows(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *DIALOGUE) as trainer:
         team = trainer.state.team
         experience = experience_of(trainer)
@@ -148,7 +148,7 @@ def test_the_turns_of_a_run_make_up_its_rows(tmp_path: Path) -> None:
         assert first == {key: value for key, value in found.items() if not key.endswith("/3")}
 
 
-def test_as_many_turns_are_shown_as_an_agent_may_have_or_had_and_no_more_than_asked_for() -> None:
+def test_logged_turns_are_limited() -> None:
     episodes = [episode(("low", 0, ""), ("low", 1, ""), ("high", 1, "")), episode(("low", 0, ""))]
     names = ["low", "high"]
     assert logged_turn_counts(names, episodes, {"low": 3, "high": None}, 8) == {"low": 3, "high": 1}
@@ -158,7 +158,7 @@ def test_as_many_turns_are_shown_as_an_agent_may_have_or_had_and_no_more_than_as
 
 
 @pytest.mark.slow
-def test_agents_that_are_asked_once_have_no_numbers_by_turn(tmp_path: Path) -> None:
+def test_single_turn_agents_have_no_turn_metrics(tmp_path: Path) -> None:
     once = rows(train(tmp_path, *DIALOGUE[-4:]))
     assert not any("/turn/" in key or key.endswith("/turns") for row in once for key in row)
     several = rows(train(tmp_path, *DIALOGUE, "tracker.turns=2"))

@@ -1,4 +1,4 @@
-"""The profile of one iteration: a trace that viewers open, a table that adds up, and no other change."""
+"""The profile of one iteration: a readable trace, a consistent table, and no change of the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from small import rows, train
 
 
 @pytest.mark.slow
-def test_a_profile_shows_the_phases_of_the_second_iteration_and_changes_nothing(tmp_path, capsys):
+def test_profile_shows_second_iteration_and_changes_nothing(tmp_path, capsys):
     plain = train(tmp_path / "plain", "num_iterations=2")
     folder = train(tmp_path / "watched", "num_iterations=2", "tracker.profile=true")
     assert rows(folder) == rows(plain)

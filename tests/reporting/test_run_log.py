@@ -1,4 +1,4 @@
-"""What a run writes about itself, over several processes too."""
+"""Files that a run writes, also over several processes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def tracker():
     return replace(load_config().tracker, tensorboard=False)
 
 
-def test_seconds_of_earlier_processes_count(tmp_path: Path, tracker) -> None:
+def test_wall_seconds_include_earlier_processes(tmp_path: Path, tracker) -> None:
     run = RunLog(tmp_path, tracker, RunState())
-    run.state.wall_seconds = 100.0  # what a checkpoint says
+    run.state.wall_seconds = 100.0  # value in a checkpoint
     run.log({"iteration": 3})
     said = json.loads((tmp_path / "run.json").read_text())
     assert 100.0 <= said["wall_seconds"] < 110.0
@@ -34,7 +34,7 @@ def test_seconds_of_earlier_processes_count(tmp_path: Path, tracker) -> None:
     assert json.loads((tmp_path / "run.json").read_text())["wall_seconds"] >= said["wall_seconds"]
 
 
-def test_a_run_that_goes_on_forgets_nothing_before_its_checkpoint_is_read(tmp_path: Path, tracker) -> None:
+def test_resumed_run_keeps_its_state_until_checkpoint(tmp_path: Path, tracker) -> None:
     run = RunLog(tmp_path, tracker, RunState())
     run.record_evaluation(0, "sampled/score", {"sampled/score": 0.25})
     run.finish("failed", "disk full")
@@ -64,14 +64,12 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-def test_a_full_disk_keeps_rows_waiting_and_loses_none(
-    small_disk: Path, tracker, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_keeps_pending_rows(small_disk: Path, tracker, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunLog(small_disk, tracker, RunState())
     run.log({"iteration": 1})
     before = run.durable_metrics_bytes()
     filler = fill(small_disk)
-    (small_disk / "metrics.jsonl").write_bytes(b"{}\n" * 1365 + b"\n")  # its last block is full as well
+    (small_disk / "metrics.jsonl").write_bytes(b"{}\n" * 1365 + b"\n")  # its last block is also full
     before = run.durable_metrics_bytes()
     for iteration in (2, 3):
         run.log({"iteration": iteration})
@@ -90,7 +88,7 @@ def test_a_full_disk_keeps_rows_waiting_and_loses_none(
 
 
 @pytest.mark.parametrize("error", ["disk full", "disk full " * 1000])
-def test_a_run_says_that_it_failed_on_a_full_disk_too(error: str, small_disk: Path, tracker) -> None:
+def test_failed_state_is_written_on_full_disk(error: str, small_disk: Path, tracker) -> None:
     run = RunLog(small_disk, tracker, RunState())
     fill(small_disk)
     run.finish("failed", error)
@@ -98,7 +96,7 @@ def test_a_run_says_that_it_failed_on_a_full_disk_too(error: str, small_disk: Pa
     assert (said["state"], said["error"]) == ("failed", error if len(error) < 100 else None)
 
 
-def test_a_run_is_not_done_before_its_rows_are_written(small_disk: Path, tracker) -> None:
+def test_run_is_done_only_after_rows_are_written(small_disk: Path, tracker) -> None:
     run = RunLog(small_disk, tracker, RunState())
     filler = fill(small_disk)
     run.log({"iteration": 1})
@@ -109,7 +107,7 @@ def test_a_run_is_not_done_before_its_rows_are_written(small_disk: Path, tracker
     assert json.loads((small_disk / "metrics.jsonl").read_text())["iteration"] == 1
 
 
-def test_curves_that_cannot_be_drawn_cost_no_row(
+def test_failed_curves_do_not_lose_rows(
     small_disk: Path, tracker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunLog(small_disk, replace(tracker, tensorboard=True), RunState())
@@ -128,7 +126,7 @@ def test_curves_that_cannot_be_drawn_cost_no_row(
     assert len(list((small_disk / "tb").iterdir())) == 2
 
 
-def test_a_first_evaluation_of_nothing_is_beaten_by_any_score(tmp_path: Path, tracker) -> None:
+def test_any_score_is_better_than_nan(tmp_path: Path, tracker) -> None:
     for resumed in (False, True):
         run = RunLog(tmp_path, tracker, RunState())
         run.record_evaluation(0, "sampled/score", {"sampled/score": math.nan})

@@ -1,4 +1,4 @@
-"""Episodes as plain data, and as a table: every turn in order, what it was paid, and how it ended."""
+"""Episodes as plain data and as a table: turns, scores and ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALK = [("low", 0, "a", "3 1>"), ("high", 1, "b", "low: a"), ("low", 2, "cc", "h
 NAN = math.nan
 
 
-def test_an_episode_as_data_holds_every_turn_with_what_was_told_written_and_paid() -> None:
+def test_sample_row_has_observations_responses_and_scores() -> None:
     played = episode(
         *TALK,
         index=17,
@@ -53,7 +53,7 @@ def test_an_episode_as_data_holds_every_turn_with_what_was_told_written_and_paid
     ]
 
 
-def test_what_was_added_up_in_float32_is_shown_as_it_was_meant() -> None:
+def test_scores_are_rounded_to_float32_precision() -> None:
     paid = torch.tensor([[0.1, 0.2, -0.1, 1 / 3, 1234567.0]])
     played = episode(*[("low", step, "a", "b") for step in range(5)])
     [row] = sample_rows("train", [played], {"low": paid.cumsum(1) - torch.zeros(1, 5)}, 1)
@@ -64,7 +64,7 @@ def test_what_was_added_up_in_float32_is_shown_as_it_was_meant() -> None:
     assert row["turns"][0]["score"] == 1234567.0, "whole numbers stay whole"
 
 
-def test_who_never_spoke_and_who_has_no_reward_scores_null_and_not_0() -> None:
+def test_missing_scores_are_null() -> None:
     silent = episode(("low", 0, "y", "x"))
     failed = episode(("low", 0, "y", "x"), ("high", 0, "z", "x"), terminated=False, failure=ValueError("no"))
     scores = {"low": torch.tensor([[0.0], [NAN]]), "high": torch.tensor([[0.0], [NAN]])}
@@ -76,7 +76,7 @@ def test_who_never_spoke_and_who_has_no_reward_scores_null_and_not_0() -> None:
     assert second["failure"] == "ValueError: no"
 
 
-def test_a_failure_is_told_with_the_line_of_the_user_that_raised_it(tmp_path: Path, monkeypatch) -> None:
+def test_failure_shows_the_users_line(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("my_env.py").write_text("def step():\n    raise KeyError('moves')\n")
     space: dict[str, object] = {}
@@ -84,7 +84,7 @@ def test_a_failure_is_told_with_the_line_of_the_user_that_raised_it(tmp_path: Pa
     with pytest.raises(KeyError) as raised:
         space["step"]()  # type: ignore[operator]
     failed = episode(terminated=False, failure=raised.value)
-    # The frame of this test is a user's, and not a library's or ours: the innermost one is quoted.
+    # The frame of this test counts as user code, not as library code or ours: the innermost one is quoted.
     assert sample_rows("train", [failed], {}, 1)[0]["failure"] == "my_env.py:2: KeyError: 'moves'"
 
 
@@ -94,7 +94,7 @@ def shown(capsys: pytest.CaptureFixture[str], style: Style, rows: list[dict[str,
 
 
 @pytest.mark.parametrize("style", [Style.plain, Style.rich])
-def test_one_answer_of_each_agent_is_shown_as_it_always_was(style: Style, capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_turn_episode_is_one_row_per_agent(style: Style, capsys: pytest.CaptureFixture[str]) -> None:
     once = episode(("low", 0, "13", "3 1>"), ("high", 0, "5\x1b[31m7", "7 5>"))
     rows = sample_rows("train", [once], {"low": torch.tensor([[0.5]]), "high": torch.tensor([[1.0]])}, 1)
     assert shown(capsys, style, rows) == (
@@ -109,7 +109,7 @@ def test_one_answer_of_each_agent_is_shown_as_it_always_was(style: Style, capsys
 
 
 @pytest.mark.parametrize("style", [Style.plain, Style.rich])
-def test_a_conversation_is_shown_turn_by_turn_with_what_each_was_paid(
+def test_conversation_is_shown_by_turn(
     style: Style, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -120,12 +120,12 @@ def test_a_conversation_is_shown_turn_by_turn_with_what_each_was_paid(
         ["low", "3 1>", "a", "0.25"],
         ["high", "low: a", "b", "1.00"],
         ["low", "high: b", "cc (cut)", "0.50"],
-        ["low", "", "ended by itself", "sum 0.75"],
+        ["low", "", "terminated", "sum 0.75"],
         ["high", "", "", "sum 1.00"],
     ]
 
 
-def test_a_long_episode_shows_its_first_and_last_turns(capsys: pytest.CaptureFixture[str]) -> None:
+def test_long_episode_shows_first_and_last_turns(capsys: pytest.CaptureFixture[str]) -> None:
     for count, left_out in ((8, None), (9, None), (10, 2), (100, 92)):
         turns = [("low", step, f"say {step}.", f"told {step}.") for step in range(count)]
         rows = sample_rows(
@@ -136,12 +136,12 @@ def test_a_long_episode_shows_its_first_and_last_turns(capsys: pytest.CaptureFix
         assert left_out is None or f"{left_out} more turns" in text
         assert text.count("say ") == (count if left_out is None else FIRST_TURNS + LAST_TURNS)
         assert f"say {count - 1}." in text
-        assert "cut off: no room for what came next" in text
+        assert "truncated: no space in the context" in text
         assert f"sum {count}.00" in text
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_whatever_was_said_and_raised_is_shown_harmlessly_within_the_width(
+def test_any_text_is_escaped_and_fits_the_width(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))

@@ -1,4 +1,4 @@
-"""What a run's own metrics say is likely wrong: each rule speaks where it should, and not of a run that learns."""
+"""Training warnings: each rule warns on its fault, and no rule warns on a run that learns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ippo_cli.config.text import text_width
 from ippo_cli.reporting.training_warnings import RULES, WINDOW, training_warnings
 
 Row = dict[str, float]
-RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations of the embedded job
+RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations of the embedded task
 
 
 def recorded() -> list[Row]:
@@ -33,7 +33,7 @@ def config() -> Config:
 
 
 def told(rows: list[Row], config: Config) -> dict[str, str]:
-    """Everything that is said while the rows come one by one."""
+    """All warnings, with rows added one by one."""
     said: dict[str, str] = {}
     for done in range(1, len(rows) + 1):
         said = training_warnings(rows[:done][-WINDOW:], config) | said
@@ -44,26 +44,26 @@ def changed(rows: list[Row], change: Callable[[int], dict[str, float]], agent: s
     return [row | {f"{agent}/{key}": value for key, value in change(int(row["iteration"])).items()} for row in rows]
 
 
-def test_nothing_is_said_of_a_run_that_learns(config: Config) -> None:
+def test_no_warning_for_a_run_that_learns(config: Config) -> None:
     assert len(recorded()) == 110
     assert told(recorded(), config) == {}
     for start in (10, 49, 60):  # resumed, with and without the rows before
         assert told(recorded()[start:], config) == {}
 
 
-def test_a_row_that_ended_by_itself_makes_no_context_full(config: Config) -> None:
+def test_finished_row_does_not_count_as_full_context(config: Config) -> None:
     cut = changed(recorded(), lambda _: {"rollout/truncated_share": 0.992, "rollout/response_length": 7.95})
-    assert "was cut at rollout.max_new_tokens=8" in told(cut[:1], config)["truncated"]
+    assert "was truncated at rollout.max_new_tokens=8" in told(cut[:1], config)["truncated"]
 
 
-def test_values_are_as_far_off_as_their_hubers_loss_says(config: Config) -> None:
+def test_value_error_accounts_for_huber_loss(config: Config) -> None:
     for delta, loss, said in ((10.0, 950.0, "off by 1e+02"), (10.0, 11.0, "off by 4.7"), (0.1, 0.4, "off by 4")):
         huber = replace(config, algorithm=replace(config.algorithm, huber_delta=delta))
         found = told(changed(recorded(), lambda _, loss=loss: {"value/loss": loss})[:3], huber)
         assert said in found["far_values"]
 
 
-def test_an_episode_that_a_world_cuts_says_nothing_of_the_length_of_responses() -> None:
+def test_environment_truncation_does_not_warn() -> None:
     world = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/truncated_share": 1.0}]
     assert RULES["truncated"](rows, world) is None
@@ -74,20 +74,20 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "truncated",
         1,
         lambda _: {"rollout/truncated_share": 1.0},
-        "every response of low was cut at rollout.max_new_tokens=8",
+        "every response of low was truncated at rollout.max_new_tokens=8",
     ),
     "cut from some day on": ("truncated", 70, lambda n: {"rollout/truncated_share": float(n >= 70)}, "low"),
     "cut by the context": (
         "truncated",
         1,
         lambda _: {"rollout/truncated_share": 1.0, "rollout/response_length": 5.5},
-        "every response of low was cut where the context was full, before rollout.max_new_tokens=8",
+        "every response of low was truncated at a full context, before rollout.max_new_tokens=8",
     ),
     "one score for all": (
         "equal_scores",
         3,
         lambda _: {"score/std": 0.0, "score/mean": 0.0},
-        "all responses of low that are compared have equal scores in iterations 1 to 3",
+        "all compared responses of low have equal scores in iterations 1 to 3",
     ),
     "groups of equal scores": (
         "equal_scores",
@@ -102,7 +102,7 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "iterations 40 to 49",
     ),
     "no better": ("no_progress", 50, lambda n: {"score/mean": 0.5 + 0.002 * (-1) ** n}, "(0.500 -> 0.500)"),
-    "worse": ("no_progress", 50, lambda n: {"score/mean": 0.5 - 0.002 * n}, "the score of low has not risen in 50"),
+    "worse": ("no_progress", 50, lambda n: {"score/mean": 0.5 - 0.002 * n}, "the score of low has not increased in 50"),
     "unlearnt": (
         "fell",
         72,
@@ -113,7 +113,7 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "far_values",
         3,
         lambda _: {"value/loss": 11.0},
-        "off by 4.7 and move by at most algorithm.value_clip_range=0.2",
+        "error of about 4.7 but change by at most algorithm.value_clip_range=0.2",
     ),
     "a critic that knows nothing": (
         "explained_variance",
@@ -123,21 +123,21 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
     ),
     "a critic worse than none": ("explained_variance", 20, lambda _: {"value/explained_variance": -0.5}, "is -0.50"),
     "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the resp"),
-    "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was no finite"),
+    "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was not a"),
     "no room for another turn": (
         "overflow",
         6,
         lambda n: {"rollout/overflow_share": 0.06 * (n == 6)},
         "6% of episodes",
     ),
-    "turns that are cut": ("cut_turns", 3, lambda _: {"rollout/cut_share": 0.6}, "60% of the turns of low are cut"),
-    "never asked": ("silent", 4, lambda n: {"rollout/response_length": float(n < 4)}, "low wrote nothing in a whole"),
-    "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were left"),
+    "turns that are cut": ("cut_turns", 3, lambda _: {"rollout/cut_share": 0.6}, "60% of the turns of low are trunc"),
+    "never asked": ("silent", 4, lambda n: {"rollout/response_length": float(n < 4)}, "low generated no tokens"),
+    "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were skip"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_rule_speaks_as_soon_as_it_shows_and_no_other_does(case: str, config: Config) -> None:
+def test_rule_warns_as_soon_as_its_fault_shows(case: str, config: Config) -> None:
     rule, when, change, words = CASES[case]
     rows = recorded()
     if rule == "empty_parts":
@@ -150,8 +150,8 @@ def test_a_rule_speaks_as_soon_as_it_shows_and_no_other_does(case: str, config: 
     assert text_width(f"warning: {found[rule]}") <= 160
 
 
-def test_what_has_no_number_in_some_rows_is_judged_by_the_others(config: Config) -> None:
-    """An agent that is not asked in every buffer, and a critic whose agents earn the same now and then."""
+def test_rows_without_values_are_ignored(config: Config) -> None:
+    """An agent that does not act in every buffer, and a critic whose agents sometimes have equal scores."""
     gaps = changed(recorded(), lambda n: {"score/mean": math.nan, "score/std": math.nan} if n % 7 == 0 else {})
     assert told(gaps, config) == {}
     worse = changed(gaps, lambda n: {"score/mean": 0.5 - 0.002 * n} if n % 7 else {})
@@ -160,13 +160,13 @@ def test_what_has_no_number_in_some_rows_is_judged_by_the_others(config: Config)
     assert "nan" not in told(unexplained, config)["explained_variance"]
 
 
-def test_where_the_latest_alone_is_read_prompts_are_what_there_is_no_room_for() -> None:
+def test_latest_history_overflow_recommends_longer_prompts() -> None:
     lake = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/overflow_share": 0.5}]
-    assert "raise rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
+    assert "increase rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
 
 
-def test_a_score_against_partners_that_learn_may_fall() -> None:
+def test_score_may_fall_with_opponents() -> None:
     rows = [
         row | {"player/score/mean": 0.9 if row["iteration"] < 20 else 0.1, "player/score/std": 0.2}
         for row in recorded()[:25]
@@ -177,26 +177,26 @@ def test_a_score_against_partners_that_learn_may_fall() -> None:
     assert RULES["fell"](rows, with_partners) is None
 
 
-def test_every_rule_is_seen_to_speak() -> None:
+def test_every_rule_is_tested() -> None:
     assert {rule for rule, *_ in CASES.values()} == set(RULES)
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        lambda n: {"score/std": 0.0, "score/mean": 1.0} if n > 60 else {},  # all is right at last
-        lambda n: {"value/explained_variance": -0.5} if n < 11 else {},  # what a fresh critic may begin with
+        lambda n: {"score/std": 0.0, "score/mean": 1.0} if n > 60 else {},  # all responses are correct in the end
+        lambda n: {"value/explained_variance": -0.5} if n < 11 else {},  # typical for a new critic
         lambda n: {"rollout/truncated_share": 0.9},
         lambda n: {"rollout/truncated_share": 1.0, "rollout/cut_share": 0.4, "rollout/overflow_share": 0.05},
         lambda n: {"rollout/cut_share": 0.6} if n % 3 else {},
         lambda n: {"score/part/exact": math.nan} if n % 2 else {},
     ],
 )
-def test_what_is_no_fault_is_not_spoken_of(change: Callable[[int], dict[str, float]], config: Config) -> None:
+def test_normal_runs_do_not_warn(change: Callable[[int], dict[str, float]], config: Config) -> None:
     assert told(changed(changed(recorded(), change), change, "high"), config) == {}
 
 
-def test_one_value_per_response_may_explain_nothing_but_must_not_be_worse() -> None:
+def test_turn_values_may_explain_nothing_but_not_be_negative() -> None:
     turns = build_config(resolve_config(compose_node(["algorithm=comlrl_iac"])))
     assert told(changed(recorded(), lambda _: {"value/explained_variance": 0.0}), turns) == {}
     assert list(told(changed(recorded(), lambda _: {"value/explained_variance": -0.5}), turns)) == [
@@ -204,7 +204,7 @@ def test_one_value_per_response_may_explain_nothing_but_must_not_be_worse() -> N
     ]
 
 
-def test_a_probe_whose_answers_are_as_long_as_its_limit_is_not_warned_of() -> None:
+def test_probe_with_fixed_length_does_not_warn() -> None:
     probe = build_config(resolve_config(compose_node(["task=probe_constant"])))
     rows = [
         {key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
@@ -217,9 +217,7 @@ def warnings(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "run.json").read_text())["warnings"]
 
 
-def test_a_warning_is_said_once_and_kept_with_the_run_after_a_resume_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_warning_is_printed_once_also_after_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from small import small_config
 
     from ippo_cli.training.process import run_training
@@ -227,8 +225,8 @@ def test_a_warning_is_said_once_and_kept_with_the_run_after_a_resume_too(
     cutting = ("rollout.max_new_tokens=1", "task.length=2", "num_iterations=2", "evaluation.every=0")
     folder = train(tmp_path, *cutting, "algorithm.critic_warmup=2")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert [line for line in said if "algorithm.critic_warmup=2 is all of the 2 iterations" in line] == said[:1]
-    assert sum("was cut at rollout.max_new_tokens=1" in line for line in said) == 1
+    assert [line for line in said if "algorithm.critic_warmup=2 covers all 2 iterations" in line] == said[:1]
+    assert sum("was truncated at rollout.max_new_tokens=1" in line for line in said) == 1
     assert [f"warning: {text}" for text in warnings(folder).values()] == said
     config, _ = small_config(tmp_path, *cutting, "algorithm.critic_warmup=2", "num_iterations=4")
     run_training(config, folder, resumed=True)
@@ -236,7 +234,7 @@ def test_a_warning_is_said_once_and_kept_with_the_run_after_a_resume_too(
     assert [f"warning: {text}" for text in warnings(folder).values()] == said
 
 
-def test_a_resumed_run_knows_the_iterations_before(tmp_path: Path) -> None:
+def test_resumed_run_uses_earlier_iterations(tmp_path: Path) -> None:
     with a_trainer(tmp_path, "num_iterations=2", "evaluation.every=0") as trainer:
         assert list(trainer.recent_rows) == []
         trainer.train()

@@ -1,4 +1,4 @@
-"""Reward settings."""
+"""Fixture of reward settings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, Rewar
 
 @pytest.fixture(scope="session")
 def settings() -> Callable[..., FunctionRewardConfig]:
-    """Reward settings: the team's numbers as they are, with some values changed."""
+    """Makes reward settings: unmodified team numbers by default, with the given values changed."""
     plain = FunctionRewardConfig(
         kind=RewardKind.function,
         team_weight=1.0,

@@ -1,8 +1,8 @@
-"""Programs that try to get out of the sandbox, or to pass tests that they should not. Tests import this by its path.
+"""Programs that try to escape the sandbox or to forge a pass. Tests import this file by its path.
 
-Each escape is the body of a function `f(secret, marker, port, pid)` that returns True where it got somewhere: `secret`
-is a file with a known text, `marker` one that must not come into being, at `port` somebody listens, and `pid` is a
-process that must live on. A forgery is a whole program that is to seem to be `def double(x): return 2 * x`.
+Each escape is the body of a function `f(secret, marker, port, pid)` that returns True if it succeeds: `secret` is a
+file with a known text, `marker` a file that must not be created, `port` has a listening server, and `pid` is a process
+that must not be killed. A forgery is a whole program that pretends to be `def double(x): return 2 * x`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ESCAPES: dict[str, str] = {
         "import os, sys\n"
         "    homes = [it for it in ('/home', '/root', os.path.dirname(secret)) if os.path.isdir(it)]\n"
         "    found = [os.path.join(home, name) for home in homes for name in os.listdir(home)]\n"
-        "    return any(not sys.base_prefix.startswith(it) for it in found)"  # the interpreter itself may lie in one
+        "    return any(not sys.base_prefix.startswith(it) for it in found)"  # the interpreter may be in a home
     ),
     "see other processes": "import os; return bool([p for p in os.listdir('/proc') if p.isdigit()])",
     "read its parent's memory": "import os; return bool(open(f'/proc/{os.getppid()}/mem', 'rb'))",
@@ -49,7 +49,7 @@ ESCAPES: dict[str, str] = {
     "raise its own limits": "import resource; resource.setrlimit(resource.RLIMIT_AS, (2 ** 40, 2 ** 40)); return True",
     "find open files": "import os; return any(_opens(n) for n in range(5, 64))",
 }
-NOT_WITHOUT_WALLS = {  # they would harm whoever tries, or need privileges that not everybody has
+NOT_WITHOUT_WALLS = {  # not run without a sandbox: they harm the machine or need privileges
     "write to the root",
     "write to the interpreter",
     "write to the runner",
@@ -87,7 +87,7 @@ FORGERIES: dict[str, str] = {
     ),
     "no number": "def double(x): return float('nan')",
     "change what the runner writes with": (
-        "import sys\nmain = sys.modules['__main__']\nmain.encoded = lambda value: True\n"
+        "import sys\nmain = sys.modules['__main__']\nmain.encode_value = lambda value: True\n"
         "main.json.dumps = lambda *a, **k: '{\"passed\": 1}'\n"
         "def double(x): return None"
     ),

@@ -1,4 +1,4 @@
-"""One rank of test_ranks.py: what it prints as JSON is looked at there."""
+"""One rank of test_ranks.py, which checks the JSON that this script prints."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def settings(**changes: Any) -> FunctionRewardConfig:
 
 
 def own_parts(episodes: Any) -> Reward:
-    """Rank 0 reports one further number, rank 1 another."""
+    """A reward with a different part on each rank."""
     return Reward(team=[1.0 + RANK] * len(episodes), parts={f"of_{RANK}": [1.0] * len(episodes)})
 
 
@@ -75,9 +75,9 @@ def fails_on_one(episodes: Any) -> Reward:
 
 
 def uneven() -> list[Episode]:
-    """Rank 0 has three episodes, of one, two and no turns of `low`; rank 1 has two of three turns, and one that failed.
+    """Episodes with 1, 2 and 0 turns of `low` on rank 0, with 3 and 3 turns and a failed one on rank 1.
 
-    Every step pays its number plus one: in total 1, 3, nothing, 6 and 6.
+    Step k has reward k + 1: the totals are 1, 3, 0, 6 and 6.
     """
     turns = [[1, 2, 0], [3, 3, 1]][RANK]
     failures = [None, None, ValueError("the world broke") if RANK == 1 else None]
@@ -109,7 +109,7 @@ def main() -> dict[str, Any]:
     keep = torch.tensor([[True, True, True], [True, True, False]][RANK])
     numbers, once = numbers[:, None], torch.ones(3, dtype=torch.long)
     found["zscore"] = apply_processors(numbers, once, keep, settings(), ScoreMoments())[0][:, 0].tolist()
-    moments = ScoreMoments(count=2, mean=1.5, squares=0.5)  # of 1 and 2, on whatever rank
+    moments = ScoreMoments(count=2, mean=1.5, squares=0.5)  # of the scores 1 and 2
     running = settings(processor=[Processor.running_zscore])
     scaled, moments = apply_processors(numbers, once, keep, running, moments)
     found["running zscore"], found["observed"] = scaled[:, 0].tolist(), asdict(moments)
@@ -124,7 +124,7 @@ def main() -> dict[str, Any]:
 
 
 def mixed_of(numbers: Callable[[Any], list[float]], rows: Sequence[Episode]) -> list[float]:
-    """The scores of a mix of these numbers, normalized, and twice 1; not a number is what fails."""
+    """The scores of a mix of these numbers, normalized, and of 1 with weight 2; rows with NaN fail."""
 
     def part(episodes: Any) -> Reward:
         team = numbers(episodes) if len(episodes) == 3 else [math.nan] * len(episodes)
@@ -146,7 +146,7 @@ def ones(episodes: Any) -> Reward:
 
 
 def divided_prompts() -> list[float]:
-    """Credit of `low` for this rank's part of two prompts with three responses each: four here or two."""
+    """Credit of `low` for this rank's episodes of two prompts with three each: rank 0 has four, rank 1 two."""
     said = [("a", "x"), ("b", "y"), ("c", "x"), ("a", "y"), ("c", "x"), ("c", "y")]
     rows = {0: range(4), 1: range(4, 6)}[RANK]
     episodes = [replace(episode(*zip(AGENTS, (0, 0), said[row], strict=True)), index=row) for row in rows]
@@ -157,7 +157,7 @@ def divided_prompts() -> list[float]:
 
 
 def worth(episodes: Sequence[Episode]) -> Reward:
-    """1 for `a` beside `x`, 6 for `b` beside `y`, 0 for all else."""
+    """1 for `a` with `x`, 6 for `b` with `y`, else 0."""
     said = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
     return Reward(team=[{"ax": 1.0, "by": 6.0}.get(text, 0.0) for text in said])
 

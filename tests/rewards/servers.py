@@ -1,4 +1,4 @@
-"""A server of the test's own, in a thread. Tests import this file by its path."""
+"""An HTTP server in a thread. Tests import this file by its path."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Said:
-    """What a server says: a JSON answer, or bytes as they are."""
+    """A response: `body` is sent as JSON, or unchanged if it is bytes."""
 
     body: Any = None
     status: int = 200
@@ -22,19 +22,19 @@ class Said:
 
 @dataclass
 class Served:
-    """A running server, and what it was asked: bodies, and headers."""
+    """A running server with the bodies and headers of its requests."""
 
     url: str
     bodies: list[Any] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
-    at_once: int = 0  # the most requests that were there together
+    at_once: int = 0  # maximum number of concurrent requests
     _open: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
 
 @contextmanager
 def serving(answer: Callable[[Any, int], Said]) -> Iterator[Served]:
-    """A server that answers `answer(body, number of the request)`."""
+    """Run a server that responds with `answer(body, number of the request)`."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -57,7 +57,7 @@ def serving(answer: Callable[[Any, int], Said]) -> Iterator[Served]:
             self.end_headers()
             try:
                 self.wfile.write(content)
-            except OSError:  # who asked has left
+            except OSError:  # the client closed the connection
                 self.close_connection = True
 
         def log_message(self, format: str, *args: Any) -> None:

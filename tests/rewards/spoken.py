@@ -1,4 +1,4 @@
-"""Episodes of given texts. Tests import this file by its path."""
+"""Builds episodes from texts. Tests import this file by its path."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ippo_cli.types import Completion, Episode, Turn
 
 
 def episode(*turns: tuple[Any, ...], **changes: Any) -> Episode:
-    """Turns as (agent, step, text), and where that matters what it was told, whether it ended, and of how many tokens.
+    """An episode of turns (agent, step, text), optionally with observation, `finished` and number of tokens.
 
-    Nothing is paid, in as many steps as somebody acted in.
+    All rewards are empty; there are as many steps as the turns need.
     """
     values: dict[str, Any] = {
         "example": {},
@@ -33,7 +33,7 @@ def episode(*turns: tuple[Any, ...], **changes: Any) -> Episode:
 
 
 def spoken_once(examples: Sequence[Any], texts: Mapping[str, Sequence[str]]) -> list[Episode]:
-    """Every agent said its text at once."""
+    """One episode per example in which every agent has one turn at step 0."""
     return [
         episode(*((name, 0, said[row]) for name, said in texts.items()), example=example, index=row)
         for row, example in enumerate(examples)

@@ -1,4 +1,4 @@
-"""The reward that the configuration names."""
+"""Building rewards from the configuration."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config() -> Config:
     return build_config(resolve_config(compose_node([])))
 
 
-def test_the_default_compares_with_every_agents_answer(config: Config) -> None:
+def test_default_reward_is_exact_match(config: Config) -> None:
     reward = build_reward(config.reward, config.task.agents)
     assert isinstance(reward, ResponseRewardAdapter)
     assert reward.agents == ["low", "high"]
@@ -30,26 +30,26 @@ def test_the_default_compares_with_every_agents_answer(config: Config) -> None:
     assert reward.function.answers == {"low": "{low}", "high": "{high}"}
 
 
-def test_exact_match_needs_an_answer_of_some_agent(config: Config) -> None:
+def test_exact_match_requires_reference_answer(config: Config) -> None:
     agents = dict(config.task.agents)
     silent = {name: type(agent)(**{**vars(agent), "answer": None}) for name, agent in agents.items()}
     build_reward(config.reward, {**agents, "low": silent["low"]})
-    with pytest.raises(ConfigError, match=r"^task\.agents\.low\.answer=null leaves .*; "):
+    with pytest.raises(ConfigError, match=r"^task\.agents\.low\.answer=null is not a reference answer, and .*; "):
         build_reward(config.reward, silent)
 
 
-def test_a_function_is_looked_up_when_the_reward_is_built(
+def test_function_is_loaded_when_reward_is_built(
     config: Config, tmp_path: Path, settings: Callable[..., FunctionRewardConfig]
 ) -> None:
     (tmp_path / "mine.py").write_text("def f(examples, responses): return {'team': [0.5] * len(examples)}")
     reward = build_reward(settings(function=f"{tmp_path}/mine.py:f"), config.task.agents)
     assert isinstance(reward, ResponseRewardAdapter)
     assert isinstance(reward.function, FunctionReward)
-    with pytest.raises(ConfigError, match=r"^reward\.function=null names no function; "):
+    with pytest.raises(ConfigError, match=r"^reward\.function=null is not a function; "):
         build_reward(settings(function=None), config.task.agents)
 
 
-def test_what_the_environment_paid_is_a_reward_of_its_own(config: Config) -> None:
+def test_environment_reward_is_built(config: Config) -> None:
     chosen = build_config(resolve_config(compose_node(["reward=environment"])))
     reward = build_reward(chosen.reward, config.task.agents)
     assert isinstance(reward, EnvironmentReward)

@@ -1,4 +1,4 @@
-"""What agents would have been scored had they said something else: games worked by hand, and slow references."""
+"""Counterfactual baselines: games computed by hand, and slow reference implementations."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ GAME = {"aa": 4.0, "ab": 0.0, "ba": 1.0, "bb": 2.0}
 
 
 def game(episodes: Sequence[Episode]) -> Reward:
-    """Both are paid what the table says of their two answers."""
+    """The team's reward from the table of both answers."""
     said = ["".join(turn.completion.text for turn in one.turns) for one in episodes]
     return Reward(team=[GAME[text] for text in said])
 
 
 def rider(episodes: Sequence[Episode]) -> Reward:
-    """What `column` says changes nothing."""
+    """A reward that does not depend on `column`."""
     return Reward(team=[float(one.of("row")[0].completion.text == "a") for one in episodes])
 
 
@@ -72,19 +72,19 @@ def by_recombination(reward: Any, episodes: list[Episode], generations: int, con
     return learnt(reward, episodes, baselines, config, CreditAssignment.counterfactual)
 
 
-def test_difference_rewards_of_a_matrix_game_are_those_of_its_table(settings: Make) -> None:
+def test_difference_rewards_of_matrix_game(settings: Make) -> None:
     config = settings(credit_assignment=CreditAssignment.difference)
-    # Initially `row` would have said b b a, and `column` b a a.
+    # The initial policies answer b b a (`row`) and b a a (`column`).
     others = {"row": played("bba", "aba"), "column": played("aab", "baa")}
     scores = by_difference(game, played("aab", "aba"), others, config).scores
     assert scores["row"].score[:, 0].tolist() == [4 - 1, 0 - 2, 1 - 4]
     assert scores["column"].score[:, 0].tolist() == [4 - 0, 0 - 4, 1 - 1]
     for own in scores.values():
-        assert own.raw[:, 0].tolist() == [4, 0, 1]  # what is shown as the score is what was paid
+        assert own.raw[:, 0].tolist() == [4, 0, 1]  # the logged score is the reward
         assert torch.equal(own.credit["difference"], own.score)
 
 
-def test_who_changes_nothing_has_no_credit_however_well_the_team_does(settings: Make) -> None:
+def test_agent_without_effect_has_zero_credit(settings: Make) -> None:
     texts = ("aabb", "abab")
     others = {"row": played("baba", "abab"), "column": played("aabb", "bbbb")}
     config = settings(credit_assignment=CreditAssignment.difference)
@@ -97,15 +97,15 @@ def test_who_changes_nothing_has_no_credit_however_well_the_team_does(settings: 
         assert bool(found.scores["row"].score.any())
 
 
-def test_counterfactual_credit_is_that_of_the_other_answers_beside_the_same_answers_of_others(settings: Make) -> None:
+def test_counterfactual_credit_of_matrix_game(settings: Make) -> None:
     config = settings(credit_assignment=CreditAssignment.counterfactual)
     scores = by_recombination(game, played("aab", "aba"), 3, config).scores
-    # `row` said a beside a, and the others of its group were a and b: 4 - (4 + 1) / 2.
+    # `row` answered a with a; its answers in the other episodes are a and b: 4 - (4 + 1) / 2.
     assert scores["row"].score[:, 0].tolist() == [4 - (4 + 1) / 2, 0 - (0 + 2) / 2, 1 - (4 + 4) / 2]
     assert scores["column"].score[:, 0].tolist() == [4 - (0 + 4) / 2, 0 - (4 + 4) / 2, 1 - (1 + 2) / 2]
 
 
-def test_recombination_agrees_with_a_slow_reference_on_random_buffers(settings: Make) -> None:
+def test_recombined_baseline_matches_reference(settings: Make) -> None:
     source = random.Random(5)
     agents = ["one", "two", "three"]
     for generations in (2, 3, 5):
@@ -141,7 +141,7 @@ def test_recombination_agrees_with_a_slow_reference_on_random_buffers(settings: 
             assert baseline.known.all()
 
 
-def test_equal_answers_are_asked_about_once_and_count_as_often_as_they_were_given(settings: Make) -> None:
+def test_equal_answers_are_scored_once(settings: Make) -> None:
     asked: list[Episode] = []
 
     def reward(episodes: Sequence[Episode]) -> Reward:
@@ -156,7 +156,7 @@ def test_equal_answers_are_asked_about_once_and_count_as_often_as_they_were_give
     assert baseline.numbers[:, 0].tolist() == pytest.approx([(4 + 4 + 1) / 3, (0 + 0 + 2) / 3, (4 + 4 + 1) / 3, 0.0])
 
 
-def test_leaving_an_agent_out_is_an_empty_answer_in_its_place(settings: Make) -> None:
+def test_leave_out_uses_empty_answers(settings: Make) -> None:
     def lengths(episodes: Sequence[Episode]) -> Reward:
         return Reward(team=[float(sum(len(turn.completion.text) for turn in one.turns)) for one in episodes])
 
@@ -177,7 +177,7 @@ def test_leaving_an_agent_out_is_an_empty_answer_in_its_place(settings: Make) ->
     assert {name: own.score[:, 0].tolist() for name, own in scores.items()} == {"row": [3, 0], "column": [1, 2]}
 
 
-def test_the_processors_run_after_what_is_subtracted(settings: Make) -> None:
+def test_processors_run_after_baseline_subtraction(settings: Make) -> None:
     config = settings(credit_assignment=CreditAssignment.difference, processor=[Processor.scale], scale=10.0)
     others = {"row": played("ba", "aa"), "column": played("aa", "bb")}
     scores = by_difference(game, played("aa", "aa"), others, config).scores
@@ -185,7 +185,7 @@ def test_the_processors_run_after_what_is_subtracted(settings: Make) -> None:
     assert scores["row"].credit["difference"][:, 0].tolist() == [3, 0]
 
 
-def test_what_is_measured_for_the_log_alone_is_subtracted_from_nothing(settings: Make) -> None:
+def test_logged_credit_does_not_change_scores(settings: Make) -> None:
     others = {"row": played("ba", "aa"), "column": played("aa", "bb")}
     episodes = played("aa", "aa")
     plain = process_scores(
@@ -202,7 +202,7 @@ def test_what_is_measured_for_the_log_alone_is_subtracted_from_nothing(settings:
     assert plain["row"].credit == {}
 
 
-def test_a_row_without_its_baseline_is_not_trained_on_and_counts_against_the_budget(settings: Make) -> None:
+def test_row_without_baseline_fails(settings: Make) -> None:
     broken = [played("b", "a")[0], replace(played("b", "a")[0], failure=ValueError("the board is gone"))]
     others = {"row": broken, "column": played("aa", "bb")}
     config = settings(credit_assignment=CreditAssignment.difference, failure_budget=0.5)
@@ -211,7 +211,7 @@ def test_a_row_without_its_baseline_is_not_trained_on_and_counts_against_the_bud
     assert found.scores["row"].valid.tolist() == [True, False]
     assert found.scores["row"].score[:, 0].tolist() == [3, 0]
     assert found.scores["row"].credit["difference"].isnan().tolist() == [[False], [True]]
-    assert found.scores["column"].valid.all()  # its own baseline is known
+    assert found.scores["column"].valid.all()  # its baseline is known
     assert found.failure is not None
     assert "the board is gone" in found.failure
     with pytest.raises(RewardError, match="the board is gone"):
@@ -221,7 +221,7 @@ def test_a_row_without_its_baseline_is_not_trained_on_and_counts_against_the_bud
     assert measured.scores["row"].valid.all()
 
 
-def test_an_answer_that_nobody_else_gave_a_score_to_has_no_counterfactual(settings: Make) -> None:
+def test_row_without_scored_alternatives_has_no_baseline(settings: Make) -> None:
     def picky(episodes: Sequence[Episode]) -> Reward:
         numbers = game(episodes).team
         assert numbers is not None
@@ -236,7 +236,7 @@ def test_an_answer_that_nobody_else_gave_a_score_to_has_no_counterfactual(settin
     assert baseline.numbers[1].tolist() == [4]
 
 
-def test_a_replaced_answer_brings_along_whether_it_was_cut() -> None:
+def test_replaced_answer_keeps_its_cut_flag() -> None:
     (one,) = played("a", "b")
     one = replace(one, unfinished=frozenset({"row", "column"}))
     other = replace(one.of("row")[0].completion, text="longer", finished=True)
@@ -247,7 +247,7 @@ def test_a_replaced_answer_brings_along_whether_it_was_cut() -> None:
     assert replace_answer(new, "row", (one.of("row")[0].completion, True)).unfinished == {"row", "column"}
 
 
-def test_other_episodes_are_compared_turn_by_turn_and_what_they_had_more_of_falls_on_the_last_turn(
+def test_extra_turns_of_other_episodes_are_folded(
     settings: Make,
 ) -> None:
     def paid(episodes: Sequence[Episode]) -> Reward:
@@ -268,7 +268,7 @@ def test_other_episodes_are_compared_turn_by_turn_and_what_they_had_more_of_fall
     assert fold_extra_turns(torch.tensor([[1.0, 2.0]]), torch.tensor([0])).tolist() == [[3.0]]
 
 
-def test_an_agent_without_a_turn_has_no_credit_and_no_failed_row(settings: Make) -> None:
+def test_agent_without_turns_has_no_credit(settings: Make) -> None:
     silent_row = [episode(("row", 0, "a"), index=0), episode(("row", 0, "a"), ("column", 0, "a"), index=1)]
     broken = [replace(one, failure=ValueError("gone")) for one in silent_row]
     others = {"row": silent_row, "column": broken}
@@ -282,7 +282,7 @@ def test_an_agent_without_a_turn_has_no_credit_and_no_failed_row(settings: Make)
     assert found.scores["row"].score.tolist() == [[0.0], [0.0]]
 
 
-def test_answers_differ_by_their_tokens_and_by_how_they_ended(settings: Make) -> None:
+def test_distinct_answers_by_tokens_and_ending(settings: Make) -> None:
     counts: list[int] = []
 
     def reward(episodes: Sequence[Episode]) -> Reward:

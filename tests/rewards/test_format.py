@@ -1,4 +1,4 @@
-"""Which responses have a form."""
+"""Matching of responses with a pattern."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make() -> Iterator[Make]:
         one.close()
 
 
-def test_the_whole_response_must_match_over_line_ends(make: Make) -> None:
+def test_pattern_matches_whole_response(make: Make) -> None:
     worth = {
         "<think>a\nb</think> 3": 1.0,
         "  <think></think>\n": 1.0,
@@ -38,12 +38,12 @@ def test_the_whole_response_must_match_over_line_ends(make: Make) -> None:
     assert not found.failures
 
 
-def test_the_team_has_the_mean_over_its_agents(make: Make) -> None:
+def test_team_reward_is_mean_over_agents(make: Make) -> None:
     assert make(r"\d+")([{}], {"a": ["12"], "b": ["x"]}).team == [0.5]
 
 
-def test_a_response_on_which_a_pattern_takes_for_ever_has_failed_and_costs_no_other(make: Make) -> None:
+def test_pattern_timeout_fails_only_its_row(make: Make) -> None:
     found = make("(a+)+b", 0.5)([{}] * 3, {"a": ["ab", "a" * 60, "c"]})
     assert found.agent["a"][::2] == [1.0, 0.0]
-    assert str(found.failures[1]) == "matching '(a+)+b': it took longer than 0.5 s"
-    assert found.final, "it would take as long again"
+    assert str(found.failures[1]) == "matching '(a+)+b': the call took longer than 0.5 s"
+    assert found.final, "a retry would take as long"

@@ -1,4 +1,4 @@
-"""Functions of the user's: finding them, and what they may return."""
+"""Users' reward functions: loading, signatures, results and processes."""
 
 from __future__ import annotations
 
@@ -37,30 +37,30 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_function_of_a_file_is_called_with_rows_and_each_agents_texts(file: Path) -> None:
+def test_function_from_file(file: Path) -> None:
     reward = FunctionReward(f"{file}:score")([{"a": 1}, {"a": 2}], {"solo": ("x", "xyz")})
     assert reward == Reward(team=[2.0, 4.0], parts={"n": [1, 1]})
 
 
-def test_a_path_may_be_relative_to_where_the_command_runs(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     assert load_function("my reward.py:score").__name__ == "score"
 
 
-def test_a_function_of_a_module_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_function_from_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "judges_of_mine.py").write_text(FILE)
     monkeypatch.syspath_prepend(tmp_path)
     assert FunctionReward("judges_of_mine:score")([{}], {"solo": ["x"]}).team == [2.0]
 
 
-def test_a_function_may_return_the_contracts_own_type(tmp_path: Path) -> None:
+def test_function_returns_reward_object(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from ippo_cli.rewards.contract import Reward\ndef f(examples, responses): return Reward(team=[1.0])"
     )
     assert FunctionReward(f"{tmp_path}/own.py:f")([{}], {"solo": ["x"]}) == Reward(team=[1.0])
 
 
-def test_what_a_function_is_given_is_its_own_to_change(tmp_path: Path) -> None:
+def test_function_may_modify_arguments(tmp_path: Path) -> None:
     (tmp_path / "greedy.py").write_text(
         "def f(examples, responses):\n n = len(examples); examples.clear(); responses['solo'].clear()\n"
         " return {'team': [0.0] * n}"
@@ -71,21 +71,19 @@ def test_what_a_function_is_given_is_its_own_to_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("returned", ["[1.0]", "1.0", "None", "([1.0], [1.0])", "{'tema': [1.0]}", "{'low': [1.0]}"])
-def test_numbers_without_a_name_are_refused_with_the_names_that_there_are(returned: str, tmp_path: Path) -> None:
+def test_unnamed_numbers_raise(returned: str, tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(f"def f(examples, responses): return {returned}")
     with pytest.raises(
         TypeError,
-        match="must return a dict with names among team, agent, team_by_step, agent_by_turn, parts, valid, not",
+        match="must return a dict with keys among team, agent, team_by_step, agent_by_turn, parts, valid, not",
     ):
         FunctionReward(f"{tmp_path}/bare.py:f")([{}], {"solo": ["x"]})
 
 
 @pytest.mark.parametrize(
-    ("returned", "works"), [("1.0", "float; with reward.per_sample=true"), ("[1.0]", r"list; write {'team': \[...\]}")]
+    ("returned", "works"), [("1.0", "float; set reward.per_sample=true"), ("[1.0]", r"list; return {'team': \[...\]}")]
 )
-def test_a_bare_number_or_list_is_answered_with_what_it_may_have_meant(
-    returned: str, works: str, tmp_path: Path
-) -> None:
+def test_hint_for_bare_number_or_list(returned: str, works: str, tmp_path: Path) -> None:
     (tmp_path / "bare.py").write_text(f"def f(examples, responses): return {returned}")
     with pytest.raises(TypeError, match=works):
         FunctionReward(f"{tmp_path}/bare.py:f")([{}], {"solo": ["x"]})
@@ -94,9 +92,9 @@ def test_a_bare_number_or_list_is_answered_with_what_it_may_have_meant(
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("score", "does not say where and what"),
-        (":score", "does not say where and what"),
-        ("nowhere.py:score", "points to .*nowhere.py, which is no file"),
+        ("score", "does not name both a file or module and a function"),
+        (":score", "does not name both a file or module and a function"),
+        ("nowhere.py:score", "points to .*nowhere.py, which is not a file"),
         ("no_such_module_here:score", "cannot be imported"),
         (".relative:score", "cannot be imported"),
         ("{folder}/good.py:NUMBER", "names no function in .*good.py; it has: Judge dataclass score"),
@@ -105,7 +103,7 @@ def test_a_bare_number_or_list_is_answered_with_what_it_may_have_meant(
         ("{folder}/syntax.py:score", r"cannot be imported \(SyntaxError"),
         (
             "{folder}/raises.py:score",
-            r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); correct that file",
+            r"cannot be imported \(.*raises.py:1: ZeroDivisionError: division by zero\); fix the error in that file",
         ),
         ("{folder}/leaves.py:score", r"cannot be imported \(.*leaves.py:2: SystemExit: 0\)"),
         ("leaving_module:score", r"cannot be imported \(.*leaving_module.py:2: SystemExit: 0\)"),
@@ -113,7 +111,7 @@ def test_a_bare_number_or_list_is_answered_with_what_it_may_have_meant(
         ("{folder}:score", "cannot be imported"),
     ],
 )
-def test_a_function_that_cannot_be_found_is_a_mistake_in_the_configuration(
+def test_missing_function_raises_config_error(
     name: str, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "good.py").write_text(FILE)
@@ -142,7 +140,7 @@ def score(examples, responses, episodes):
 """
 
 
-def test_a_function_with_a_parameter_for_them_gets_episodes_and_may_give_numbers_by_turn(tmp_path: Path) -> None:
+def test_function_with_episodes_parameter(tmp_path: Path) -> None:
     (tmp_path / "episodic.py").write_text(EPISODIC)
     function = FunctionReward(f"{tmp_path}/episodic.py:score")
     reward = ResponseRewardAdapter(function, ["low", "high"], with_episodes=function.with_episodes)
@@ -154,7 +152,7 @@ def test_a_function_with_a_parameter_for_them_gets_episodes_and_may_give_numbers
     assert len(talk.turns) == 3
 
 
-def test_a_response_is_what_an_agent_said_last_and_empty_where_it_never_spoke() -> None:
+def test_response_is_text_of_last_turn() -> None:
     seen: list[Any] = []
 
     def noted(examples: Any, responses: Any) -> Reward:
@@ -166,20 +164,18 @@ def test_a_response_is_what_an_agent_said_last_and_empty_where_it_never_spoke() 
     examples, responses = seen[0]
     assert examples == [{"n": 1}, {"n": 2}]
     assert responses == {"high": ["b", "d"], "low": ["c", ""], "third": ["", ""]}
-    assert list(responses) == ["high", "low", "third"], "in the task's order of agents, not in that of speaking"
+    assert list(responses) == ["high", "low", "third"], "in the task's order of agents, not in that of their turns"
 
 
 @pytest.mark.parametrize("parameters", ["episodes", "examples", "examples, responses, more", "examples, *, responses"])
-def test_a_function_that_cannot_take_examples_and_responses_is_told_before_anything_runs(
-    parameters: str, tmp_path: Path
-) -> None:
+def test_wrong_signature_raises(parameters: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(f"def score({parameters}): return 1")
-    with pytest.raises(ConfigError, match=r"cannot be called as function\(examples, responses\) \(.*\); let it take"):
+    with pytest.raises(ConfigError, match=r"cannot be called as function\(examples, responses\) \(.*\); accept these"):
         FunctionReward(f"{tmp_path}/other.py:score")
 
 
 @pytest.mark.parametrize("parameters", ["rows, texts", "*args", "examples, responses, k=1", "rows, texts, **more"])
-def test_other_names_and_further_defaults_are_no_hindrance(parameters: str, tmp_path: Path) -> None:
+def test_compatible_signatures(parameters: str, tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text(f"def score({parameters}): return {{'team': [1.0]}}")
     function = FunctionReward(f"{tmp_path}/other.py:score")
     assert not function.with_episodes
@@ -209,7 +205,7 @@ async def waiting(example, responses):
 
 async def going_on(example, responses):
     from ippo_cli.engine import progress
-    return float(progress.allowed())
+    return float(progress.has_granted_time())
 
 async def together(examples, responses):
     await asyncio.sleep(0)
@@ -243,7 +239,7 @@ def own(tmp_path: Path) -> Any:
         one.close()
 
 
-def test_a_function_of_one_row_gives_a_number_or_named_ones_and_fails_alone(own: Any) -> None:
+def test_per_sample_function(own: Any) -> None:
     found = own("plain", per_sample=True)(ROWS, TEXTS)
     assert str(found.failures) == "{1: ValueError('not this one')}"
     assert [found.team[row] for row in (0, 2, 3)] == [0.0, 2.0, 3.0]
@@ -251,29 +247,29 @@ def test_a_function_of_one_row_gives_a_number_or_named_ones_and_fails_alone(own:
 
 
 @pytest.mark.parametrize("process", [False, True])
-def test_a_function_of_one_row_may_read_its_episode_wherever_it_runs(process: bool, own: Any) -> None:
+def test_per_sample_function_with_episode(process: bool, own: Any) -> None:
     function = own("told", per_sample=True, process=process)
     talk = [episode(("solo", 0, "a"), ("solo", 1, "bbb")), episode(("solo", 0, "cc"))]
     found = ResponseRewardAdapter(function, ["solo"], with_episodes=function.with_episodes)(talk)
     assert found.agent_by_turn == {"solo": [[1.0, 3.0], [2.0]]}
 
 
-def test_async_calls_wait_together_within_their_bound_and_their_time(own: Any) -> None:
+def test_async_concurrency_and_timeout(own: Any) -> None:
     found = own("waiting", per_sample=True, concurrency=2, timeout_s=0.5)(ROWS, TEXTS)
     assert [found.team[row] for row in (0, 2, 3)] == [0, 2, 3]
     assert max(found.parts["most"][row] for row in (0, 2, 3)) == 2
-    assert [str(error) for error in found.failures.values()] == ["it took longer than 0.5 s"]
+    assert [str(error) for error in found.failures.values()] == ["the call took longer than 0.5 s"]
     assert own("together")(ROWS, TEXTS).team == [0, 1, 2, 3]
 
 
-def test_a_call_with_a_time_limit_is_no_hang_before_it_and_each_answer_is_progress(own: Any) -> None:
+def test_timeout_grants_time_to_watchdog(own: Any) -> None:
     before = progress.progress_count()
     assert own("going_on", per_sample=True, timeout_s=5.0)(ROWS, TEXTS).team == [1.0, 1.0, 1.0, 1.0]
     assert own("going_on", per_sample=True)(ROWS, TEXTS).team == [0.0, 0.0, 0.0, 0.0]
     assert progress.progress_count() - before >= 8
 
 
-def test_a_process_of_its_own_can_be_killed_and_costs_only_its_row(own: Any) -> None:
+def test_killed_process_fails_only_its_row(own: Any) -> None:
     found = own("stuck", per_sample=True, process=True, timeout_s=1.0, concurrency=2)(ROWS, TEXTS)
     assert [found.team[row] for row in (0, 3)] == [0.0, 3.0]
     assert sorted(found.failures) == [1, 2]
@@ -284,13 +280,13 @@ def test_a_process_of_its_own_can_be_killed_and_costs_only_its_row(own: Any) -> 
 @pytest.mark.parametrize(
     ("name", "keys", "rule"),
     [
-        ("batch", {"timeout_s": 1.0}, "reward.timeout_s=1 cannot end a call inside of the training process; set"),
-        ("batch", {"concurrency": 2}, "reward.concurrency=2 does nothing"),
-        ("plain", {"concurrency": 2, "per_sample": True}, "reward.concurrency=2 does nothing"),
-        ("together", {"process": True}, "reward.process=true is for functions that compute"),
+        ("batch", {"timeout_s": 1.0}, "reward.timeout_s=1 cannot stop a call that runs in the training process; set"),
+        ("batch", {"concurrency": 2}, "reward.concurrency=2 has no effect"),
+        ("plain", {"concurrency": 2, "per_sample": True}, "reward.concurrency=2 has no effect"),
+        ("together", {"process": True}, "reward.process=true does not support async functions"),
     ],
 )
-def test_keys_that_can_do_nothing_with_a_function_are_refused(own: Any, name: str, keys: Any, rule: str) -> None:
+def test_keys_without_effect_raise(own: Any, name: str, keys: Any, rule: str) -> None:
     with pytest.raises(ConfigError) as raised:
         own(name, **keys)
     assert str(raised.value).startswith(rule)
@@ -305,7 +301,7 @@ def test_keys_that_can_do_nothing_with_a_function_are_refused(own: Any, name: st
         "completions, prompts",
     ],
 )
-def test_signature_of_another_project(parameters: str, tmp_path: Path) -> None:
+def test_signature_of_another_library(parameters: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(f"def score({parameters}):\n    return [0.0]\n")
-    with pytest.raises(ConfigError, match=r"as other projects call rewards; here .* function\(examples, responses\)"):
+    with pytest.raises(ConfigError, match=r"the signature of another library; here .* function\(examples, responses\)"):
         FunctionReward(f"{tmp_path / 'mine.py'}:score")

@@ -1,4 +1,4 @@
-"""Numbers read from responses, and compared as numbers."""
+"""Extraction of numbers from responses, and their comparison with references."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
         ("#### -$3", "-3", "-3"),
         ("#### $-3", "-3", "-3"),
         ("#### .5", "0.5", "0.5"),
-        ("#### 7\n#### 18", "18", "18"),  # the last one counts
+        ("#### 7\n#### 18", "18", "18"),  # the last number counts
         ("#### 18\nIn 2 days twice as much.", "18", "2"),
         ("#### 18\n####", "18", "18"),
         ("The answer is 18", None, "18"),
         ("so 21-3 = 18", None, "18"),
-        ("that is 21-3", None, "3"),  # a difference has no negative number
+        ("that is 21-3", None, "3"),  # the minus of a difference is not a sign
         ("#### eighteen", None, None),
         ("### 18", None, "18"),
         ("", None, None),
@@ -44,7 +44,7 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
         ("#### 18 km/h", "18", "18"),
         ("#### 18\u00a0dollars", "18", "18"),
         ("#### 18%.", "18", "18"),
-        ("#### 18, 19", "18", "19"),  # of several numbers the first one stands behind the mark
+        ("#### 18, 19", "18", "19"),  # `strict` takes the first number after `####`
         ("#### 18 or 19", "18", "19"),
         ("#### 18/2", "18", "2"),
         ("#### 1.8e1", "1.8", "1"),
@@ -64,12 +64,12 @@ REFERENCE = "She makes 9 * 2 = $<<9*2=18>>18 a day.\n#### 18"
         ("##### 18", "18", "18"),
     ],
 )
-def test_what_the_two_rules_read(text: str, strict: str | None, flexible: str | None) -> None:
+def test_strict_and_flexible_number(text: str, strict: str | None, flexible: str | None) -> None:
     assert strict_number(text) == (None if strict is None else Decimal(strict))
     assert last_number(text) == (None if flexible is None else Decimal(flexible))
 
 
-def test_the_key_chooses_the_score_and_both_are_reported() -> None:
+def test_match_selects_score_and_both_are_logged() -> None:
     texts = ["#### 18.0", "it is 18", "#### 17", "no idea"]
     for match, expected in ((NumberMatch.strict, [1.0, 0.0, 0.0, 0.0]), (NumberMatch.flexible, [1.0, 1.0, 0.0, 0.0])):
         found = Gsm8kReward({"solver": "{answer}"}, match)([{"answer": REFERENCE}] * 4, {"solver": texts})
@@ -77,21 +77,21 @@ def test_the_key_chooses_the_score_and_both_are_reported() -> None:
         assert found.parts == {"strict": [1.0, 0.0, 0.0, 0.0], "flexible": [1.0, 1.0, 0.0, 0.0]}
 
 
-def test_the_teams_reward_is_the_mean_over_its_agents_each_against_its_own_answer() -> None:
+def test_team_reward_is_mean_over_agents() -> None:
     reward = Gsm8kReward({"a": "{answer}", "b": "{other}"}, NumberMatch.strict)
     found = reward([{"answer": REFERENCE, "other": "1,000"}], {"a": ["#### 18"], "b": ["#### 18"]})
     assert found.team == [0.5]
     assert found.agent == {"a": [1.0], "b": [0.0]}
 
 
-def test_a_reference_without_a_number_gives_no_score_rather_than_none_right() -> None:
+def test_reference_without_number_has_no_score() -> None:
     found = Gsm8kReward({"solver": "{answer}"}, NumberMatch.strict)([{"answer": "unknown"}], {"solver": ["#### 1"]})
     assert found.team is not None
-    assert found.team[0] != found.team[0], "NaN: such a row is left out and counted"
+    assert found.team[0] != found.team[0], "NaN: the row is excluded and counted"
 
 
 @pytest.mark.skipif(not FILE.is_file(), reason="the GSM8K files are not beside the checkout")
-def test_every_reference_of_the_data_has_its_number() -> None:
+def test_all_gsm8k_references_have_a_number() -> None:
     rows = [json.loads(line) for line in FILE.read_text().splitlines()]
     assert len(rows) == 1319
     for row in rows:
@@ -103,7 +103,7 @@ def test_every_reference_of_the_data_has_its_number() -> None:
 
 
 @pytest.mark.parametrize("text", ["1,5", "$1,5", "12,34", "1,,2", "1,234,56", "1234,567", "#### 1,2"])
-def test_commas_that_separate_no_thousands_are_no_reference(text: str) -> None:
+def test_reference_with_invalid_commas(text: str) -> None:
     assert reference_number(text) is None
 
 

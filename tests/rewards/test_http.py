@@ -1,4 +1,4 @@
-"""A scorer behind HTTP: what it is sent, what its answers count, and what becomes of its failures."""
+"""HTTP rewards: request and response format, retries, timeouts and tokens."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def ones(body: Any, _: int) -> Said:
     return Said({"rows": [1.0] * len(body["rows"])})
 
 
-def test_rows_are_sent_with_what_was_said_and_come_back_as_numbers_by_name() -> None:
+def test_request_and_response_format() -> None:
     def answer(body: Any, _: int) -> Said:
         rows = [float(row["example"]["letters"]) for row in body["rows"]]
         return Said({"rows": [{"team": n, "agent": {"low": n, "high": -n}, "parts": {"score": n}} for n in rows]})
@@ -75,7 +75,7 @@ def test_rows_are_sent_with_what_was_said_and_come_back_as_numbers_by_name() -> 
     assert found.team == [0, 1, 2, 3, 4, 5, 7]
     assert found.agent == {"low": [0, 1, 2, 3, 4, 5, 7], "high": [0, -1, -2, -3, -4, -5, -7]}
     assert found.parts == {"info_score": [0, 1, 2, 3, 4, 5, 7]}
-    one, other = sorted((body["rows"] for body in server.bodies), key=len)  # they are sent at once
+    one, other = sorted((body["rows"] for body in server.bodies), key=len)  # they are sent concurrently
     assert (len(one), len(other)) == (3, 4)
     first, last = other[0], one[2]
     assert first["responses"] == {"low": "a", "high": "A"}
@@ -92,13 +92,13 @@ def test_rows_are_sent_with_what_was_said_and_come_back_as_numbers_by_name() -> 
 
 
 @pytest.mark.parametrize("status", [408, 429, 500, 503])
-def test_what_may_be_of_the_moment_is_asked_twice_more(status: int) -> None:
+def test_transient_failures_are_retried(status: int) -> None:
     with serving(lambda body, number: ones(body, 0) if number == 2 else Said({}, status)) as server:
         assert asked(server.url).team == [1.0] * 6
     assert len(server.bodies) == 3
 
 
-def test_what_is_asked_wrongly_is_asked_once_and_a_bad_row_costs_no_other() -> None:
+def test_rejected_batch_is_sent_row_by_row() -> None:
     def answer(body: Any, _: int) -> Said:
         return (
             Said({"reason": "d"}, 422) if any(row["responses"]["low"] == "d" for row in body["rows"]) else ones(body, 0)
@@ -113,7 +113,7 @@ def test_what_is_asked_wrongly_is_asked_once_and_a_bad_row_costs_no_other() -> N
 @pytest.mark.parametrize(
     "bad", [None, {"error": "no"}, "1.0", {"team": None}, {"team": 1, "agents": {}}, {"agent": {"low": 1}}, 1e400, {}]
 )
-def test_a_row_that_is_not_scored_is_asked_again_alone_and_masked(bad: Any) -> None:
+def test_unscored_row_is_retried_alone(bad: Any) -> None:
     def answer(body: Any, _: int) -> Said:
         return Said({"rows": [bad if row["responses"]["low"] == "b" else 0.5 for row in body["rows"]]})
 
@@ -126,15 +126,15 @@ def test_a_row_that_is_not_scored_is_asked_again_alone_and_masked(bad: Any) -> N
 
 
 @pytest.mark.parametrize("body", [b"<html>", {"rows": [1.0]}, [1.0] * 6, b"[" * 100_000])
-def test_an_answer_that_is_no_answer_fails_every_row(body: Any) -> None:
+def test_invalid_response_fails_all_rows(body: Any) -> None:
     with serving(lambda *_: Said(body)) as server:
         found = asked(server.url, SORTED, "reward.batch_size=6")
-    # An answer of one number is right for a row alone.
+    # A response with one entry is valid only for a request of one row.
     assert (found.team == [1.0] * 6) if isinstance(body, dict) else (found.valid == [False] * 6)
     assert len(server.bodies) == (3 + 6 if isinstance(body, dict) else 3 + 6 * 3)
 
 
-def test_a_server_is_left_alone_as_long_as_it_asks_for_up_to_a_bound() -> None:
+def test_retry_after_header() -> None:
     begun = time.monotonic()
     said = [Said({}, 503, {"Retry-After": "0.1"}), Said({}, 429, {"Retry-After": "3600"})]
     with serving(lambda body, number: said[number] if number < 2 else ones(body, 0)) as server:
@@ -142,7 +142,7 @@ def test_a_server_is_left_alone_as_long_as_it_asks_for_up_to_a_bound() -> None:
     assert 0.3 <= time.monotonic() - begun < 5
 
 
-def test_a_request_ends_when_its_time_is_over_however_long_the_server_takes() -> None:
+def test_request_timeout() -> None:
     def answer(body: Any, _: int) -> Said:
         time.sleep(60)
         return ones(body, 0)
@@ -154,7 +154,7 @@ def test_a_request_ends_when_its_time_is_over_however_long_the_server_takes() ->
     assert len(server.bodies) == 3
 
 
-def test_no_more_requests_are_there_at_once_than_allowed() -> None:
+def test_concurrency_limit() -> None:
     def answer(body: Any, _: int) -> Said:
         time.sleep(0.03)
         return ones(body, 0)
@@ -164,7 +164,7 @@ def test_no_more_requests_are_there_at_once_than_allowed() -> None:
     assert server.at_once == 3
 
 
-def test_a_server_that_is_gone_is_not_asked_about_every_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_server_stops_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
     whole = remote.RemoteClient._answer
 
@@ -173,14 +173,14 @@ def test_a_server_that_is_gone_is_not_asked_about_every_row(monkeypatch: pytest.
         return await whole(self, content)
 
     monkeypatch.setattr(remote.RemoteClient, "_request_json", counted)
-    with socket.socket() as bound:  # nobody listens there
+    with socket.socket() as bound:  # no server listens on this port
         bound.bind(("127.0.0.1", 0))
         found = asked(f"http://127.0.0.1:{bound.getsockname()[1]}", SORTED * 10, "reward.batch_size=1")
     assert found.valid == [False] * 60
     assert len(tries) <= 3 * 2 * remote.MAX_UNANSWERED
 
 
-def test_the_token_is_the_environments_and_goes_to_no_other_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_is_sent_only_to_configured_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SCORER", "canary-7f3a9c")
     with serving(ones) as elsewhere:
         moved = Said({}, 307, {"Location": f"{elsewhere.url}/score"})
@@ -194,14 +194,14 @@ def test_the_token_is_the_environments_and_goes_to_no_other_host(monkeypatch: py
         assert asked(server.url, SORTED, "reward.token_env=MY_SCORER").team == [1.0] * 6
     with serving(lambda *_: Said({"you sent": "canary-7f3a9c"}, 403)) as server:
         failure = asked_and_failed(server.url, SORTED, "reward.token_env=MY_SCORER")[1]
-    assert "answered 403" in str(failure)
+    assert "returned status 403" in str(failure)
     assert "canary" not in str(failure)
     monkeypatch.delenv("MY_SCORER")
     with pytest.raises(PreflightError, match="export MY_SCORER="):
         asked("http://127.0.0.1:1", SORTED, "reward.token_env=MY_SCORER")
 
 
-def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_response_size_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(lambda *_: Said(b" " * (remote.MAX_REPLY_BYTES + 2))) as server:
         assert asked(server.url, SORTED, "reward.batch_size=1").valid == [False] * 6
     assert len(server.bodies) == 6
@@ -209,14 +209,14 @@ def test_an_answer_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def reference() -> Iterator[str]:
-    """The server that comes with the project."""
+    """The example server of this project."""
     with reward_server.Server(("127.0.0.1", 0), reward_server.Handler) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_address[1]}/score"
         server.shutdown()
 
 
-def test_the_reference_server_scores_and_wants_its_token(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reference_server(reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
     talk = spoken_once([{}] * 2, {"low": ["one", "one two three"], "high": ["one", "one"]})
     assert asked(reference, talk).team == [0.5, 0.375]
     monkeypatch.setattr(reward_server.Handler, "token", "canary-7f3a9c")
@@ -225,8 +225,8 @@ def test_the_reference_server_scores_and_wants_its_token(reference: str, monkeyp
     assert asked(reference, talk, "reward.token_env=MY_SCORER").parts["characters"] == [6, 16]
 
 
-def test_a_server_that_is_not_there_is_told_before_anything_is_loaded_and_any_answer_is_one() -> None:
-    with serving(ones) as server:  # which answers a HEAD with 501
+def test_connection_check() -> None:
+    with serving(ones) as server:  # this server responds to HEAD with 501
         config = load_config(["task=sorting", "reward=http", f"reward.url={server.url}"])
         check_trainable(config, 1)
     assert server.bodies == []

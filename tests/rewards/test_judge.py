@@ -1,4 +1,4 @@
-"""A judge: what it is asked, how its answers are read, and that no question is asked twice."""
+"""The judge reward: prompts, parsing of answers, and the answer cache."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def judged(url: str, *keys: str, folder: Path | None = None, talk: list[Episode]
         close_reward(reward)
 
 
-def test_each_response_is_judged_by_the_rubric_and_equal_questions_are_asked_once() -> None:
+def test_equal_requests_are_sent_once() -> None:
     def answer(body: Any, _: int) -> Said:
         return says("Score: 10" if "<response>\na\n" in body["messages"][0]["content"] else "Score: 1")
 
@@ -70,7 +70,7 @@ def test_each_response_is_judged_by_the_rubric_and_equal_questions_are_asked_onc
     assert all((body["model"], body["temperature"], body["max_tokens"]) == ("large", 0, 32) for body in server.bodies)
 
 
-def test_a_template_may_show_what_all_agents_said_and_is_asked_once_about_a_row() -> None:
+def test_template_with_all_responses() -> None:
     with serving(lambda *_: says('{"score": 3}')) as server:
         keys = ("reward.pattern=null", "reward.field=score", "reward.lowest=0", "reward.highest=4", BY_BOTH)
         assert judged(server.url, *keys).team == [0.75] * 3
@@ -78,7 +78,7 @@ def test_a_template_may_show_what_all_agents_said_and_is_asked_once_about_a_row(
     assert sorted(messages[0]["content"] for messages in asked) == ["sea: a then x", "sea: b then x"]
 
 
-def test_a_template_that_names_no_field_of_the_rows_is_told_beforehand() -> None:
+def test_template_with_missing_field_raises() -> None:
     for template, told in (("{subject}", "names the field 'subject'"), ("{topic} {agents.low}", None)):
         config = composed((f"reward.template='{template}'",))
         reward = build_reward(config.reward, config.task.agents)
@@ -87,7 +87,7 @@ def test_a_template_that_names_no_field_of_the_rows_is_told_beforehand() -> None
         close_reward(reward)
 
 
-def test_answers_that_cannot_be_read_are_failed_rows_and_never_kept(tmp_path: Path) -> None:
+def test_invalid_answers_fail_and_are_not_cached(tmp_path: Path) -> None:
     def answer(body: Any, _: int) -> Said:
         return says("Score: 11" if "b then" in body["messages"][0]["content"] else "Score: 10")
 
@@ -100,7 +100,7 @@ def test_answers_that_cannot_be_read_are_failed_rows_and_never_kept(tmp_path: Pa
         assert judged(server.url, BY_BOTH).valid == [False] * 3
 
 
-def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) -> None:
+def test_resumed_run_uses_cached_answers(tmp_path: Path) -> None:
     with serving(lambda _, number: says(f"Score: {number + 2}")) as server:
         first = judged(server.url, "reward.concurrency=1", folder=tmp_path)
         [kept] = tmp_path.iterdir()
@@ -115,7 +115,7 @@ def test_a_resumed_run_is_answered_as_it_was_and_asks_nothing(tmp_path: Path) ->
     assert len(kept.read_text().splitlines()) == 6
 
 
-def test_an_answer_on_which_a_pattern_takes_for_ever_has_failed_and_costs_no_other() -> None:
+def test_pattern_timeout_fails_only_its_row() -> None:
     config = composed(())
     changes: Any = {"template": "{agents.low} then", "pattern": r"Score: (\d+)|(?:a+)+b"}
     with serving(
@@ -129,7 +129,7 @@ def test_an_answer_on_which_a_pattern_takes_for_ever_has_failed_and_costs_no_oth
     assert found.team is not None
     assert found.team[::2] == [1.0, 1.0]
     assert "took longer than 0.5 s" in str(found.failures[1])
-    assert len(server.bodies) == 2, "what takes too long is not asked again"
+    assert len(server.bodies) == 2, "no retry after a timeout of the pattern"
 
 
 def number_in(text: str, keys: tuple[str, ...]) -> float:
@@ -148,12 +148,12 @@ def number_in(text: str, keys: tuple[str, ...]) -> float:
         ('{"score": 9} or rather {"why": {"a": 1}, "score": "7"}', ("reward.pattern=null", "reward.field=score"), 7.0),
     ],
 )
-def test_the_last_number_counts(text: str, keys: tuple[str, ...], number: float) -> None:
+def test_last_number_of_answer(text: str, keys: tuple[str, ...], number: float) -> None:
     assert number_in(text, keys) == number
 
 
 @pytest.mark.parametrize("text", ["", "Score: ten", '{"score": true}', '{"score": NaN}', "{" * 3000, '{"a": 1}'])
-def test_what_holds_no_number_is_refused(text: str) -> None:
+def test_answer_without_number_fails(text: str) -> None:
     for keys in ((), ("reward.pattern=null", "reward.field=score")):
         with pytest.raises(remote.RequestFailed):
             number_in(text, keys)

@@ -1,4 +1,4 @@
-"""Answers compared as mathematics, in processes that are killed where that takes too long."""
+"""Mathematical comparison of answers, in processes with a timeout."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CASES = [
     ("18", r"\boxed{19}", 0.0, 1.0),
     ("18", "no idea", 0.0, 0.0),
     ("18", "", 0.0, 0.0),
-    # Exact numbers that agree in six decimals.
+    # Different exact numbers that agree to six decimals.
     (r"\frac{1}{2^{99}}", r"\boxed{\frac{1}{2^{98}}}", 0.0, 1.0),
     (r"\frac{1}{2^{99}}", r"\boxed{2^{-99}}", 1.0, 1.0),
     ("[1/2^{99}, 1]", r"\boxed{[1/2^{98}, 1]}", 0.0, 1.0),
     ("0.0000001", r"\boxed{0.0000002}", 0.0, 1.0),
     (r"\frac{1}{3}", r"\boxed{0.333333}", 1.0, 1.0),
-    # Numerals with their base.
+    # Numerals with a base.
     ("1234_5", r"\boxed{1234_6}", 0.0, 1.0),
     ("1234_5", r"\boxed{1234_{5}}", 1.0, 1.0),
     ("1234_5", r"\boxed{1234}", 1.0, 1.0),
@@ -76,15 +76,15 @@ CASES = [
 ]
 
 
-def test_answers_are_compared_as_mathematics(reward: MathReward) -> None:
+def test_mathematical_equality(reward: MathReward) -> None:
     found = reward([{"answer": case[0]} for case in CASES], {"solver": [case[1] for case in CASES]})
     assert not found.failures
     assert found.team == found.agent["solver"] == [case[2] for case in CASES]
     assert found.parts == {"found": [case[3] for case in CASES]}
 
 
-def test_a_tower_of_powers_is_killed_and_fails_alone(reward: MathReward) -> None:
-    reward([{"answer": "1"}] * 2, {"solver": ["1", "2"]})  # the processes are there
+def test_timeout_fails_only_its_row(reward: MathReward) -> None:
+    reward([{"answer": "1"}] * 2, {"solver": ["1", "2"]})  # starts the processes
     tower = r"\boxed{9^{9^{9^{9^{9^{9}}}}}}"
     begun = time.monotonic()
     found = reward([{"answer": "3"}, {"answer": "3"}], {"solver": [tower, r"\boxed{3}"]})
@@ -95,16 +95,16 @@ def test_a_tower_of_powers_is_killed_and_fails_alone(reward: MathReward) -> None
     assert found.team[1] == 1.0
 
 
-def test_a_reference_that_is_no_mathematics_fails(reward: MathReward) -> None:
+def test_invalid_reference_fails_row(reward: MathReward) -> None:
     found = reward([{"answer": ""}], {"solver": ["1"]})
     assert "is not a mathematical expression" in str(found.failures[0])
 
 
-def test_references_are_read_before_training(reward: MathReward) -> None:
+def test_references_are_checked_before_training(reward: MathReward) -> None:
     assert reward.validate_examples([{"answer": "3/4"}, {"answer": r"\$3.00"}]) == []
     [warning] = reward.validate_examples([{"answer": "7"}, {"answer": ""}])
-    assert "task.agents.solver.answer={answer}: 1 of 2 reference answers" in warning
-    with pytest.raises(ConfigError, match="which is not an expression that math-verify reads"):
+    assert "task.agents.solver.answer={answer}: 1 of 2 checked reference answers" in warning
+    with pytest.raises(ConfigError, match="which is not an expression that math-verify can parse"):
         reward.validate_examples([{"answer": ""}, {"answer": " "}])
 
 

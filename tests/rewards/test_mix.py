@@ -1,4 +1,4 @@
-"""Mixes: sums of rewards, each of which is asked, retried, logged and normalized by itself."""
+"""Mixes: weighted sums of rewards that are called, retried, logged and normalized separately."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def configured(parts: Any, **changes: Any) -> Config:
     return config
 
 
-def test_parts_are_typed_with_the_keys_of_their_kinds_and_come_back_from_a_runs_folder(tmp_path: Path) -> None:
+def test_parts_have_the_keys_of_their_kinds(tmp_path: Path) -> None:
     parts = "reward.parts={right: {kind: gsm8k}, brief: {kind: length, unit: words, high: 2}}"
     node = compose_node(
         normalize_arguments([*TASK, parts, "reward.parts.right.match=flexible", "reward.weights.brief=0.5"])
@@ -72,7 +72,7 @@ def test_parts_are_typed_with_the_keys_of_their_kinds_and_come_back_from_a_runs_
     assert build_config(resolve_config(node)) == config
 
 
-def test_the_sum_is_weighed_and_every_part_is_logged_with_its_own_parts() -> None:
+def test_weighted_sum_and_logged_parts() -> None:
     config = configured(PARTS, weights={"brief": 0.5})
     reward = build_reward(config.reward, config.task.agents)
     found, failure = call_reward(reward, EPISODES, ["solver"], config.reward)
@@ -88,7 +88,7 @@ def test_the_sum_is_weighed_and_every_part_is_logged_with_its_own_parts() -> Non
     assert not uses_environment_reward(reward)
 
 
-def test_normalized_parts_count_in_deviations_and_the_logged_score_stays_what_it_is() -> None:
+def test_normalized_parts_do_not_change_logged_score() -> None:
     config = configured(PARTS, weights={"right": 2.0}, normalize=["brief"])
     reward = build_reward(config.reward, config.task.agents)
     found = score(reward, EPISODES, config.reward, {"solver": ScoreMoments()}).scores["solver"]
@@ -98,7 +98,7 @@ def test_normalized_parts_count_in_deviations_and_the_logged_score_stays_what_it
     assert found.raw[:, 0].tolist() == [3.0, 2.5, 1.0]
 
 
-def test_a_part_is_measured_over_rows_that_no_other_part_failed_for(settings: Any) -> None:
+def test_normalization_excludes_rows_with_failed_parts(settings: Any) -> None:
     def whole(episodes: Sequence[Episode]) -> Reward:
         return Reward(team=[1.0, 2.0, 99.0][: len(episodes)])
 
@@ -118,9 +118,9 @@ def test_a_part_is_measured_over_rows_that_no_other_part_failed_for(settings: An
 
 
 @pytest.mark.parametrize("turn_weight", [1.0, 0.5, 0.0])
-def test_normalized_scores_have_mean_0_and_deviation_1_whatever_turns_weigh(settings: Any, turn_weight: float) -> None:
+def test_normalized_scores_have_mean_0_and_deviation_1(settings: Any, turn_weight: float) -> None:
     said = [episode(*(("solver", step, "") for step in range(turns)), index=turns) for turns in (1, 2, 3, 0)]
-    worth = [4.0, 1.0, 0.0, 100.0]  # the last one of whom nobody spoke in
+    worth = [4.0, 1.0, 0.0, 100.0]  # the last row has no turns
 
     def part(episodes: Sequence[Episode]) -> Reward:
         by_turn = [[2.0] * one.index if one.index else [] for one in episodes]
@@ -138,7 +138,7 @@ def test_normalized_scores_have_mean_0_and_deviation_1_whatever_turns_weigh(sett
 
 
 class Part:
-    """A reward that counts its calls and fails for rows of some examples while `fails` says so."""
+    """A reward that counts its calls and fails for rows of some examples while `fails` is true."""
 
     def __init__(self, fails: Callable[[int, int], bool]) -> None:
         self.fails, self.calls, self.closed = fails, 0, 0
@@ -152,7 +152,7 @@ class Part:
         self.closed += 1
 
 
-def test_a_part_that_fails_is_asked_again_by_itself(settings: Any) -> None:
+def test_failed_part_is_retried_alone(settings: Any) -> None:
     transient, lasting, well = Part(lambda row, call: call == 1), Part(lambda row, _: row == 2), Part(lambda *_: False)
     parts = {
         name: MixPart(reward=part, weight=weight, splittable=True)
@@ -169,7 +169,7 @@ def test_a_part_that_fails_is_asked_again_by_itself(settings: Any) -> None:
     assert [part.closed for part in (transient, lasting, well)] == [1, 1, 1]
 
 
-def test_all_kinds_of_numbers_add_up() -> None:
+def test_all_kinds_of_numbers_are_summed() -> None:
     one = Reward(team=[1.0], agent={"a": [2.0]}, team_by_step=[[1.0, 2.0]], agent_by_turn={"a": [[3.0]]})
     other = Reward(team_by_step=[[10.0, 20.0]], agent={"a": [5.0]}, valid=[False])
     assert weighted_sum({"x": one, "y": other}, {"x": 1.0, "y": 0.5}) == Reward(
@@ -181,26 +181,30 @@ def test_all_kinds_of_numbers_add_up() -> None:
     ("parts", "changes", "rule"),
     [
         ({}, {}, "reward.parts={} leaves no reward"),
-        ({"a": {"high": 3}}, {}, "reward.parts.a does not say which reward it is; write"),
-        ({"a": {"kind": "mix"}}, {}, "reward.parts.a.kind=mix is no reward that can be a part; use one of"),
-        ({"a": {"kind": "length", "hihg": 3}}, {}, "reward.parts.a.hihg is no key here"),
-        ({"a": {"kind": "length", "scale": 3}}, {}, "reward.parts.a.scale is what the whole mix has"),
+        ({"a": {"high": 3}}, {}, "reward.parts.a has no kind; use"),
+        ({"a": {"kind": "mix"}}, {}, "reward.parts.a.kind=mix cannot be a part; use one of"),
+        ({"a": {"kind": "length", "hihg": 3}}, {}, "reward.parts.a.hihg is an unknown key"),
+        ({"a": {"kind": "length", "scale": 3}}, {}, "reward.parts.a.scale is a key of the whole mix"),
         ({"a": {"kind": "length"}}, {}, "reward.parts.a.low=0 reward.parts.a.high=null allow every length"),
-        ({"a": {"kind": "code"}}, {}, "reward.parts.a.sandbox=none runs nothing that a model wrote; set"),
+        ({"a": {"kind": "code"}}, {}, "reward.parts.a.sandbox=none runs no generated code; set"),
         ({"a b": {"kind": "gsm8k"}}, {}, "reward.parts.a b is used in metric names"),
-        (PARTS, {"weights": {"rihgt": 1.0}}, "reward.weights names rihgt, which is no part"),
+        (PARTS, {"weights": {"rihgt": 1.0}}, "reward.weights names rihgt, which is not a part"),
         (PARTS, {"weights": {"right": 0, "brief": 0}}, "reward.weights leave no reward"),
-        (PARTS, {"normalize": ["brief"], "advantage": "greedy_baseline"}, "reward.normalize=['brief'] measures a"),
+        (
+            PARTS,
+            {"normalize": ["brief"], "advantage": "greedy_baseline"},
+            "reward.normalize=['brief'] normalises scores",
+        ),
         (PARTS, {"normalize": ["brief"], "weights": {"brief": 0}}, "reward.normalize=['brief'] names brief, of"),
     ],
 )
-def test_a_mix_that_cannot_be_meant_is_refused(parts: Any, changes: Any, rule: str) -> None:
+def test_invalid_mix_raises(parts: Any, changes: Any, rule: str) -> None:
     with pytest.raises(ConfigError) as raised:
         configured(parts, **changes)
     assert str(raised.value).startswith(rule)
 
 
-def test_episodes_are_told_to_parts_as_they_are() -> None:
+def test_parts_receive_unchanged_episodes() -> None:
     config = configured({"brief": {"kind": "length", "unit": "words", "high": 1}})
     talk = [episode(("solver", 0, "a"), ("solver", 2, "b c"))]
     found = build_reward(config.reward, config.task.agents)(talk)

@@ -1,4 +1,4 @@
-"""How near a number is, and in which form."""
+"""Partial credit for numbers."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ WEIGHTS = {"right": 0.5, "near": 0.25, "bare": 0.25}
         ("42 is 17 + 25", 0.0, 1 - 17 / 42, 0.0),  # the last number counts
         ("40", 0.0, 1 - 2 / 42, 1.0),
         ("44", 0.0, 1 - 2 / 42, 1.0),
-        ("100", 0.0, 0.0, 1.0),  # farther away than nothing at all
+        ("100", 0.0, 0.0, 1.0),  # the error exceeds the reference
         ("-42", 0.0, 0.0, 1.0),
         ("forty-two", 0.0, 0.0, 0.0),
         ("", 0.0, 0.0, 0.0),
         ("9" * 5000, 0.0, 0.0, 1.0),
     ],
 )
-def test_what_a_text_earns_of_each_part(text: str, right: float, near: float, bare: float) -> None:
+def test_score_parts(text: str, right: float, near: float, bare: float) -> None:
     assert score_parts(text, Decimal(42)) == {"right": right, "near": pytest.approx(near), "bare": bare}
 
 
-def test_an_error_is_a_share_of_the_answer_and_of_one_where_that_is_smaller() -> None:
+def test_nearness() -> None:
     assert score_parts("1", Decimal(0))["near"] == 0.0
     assert score_parts("0.5", Decimal(0))["near"] == 0.5
     assert score_parts("-90", Decimal(-100))["near"] == pytest.approx(0.9)
 
 
-def test_the_score_is_the_weighted_sum_and_the_teams_the_mean_over_its_agents() -> None:
+def test_weighted_sum_and_team_mean() -> None:
     reward = NumberReward({"add": "{sum}", "subtract": "{difference}"}, WEIGHTS)
     rows = [{"sum": 42, "difference": 8}] * 2
     found = reward(rows, {"add": ["42", "so 42"], "subtract": ["8", "none"], "critic": ["", ""]})
@@ -55,14 +55,14 @@ def test_the_score_is_the_weighted_sum_and_the_teams_the_mean_over_its_agents() 
     assert found.parts == {"right": [1.0, 0.5], "near": [1.0, 0.5], "bare": [1.0, 0.0]}
 
 
-def test_a_reference_without_a_number_gives_no_score() -> None:
+def test_reference_without_number_has_no_score() -> None:
     found = NumberReward({"solo": "{answer}"}, WEIGHTS)([{"answer": "none"}], {"solo": ["42"]})
     assert found.team is not None
     assert math.isnan(found.team[0])
     assert math.isnan(found.parts["right"][0])
 
 
-def test_the_configuration_names_it_with_its_weights() -> None:
+def test_build_with_weights() -> None:
     config = load_config(["task=arithmetic", "reward.near=0.1"])
     reward = build_reward(config.reward, config.task.agents)
     assert isinstance(reward, ResponseRewardAdapter)
@@ -71,16 +71,20 @@ def test_the_configuration_names_it_with_its_weights() -> None:
     assert reward.function.answers == {"solo": "{sum}"}
 
 
-def test_an_answer_is_needed() -> None:
+def test_reference_answer_is_required() -> None:
     config = load_config(["task=arithmetic", "task.agents.solo.answer=null"])
-    with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
+    with pytest.raises(
+        ConfigError, match=r"^task\.agents\.solo\.answer=null is not a reference answer, and reward=number needs one"
+    ):
         check_config(load_config(["task=arithmetic", "actor=full", "actor.model=x", "task.agents.solo.answer=null"]), 1)
-    with pytest.raises(ConfigError, match=r"^task\.agents\.solo\.answer=null leaves number nothing to compare"):
+    with pytest.raises(
+        ConfigError, match=r"^task\.agents\.solo\.answer=null is not a reference answer, and reward=number needs one"
+    ):
         build_reward(config.reward, config.task.agents)
 
 
 @pytest.mark.parametrize("reference", ["3/4", "20 m^2", "10^6", "1e3", "#### 3/4", "5 or 6", "2 apples", "", "x = 3"])
-def test_reference_that_is_more_than_a_number(reference: str) -> None:
+def test_reference_that_is_not_a_number(reference: str) -> None:
     assert reference_number(reference) is None
 
 
@@ -104,6 +108,6 @@ def test_references_are_checked_before_training() -> None:
     reward = NumberReward({"solver": "{answer}"}, {"right": 1.0})
     assert reward.validate_examples([{"answer": "4"}]) == []
     [warning] = reward.validate_examples([{"answer": "4"}, {"answer": "3/4"}])
-    assert "1 of 2 reference answers that were checked are not a number, such as '3/4'" in warning
+    assert "1 of 2 checked reference answers are not a number, such as '3/4'" in warning
     with pytest.raises(ConfigError, match="which is not a number; use reward=math"):
         reward.validate_examples([{"answer": "10^6"}])

@@ -1,4 +1,4 @@
-"""Functions in processes of their own: what can be done to them, and what cannot be done by them."""
+"""The process pool: results, timeouts, crashes and interruption."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def calls(*given: Any) -> list[Any]:
 
 
 def ends(pid: int) -> bool:
-    """Whether it is gone, or soon: a process that was killed with its group ends a moment after its leader."""
+    """Whether the process ends within 20 s; members of a killed group end shortly after their leader."""
     end = time.monotonic() + 20
     while alive(pid) and time.monotonic() < end:
         time.sleep(0.05)
@@ -92,33 +92,31 @@ def alive(pid: int) -> bool:
         return False
 
 
-def test_calls_are_answered_in_their_order_and_one_that_fails_costs_no_other(
-    make: Make, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_are_in_call_order(make: Make, capfd: pytest.CaptureFixture[str]) -> None:
     processes = make(2)
     found = processes.call(
         calls(("", 1), "leave", ("", 3), "exit", "raise", "flood", "flood fd 1", ("pool", 4), ("", 9))
     )
     assert [one for one in found if not isinstance(one, CallFailed)] == [1, 3, 1, 1, 5, 9]
-    assert "it ended its process (exit code 0)" in str(found[1])
+    assert "the call ended its process (exit code 0)" in str(found[1])
     assert "SystemExit: 0" in str(found[3])
     assert "ValueError: no" in str(found[4])
     assert "acts.py" in str(found[4])
-    assert 0 < len(capfd.readouterr().err) <= MAX_FORWARDED_BYTES, "some of what is printed is shown, not all of it"
+    assert 0 < len(capfd.readouterr().err) <= MAX_FORWARDED_BYTES, "only the first part of the output is forwarded"
 
 
-def test_a_call_that_takes_too_long_is_killed_with_all_that_it_started(make: Make, tmp_path: Path) -> None:
+def test_timeout_kills_process_group(make: Make, tmp_path: Path) -> None:
     processes = make(2, timeout_s=1.0)
-    processes.call(calls("", ""))  # starting takes time of its own
+    processes.call(calls("", ""))  # starts the processes before timing
     begun = time.monotonic()
     found = processes.call(calls("sleep", "spin", ("hang with a child", str(tmp_path / "pid")), ("", 5)))
     assert time.monotonic() - begun < 15
-    assert [str(one) for one in found[:3]] == ["it took longer than 1 s"] * 3
+    assert [str(one) for one in found[:3]] == ["the call took longer than 1 s"] * 3
     assert found[3] == 5
     assert ends(int((tmp_path / "pid").read_text()))
 
 
-def test_the_same_call_draws_the_same_whatever_was_called_before(make: Make) -> None:
+def test_equal_calls_use_equal_random_numbers(make: Make) -> None:
     processes = make()
     first = processes.call(calls(("draw", 1), ("draw", 2)))
     assert first[0] != first[1]
@@ -126,9 +124,7 @@ def test_the_same_call_draws_the_same_whatever_was_called_before(make: Make) -> 
     assert processes.call(calls(("draw", 2), ("draw", 1))) == first[::-1]
 
 
-def test_who_is_interrupted_in_the_middle_hears_no_old_answer_later(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_call_leaves_no_late_answer(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     processes = make()
     assert processes.call(calls(("", 1))) == [1]
     with monkeypatch.context() as patched:
@@ -138,12 +134,12 @@ def test_who_is_interrupted_in_the_middle_hears_no_old_answer_later(
     assert processes.call(calls(("", 3))) == [3]
 
 
-def test_a_function_that_is_not_there_is_a_mistake_in_the_configuration(make: Make) -> None:
-    with pytest.raises(ConfigError, match=r"^reward\.function=.*:nothing cannot be imported in a process"):
+def test_missing_function_raises_config_error(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"^reward\.function=.*:nothing cannot be imported in a child process"):
         make(name="nothing").call(calls(""))
 
 
-def test_closing_ends_the_processes_and_so_does_the_end_of_who_started_them(make: Make, file: Path) -> None:
+def test_processes_end_on_close_and_with_parent(make: Make, file: Path) -> None:
     processes = make()
     [child] = processes.call(calls("child"))
     assert alive(child)
@@ -151,8 +147,8 @@ def test_closing_ends_the_processes_and_so_does_the_end_of_who_started_them(make
     assert ends(child)
     code = f"""
         import os
-        from ippo_cli.rewards.processes import Processes
-        processes = Processes({f"{file}:act"!r}, "reward.function", 1, None)
+        from ippo_cli.rewards.processes import ProcessPool
+        processes = ProcessPool({f"{file}:act"!r}, "reward.function", 1, None)
         print(processes.call([(("child", 1), {{}})])[0], flush=True)
         os._exit(1)
     """
@@ -161,7 +157,7 @@ def test_closing_ends_the_processes_and_so_does_the_end_of_who_started_them(make
     assert ends(child)
 
 
-def test_processes_that_cannot_be_started_leave_no_pipe_open(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_start_closes_pipes(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("too many processes")
 
@@ -171,7 +167,7 @@ def test_processes_that_cannot_be_started_leave_no_pipe_open(make: Make, monkeyp
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match="too many"):
             processes.call(calls(""))
-    end = time.monotonic() + 10  # what is printed is read by a thread, which ends by itself
+    end = time.monotonic() + 10  # the thread that forwards output ends by itself
     while len(os.listdir("/proc/self/fd")) > before and time.monotonic() < end:
         time.sleep(0.05)
     assert len(os.listdir("/proc/self/fd")) <= before

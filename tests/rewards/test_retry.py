@@ -1,4 +1,4 @@
-"""Which rows a reward is asked about again after it failed."""
+"""Retries of failed reward calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EPISODES = spoken_once(ROWS, {"solo": [f"text {row}" for row in range(16)]})
 
 
 class Flaky:
-    """Answers each row with its own number; raises while `fails` says so of the rows of a call."""
+    """Returns each row's number; raises if `fails(rows, number of the call)`."""
 
     def __init__(self, fails: Callable[[list[int], int], bool]) -> None:
         self.fails = fails
@@ -37,7 +37,7 @@ class Flaky:
 
 
 def answered(reward: Any, config: Any) -> tuple[list[int], Exception | None]:
-    """The rows that have their number, every other one being NaN and not valid; and what went wrong."""
+    """The valid rows, after checking that all others are NaN; and the failure."""
     given, failure = call_reward(reward, EPISODES, ["solo"], config)
     assert given.team is not None
     valid = given.valid if given.valid is not None else [True] * len(ROWS)
@@ -48,7 +48,7 @@ def answered(reward: Any, config: Any) -> tuple[list[int], Exception | None]:
 
 
 @pytest.mark.parametrize("bad", [{5}, {0, 15}, {3, 4, 11}])
-def test_rows_that_always_fail_are_the_only_ones_without_a_reward(bad: set[int], settings: Make) -> None:
+def test_only_failing_rows_have_no_reward(bad: set[int], settings: Make) -> None:
     reward = Flaky(lambda rows, call: bool(bad & set(rows)))
     found, failure = answered(reward, settings(failure_budget=0.2))
     assert found == [row for row in range(16) if row not in bad]
@@ -56,18 +56,18 @@ def test_rows_that_always_fail_are_the_only_ones_without_a_reward(bad: set[int],
     assert all(sum(row in rows for rows in reward.calls) >= MAX_ATTEMPTS for row in bad)
 
 
-def test_a_failure_that_passes_costs_no_row_and_divides_nothing(settings: Make) -> None:
+def test_transient_failure_retries_whole_batch(settings: Make) -> None:
     reward = Flaky(lambda rows, call: call < MAX_ATTEMPTS)
     assert answered(reward, settings()) == (list(range(16)), None)
     assert reward.calls == [list(range(16))] * MAX_ATTEMPTS
 
 
-def test_a_failure_that_passes_while_rows_are_looked_for_costs_none_either(settings: Make) -> None:
+def test_transient_failure_during_bisection(settings: Make) -> None:
     reward = Flaky(lambda rows, call: call < MAX_ATTEMPTS + 3)
     assert answered(reward, settings()) == (list(range(16)), None)
 
 
-def test_a_reward_of_a_whole_batch_is_never_asked_about_a_part_of_it(settings: Make) -> None:
+def test_whole_batch_is_not_split(settings: Make) -> None:
     reward = Flaky(lambda rows, call: 5 in rows)
     found, failure = answered(reward, settings(whole_batch=True))
     assert found == []
@@ -75,15 +75,15 @@ def test_a_reward_of_a_whole_batch_is_never_asked_about_a_part_of_it(settings: M
     assert reward.calls == [list(range(16))] * MAX_ATTEMPTS
 
 
-def test_beyond_the_budget_no_more_is_asked(settings: Make) -> None:
+def test_no_calls_after_failure_budget(settings: Make) -> None:
     reward = Flaky(lambda rows, call: True)
     found, _ = answered(reward, settings(failure_budget=0.1))
     assert found == []
-    # The whole three times, 8 4 2 1 1, and a 2 of which the first row is one more than the run can bear.
+    # The whole batch three times, then 8 4 2 1 1: the second failed row exceeds the budget of 0.1 * 17 rows.
     assert [len(rows) for rows in reward.calls] == [16, 16, 16, 8, 4, 2, 1, 1]
 
 
-def test_numbers_for_too_few_rows_are_no_fault_of_a_row(settings: Make) -> None:
+def test_length_error_is_not_bisected(settings: Make) -> None:
     calls: list[int] = []
 
     def mean_of_all(episodes: Sequence[Episode]) -> Reward:
@@ -93,17 +93,17 @@ def test_numbers_for_too_few_rows_are_no_fault_of_a_row(settings: Make) -> None:
     given, failure = call_reward(mean_of_all, EPISODES, ["solo"], settings())
     assert given.valid == [False] * 16
     assert "must have one entry for each of the 16 rows, not 1" in str(failure)
-    assert calls == [16] * MAX_ATTEMPTS, "a single row would have been taken at its word"
+    assert calls == [16] * MAX_ATTEMPTS, "a call for a single row would have succeeded"
 
 
-def test_a_row_alone_is_asked_as_often_as_a_batch(settings: Make) -> None:
+def test_single_row_is_retried(settings: Make) -> None:
     reward = Flaky(lambda rows, call: True)
     given, _ = call_reward(reward, EPISODES[:1], ["solo"], settings())
     assert given.valid == [False]
     assert len(reward.calls) == MAX_ATTEMPTS
 
 
-def test_a_failed_episode_is_never_asked_about_and_counts_as_a_failed_row(settings: Make) -> None:
+def test_failed_episodes_are_not_scored(settings: Make) -> None:
     broken = ValueError("the world broke")
     rows = [replace(one, failure=broken if one.index in (2, 7) else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
@@ -115,7 +115,7 @@ def test_a_failed_episode_is_never_asked_about_and_counts_as_a_failed_row(settin
     assert [row for row in range(16) if math.isnan(given.team[row])] == [2, 7]
 
 
-def test_a_reward_of_a_whole_batch_is_asked_about_the_episodes_that_there_are(settings: Make) -> None:
+def test_whole_batch_without_failed_episodes(settings: Make) -> None:
     rows = [replace(one, failure=ValueError("the world broke") if one.index == 3 else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
     given, _ = call_reward(reward, rows, ["solo"], settings(whole_batch=True))
@@ -123,17 +123,17 @@ def test_a_reward_of_a_whole_batch_is_asked_about_the_episodes_that_there_are(se
     assert given.valid == [row != 3 for row in range(16)]
 
 
-def test_failed_episodes_say_nothing_about_the_reward_which_is_asked_about_the_others(settings: Make) -> None:
+def test_failed_episodes_do_not_use_failure_budget(settings: Make) -> None:
     rows = [replace(one, failure=ValueError("the world broke") if one.index < 8 else None) for one in EPISODES]
     reward = Flaky(lambda rows, call: False)
     given, failure = call_reward(reward, rows, ["solo"], settings(failure_budget=0.1))
     assert reward.calls == [[one.index for one in rows if one.index >= 8]]
-    assert given.valid == [one.index >= 8 for one in rows], "told as many as there are, and not all"
+    assert given.valid == [one.index >= 8 for one in rows], "only rows of failed episodes are not valid"
     assert str(failure) == "the world broke"
 
 
-def test_numbers_by_turn_are_put_together_from_parts_of_a_buffer(settings: Make) -> None:
-    """Rows 0 to 3 have as many turns as their number says; 2 keeps failing."""
+def test_merge_numbers_by_turn(settings: Make) -> None:
+    """Row n has n turns; row 2 always fails."""
     rows = [episode(*(("solo", step, "") for step in range(row)), index=row) for row in range(4)]
 
     def reward(episodes: Sequence[Episode]) -> Reward:
@@ -153,7 +153,7 @@ def test_numbers_by_turn_are_put_together_from_parts_of_a_buffer(settings: Make)
 
 
 class ByRow:
-    """Answers row by row; those that `fails` names in a call stand in `failures`."""
+    """Scores row by row; rows with `fails(row, number of the call)` are in `failures`."""
 
     def __init__(self, fails: Callable[[int, int], bool], *, final: bool = False) -> None:
         self.fails, self.final = fails, final
@@ -169,7 +169,7 @@ class ByRow:
         )
 
 
-def test_rows_that_fail_among_others_are_asked_about_again_without_the_others(settings: Make) -> None:
+def test_failed_rows_are_retried_alone(settings: Make) -> None:
     reward = ByRow(lambda row, call: row in (3, 7) and (row == 3 or call < 3))
     found, failure = answered(reward, settings())
     assert found == [row for row in range(16) if row != 3]
@@ -177,7 +177,7 @@ def test_rows_that_fail_among_others_are_asked_about_again_without_the_others(se
     assert reward.calls == [list(range(16)), [3, 7], [3, 7]]
 
 
-def test_rows_of_a_reward_that_has_asked_again_itself_are_not_asked_about_again(settings: Make) -> None:
+def test_final_failures_are_not_retried(settings: Make) -> None:
     reward = ByRow(lambda row, call: row == 3, final=True)
     found, failure = answered(reward, settings())
     assert len(found) == 15
@@ -185,7 +185,7 @@ def test_rows_of_a_reward_that_has_asked_again_itself_are_not_asked_about_again(
     assert len(reward.calls) == 1
 
 
-def test_a_whole_batch_is_not_asked_about_in_parts_where_rows_of_it_fail(settings: Make) -> None:
+def test_whole_batch_with_failed_rows_is_not_retried(settings: Make) -> None:
     reward = ByRow(lambda row, call: row == 3)
     assert len(answered(reward, settings(whole_batch=True))[0]) == 15
     assert len(reward.calls) == 1

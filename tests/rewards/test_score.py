@@ -1,4 +1,4 @@
-"""From a reward's answer to each agent's scores."""
+"""Scores of agents from the numbers of a reward."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def numbers(scores: Scores) -> list[float]:
     return scores.score[:, 0].tolist()
 
 
-def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(settings: Make) -> None:
+def test_reward_receives_examples_and_texts(settings: Make) -> None:
     seen: list[Any] = []
 
     def reward(examples: Any, responses: Any) -> Reward:
@@ -51,14 +51,14 @@ def test_a_reward_sees_each_agents_texts_beside_the_examples_they_answer(setting
     assert seen == [(ROWS, TEXTS)]
 
 
-def test_the_teams_number_is_every_agents_and_an_agents_number_its_own(settings: Make) -> None:
+def test_team_and_agent_weights(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 4], agent={"low": [10, 20, 30, 40], "high": [0, 0, 0, 1]})
     found = scored(reward, settings(team_weight=0.5, agent_weight=2.0))
     assert numbers(found["low"]) == [20.5, 41.0, 61.5, 82.0]
     assert numbers(found["high"]) == [0.5, 1.0, 1.5, 4.0]
 
 
-def test_by_default_the_teams_number_alone_counts(settings: Make) -> None:
+def test_default_uses_only_team_numbers(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 4], agent={"low": [math.nan] * 4, "high": [9] * 4})
     found = scored(reward, settings())
     assert numbers(found["low"]) == numbers(found["high"]) == [1, 2, 3, 4]
@@ -72,15 +72,15 @@ def test_by_default_the_teams_number_alone_counts(settings: Make) -> None:
         (Reward(team=[1] * 4), (0.0, 1.0), "reward.team_weight=1.0"),
     ],
 )
-def test_a_reward_of_which_nothing_counts_is_a_mistake_and_not_a_zero(
+def test_reward_without_effect_raises(
     reward: Reward, weights: tuple[float, float], remedy: str, settings: Make
 ) -> None:
-    with pytest.raises(ConfigError, match=f"count nothing of this reward, .*; set {remedy}"):
+    with pytest.raises(ConfigError, match=f"make every score 0: the reward returns .*; set {remedy}"):
         scored(reward, settings(team_weight=weights[0], agent_weight=weights[1]))
 
 
-def test_two_agents_and_two_generations_are_never_confused(settings: Make) -> None:
-    """Two agents and two responses to one prompt: the numbers' names alone say whose they are."""
+def test_two_agents_and_two_generations(settings: Make) -> None:
+    """Two agents and two responses to one prompt: the field name determines the owner of the numbers."""
     asked = spoken_once([{"n": 0}, {"n": 0}], {"low": ["a", "b"], "high": ["c", "d"]})
     by_row = score(lambda episodes: Reward(team=[0.0, 1.0]), asked, settings(), unobserved()).scores
     for agent in ("low", "high"):
@@ -92,19 +92,19 @@ def test_two_agents_and_two_generations_are_never_confused(settings: Make) -> No
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None, 1e300])
-def test_a_row_without_a_finite_number_is_left_out_and_scores_nothing(bad: Any, settings: Make) -> None:
+def test_non_finite_row_is_excluded(bad: Any, settings: Make) -> None:
     found = scored(Reward(team=[1, bad, 3, 4]), settings(processor=[Processor.shift], shift=5.0))
     assert found["low"].valid.tolist() == [True, False, True, True]
     assert numbers(found["low"]) == [6, 0, 8, 9]
 
 
-def test_a_reward_may_leave_rows_out_itself(settings: Make) -> None:
+def test_reward_may_mark_rows_invalid(settings: Make) -> None:
     found = scored(Reward(team=[1, 2, 3, 4], valid=[True, True, False, True]), settings())
     assert found["high"].valid.tolist() == [True, True, False, True]
     assert numbers(found["high"]) == [1, 2, 0, 4]
 
 
-def test_an_agent_without_a_number_of_its_own_does_not_touch_the_others(settings: Make) -> None:
+def test_nan_of_one_agent_does_not_affect_others(settings: Make) -> None:
     reward = Reward(agent={"low": [1, 2, 3, 4], "high": [1, math.nan, 3, 4]})
     found = scored(reward, settings(team_weight=0.0, agent_weight=1.0, processor=[Processor.zscore]))
     alone = scored(
@@ -116,7 +116,7 @@ def test_an_agent_without_a_number_of_its_own_does_not_touch_the_others(settings
     assert found["high"].valid.tolist() == [True, False, True, True]
 
 
-def test_processors_run_in_the_order_given(settings: Make) -> None:
+def test_processor_order(settings: Make) -> None:
     reward = Reward(team=[-3, 0, 1, 5])
     values = {"scale": 2.0, "shift": 1.0, "clip_low": -1.0, "clip_high": 3.0}
     order = [Processor.scale, Processor.shift, Processor.clip]
@@ -127,25 +127,25 @@ def test_processors_run_in_the_order_given(settings: Make) -> None:
     assert numbers(scored(reward, settings(processor=[], **values))["low"]) == [-3, 0, 1, 5]
 
 
-def test_a_zscore_uses_the_valid_rows_of_each_agent(settings: Make) -> None:
+def test_zscore_uses_valid_rows_of_each_agent(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 1000], valid=[True, True, True, False])
     found = scored(reward, settings(processor=[Processor.zscore]))
     assert numbers(found["low"]) == pytest.approx([-1, 0, 1, 0])  # mean 2, deviation 1 (Bessel)
 
 
 @pytest.mark.parametrize(("eps", "scaled"), [(0.99, True), (1.0, False), (1.01, False)])
-def test_a_zscore_leaves_scores_alone_that_hardly_differ(eps: float, scaled: bool, settings: Make) -> None:
+def test_zscore_below_norm_eps(eps: float, scaled: bool, settings: Make) -> None:
     reward = Reward(team=[1, 2, 3, 0], valid=[True, True, True, False])
     found = scored(reward, settings(processor=[Processor.zscore], norm_eps=eps))
     assert numbers(found["low"]) == pytest.approx([-1, 0, 1, 0] if scaled else [1, 2, 3, 0])
 
 
-def test_a_zscore_of_equal_scores_is_no_division_by_zero(settings: Make) -> None:
+def test_zscore_of_equal_scores(settings: Make) -> None:
     found = scored(Reward(team=[3] * 4), settings(processor=[Processor.zscore], norm_eps=0.0))
     assert numbers(found["low"]) == [3] * 4
 
 
-def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(settings: Make) -> None:
+def test_running_zscore_by_agent(settings: Make) -> None:
     config = settings(processor=[Processor.running_zscore], team_weight=0.0, agent_weight=1.0)
     moments = unobserved()
 
@@ -164,7 +164,8 @@ def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(se
         return {name: numbers(one) for name, one in found.scores.items()}
 
     first = next_scores([0, 0, 2, 2], [5, 5, 5, 5])
-    assert first["low"] == pytest.approx([(x - 1) / (4 / 3) ** 0.5 for x in (0, 0, 2, 2)])  # as the buffer's own
+    # Equal to the zscore of the first buffer.
+    assert first["low"] == pytest.approx([(x - 1) / (4 / 3) ** 0.5 for x in (0, 0, 2, 2)])
     assert first["high"] == [5] * 4
     second = next_scores([9, 9, 9, math.nan], [5, 5, 5, 9])
     mean, deviation = 31 / 7, statistics.stdev([0, 0, 2, 2, 9, 9, 9])
@@ -174,7 +175,7 @@ def test_a_running_zscore_measures_by_all_scores_so_far_each_agent_by_its_own(se
     assert moments["low"].count == 7
 
 
-def test_scores_are_kept_as_they_were_before_the_processors(settings: Make) -> None:
+def test_raw_scores_are_kept(settings: Make) -> None:
     reward = Reward(team=[1, 2, math.nan, 3])
     found = scored(reward, settings(processor=[Processor.scale], scale=2.0))["low"]
     assert found.raw.tolist() == [[1], [2], [0], [3]]
@@ -183,27 +184,27 @@ def test_scores_are_kept_as_they_were_before_the_processors(settings: Make) -> N
     assert plain.raw is plain.score
 
 
-def test_further_numbers_are_kept_for_the_log(settings: Make) -> None:
+def test_parts_are_logged(settings: Make) -> None:
     found = scored(Reward(team=[1] * 4, parts={"length": [1, None, 3, 4]}), settings(scale=9.0))  # type: ignore[list-item]
     assert found["low"].parts["length"][[0, 2, 3]].tolist() == [1, 3, 4]
     assert found["low"].parts["length"][1].isnan()
 
 
-def test_failures_beyond_the_budget_end_the_run_with_twelve(settings: Make) -> None:
+def test_exceeded_failure_budget_has_exit_code_12(settings: Make) -> None:
     reward = Reward(team=[1, math.nan, 3, 4])
     assert not scored(reward, settings(failure_budget=0.25))["low"].valid.all()
     with pytest.raises(RewardError, match=r"1 of 4 rows have no reward \(reward\.failure_budget=0\.24\)") as raised:
         scored(reward, settings(failure_budget=0.24))
     assert raised.value.exit_code == 12
-    with pytest.raises(RewardError, match="its numbers are NaN or infinite, or it says"):
+    with pytest.raises(RewardError, match="its numbers are NaN or infinite, or marked as not valid"):
         scored(reward, settings(failure_budget=0.0))
 
 
-def test_what_gives_the_reward_is_told_as_it_is_chosen(settings: Make) -> None:
+def test_reward_name(settings: Make) -> None:
     assert reward_name(settings(function="my.py:one")) == "reward=function reward.function=my.py:one"
 
 
-def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make) -> None:
+def test_transient_failure_is_retried(settings: Make) -> None:
     calls = []
 
     def reward(episodes: Any) -> Reward:
@@ -218,7 +219,7 @@ def test_a_reward_that_fails_now_and_then_is_asked_again(settings: Make) -> None
     assert found.failure is None
 
 
-def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make) -> None:
+def test_message_of_failing_reward(settings: Make) -> None:
     def reward(episodes: Any) -> Reward:
         raise KeyError("answer")
 
@@ -229,20 +230,20 @@ def test_a_reward_that_keeps_failing_is_told_with_its_own_words(settings: Make) 
     assert found.scores["low"].failed.all()
     assert numbers(found.scores["low"]) == [0] * 4
     assert found.failure is not None
-    assert found.failure.startswith("4 of 4 rows have no reward and are not trained on; ")
+    assert found.failure.startswith("4 of 4 rows have no reward and are excluded from training; ")
     assert found.failure.endswith("KeyError: 'answer'")
 
 
-def test_a_bare_list_is_refused_by_name(settings: Make, tmp_path: Any) -> None:
+def test_bare_list_raises(settings: Make, tmp_path: Any) -> None:
     from ippo_cli.rewards.function import FunctionReward
 
     (tmp_path / "bare.py").write_text("def f(examples, responses): return [1.0] * len(examples)")
     reward = ResponseRewardAdapter(FunctionReward(f"{tmp_path}/bare.py:f"), list(TEXTS))
-    with pytest.raises(RewardError, match=r"TypeError: .* must return a dict with names among team, agent"):
+    with pytest.raises(RewardError, match=r"TypeError: .* must return a dict with keys among team, agent"):
         score(reward, EPISODES, settings(failure_budget=0.5), unobserved())
 
 
-def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make) -> None:
+def test_ippo_errors_are_not_retried(settings: Make) -> None:
     calls = []
 
     def reward(episodes: Any) -> Reward:
@@ -254,15 +255,15 @@ def test_our_own_errors_are_neither_repeated_nor_counted(settings: Make) -> None
     assert len(calls) == 1
 
 
-def test_a_reward_that_calls_exit_does_not_end_the_run_as_if_it_were_done(settings: Make) -> None:
+def test_exit_in_reward_is_a_failure(settings: Make) -> None:
     def reward(episodes: Any) -> Reward:
         raise SystemExit(0)
 
-    with pytest.raises(RewardError, match=r"it called exit\(0\)"):
+    with pytest.raises(RewardError, match=r"user code called exit\(0\)"):
         score(reward, EPISODES, settings(failure_budget=0.5), unobserved())
 
 
-def test_leaving_is_never_taken_for_a_failed_reward(settings: Make) -> None:
+def test_interrupt_is_not_a_reward_failure(settings: Make) -> None:
     def reward(episodes: Any) -> Reward:
         raise KeyboardInterrupt
 

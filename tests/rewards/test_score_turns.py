@@ -1,4 +1,4 @@
-"""Scores by turn: hand-worked, against a slow reference, and with one turn exactly what they are without turns."""
+"""Scores by turn: computed by hand, compared with a slow reference, and bitwise equal to rows for one turn."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ippo_cli.types import Episode
 
 Make = Callable[..., Any]
 AGENTS = ["low", "high"]
-# `low` speaks at 0 and 2 and `high` at 1; `low` alone at 0; `high` at 0 and 1, `low` at 1.
+# Row 0: `low` acts at steps 0 and 2, `high` at 1. Row 1: only `low`, at 0. Row 2: `high` at 0 and 1, `low` at 1.
 THREE = [
     episode(("low", 0, ""), ("high", 1, ""), ("low", 2, "")),
     episode(("low", 0, "")),
@@ -41,14 +41,14 @@ def scored(
     return score(function, episodes, config, {name: ScoreMoments() for name in agents})
 
 
-def test_numbers_of_an_episode_fall_on_each_agents_last_turn(settings: Make) -> None:
+def test_episode_numbers_on_last_turn(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3], agent={"low": [10, 20, 30], "high": [40, 50, 60]})
     found = scored(reward, THREE, settings(agent_weight=0.5)).scores
     assert found["low"].score.tolist() == [[0, 6], [12, 0], [18, 0]]
     assert found["high"].score.tolist() == [[21, 0], [0, 0], [0, 33]]
 
 
-def test_numbers_by_turn_and_by_step_fall_where_they_say(settings: Make) -> None:
+def test_numbers_by_turn_and_by_step(settings: Make) -> None:
     reward = Reward(
         team=[100, 200, 300],
         team_by_step=[[1, 2, 3], [4], [5, 6]],
@@ -56,8 +56,8 @@ def test_numbers_by_turn_and_by_step_fall_where_they_say(settings: Make) -> None
         agent_by_turn={"low": [[0.25, 0.5], [0.75], [1.0]], "high": [[1.25], [], [1.5, 1.75]]},
     )
     team = scored(reward, THREE, settings()).scores
-    assert team["low"].score.tolist() == [[3, 103], [204, 0], [311, 0]]  # what fell at 1 pays the turn at 0
-    assert team["high"].score.tolist() == [[106, 0], [0, 0], [5, 306]]  # and what fell at 0 the first one, at 1
+    assert team["low"].score.tolist() == [[3, 103], [204, 0], [311, 0]]  # step 1 belongs to the turn at 0
+    assert team["high"].score.tolist() == [[106, 0], [0, 0], [5, 306]]  # step 0 belongs to the first turn, at 1
     own = scored(reward, THREE, settings(team_weight=0.0, agent_weight=2.0)).scores
     assert own["low"].score.tolist() == [[0.5, 2001], [1.5, 0], [2, 0]]
     assert own["high"].score.tolist() == [[2.5, 0], [0, 0], [3, 4003.5]]
@@ -66,7 +66,7 @@ def test_numbers_by_turn_and_by_step_fall_where_they_say(settings: Make) -> None
         assert torch.equal(both[name].score, 0.5 * team[name].score + own[name].score)
 
 
-def test_what_is_given_by_turn_has_a_weight_beside_what_is_given_for_the_episode(settings: Make) -> None:
+def test_turn_weight(settings: Make) -> None:
     whole = Reward(team=[100, 200, 300], agent={"low": [1000, 0, 0], "high": [0, 0, 2000]})
     by_turn = {"low": [[0.25, 0.5], [0.75], [1.0]], "high": [[1.25], [], [1.5, 1.75]]}
     single = Reward(team_by_step=[[1, 2, 3], [4], [5, 6]], agent_by_turn=by_turn)
@@ -81,11 +81,13 @@ def test_what_is_given_by_turn_has_a_weight_beside_what_is_given_for_the_episode
     assert all(torch.equal(found[name].score, expected[name]) for name in AGENTS)
     ended = scored(both, THREE, settings(**weights, turn_weight=0.0)).scores
     assert ended["low"].score.tolist() == [[0, 2050], [100, 0], [150, 0]]
-    with pytest.raises(ConfigError, match=r"reward\.turn_weight=0\.0 counts nothing of this reward"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.turn_weight=0\.0 makes every score 0: the reward returns only numbers by turn"
+    ):
         scored(single, THREE, settings(**weights, turn_weight=0.0))
 
 
-def test_each_agent_is_weighed_with_its_own_weights_and_told_by_their_names(settings: Make) -> None:
+def test_weights_by_agent(settings: Make) -> None:
     by_turn = {"low": [[0.25, 0.5], [0.75], [1.0]], "high": [[1.25], [], [1.5, 1.75]]}
     team = Reward(team=[100, 200, 300], team_by_step=[[1, 2, 3], [4], [5, 6]], agent_by_turn=by_turn)
     single = Reward(agent_by_turn=by_turn)
@@ -98,7 +100,7 @@ def test_each_agent_is_weighed_with_its_own_weights_and_told_by_their_names(sett
     for name, own in weights.items():
         assert torch.equal(found[name].score, scored(team, THREE, own).scores[name].score)
     assert found["high"].score.tolist() == [[-100, 0], [0, 0], [0, -300]]
-    with pytest.raises(ConfigError, match=r"^task\.agents\.high\.reward\.turn_weight=0\.0 counts nothing"):
+    with pytest.raises(ConfigError, match=r"^task\.agents\.high\.reward\.turn_weight=0\.0 makes every score 0"):
         score(lambda _: single, THREE, settings(), moments, weights=weights)
 
 
@@ -110,20 +112,18 @@ def test_each_agent_is_weighed_with_its_own_weights_and_told_by_their_names(sett
         ({"team": [1.0], "agent": {"low": [1.0], "high": [1.0]}}, "turn_weight", "by turn"),
     ],
 )
-def test_an_agents_own_weight_of_what_a_reward_does_not_give_is_refused(
-    given: dict[str, Any], key: str, said: str, settings: Make
-) -> None:
+def test_unused_agent_weight_raises(given: dict[str, Any], key: str, said: str, settings: Make) -> None:
     weights = {"low": settings(), "high": settings(**{key: 0.5})}
-    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 has no effect: the reward gives no numbers {said}"
+    rule = rf"^task\.agents\.high\.reward\.{key}=0\.5 has no effect: the reward returns no numbers {said}"
     with pytest.raises(ConfigError, match=rule):
         check_unused_weights(Reward(**given), weights, settings())
-    check_unused_weights(Reward(**given, valid=[False]), weights, settings())  # nothing is known of it
+    check_unused_weights(Reward(**given, valid=[False]), weights, settings())  # no row has a number
     full = Reward(team_by_step=[[1.0]], agent_by_turn={"low": [[1.0]], "high": [[1.0]]})
     check_unused_weights(full, weights, settings())
     check_unused_weights(Reward(**given), dict.fromkeys(AGENTS, settings(**{key: 0.5})), settings(**{key: 0.5}))
 
 
-def test_an_agent_without_a_turn_has_no_valid_row_and_none_that_failed(settings: Make) -> None:
+def test_agent_without_turns_is_neither_valid_nor_failed(settings: Make) -> None:
     config = settings(failure_budget=0.0, processor=[Processor.shift, Processor.zscore], shift=5.0)
     found = scored(Reward(team=[1, 2, 3]), THREE, config)
     assert found.failure is None
@@ -131,11 +131,11 @@ def test_an_agent_without_a_turn_has_no_valid_row_and_none_that_failed(settings:
     assert found.scores["high"].score[1].tolist() == found.scores["high"].raw[1].tolist() == [0, 0]
     assert not found.scores["high"].failed.any()
     assert found.scores["low"].valid.all()
-    # The row that `high` does not have is in no mean of its: 1 and 3 deviate by the square root of 2.
+    # The row without turns of `high` is not in its mean; 1 and 3 have the deviation sqrt(2).
     assert found.scores["high"].score.sum(dim=1).tolist() == pytest.approx([-(0.5**0.5), 0, 0.5**0.5])
 
 
-def test_a_number_that_is_not_finite_on_any_turn_costs_the_whole_row(settings: Make) -> None:
+def test_non_finite_turn_invalidates_row(settings: Make) -> None:
     config = settings(team_weight=0.0, agent_weight=1.0)
     by_turn = {"low": [[1, math.nan], [1], [1]], "high": [[1], [], [math.inf, 1]]}
     found = scored(Reward(agent_by_turn=by_turn), THREE, config).scores
@@ -146,17 +146,17 @@ def test_a_number_that_is_not_finite_on_any_turn_costs_the_whole_row(settings: M
     assert scored(Reward(agent_by_turn=huge), THREE, config).scores["low"].failed.tolist() == [True, False, False]
 
 
-def test_a_failed_episode_is_told_and_trains_nobody(settings: Make) -> None:
+def test_failed_episode_is_reported_and_excluded(settings: Make) -> None:
     broken = [THREE[0], THREE[1], episode(("low", 0, ""), failure=RuntimeError("no such level"))]
     found = scored(lambda episodes: Reward(team=[1.0] * len(episodes)), broken, settings(failure_budget=0.5))
-    expected = "1 of 3 rows have no reward and are not trained on; RuntimeError: no such level"
+    expected = "1 of 3 rows have no reward and are excluded from training; RuntimeError: no such level"
     assert found.failure == expected
     for name in AGENTS:
         assert found.scores[name].failed.tolist() == [False, False, True]
         assert not found.scores[name].valid[2]
 
 
-def test_a_world_pays_as_it_goes_and_its_last_word_counts_on_the_last_turn(settings: Make) -> None:
+def test_environment_rewards_by_turn(settings: Make) -> None:
     walk = episode(
         *(("low", step, "") for step in range(3)), rewards=[{"low": -1.0}, {"low": -1.0}, {"low": 20.0}], parts={"n": 3}
     )
@@ -165,8 +165,8 @@ def test_a_world_pays_as_it_goes_and_its_last_word_counts_on_the_last_turn(setti
     assert found.parts["n"].tolist() == [3]
 
 
-def test_processors_by_turn_hand_worked(settings: Make) -> None:
-    """Totals 6 and 2 of two rows: mean 4, deviation the square root of 8."""
+def test_processors_by_turn(settings: Make) -> None:
+    """The totals of two rows are 6 and 2: mean 4, deviation sqrt(8)."""
     rows = [episode(("low", 0, ""), ("low", 1, ""), ("low", 2, "")), episode(("low", 0, ""))]
     reward = Reward(team_by_step=[[1, 2, 3], [2]])
     deviation = 8**0.5
@@ -187,7 +187,7 @@ PROCESSORS = list(Processor)
 
 
 def slowly(turns: list[list[float]], processor: list[Processor], config: RewardConfig) -> list[list[float]]:
-    """The processor chain over the numbers of each row's turns, without moments from before; empty rows have none."""
+    """Reference of the processor chain over the turns of each row, with empty moments; empty rows stay empty."""
     seen: list[float] = []
     for step in processor:
         totals = [sum(row) for row in turns if row]
@@ -209,7 +209,7 @@ def slowly(turns: list[list[float]], processor: list[Processor], config: RewardC
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_chain_over_any_turns_is_what_a_slow_reference_makes_of_them(seed: int, settings: Make) -> None:
+def test_processor_chains_match_reference(seed: int, settings: Make) -> None:
     draw = random.Random(seed)
     processor = [draw.choice(PROCESSORS) for _ in range(draw.randint(1, 4))]
     config = settings(processor=processor, scale=1.5, shift=0.75, clip_low=-0.5, clip_high=1.25, norm_eps=0.0)
@@ -233,7 +233,7 @@ def test_any_chain_over_any_turns_is_what_a_slow_reference_makes_of_them(seed: i
 
 
 def without_turns(numbers: Tensor, valid: Tensor, config: RewardConfig, moments: ScoreMoments) -> Tensor:
-    """The processor chain over one number for each row."""
+    """Reference of the processor chain over one number per row."""
     for step in config.processor:
         if step is Processor.scale:
             numbers = numbers * config.scale
@@ -252,7 +252,7 @@ def without_turns(numbers: Tensor, valid: Tensor, config: RewardConfig, moments:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_with_one_turn_every_bit_is_as_without_turns(seed: int, settings: Make) -> None:
+def test_one_turn_is_bitwise_equal_to_no_turns(seed: int, settings: Make) -> None:
     draw = random.Random(seed)
     processor = [draw.choice(PROCESSORS) for _ in range(draw.randint(0, 4))]
     weights = {"team_weight": draw.uniform(-1, 2), "agent_weight": draw.uniform(-1, 2)}
@@ -285,8 +285,8 @@ def test_function_as_processor(settings: Make, tmp_path: Path) -> None:
     found = scored(reward, rows, settings(processor=[halve, "shift"], shift=1.0), ["low"])
     assert found.scores["low"].score.tolist() == [[0.5, 1, 2.5], [2, 0, 0]]
     check_processor_functions([halve, "clip"])
-    check_processor_functions([fail])  # 0 and 1 are no trouble
+    check_processor_functions([fail])  # the probe scores 0 and 1 pass
     with pytest.raises(RewardError, match=r"fail\]: .*mine.py:6: ZeroDivisionError"):
         scored(reward, rows, settings(processor=[fail]), ["low"])
-    with pytest.raises(ConfigError, match=r"gives nan for the score 0"):
+    with pytest.raises(ConfigError, match=r"returns nan for the score 0"):
         check_processor_functions([lose])

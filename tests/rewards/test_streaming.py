@@ -1,4 +1,4 @@
-"""A reward that begins before all rows are there answers as if it had not."""
+"""Streaming of finished episodes gives the same rewards as one call at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGENTS = list(TEXTS)
 
 
 def told(episodes: Sequence[Episode]) -> Reward:
-    """Numbers that show which example met which responses."""
+    """A reward that checks that examples and responses belong together."""
     numbers = [one.example["number"] for one in episodes]
     for agent, letter in (("low", "l"), ("high", "h")):
         assert [one.of(agent)[0].completion.text for one in episodes] == [f"{letter}{number}" for number in numbers]
@@ -42,7 +42,7 @@ def all_said(early: StreamingReward, order: Sequence[int] = range(7)) -> None:
 
 
 def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
-    """What scoring a buffer makes of the parts that were asked about early."""
+    """The reward of the buffer with the streamed parts."""
     given, failure = call_reward(reward, EPISODES, AGENTS, config, early.answered)
     assert failure is None
     return given
@@ -50,7 +50,7 @@ def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 7, 100])
 @pytest.mark.parametrize("order", [range(7), [6, 2, 4, 0, 1, 5, 3]])
-def test_the_answer_is_the_same_in_any_order_and_in_any_parts(
+def test_result_is_independent_of_order_and_parts(
     rows: int, order: Sequence[int], settings: Callable[..., Any]
 ) -> None:
     early = StreamingReward(told, AGENTS, rows)
@@ -60,12 +60,12 @@ def test_the_answer_is_the_same_in_any_order_and_in_any_parts(
     assert found.agent == expected.agent
     assert found.valid == expected.valid
     assert found.parts["twice"] == expected.parts["twice"]
-    # A part that only some calls give has no number elsewhere.
+    # A part that only some calls return is NaN in the other rows.
     assert found.parts["odd"][3] == 1.0
     assert all(number == 1.0 or math.isnan(number) for number in found.parts["odd"])
 
 
-def test_it_begins_while_rows_are_missing_and_asks_for_none_twice(settings: Callable[..., Any]) -> None:
+def test_starts_early_and_scores_each_row_once(settings: Callable[..., Any]) -> None:
     asked: list[int] = []
     begun = threading.Event()
 
@@ -76,14 +76,14 @@ def test_it_begins_while_rows_are_missing_and_asks_for_none_twice(settings: Call
 
     early = StreamingReward(noted, AGENTS, 2)
     early.on_finished([4], [EPISODES[4]])
-    assert not begun.wait(0.05), "one complete episode is too few"
+    assert not begun.wait(0.05), "one finished episode is less than a batch"
     early.on_finished([1], [EPISODES[1]])
     assert begun.wait(5.0)
     answered(noted, early, settings())
     assert sorted(asked) == list(range(7))
 
 
-def test_a_part_that_failed_early_is_asked_again_and_no_other_part_is(settings: Callable[..., Any]) -> None:
+def test_only_failed_parts_are_retried(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
     def failing_once(episodes: Sequence[Episode]) -> Reward:
@@ -98,7 +98,7 @@ def test_a_part_that_failed_early_is_asked_again_and_no_other_part_is(settings: 
     assert sorted(asked) == [[0, 1], [2, 3], [2, 3], [4, 5], [6]]
 
 
-def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings: Callable[..., Any]) -> None:
+def test_failing_row_does_not_affect_its_part(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
     def unable(episodes: Sequence[Episode]) -> Reward:
@@ -111,14 +111,14 @@ def test_a_row_that_keeps_failing_costs_none_of_the_others_in_its_part(settings:
     all_said(early)
     given, failure = call_reward(unable, EPISODES, AGENTS, settings(), early.answered)
     assert str(failure) == "row 2"
-    assert given.valid == [True, True, False, True, True, False, True]  # 5 is left out by the reward itself
+    assert given.valid == [True, True, False, True, True, False, True]  # the reward marks 5 as not valid
     assert given.team is not None
     assert [row for row in range(7) if math.isnan(given.team[row])] == [2]
     assert asked.count([4, 5, 6]) == 1
     assert sum(5 in part for part in asked) == 1
 
 
-def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., Any]) -> None:
+def test_no_retries_after_failure_budget(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
     def away(episodes: Sequence[Episode]) -> Reward:
@@ -132,7 +132,7 @@ def test_beyond_the_budget_no_other_part_is_asked_again(settings: Callable[..., 
     assert asked == [[row] for row in range(7)] + [[0]] * 2
 
 
-def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(settings: Callable[..., Any]) -> None:
+def test_contract_violation_is_a_failure(settings: Callable[..., Any]) -> None:
     def short(episodes: Sequence[Episode]) -> Reward:
         return Reward(team=[1.0])
 
@@ -143,7 +143,7 @@ def test_an_answer_that_breaks_the_contract_is_a_failure_as_without_overlap(sett
     assert given.valid == [False] * 7
 
 
-def test_our_own_errors_in_the_thread_are_raised_as_they_are(settings: Callable[..., Any]) -> None:
+def test_ippo_errors_in_thread_are_raised(settings: Callable[..., Any]) -> None:
     def refusing(episodes: Sequence[Episode]) -> Reward:
         raise ConfigError("task.agents.low.answer='{x}'", "names a field", "name another")
 
@@ -153,12 +153,12 @@ def test_our_own_errors_in_the_thread_are_raised_as_they_are(settings: Callable[
         call_reward(refusing, EPISODES, AGENTS, settings(), early.answered)
 
 
-def test_without_overlap_nobody_need_be_told() -> None:
+def test_disabled_streaming() -> None:
     with streaming_reward(told, AGENTS, 0) as early:
         assert early is None
 
 
-def test_a_failed_episode_is_not_asked_about_early_either(settings: Callable[..., Any]) -> None:
+def test_failed_episodes_are_not_streamed(settings: Callable[..., Any]) -> None:
     asked: list[list[int]] = []
 
     def noted(episodes: Sequence[Episode]) -> Reward:
@@ -171,4 +171,4 @@ def test_a_failed_episode_is_not_asked_about_early_either(settings: Callable[...
     given, failure = call_reward(noted, rows, AGENTS, settings(), early.answered)
     assert str(failure) == "away"
     assert sorted(asked) == [[0, 2], [3, 4], [5]]
-    assert given.valid == [True, False, True, True, True, False, False]  # 5 is left out by the reward itself
+    assert given.valid == [True, False, True, True, True, False, False]  # the reward marks 5 as not valid

@@ -1,4 +1,4 @@
-"""The joint reward of two agents who write about one subject."""
+"""The joint reward of two agents that write about one subject."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GOOD = (
 )
 
 
-def test_a_pair_that_keeps_to_everything_earns_almost_all() -> None:
+def test_good_pair_scores_almost_1() -> None:
     parts = score_parts(BRIEF, GOOD)
     assert 1.6 <= len(GOOD) / len(BRIEF) <= 3.2
     assert parts == {"words": 1, "length_ratio": 1, "vocabulary_ratio": 1, "links": pytest.approx(0.45), "overlap": 1}
@@ -24,7 +24,7 @@ def test_a_pair_that_keeps_to_everything_earns_almost_all() -> None:
 
 
 @pytest.mark.parametrize(("brief", "long"), [("", ""), (BRIEF, ""), ("", GOOD), ("Bread is old.", GOOD)])
-def test_nothing_is_earned_before_both_have_enough_words(brief: str, long: str) -> None:
+def test_both_texts_need_enough_words(brief: str, long: str) -> None:
     assert score_parts(brief, long) == dict.fromkeys(PARTS, 0.0)
 
 
@@ -32,14 +32,14 @@ def test_nothing_is_earned_before_both_have_enough_words(brief: str, long: str) 
     ("ratio", "earned"),
     [(1.0, 0.0), (1.1, 0.0), (1.35, 0.5), (1.6, 1.0), (3.2, 1.0), (4.1, 0.5), (5.0, 0.0), (9.0, 0.0)],
 )
-def test_the_second_text_is_to_be_longer_but_not_by_everything(ratio: float, earned: float) -> None:
+def test_length_ratio(ratio: float, earned: float) -> None:
     brief = "aa bb cc dd ee ff gg hh".ljust(100, "h")
     long = "aa bb cc dd ee ff gg hh".ljust(round(100 * ratio), "h")
     assert score_parts(brief, long)["length_ratio"] == pytest.approx(earned)
 
 
-def test_a_level_that_earns_nothing_ends_the_sum() -> None:
-    repeated = " ".join([BRIEF, BRIEF])  # twice as long, and no other word
+def test_level_with_zero_ends_the_sum() -> None:
+    repeated = " ".join([BRIEF, BRIEF])  # twice as long, with the same words
     parts = score_parts(BRIEF, repeated)
     assert parts["length_ratio"] == 1.0
     assert (parts["vocabulary_ratio"], parts["links"], parts["overlap"]) == (0.0, 0.0, 0.0)
@@ -47,7 +47,7 @@ def test_a_level_that_earns_nothing_ends_the_sum() -> None:
     assert (equal["words"], equal["length_ratio"], equal["overlap"]) == (1.0, 0.0, 0.0)
 
 
-def test_kinds_of_links_count_and_not_how_often() -> None:
+def test_kinds_of_links_count_once() -> None:
     more = GOOD.replace("However", "Therefore").replace("later", "later, therefore,")
     assert score_parts(BRIEF, more)["links"] == pytest.approx(0.5)
     assert score_parts(BRIEF, GOOD.replace("very old", "however, however old"))["links"] == pytest.approx(0.45)
@@ -55,7 +55,7 @@ def test_kinds_of_links_count_and_not_how_often() -> None:
     assert score_parts(BRIEF, none)["links"] == 0.0
 
 
-def test_a_link_inside_another_word_is_none() -> None:
+def test_links_match_whole_words() -> None:
     text = (
         "Bread and butter, cliffs and gifts, swiftly thickening soups of northern Italian hosts were baked everywhere."
     )
@@ -65,22 +65,22 @@ def test_a_link_inside_another_word_is_none() -> None:
     assert score_parts(BRIEF, text)["links"] == 0.0
 
 
-def test_overlap_counts_words_that_say_something() -> None:
+def test_overlap_of_content_words() -> None:
     assert overlap("The bread is old", "the wine is older") == 0.0
     assert overlap("the bread is old", "old bread") == 1.0
     assert overlap("bread old", "bread new") == pytest.approx(1 / 3)
     assert overlap("the", "is") == 0.0
 
 
-def test_rows_are_judged_one_by_one_in_the_order_of_the_agents() -> None:
+def test_rows_and_agent_order() -> None:
     found = score([{}, {}], {"short": [BRIEF, GOOD], "long": [GOOD, BRIEF]})
     assert found["team"][0] > 0.8
     assert found["team"][1] == pytest.approx(0.5 / 3)
     assert set(found["parts"]) == set(PARTS)
-    with pytest.raises(ValueError, match="two agents' texts, and there are 1"):
+    with pytest.raises(ValueError, match="requires two agents; the task has 1"):
         score([{}], {"solo": [BRIEF]})
 
 
-def test_the_configuration_can_name_it() -> None:
+def test_configuration_with_writing_reward() -> None:
     reward = FunctionReward("ippo_cli.rewards.writing:score")
     assert reward([{}], {"brief": [BRIEF], "long": [GOOD]}).team == score([{}], {"a": [BRIEF], "b": [GOOD]})["team"]

@@ -1,4 +1,4 @@
-"""One rank of test_collecting_ranks.py: what it prints as JSON is looked at there."""
+"""One rank of test_collecting_ranks.py: prints results as JSON, which the test checks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIRST_OF_LAST = HELD[1][0]
 
 
 class Uneven(Rounds):
-    """The second rank's episodes are over long before the first one's; one of them fails."""
+    """The second rank's episodes end long before those of the first; one of them fails."""
 
     def length(self, row: int) -> int:
         return 4 if row in HELD[0] else 1 + row % 2
@@ -32,7 +32,7 @@ class Uneven(Rounds):
 
 
 class Mistaken(Rounds):
-    """A mistake in the configuration that one rank meets alone, in its second round."""
+    """Raises a configuration error on one rank only, in its second round."""
 
     def length(self, row: int) -> int:
         return 3

@@ -1,4 +1,4 @@
-"""Tiny random models, a character tokenizer, ragged prompts, and teacher-forced log-probabilities to compare with."""
+"""Tiny random models, a character tokenizer, ragged prompts, and teacher-forced log-probabilities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LENGTHS = [9, 2, 5, 7, 9, 1, 4, 4, 8, 3, 6, 9]
 
 
 def random_model(config: Any, *, scale: float = 6.0) -> PreTrainedModel:
-    """A model whose random weights are large enough that what it attends to decides what it says."""
+    """A model with random weights large enough for outputs to depend on the attended tokens."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
@@ -34,7 +34,7 @@ def random_model(config: Any, *, scale: float = 6.0) -> PreTrainedModel:
 
 @dataclass
 class Decoded:
-    """Completions beside one another, right-padded."""
+    """Right-padded completions."""
 
     completions: list[Completion]
 
@@ -59,7 +59,7 @@ class Decoded:
 
 @dataclass
 class Asked:
-    """Twelve prompts of unlike lengths, and how to have them continued and judged."""
+    """Twelve prompts of different lengths, with helpers for decoding and scoring."""
 
     ids: Tensor
     mask: Tensor
@@ -102,7 +102,7 @@ class Asked:
         return model(input_ids=whole[None], use_cache=False).logits[0, len(prompt) - 1 : -1].float()
 
     def teacher_forced(self, model: PreTrainedModel, decoded: Decoded, temperature: float = 1.0) -> Tensor:
-        """Log-probabilities of what was said, 0 off the mask."""
+        """Log-probabilities of the response tokens, 0 off the mask."""
         found = torch.zeros(decoded.response_ids.shape)
         for row, mask in enumerate(decoded.response_mask):
             logprobs = torch.log_softmax(self.logits(model, decoded, row) / temperature, dim=-1)

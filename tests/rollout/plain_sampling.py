@@ -1,4 +1,4 @@
-"""Sampling with nothing switched on. Tests import this file by its path."""
+"""Sampling settings without filters. Tests import this file by its path."""
 
 from __future__ import annotations
 

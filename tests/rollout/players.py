@@ -1,4 +1,4 @@
-"""Small models that say letters, and worlds they play in. Tests import this file by its path."""
+"""Small models that generate letters, and environments for them. Tests import this file by its path."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.types import Batch, Episode, Example
 
-LETTERS = "abcdefgh"  # what models may say: every text of these has one way of being tokenised
+LETTERS = "abcdefgh"  # the models' output alphabet: each of its texts has a unique tokenisation
 ROLLOUT = load_config(["rollout.max_new_tokens=5", "rollout.decode_batch_size=4"]).rollout
 DRAWS = SamplingStream(seed=3, purpose="train/1")
 TOKENIZER = character_tokenizer(printable)
 
 
 def model_of(tokenizer: Any, seed: int) -> LlamaForCausalLM:
-    """A small random model that says letters and stops."""
+    """A small random model that generates letters and stops."""
     torch.manual_seed(seed)
     eos = tokenizer.eos_token_id
     config = LlamaConfig(
@@ -53,7 +53,7 @@ def model_of(tokenizer: Any, seed: int) -> LlamaForCausalLM:
 
 
 class Players:
-    """Agents with models of their own, who may play any number of times."""
+    """Agents with separate models, reusable for several collections."""
 
     def __init__(self, *names: str, history: str = "prefix") -> None:
         self.policies = {
@@ -74,7 +74,7 @@ class Players:
         on_episodes: Any = None,
         **rollout: Any,
     ) -> list[Episode]:
-        """Episodes about the rows of these numbers."""
+        """Collect the episodes of these row numbers."""
         settings = replace(ROLLOUT, **rollout)
         sampling = dict.fromkeys(self.policies, settings)
         generator = HfGenerator(self.policies, settings, sampling, continues=continues)
@@ -84,7 +84,7 @@ class Players:
 
 
 class Rounds:
-    """All agents act at once, `length(row)` times."""
+    """All agents act simultaneously, `length(row)` times."""
 
     agents: Sequence[str] = ("low", "high")
 
@@ -109,7 +109,7 @@ class Rounds:
 
 
 def said(episode: Episode) -> list[Any]:
-    """All that was read and written in an episode."""
+    """All prompts and completions of an episode."""
     return [
         (turn.agent, turn.step, turn.observation, turn.prompt, turn.completion.ids.tolist(), turn.completion.finished)
         for turn in episode.turns

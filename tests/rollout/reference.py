@@ -1,8 +1,8 @@
-"""Rows of episodes, slowly: rebuilt from what was said. Tests import this file by its path.
+"""Slow reference of an episode's rows, rebuilt from texts. Tests import this file by its path.
 
-A `Script` says who is told what after the rounds so far. From it, the texts of finished episodes and the tokenizer,
-`reference_row` writes down every conversation as text, tokenises it afresh, and asks the model one forward per token:
-without padding, without a cache, and without any code of the rollout.
+A `Script` maps the previous rounds to the next observations. From it, the texts of finished episodes and the tokenizer,
+`reference_row` writes every conversation as text, tokenises it again, and runs one forward per token: without padding,
+without a cache, and without any code of the rollout.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.types import Episode, Example
 
-Round = Mapping[str, str]  # agent -> what it said
+Round = Mapping[str, str]  # agent -> its message
 Words = Callable[[str, str, int], str]
 
 
 @dataclass(frozen=True)
 class Told:
-    """What follows from some rounds."""
+    """The outcome of some rounds."""
 
     observations: Mapping[str, str]
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -34,7 +34,7 @@ Script = Callable[[Example, Sequence[Round]], Told]
 
 
 class ScriptedWorld:
-    """An environment that does what a script says."""
+    """An environment that follows a script."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -60,7 +60,7 @@ class ScriptedWorld:
 def templated(
     templates: Mapping[str, tuple[str, str]], speakers: Callable[[int], Sequence[str]], rounds: int
 ) -> Script:
-    """The script of a protocol: `speakers(r)` speak in round r, told by their first and by their later template."""
+    """The script of a protocol: `speakers(r)` act in round r, with their first and later templates."""
 
     def script(example: Example, said: Sequence[Round]) -> Told:
         if len(said) == rounds:
@@ -70,7 +70,7 @@ def templated(
 
     def message(agent: str, example: Example, said: Sequence[tuple[str, str]], by_round: Sequence[Round]) -> str:
         own = [number for number, one in enumerate(by_round) if agent in one]
-        later = by_round[own[-1] if own else 0 :]  # those who spoke with it last were not heard then
+        later = by_round[own[-1] if own else 0 :]  # messages of the same round were not observable at that time
         heard = [(name, one[name]) for one in later for name in templates if name in one and name != agent]
         text = templates[agent][1 if own else 0]
         for word, meant in {"turn": str(len(own) + 1), "transcript": lines(said), "heard": lines(heard)}.items():
@@ -87,7 +87,7 @@ def templated(
 
 @dataclass(frozen=True)
 class Reader:
-    """How one agent reads and is read."""
+    """How an agent's texts are encoded and its tokens generated."""
 
     agent: str
     tokenizer: Any
@@ -104,12 +104,12 @@ class Reader:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def answer(self, text: str, finished: bool) -> list[int]:
-        """What was written: a stop token at the end where that, and no stop string, ended it."""
+        """The tokens of a response: with a stop token at the end unless a stop string or a limit ended it."""
         by_string = bool(self.stop_string) and self.stop_string in text
         return self.ids(text) + ([self.tokenizer.eos_token_id] if finished and not by_string else [])
 
     def prompt(self, told: Sequence[str], said: Sequence[tuple[str, bool]]) -> list[int]:
-        """What is read after the last of what was told, from texts alone."""
+        """The prompt after the last observation, from texts only."""
         if self.history == "latest":
             told, said = told[-1:], []
         if not self.chat:
@@ -126,7 +126,7 @@ class Reader:
 
     @torch.no_grad()
     def logprobs(self, prompt: Sequence[int], answer: Sequence[int]) -> list[tuple[float, float]]:
-        """Of every token of an answer, by the policy and by what it was drawn from; one forward for each."""
+        """Log-probabilities of an answer's tokens: of the policy and of the sampling distribution; one forward each."""
         found = []
         for place, token in enumerate(answer):
             read = torch.tensor([[*prompt, *answer[:place]]])
@@ -140,7 +140,7 @@ class Reader:
 
 @dataclass
 class Row:
-    """What a row of a rollout must be, without its padding."""
+    """The expected row of a rollout, without padding."""
 
     prompt: list[int]
     ids: list[int] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Row:
     text: str = ""
 
     def read(self, known: list[int], prompt: list[int]) -> None:
-        """What the agent read after what it knew, before it wrote again."""
+        """Add the tokens that the agent read between `known` and its next turn."""
         if prompt[: len(known)] != known:
             self.detached.append((len(self.ids), prompt))
             return
@@ -168,10 +168,10 @@ class Row:
 
 @dataclass
 class Replay:
-    """An episode played again with what was said in it, and how it ended."""
+    """A replayed episode: its texts and its end."""
 
-    told: dict[str, list[str]]  # what each agent was told, in turn; the last one unanswered where it was cut
-    said: dict[str, list[tuple[str, bool]]]  # text and whether it ended by itself
+    told: dict[str, list[str]]  # observations of each agent, in order; the last one has no response if truncated
+    said: dict[str, list[tuple[str, bool]]]  # text, and whether it ended by itself
     steps: dict[str, list[int]]
     rewards: list[Mapping[str, float]]
     terminated: bool = False
@@ -179,7 +179,7 @@ class Replay:
 
 
 def replayed(script: Script, episode: Episode, readers: Mapping[str, Reader]) -> Replay:
-    """Every observation of an episode from its texts, and where it must have ended."""
+    """Recompute every observation of an episode from its texts, and its expected end."""
     found = Replay({name: [] for name in readers}, {name: [] for name in readers}, {name: [] for name in readers}, [])
     spoken = iter(episode.turns)
     rounds: list[Round] = []
@@ -210,12 +210,12 @@ def replayed(script: Script, episode: Episode, readers: Mapping[str, Reader]) ->
         rounds.append(now)
         told = script(episode.example, rounds)
         found.rewards.append(told.rewards)
-    assert next(spoken, None) is None, "more was said than there was time for"
+    assert next(spoken, None) is None, "more messages than rounds"
     return found
 
 
 def reference_row(replay: Replay, reader: Reader, *, cut_answers_are_unfinished: bool) -> Row:
-    """One agent's row. An agent that said nothing reads one token."""
+    """The expected row of one agent. An agent without a message has one token."""
     told, said, steps = (part[reader.agent] for part in (replay.told, replay.said, replay.steps))
     if not said:
         return Row([0], finished=replay.terminated)

@@ -1,4 +1,4 @@
-"""Collecting episodes: what a turn depends on, environments that fail or are slow, and who is told of what is over."""
+"""Collecting episodes: determinism of turns, failing and slow environments, and streaming of finished episodes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def expected(players: Players) -> list[Episode]:
 
 
 def same(found: Episode, wanted: Episode) -> None:
-    """Equal tokens; log-probabilities up to what the rows beside them do to a rounding."""
+    """Assert equal tokens; log-probabilities may differ by rounding."""
     assert said(found) == said(wanted)
     assert (found.index, found.rewards, found.terminated) == (wanted.index, wanted.rewards, wanted.terminated)
     for one, other in zip(found.turns, wanted.turns, strict=True):
@@ -40,7 +40,7 @@ def same(found: Episode, wanted: Episode) -> None:
 
 
 class Unlike(Rounds):
-    """Other rows than 2 and 4 have other lengths."""
+    """Rows other than 2 and 4 have other lengths."""
 
     def length(self, row: int) -> int:
         return super().length(row) if row in (2, 4) else 1 + (row + 1) % 3
@@ -59,9 +59,7 @@ class Unlike(Rounds):
         {"make": Unlike, "continues": True},
     ],
 )
-def test_a_turn_depends_on_no_batch_no_rank_and_no_other_episode(
-    players: Players, expected: list[Episode], changes: dict[str, Any]
-) -> None:
+def test_turn_independent_of_batch_and_rank(players: Players, expected: list[Episode], changes: dict[str, Any]) -> None:
     found = {one.index: one for one in players.play(**{"make": Rounds, **changes})}
     for row in (2, 4):
         assert len(expected[row].turns) == 2 * (1 + row % 3)
@@ -71,13 +69,13 @@ def test_a_turn_depends_on_no_batch_no_rank_and_no_other_episode(
 @pytest.mark.parametrize(
     "draws", [SamplingStream(seed=4, purpose="train/1"), SamplingStream(seed=3, purpose="train/2")]
 )
-def test_a_turn_depends_on_seed_and_purpose(players: Players, expected: list[Episode], draws: SamplingStream) -> None:
+def test_turn_depends_on_seed_and_purpose(players: Players, expected: list[Episode], draws: SamplingStream) -> None:
     found = players.play(Rounds, draws=draws)
     assert all(said(one) != said(other) for one, other in zip(found, expected, strict=True))
 
 
 class Deaf(Rounds):
-    """Tells everybody the same, whatever the row and the round."""
+    """The same observation for every row and round."""
 
     def length(self, row: int) -> int:
         return 3
@@ -86,7 +84,7 @@ class Deaf(Rounds):
         return {agent: "?" for agent in self.agents}
 
 
-def test_a_turn_depends_on_agent_index_and_turn() -> None:
+def test_turn_depends_on_agent_index_and_turn() -> None:
     players = Players("low", "high", history="latest")
     players.policies["high"].policy = players.policies["low"].policy
     answers = {
@@ -95,7 +93,7 @@ def test_a_turn_depends_on_agent_index_and_turn() -> None:
         for turn in episode.turns
     }
     assert len(answers) == 2 * 8 * 3
-    # The same model reads the same text: all else equal, all would say the same.
+    # The same model reads the same text: without the index, all samples would be equal.
     for axis in range(3):
         along: dict[Any, set[str]] = {}
         for place, text in answers.items():
@@ -104,7 +102,7 @@ def test_a_turn_depends_on_agent_index_and_turn() -> None:
 
 
 class Failing(Rounds):
-    """Row 1 cannot begin, row 2 fails at its second step, and others do what no environment may."""
+    """Row 1 fails at reset, row 2 at its second step, and other rows violate the environment's contract."""
 
     def length(self, row: int) -> int:
         return 3
@@ -154,24 +152,22 @@ class Long(Rounds):
 FAILURES = {
     1: "no board",
     2: "no such move",
-    3: "tells nobody anything at first",
-    4: "told low 7, which is no text",
-    5: "tells 'nobody' something; agents are low high",
-    6: "goes on and tells nobody anything",
-    7: "told low None, which is no text",
+    3: "returns no observation at reset",
+    4: "returned 7 as the observation of low",
+    5: "returns an observation for 'nobody'; agents are low high",
+    6: "has not ended but returns no observation",
+    7: "returned None as the observation of low",
     8: "'NoneType'",
     9: "'tuple'",
     10: "could not convert string to float",
-    11: "tells 'nobody' something",
-    12: "it called exit(0)",
+    11: "returns an observation for 'nobody'",
+    12: "user code called exit(0)",
 }
 
 
 @pytest.mark.parametrize("workers", [1, 4])
 @pytest.mark.parametrize("streamed", [False, True])
-def test_an_environment_that_fails_costs_its_own_episode_and_no_other(
-    players: Players, workers: int, streamed: bool
-) -> None:
+def test_environment_failure_fails_only_its_episode(players: Players, workers: int, streamed: bool) -> None:
     rows, told = range(14), []
     made: list[Failing] = []
     closed: list[Any] = []
@@ -195,9 +191,9 @@ def test_an_environment_that_fails_costs_its_own_episode_and_no_other(
         assert FAILURES[row] in str(episode.failure)
         assert not episode.terminated
         spoken = said(episode)
-        assert spoken == said(expected[row])[: len(spoken)], "what was said before it failed stays"
+        assert spoken == said(expected[row])[: len(spoken)], "messages before the failure are kept"
         assert len(spoken) == (0 if row in (1, 3, 4) else 4)
-    assert len(closed) == len(FAILURES), "an environment that failed is not used again"
+    assert len(closed) == len(FAILURES), "a failed environment is not reused"
     assert len(pool._idle) == len(rows) - len(FAILURES)
     assert sorted(told) == ([0, 13] if streamed else [])
 
@@ -207,7 +203,7 @@ class Endless(Rounds):
         return 1 << 30
 
 
-def test_an_environment_that_never_ends_is_cut_by_the_context(players: Players) -> None:
+def test_endless_environment_truncated_by_context(players: Players) -> None:
     found = players.play(Endless, range(3), context_limit=40)
     assert {one.truncation for one in found} == {"context"}
     for one in found:
@@ -218,7 +214,7 @@ def test_an_environment_that_never_ends_is_cut_by_the_context(players: Players) 
         assert any(length + len(one.last_observations["low"]) >= 40 for length in known.values())
 
 
-def test_an_environment_that_never_ends_fails_where_no_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_environment_fails_at_step_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episode_state, "MAX_STEPS", 6)
     found = Players("low", "high", history="latest").play(Endless, range(3), context_limit=40)
     assert {str(one.failure) for one in found} == {"the environment has not ended after 6 steps"}
@@ -226,7 +222,7 @@ def test_an_environment_that_never_ends_fails_where_no_context_grows(monkeypatch
 
 
 @pytest.mark.parametrize("cut", [False, True])
-def test_an_episode_may_end_without_a_word(players: Players, cut: bool) -> None:
+def test_episode_without_turns(players: Players, cut: bool) -> None:
     class Silent(Rounds):
         def step(self, actions: Mapping[str, Action]) -> Step:
             return Step(observations={}, terminated=not cut, truncated=cut)
@@ -248,8 +244,8 @@ class Slow(Rounds):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_slow_environments_step_beside_each_other(players: Players, streamed: bool) -> None:
-    players.play(Rounds, [0])  # what is done once in a process is no part of the time
+def test_slow_environments_step_in_parallel(players: Players, streamed: bool) -> None:
+    players.play(Rounds, [0])  # excludes one-time initialisation from the timing
     told: list[int] = []
     listen = (lambda places, _: told.extend(places)) if streamed else None
     began = time.perf_counter()
@@ -260,9 +256,7 @@ def test_slow_environments_step_beside_each_other(players: Players, streamed: bo
 
 
 @pytest.mark.parametrize("phase", ["reset", "step"])
-def test_whoever_is_asked_to_leave_waits_for_no_environment_and_closes_none_at_work(
-    players: Players, phase: str
-) -> None:
+def test_preemption_abandons_busy_environments(players: Players, phase: str) -> None:
     over, closed_at_work = threading.Event(), []
 
     class Asleep(Rounds):
@@ -272,7 +266,7 @@ def test_whoever_is_asked_to_leave_waits_for_no_environment_and_closes_none_at_w
             if where == phase:
                 self.at_work = True
                 if self.row == 0:
-                    time.sleep(0.05)  # others are shared with threads from then on
+                    time.sleep(0.05)  # slow enough that later steps use threads
                 else:
                     over.wait(20)
                 self.at_work = False
@@ -305,7 +299,7 @@ def test_whoever_is_asked_to_leave_waits_for_no_environment_and_closes_none_at_w
 
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("phase", ["reset", "step"])
-def test_a_mistake_in_the_configuration_is_no_failed_episode(players: Players, phase: str, streamed: bool) -> None:
+def test_configuration_error_is_raised(players: Players, phase: str, streamed: bool) -> None:
     class Mistaken(Rounds):
         def reset(self, example: Example, seed: int) -> Mapping[str, str]:
             return self.checked("reset", super().reset(example, seed))
@@ -331,7 +325,7 @@ class InTurn(Rounds):
 
 @pytest.mark.parametrize("make", [Rounds, InTurn])
 @pytest.mark.parametrize("workers", [1, 4])
-def test_everybody_is_told_once_of_what_is_over(players: Players, make: Callable[[], Any], workers: int) -> None:
+def test_each_finished_episode_streamed_once(players: Players, make: Callable[[], Any], workers: int) -> None:
     told: list[Episode] = []
     counts: list[int] = []
 
@@ -342,7 +336,7 @@ def test_everybody_is_told_once_of_what_is_over(players: Players, make: Callable
 
     found = players.play(make, workers=workers, on_episodes=listen)
     assert sorted(one.index for one in told) == list(range(8))
-    assert counts[0] < 8, "the first are told of while others go on"
+    assert counts[0] < 8, "first episodes are streamed while others continue"
     for one in told:
         assert said(one) == said(found[one.index])
         assert (one.final, one.rewards) == (found[one.index].final, found[one.index].rewards)
@@ -350,7 +344,7 @@ def test_everybody_is_told_once_of_what_is_over(players: Players, make: Callable
         same(one, other)
 
 
-def test_an_episode_that_is_cut_is_told_of_with_its_last_words(players: Players) -> None:
+def test_truncated_episode_streamed_with_last_observation(players: Players) -> None:
     class Cut(Rounds):
         def step(self, actions: Mapping[str, Action]) -> Step:
             step = super().step(actions)
@@ -375,7 +369,7 @@ class Wordy(Rounds):
 
 
 @pytest.mark.parametrize("history", ["prefix", "latest"])
-def test_a_first_prompt_that_cannot_be_asked_fails_its_episode_and_no_other(history: str) -> None:
+def test_unusable_first_prompt_fails_only_its_episode(history: str) -> None:
     players = Players("low", "high", history=history)
     found = players.play(Wordy, range(5), context_limit=7, max_new_tokens=4)
     assert len(found[1].turns[0].completion.ids) == 1, "there was room for one token"
@@ -383,7 +377,7 @@ def test_a_first_prompt_that_cannot_be_asked_fails_its_episode_and_no_other(hist
     found = players.play(Wordy, range(5), context_limit=6, max_new_tokens=4)
     assert [str(one.failure or "").partition(";")[0] for one in found] == [
         "",
-        "rollout.max_prompt_tokens=300 lets in agent low's prompt of 6 tokens, 'xxxxxx', which leaves no room for a "
+        "rollout.max_prompt_tokens=300 allows agent low's prompt of 6 tokens, 'xxxxxx', which leaves no room for a "
         "response in its context of 6",
         f"rollout.max_prompt_tokens=300 does not allow agent low's prompt of 301 tokens, {'x' * 60!r}",
         "rollout.max_prompt_tokens=300 does not allow agent low's prompt of 0 tokens, ''",
@@ -394,7 +388,7 @@ def test_a_first_prompt_that_cannot_be_asked_fails_its_episode_and_no_other(hist
 
 
 class Growing(Rounds):
-    """What row 1 is told grows by 40 letters in each round; row 2 is told nothing later, rows 3 and 4 at the end."""
+    """Row 1's observations grow by 40 letters per round; row 2 gets none later, rows 3 and 4 get one at the end."""
 
     def length(self, row: int) -> int:
         return 12
@@ -410,7 +404,7 @@ class Growing(Rounds):
         return {"low": first, "high": "x"}
 
 
-def test_a_later_prompt_that_is_too_long_ends_the_episode_and_an_empty_one_fails_it() -> None:
+def test_later_long_prompt_truncates_and_empty_prompt_fails() -> None:
     found = Players("low", "high", history="latest").play(Growing, range(5))
     plain, long, empty, silent, wordy = found
     assert (len(plain.turns), plain.terminated) == (24, True)
@@ -423,7 +417,7 @@ def test_a_later_prompt_that_is_too_long_ends_the_episode_and_an_empty_one_fails
 
 
 class OneLeaves(Rounds):
-    """The part of `low` ends with its first round; `high` goes on until it is cut, in row 1 by its context."""
+    """`low` terminates after its first round; `high` continues until it is truncated, in row 1 by its context."""
 
     def length(self, row: int) -> int:
         return 1 << 30 if row == 1 else 3
@@ -438,14 +432,14 @@ class OneLeaves(Rounds):
         return {"high": f"{self.number}:"} if self.number else super().told()
 
 
-def test_an_agent_whose_own_part_has_ended_is_finished_though_the_episode_is_cut(players: Players) -> None:
+def test_terminated_agent_finished_in_truncated_episode(players: Players) -> None:
     found = players.play(OneLeaves, range(2), context_limit=40)
     assert [one.truncation for one in found] == ["environment", "context"]
     for one in found:
         assert not one.terminated
         assert (one.finished("low"), one.finished("high")) == (True, False)
         assert len(one.of("low")) == 1
-        assert "low" not in one.final, "there is nothing to go on with"
+        assert "low" not in one.final, "no next prompt exists"
     assert sorted(found[0].last_observations) == ["high", "low"]
     rows = {name: build_rollout(found, name, device=torch.device("cpu"), filtered=False) for name in ("low", "high")}
     assert rows["low"].finished.tolist() == [True, True]

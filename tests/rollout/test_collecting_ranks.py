@@ -1,4 +1,4 @@
-"""Two ranks whose episodes differ in number and length play what one rank plays, and meet what one of them meets."""
+"""Two ranks with different episode counts and lengths match one rank, and share errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What collecting_ranks.py finds on each of two ranks."""
+    """Results of collecting_ranks.py on each of two ranks."""
     return found_by_ranks(Path(__file__).with_name("collecting_ranks.py"), folder=tmp_path_factory.mktemp("ranks"))
 
 
@@ -28,7 +28,7 @@ def whole() -> list[Any]:
 
 
 @pytest.mark.parametrize("gather", ["all", "layer"])
-def test_uneven_ranks_play_what_one_rank_plays(parts: list[dict[str, Any]], whole: list[Any], gather: str) -> None:
+def test_uneven_ranks_match_one_rank(parts: list[dict[str, Any]], whole: list[Any], gather: str) -> None:
     found = parts[0][gather] + parts[1][gather]
     assert len(found) == len(whole) == 8
     for (failure, spoken, logprobs, paid), expected in zip(found, whole, strict=True):
@@ -40,10 +40,10 @@ def test_uneven_ranks_play_what_one_rank_plays(parts: list[dict[str, Any]], whol
 
 @pytest.mark.parametrize("gather", ["all", "layer"])
 @pytest.mark.parametrize("met", ["mistake", "mistake in the midst"])
-def test_a_mistake_that_one_rank_meets_ends_both(parts: list[dict[str, Any]], gather: str, met: str) -> None:
+def test_error_of_one_rank_raised_on_both(parts: list[dict[str, Any]], gather: str, met: str) -> None:
     assert [part[f"{gather}: {met}"] for part in parts] == ["OtherRankFailed", "ConfigError"]
 
 
 @pytest.mark.parametrize("gather", ["all", "layer"])
-def test_a_rank_that_is_asked_to_leave_takes_the_other_with_it(parts: list[dict[str, Any]], gather: str) -> None:
+def test_preemption_of_one_rank_raised_on_both(parts: list[dict[str, Any]], gather: str) -> None:
     assert [part[f"{gather}: asked to leave"] for part in parts] == ["PreemptionRequested"] * 2

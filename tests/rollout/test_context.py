@@ -1,4 +1,4 @@
-"""What leaves no room for an answer fails before a token is sampled."""
+"""Prompts that leave no room for a response fail before sampling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ippo_cli.tasks.task import make_task_factory
 from ippo_cli.types import Batch, Episode
 
 
-def test_a_prompt_that_fills_the_context_is_a_failure_and_no_empty_response(asked: Any, llama: Any) -> None:
+def test_prompt_that_fills_context_fails(asked: Any, llama: Any) -> None:
     config = load_config(["task=sorting_solo", "task.agents.solo.template='{letters}'", "rollout.max_new_tokens=4"])
     policy = FrozenAgent(name="solo", tokenizer=asked.tokenizer, policy=Policy(llama).eval())
     batch = Batch(examples=[{"letters": "abc"}, {"letters": "abcdef"}], index=torch.arange(2))

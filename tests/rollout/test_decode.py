@@ -1,4 +1,4 @@
-"""Decoding: what is sampled is what the model says, whatever is decoded beside it."""
+"""Decoding: samples match the model and do not depend on the batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def same(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_are_those_of_a_teacher_forced_forward(asked: Any, llama: Any, temperature: float) -> None:
+def test_logprobs_match_teacher_forcing(asked: Any, llama: Any, temperature: float) -> None:
     found = asked.decoded(llama, temperature=temperature)
     assert found.response_mask.sum() > 100
     expected = asked.teacher_forced(llama, found, temperature)
@@ -41,14 +41,14 @@ def test_log_probabilities_are_those_of_a_teacher_forced_forward(asked: Any, lla
 
 
 @pytest.mark.parametrize("sampling", [{}, FILTERED], ids=["plain", "filtered"])
-def test_the_batch_size_never_changes_what_is_sampled(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
+def test_samples_independent_of_batch_size(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
     expected = asked.decoded(llama, batch_size=1, **sampling)
     assert len(set(expected.response_mask.sum(dim=1).tolist())) > 4
     for batch_size in (3, 8, 12, 100):
         same(asked.decoded(llama, batch_size=batch_size, **sampling), expected)
 
 
-def test_a_row_says_the_same_without_the_other_rows(asked: Any, llama: Any) -> None:
+def test_samples_independent_of_other_rows(asked: Any, llama: Any) -> None:
     together = asked.decoded(llama)
     for row in (0, 5, 11):
         alone = asked.decoded(llama, rows=slice(row, row + 1))
@@ -57,9 +57,7 @@ def test_a_row_says_the_same_without_the_other_rows(asked: Any, llama: Any) -> N
         assert alone.texts[0] == together.texts[row]
 
 
-def test_no_setting_of_the_machinery_changes_what_is_sampled(
-    asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_independent_of_internal_settings(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked.decoded(llama, batch_size=12)
     monkeypatch.setattr(kv_cache, "COLUMNS_AHEAD", 2)
     monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", 10)
@@ -71,7 +69,7 @@ def test_no_setting_of_the_machinery_changes_what_is_sampled(
 
 @pytest.mark.parametrize("way", [ContinuousBatching, StaticBatching, Recompute])
 @pytest.mark.parametrize("prompt_tokens", [8192, 10])
-def test_equal_prompts_go_on_as_if_each_were_read(
+def test_equal_prompts_have_independent_samples(
     asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, way: Any, prompt_tokens: int
 ) -> None:
     repeated = of_rows(asked, [0, 0, 4, 0, 1, 4, 5, 5, 0])
@@ -83,21 +81,19 @@ def test_equal_prompts_go_on_as_if_each_were_read(
 
 
 @pytest.mark.parametrize(("prompt_tokens", "shapes"), [(8192, [(4, 9)]), (20, [(2, 9), (2, 2)]), (8, [(1, 9), (1, 9)])])
-def test_equal_prompts_are_read_once(
+def test_equal_prompts_prefilled_once(
     asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, shapes: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", prompt_tokens)
     repeated, read = of_rows(asked, [0, 0, 4, 0, 1, 4, 5, 5, 0]), []
-    repeated.decoded(llama, max_new_tokens=1)  # whatever is tried on a model has been tried
+    repeated.decoded(llama, max_new_tokens=1)  # exclude the one-time tests of the model
     llama.register_forward_pre_hook(lambda *given: read.append(tuple(given[2]["input_ids"].shape)), with_kwargs=True)
     repeated.decoded(llama, batch_size=9, max_new_tokens=1)
     assert read[: len(shapes)] == shapes
 
 
 @pytest.mark.parametrize("way", [StaticBatching, Recompute])
-def test_a_way_that_copies_no_prompts_reads_as_many_at_once_as_fit(
-    asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, way: Any
-) -> None:
+def test_prefill_limit_without_prompt_copies(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch, way: Any) -> None:
     monkeypatch.setattr(decoding, "model_runner_for", way)
     monkeypatch.setattr(decoding, "MAX_PREFILL_TOKENS", 18)
     repeated, read = of_rows(asked, [0] * 5), []
@@ -110,7 +106,7 @@ def of_rows(asked: Any, rows: list[int]) -> Any:
     return replace(asked, ids=asked.ids[rows], mask=asked.mask[rows])
 
 
-def test_greedy_decoding_agrees_with_the_library(asked: Any, llama: Any) -> None:
+def test_greedy_decoding_matches_generate(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama, greedy=True, temperature=0.0)
     settings = GenerationConfig(do_sample=False, max_new_tokens=20, eos_token_id=1, pad_token_id=0)
     expected = llama.generate(asked.ids, attention_mask=asked.mask.long(), generation_config=settings)
@@ -119,7 +115,7 @@ def test_greedy_decoding_agrees_with_the_library(asked: Any, llama: Any) -> None
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(llama, found), atol=1e-5, rtol=0)
 
 
-def test_masks_cover_every_token_up_to_the_stop_token(asked: Any, llama: Any) -> None:
+def test_masks_include_stop_token(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama)
     lengths = found.response_mask.sum(dim=1)
     assert 0 < found.finished.sum() < len(lengths)
@@ -133,7 +129,7 @@ def test_masks_cover_every_token_up_to_the_stop_token(asked: Any, llama: Any) ->
         assert (found.logprobs[row, length:] == 0).all()
 
 
-def test_the_repetition_penalty_knows_prompt_and_response_but_no_padding(asked: Any, llama: Any) -> None:
+def test_repetition_penalty_ignores_padding(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama, repetition_penalty=1.5, max_new_tokens=8)
     for row in range(len(asked.ids)):
         before = asked.ids[row][asked.mask[row]].tolist()
@@ -147,7 +143,7 @@ def test_the_repetition_penalty_knows_prompt_and_response_but_no_padding(asked: 
             before.append(token)
 
 
-def test_a_row_stops_unfinished_at_the_context_limit(asked: Any, llama: Any) -> None:
+def test_row_truncated_at_context_limit(asked: Any, llama: Any) -> None:
     free, found = asked.decoded(llama), asked.decoded(llama, context_limit=8)
     room = 8 - asked.mask.sum(dim=1)
     assert room.min() < 0 < room.max()
@@ -160,14 +156,14 @@ def test_a_row_stops_unfinished_at_the_context_limit(asked: Any, llama: Any) -> 
     assert torch.equal(found.response_ids, (free.response_ids[:, :width] * found.response_mask))
 
 
-def test_no_room_at_all_gives_one_empty_column(asked: Any, llama: Any) -> None:
+def test_no_room_gives_empty_column(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama, context_limit=1)
     assert found.response_ids.shape == (12, 1)
     assert not found.response_mask.any()
     assert not found.finished.any()
 
 
-def test_no_stop_token_comes_before_the_minimum_length(asked: Any, llama: Any) -> None:
+def test_no_stop_token_before_minimum_length(asked: Any, llama: Any) -> None:
     free, found = asked.decoded(llama), asked.decoded(llama, min_new_tokens=6)
     assert free.response_mask.sum(dim=1).min() < 6
     assert found.response_mask.sum(dim=1).min() > 6
@@ -180,7 +176,7 @@ def test_no_stop_token_comes_before_the_minimum_length(asked: Any, llama: Any) -
     torch.testing.assert_close(found.behavior_logprobs[later], found.logprobs[later], atol=1e-6, rtol=0)
 
 
-def test_a_row_ends_with_the_token_that_completes_a_stop_string(asked: Any, llama: Any) -> None:
+def test_row_ends_at_stop_string(asked: Any, llama: Any) -> None:
     free = asked.decoded(llama)
     long = [text for text in free.texts if len(text) > 6]
     stops = (long[0][3:5], long[1][2], "never said")
@@ -221,14 +217,14 @@ def test_special_token_as_stop_string(asked: Any, llama: Any, before: str) -> No
     assert special not in "".join(found.texts)
 
 
-def test_a_stop_string_in_the_prompt_ends_nothing(asked: Any, llama: Any) -> None:
+def test_stop_string_in_prompt_ignored(asked: Any, llama: Any) -> None:
     free = asked.decoded(llama, rows=slice(0, 1))
     prompt, start = asked.tokenizer.decode(asked.ids[0][asked.mask[0]]), free.texts[0][:1]
     found = asked.decoded(llama, rows=slice(0, 1), stop_strings=(prompt, prompt[-1] + start))
     assert found.texts == free.texts
 
 
-def test_texts_are_what_the_tokens_say(asked: Any, llama: Any) -> None:
+def test_texts_match_tokens(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama)
     for row, mask in enumerate(found.response_mask):
         ids = found.response_ids[row][mask]
@@ -236,7 +232,7 @@ def test_texts_are_what_the_tokens_say(asked: Any, llama: Any) -> None:
         assert len(found.texts[row]) == (ids > 2).sum()
 
 
-def test_the_generation_config_of_a_model_changes_nothing_but_its_stop_tokens(asked: Any, llama: Any) -> None:
+def test_generation_config_only_sets_stop_tokens(asked: Any, llama: Any) -> None:
     expected = asked.decoded(llama)
     llama.generation_config = GenerationConfig(
         do_sample=False,
@@ -252,27 +248,27 @@ def test_the_generation_config_of_a_model_changes_nothing_but_its_stop_tokens(as
     same(asked.decoded(llama), expected)
 
 
-def test_stop_tokens_are_special_tokens_that_tokenizer_or_model_name(asked: Any, llama: Any) -> None:
+def test_stop_tokens_are_special_tokens(asked: Any, llama: Any) -> None:
     assert stop_ids(llama, asked.tokenizer) == (1,)
     llama.generation_config.eos_token_id = [1, 2]
     assert stop_ids(llama, asked.tokenizer) == (1, 2)
     llama.generation_config.eos_token_id = None
-    llama.config.eos_token_id = 7  # a letter: a default that was never meant for this tokenizer
+    llama.config.eos_token_id = 7  # a letter: a default that does not fit this tokenizer
     assert stop_ids(llama, asked.tokenizer) == (1,)
     llama.config.eos_token_id = [0, 7]
     assert stop_ids(llama, asked.tokenizer) == (0, 1)
 
 
-def test_log_probabilities_may_enter_a_loss(asked: Any, llama: Any) -> None:
+def test_logprobs_usable_in_loss(asked: Any, llama: Any) -> None:
     weight = torch.ones((), requires_grad=True)
     found = asked.decoded(llama, top_p=0.9)
     (weight * (found.logprobs - found.behavior_logprobs)).exp().sum().backward()
     assert weight.grad is not None
-    logits = llama(input_ids=found.response_ids).logits  # the model is still trainable
+    logits = llama(input_ids=found.response_ids).logits  # the model remains trainable
     logits.sum().backward()
 
 
-def test_progress_counts_the_rows_that_have_ended(asked: Any, llama: Any) -> None:
+def test_poll_receives_finished_rows(asked: Any, llama: Any) -> None:
     told: list[tuple[int, int]] = []
     found = asked.decoded(llama, batch_size=12, poll=lambda done, total: told.append((done, total)))
     lengths = found.response_mask.sum(dim=1)
@@ -283,7 +279,7 @@ def test_progress_counts_the_rows_that_have_ended(asked: Any, llama: Any) -> Non
     assert told[-1] == (12, 12)
 
 
-def test_an_interrupted_decode_leaves_the_model_as_it_was(asked: Any, llama: Any) -> None:
+def test_interrupted_decode_restores_model(asked: Any, llama: Any) -> None:
     expected = asked.decoded(llama)
 
     def interrupt(done: int, total: int) -> None:
@@ -302,7 +298,7 @@ def test_dropout_must_be_off(asked: Any, llama: Any) -> None:
         asked.decoded(llama.train())
 
 
-def test_logits_that_are_not_numbers_are_an_error(asked: Any, llama: Any) -> None:
+def test_nonfinite_logits_rejected(asked: Any, llama: Any) -> None:
     asked.decoded(llama)
     with torch.no_grad():
         llama.lm_head.weight[5, 0] = torch.nan
@@ -311,19 +307,19 @@ def test_logits_that_are_not_numbers_are_an_error(asked: Any, llama: Any) -> Non
             asked.decoded(llama, greedy=greedy)
 
 
-def test_a_prompt_without_tokens_is_an_error(asked: Any, llama: Any) -> None:
+def test_empty_prompt_rejected(asked: Any, llama: Any) -> None:
     asked.mask[4] = False
     with pytest.raises(ValueError, match="prompt 4 has no tokens"):
         asked.decoded(llama)
 
 
-def test_no_prompts_give_no_responses(asked: Any, llama: Any) -> None:
+def test_no_prompts(asked: Any, llama: Any) -> None:
     found = asked.decoded(llama, rows=slice(0, 0))
     assert found.response_ids.shape == (0, 1)
     assert found.texts == []
 
 
-def test_rows_are_told_of_when_they_end_with_what_they_say(asked: Any, llama: Any) -> None:
+def test_on_finished_receives_completions(asked: Any, llama: Any) -> None:
     told: dict[int, Completion] = {}
     counts: list[int] = []
 
@@ -340,20 +336,20 @@ def test_rows_are_told_of_when_they_end_with_what_they_say(asked: Any, llama: An
 
 
 @pytest.mark.parametrize("sampling", [{}, FILTERED], ids=["plain", "filtered"])
-def test_the_host_reads_one_tensor_for_a_token_of_all_rows(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
+def test_one_host_read_per_token(asked: Any, llama: Any, sampling: dict[str, Any]) -> None:
     def reads(tokens: int) -> HostReads:
         with HostReads() as found:
             asked.decoded(llama, batch_size=12, max_new_tokens=tokens, min_new_tokens=tokens, **sampling)
         return found
 
-    reads(1)  # the first decoding checks what the model can do
+    reads(1)  # the first decoding tests the model
     few, many = reads(12), reads(24)
     assert many.count - few.count == 12
-    assert many.copies - few.copies <= 24, "the library's rotary embedding, and which rows may not end yet"
+    assert many.copies - few.copies <= 24, "the library's rotary embedding, and the rows that may not end yet"
 
 
 @pytest.mark.parametrize("layers", [1, 4])
-def test_rows_that_leave_cost_no_more_copies_with_more_layers(layers: int) -> None:
+def test_copies_of_finished_rows_independent_of_layers(layers: int) -> None:
     group = KVCacheGroup(np.array([0, 1, 0, 2]), 4, 8)
     for layer in range(layers):
         states = torch.randn(4, 2, 4, 3)

@@ -1,4 +1,4 @@
-"""Agents on one base say, decoded in one batch, what they say one after another."""
+"""Agents on one base generate the same in one batch as one after another."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LORA = LoraConfig(
 
 
 class Alone(Mapping[str, FrozenAgent]):
-    """The same policies, none of which says that its rows may be read beside others'."""
+    """The same policies without `shared_base`."""
 
     def __init__(self, policies: Mapping[str, FrozenAgent]) -> None:
         self.policies = policies
@@ -49,7 +49,7 @@ class Alone(Mapping[str, FrozenAgent]):
 
 
 class ThreeRounds(Rounds):
-    """In odd rounds one of the agents has nothing to say."""
+    """In odd rounds one of the agents does not act."""
 
     agents = AGENTS
 
@@ -65,7 +65,7 @@ class ThreeRounds(Rounds):
 
 @pytest.fixture
 def players() -> Players:
-    """Three agents who speak unlike each other, by adapters of unlike shapes on one base."""
+    """Three agents with different outputs, by adapters of different shapes on one base."""
     base, players = FrozenBase(model_of(TOKENIZER, 0), "base"), Players(*AGENTS)
     configs = [LORA, replace(LORA, rank=2), replace(LORA, target_modules=["q_proj", "down_proj"])]
     generator = torch.Generator().manual_seed(0)
@@ -80,9 +80,7 @@ def players() -> Players:
 
 @pytest.mark.parametrize("continues", [False, True])
 @pytest.mark.parametrize("greedy", [False, True])
-def test_decoded_at_once_or_one_after_another_everybody_says_the_same(
-    players: Players, greedy: bool, continues: bool
-) -> None:
+def test_joint_decoding_matches_separate(players: Players, greedy: bool, continues: bool) -> None:
     draws = replace(DRAWS, greedy=greedy)
     assert together(players) == [AGENTS]
     joint = [said(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)]
@@ -90,19 +88,19 @@ def test_decoded_at_once_or_one_after_another_everybody_says_the_same(
     assert together(players) == [(name,) for name in AGENTS]
     assert [said(one) for one in players.play(ThreeRounds, range(11), continues=continues, draws=draws)] == joint
     texts = {name: {str(turn[4]) for episode in joint for turn in episode if turn[0] == name} for name in AGENTS}
-    assert len(set(map(frozenset, texts.values()))) == 3  # each speaks in its own way
+    assert len(set(map(frozenset, texts.values()))) == 3  # the agents' outputs differ
 
 
 def together(players: Players) -> list[tuple[str, ...]]:
     return HfGenerator(players.policies, ROLLOUT, dict.fromkeys(AGENTS, ROLLOUT)).together(AGENTS)
 
 
-def test_agents_who_are_sampled_unlike_are_decoded_apart(players: Players) -> None:
+def test_different_sampling_settings_decoded_separately(players: Players) -> None:
     sampling = dict.fromkeys(AGENTS, ROLLOUT) | {"high": replace(ROLLOUT, top_k=3)}
     assert HfGenerator(players.policies, ROLLOUT, sampling).together(AGENTS) == [("low", "mid"), ("high",)]
 
 
-def test_a_joint_batch_decodes_as_many_rows_at_once_as_it_may(players: Players) -> None:
+def test_joint_batch_size(players: Players) -> None:
     seen: list[int] = []
     base = players.policies["low"].policy.base  # type: ignore[attr-defined]
     base.lm.model.layers[0].register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[0]))
@@ -110,12 +108,12 @@ def test_a_joint_batch_decodes_as_many_rows_at_once_as_it_may(players: Players) 
     assert max(seen) == 16
 
 
-def test_maps_that_have_another_adapter_alone_are_read_as_the_bases(players: Players) -> None:
+def test_maps_with_inactive_adapter_use_base(players: Players) -> None:
     narrow = replace(LORA, target_modules=["q_proj"])
     base = FrozenBase(model_of(TOKENIZER, 0), "base")
     adapters = [base.add(config, "actor", 0) for config in (narrow, narrow, replace(LORA, target_modules="all-linear"))]
     generator = torch.Generator().manual_seed(0)
-    for adapter in adapters:  # the last one is nobody's who speaks: a critic's, or of an agent that is asked apart
+    for adapter in adapters:  # the last one belongs to a critic, or to a separately decoded agent
         with torch.no_grad():
             for parameter in adapter.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -134,7 +132,7 @@ def test_maps_that_have_another_adapter_alone_are_read_as_the_bases(players: Pla
     assert written(speaking) == [*written(speaking[:1]), *written(speaking[1:])]
 
 
-def test_equal_prompts_are_read_once_by_each_agent(players: Players) -> None:
+def test_equal_prompts_prefilled_once_per_agent(players: Players) -> None:
     requests = [
         Request(agent=name, prompt=[5, 6, 7], episode=number, index=number, turn=0)
         for name, count in zip(AGENTS, (3, 1, 2), strict=True)

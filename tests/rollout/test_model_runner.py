@@ -1,4 +1,4 @@
-"""The three ways of decoding, on the architectures that they are for, and the same forwards on every rank."""
+"""The three model runners, on the architectures that they support, with equal forwards on every rank."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ OTHERS = {
         StaticBatching,
         lambda v: MambaConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, state_size=8, **SPECIAL),
     ),
-    "rwkv (a state of its own)": (
+    "rwkv (custom state)": (
         Recompute,
         lambda v: RwkvConfig(vocab_size=v, hidden_size=32, num_hidden_layers=2, context_length=64, **SPECIAL),
     ),
@@ -86,7 +86,7 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
+def test_attention_models_use_continuous_batching(
     name: str, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     model = random_weights(CONTINUOUS[name](len(asked.tokenizer)))
@@ -99,14 +99,14 @@ def test_attention_models_are_decoded_with_rows_that_join_at_any_time(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_models_are_decoded_in_the_way_that_their_state_allows(
+def test_other_models_use_other_runners(
     name: str, dtype: torch.dtype, asked: Any, random_weights: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     way, config = OTHERS[name]
     model = random_weights(config(len(asked.tokenizer)), scale=2.0).to(dtype)
     assert isinstance(model_runner_for(model), way)
     (said,) = (record.getMessage() for record in caplog.records if record.name == model_runner.__name__)
-    assert {StaticBatching: "leave their places empty", Recompute: "decoding without one is slow"}[way] in said
+    assert {StaticBatching: "keep their places empty", Recompute: "decoding without one is slow"}[way] in said
     found = asked.decoded(model, max_new_tokens=12)
     assert found.response_mask.sum() > 60
     if dtype == torch.float32:
@@ -114,7 +114,7 @@ def test_other_models_are_decoded_in_the_way_that_their_state_allows(
 
 
 @pytest.mark.parametrize("reading", [True, False])
-def test_adapters_on_a_base_in_bf16_are_decoded_and_go_on_as_the_base_is(
+def test_bf16_adapters_use_continuous_batching_and_resume(
     reading: bool, asked: Any, llama: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = FrozenBase(llama.bfloat16(), "base")
@@ -128,7 +128,7 @@ def test_adapters_on_a_base_in_bf16_are_decoded_and_go_on_as_the_base_is(
     assert not caplog.records
 
 
-def test_a_deep_model_is_decoded_continuously_in_bf16_though_rounding_adds_up(asked: Any) -> None:
+def test_deep_bf16_model_uses_continuous_batching(asked: Any) -> None:
     torch.manual_seed(0)
     config = LlamaConfig(**GROUPED | {"num_hidden_layers": 24, "vocab_size": len(asked.tokenizer)})
     model = AutoModelForCausalLM.from_config(config).bfloat16().eval()
@@ -141,9 +141,7 @@ def test_a_deep_model_is_decoded_continuously_in_bf16_though_rounding_adds_up(as
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError, KeyboardInterrupt])
-def test_an_error_that_says_nothing_of_a_way_of_decoding_is_not_taken_for_one(
-    error: type[BaseException], llama: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unrelated_errors_raised(error: type[BaseException], llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
@@ -153,7 +151,7 @@ def test_an_error_that_says_nothing_of_a_way_of_decoding_is_not_taken_for_one(
     assert llama not in model_runner._runner_types
 
 
-def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_runners_sample_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked.decoded(llama)
     for way in (StaticBatching, Recompute):
         monkeypatch.setitem(model_runner._runner_types, llama, way)
@@ -163,19 +161,19 @@ def test_all_ways_sample_the_same_tokens(asked: Any, llama: Any, monkeypatch: py
         torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-5, rtol=0)
 
 
-def test_half_precision_is_decoded_in_half_precision(asked: Any, llama: Any) -> None:
+def test_half_precision(asked: Any, llama: Any) -> None:
     model = llama.to(torch.bfloat16)
     assert isinstance(model_runner_for(model), ContinuousBatching)
     found = asked.decoded(model)
     assert found.logprobs.dtype == torch.float32
-    # A step and a whole sequence round differently.
+    # A step and a full sequence round differently.
     torch.testing.assert_close(found.logprobs, asked.teacher_forced(model, found), atol=0.05, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", CONTINUOUS)
 @pytest.mark.parametrize("part", ["_prefilling", "_decoding"])
-def test_positions_off_by_one_are_noticed_in_every_precision(
+def test_positions_off_by_one_detected(
     part: str, name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -193,7 +191,7 @@ def test_positions_off_by_one_are_noticed_in_every_precision(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_padding_that_is_read_is_noticed(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unmasked_padding_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(OTHERS["bloom (ALiBi)"][1](60)).to(dtype).eval()
     assert model_runner._matches_full_forward(model, StaticBatching)
@@ -207,7 +205,7 @@ def test_padding_that_is_read_is_noticed(dtype: torch.dtype, monkeypatch: pytest
     assert not model_runner._matches_full_forward(model, StaticBatching)
 
 
-def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> None:
+def test_wrapped_model(asked: Any, llama: Any) -> None:
     class View(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -221,7 +219,7 @@ def test_a_wrapped_model_is_decoded_like_the_model(asked: Any, llama: Any) -> No
     assert torch.equal(asked.decoded(view).response_ids, asked.decoded(llama).response_ids)
 
 
-def test_too_many_cohorts_are_joined(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excess_groups_merged(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(continuous_batching, "GROUPS_ON_CPU", 2)
     way = ContinuousBatching(llama)
     tokens = torch.arange(3, 7)
@@ -236,7 +234,7 @@ def test_too_many_cohorts_are_joined(asked: Any, llama: Any, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("way", [ContinuousBatching, StaticBatching])
-def test_all_ranks_make_the_same_number_of_forwards(asked: Any, llama: Any, way: Any) -> None:
+def test_equal_forwards_on_all_ranks(asked: Any, llama: Any, way: Any) -> None:
     parts = [slice(0, 9), slice(9, 9), slice(9, 12), slice(4, 5)]
     expected = [asked.decoded(llama, rows=part) for part in parts]
 

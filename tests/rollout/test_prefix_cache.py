@@ -1,4 +1,4 @@
-"""Several turns: what is sampled is the same whether earlier turns are read again or not."""
+"""Several turns: samples do not depend on the reuse of cached prefixes."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def dialogue(
     any_rank: Callable[[bool], bool] | None = None,
     **sampling: Any,
 ) -> Said:
-    """Rows that are told something of random length after each turn; some leave after each, some stay away for one,
-    and of some the history is `rewritten`. What happens to a row is a function of the seed, the row and the turn."""
+    """Rows with observations of random length after each turn; some end after each turn, some skip one, and some have a
+    `rewritten` history. The events of a row are a function of the seed, the row and the turn.
+    """
     settings, said = replace(PLAIN, **{"max_new_tokens": 6, **sampling}), []
     prompts = {
         row: random.Random(f"{seed}/{row}").choices(range(3, len(tokenizer)), k=1 + row * 5 % 11) for row in rows
@@ -95,7 +96,7 @@ def teacher_forced(model: Any, said: Said) -> list[Tensor]:
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["llama", "gemma3 (two rotations, sliding window)", "gpt2 (learned positions)"])
-def test_earlier_turns_that_are_not_read_again_change_nothing(
+def test_samples_independent_of_prefix_reuse(
     name: str, seed: int, llama: Any, tokenizer: Any, random_weights: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = llama if name == "llama" else random_weights(attention_models(len(tokenizer))[name])
@@ -132,7 +133,7 @@ def attention_models(vocabulary: int) -> dict[str, Any]:
     }
 
 
-def test_filters_and_penalties_know_the_tokens_that_were_not_read_again(llama: Any, tokenizer: Any) -> None:
+def test_penalty_includes_cached_tokens(llama: Any, tokenizer: Any) -> None:
     settings = {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "repetition_penalty": 1.4, "min_new_tokens": 2}
     prefixes = PrefixCache()
     found = dialogue(llama, tokenizer, prefixes, **settings)
@@ -141,7 +142,7 @@ def test_filters_and_penalties_know_the_tokens_that_were_not_read_again(llama: A
 
 
 @pytest.mark.parametrize("way", [StaticBatching, Recompute])
-def test_ways_that_cannot_resume_read_every_prompt_whole(
+def test_other_runners_read_whole_prompts(
     way: Any, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = dialogue(llama, tokenizer, None)
@@ -166,7 +167,7 @@ def turn_of(model: Any, tokenizer: Any, prefixes: PrefixCache, prompts: list[lis
     )
 
 
-def test_only_what_is_new_is_read(llama: Any, tokenizer: Any) -> None:
+def test_only_new_tokens_read(llama: Any, tokenizer: Any) -> None:
     prefixes, widths = PrefixCache(), []
     first = [[5, 6, 7, 8], [9, 8, 7]]
     said = turn_of(llama, tokenizer, prefixes, first)
@@ -175,16 +176,14 @@ def test_only_what_is_new_is_read(llama: Any, tokenizer: Any) -> None:
     later = [known[0] + [4, 4], known[1] + [11]]
     llama.model.embed_tokens.register_forward_hook(lambda _, inputs, __: widths.append(tuple(inputs[0].shape)))
     turn_of(llama, tokenizer, prefixes, later)
-    # The last sampled token has not been read before.
+    # The last sampled token is not in the cache.
     assert widths[0] == (2, 3)
     assert prefixes.read_tokens == 7 + 3 + 2
     assert prefixes.reused_tokens == len(known[0]) + len(known[1]) - 2
 
 
 @pytest.mark.parametrize(("prompt", "reused"), [([5, 6, 7, 8], 3), ([5, 6, 9, 9, 9, 9], 2), ([4, 6, 7, 8, 9], 0)])
-def test_of_a_history_that_was_changed_the_unchanged_beginning_is_used(
-    prompt: list[int], reused: int, llama: Any, tokenizer: Any
-) -> None:
+def test_unchanged_prefix_of_history_reused(prompt: list[int], reused: int, llama: Any, tokenizer: Any) -> None:
     prefixes = PrefixCache()
     turn_of(llama, tokenizer, prefixes, [[5, 6, 7, 8]])
     found = turn_of(llama, tokenizer, prefixes, [prompt])
@@ -194,7 +193,7 @@ def test_of_a_history_that_was_changed_the_unchanged_beginning_is_used(
     torch.testing.assert_close(found[0].logprobs, expected[0].logprobs, atol=1e-5, rtol=0)
 
 
-def test_memory_stays_within_the_budget_and_the_rows_parked_first_go_first(llama: Any, tokenizer: Any) -> None:
+def test_memory_limit_evicts_oldest_rows(llama: Any, tokenizer: Any) -> None:
     unlimited = PrefixCache()
     expected = dialogue(llama, tokenizer, unlimited)
     per_token = 2 * 2 * 32 * 4  # keys and values, layers, hidden size, bytes
@@ -217,7 +216,7 @@ def block_of(tokens: int) -> CacheBlock:
     return CacheBlock({0: torch.zeros(tokens, 2, 4)}, {0: torch.zeros(tokens, 2, 4)})
 
 
-def test_a_block_is_paid_for_until_none_of_its_rows_is_kept() -> None:
+def test_block_counted_until_its_last_row_dropped() -> None:
     cache, block, ids = PrefixCache(), block_of(5), [np.arange(3), np.arange(2)]
     size = 2 * 5 * 8 * 4
     cache.put(["a", "b"], ids, [Prefix(block, 0, 3), Prefix(block, 3, 2)])
@@ -233,7 +232,7 @@ def test_a_block_is_paid_for_until_none_of_its_rows_is_kept() -> None:
     assert cache.num_bytes == 0
 
 
-def test_the_oldest_rows_are_dropped_first_and_a_newer_row_takes_the_place_of_its_key() -> None:
+def test_eviction_order_and_key_replacement() -> None:
     cache = PrefixCache(max_bytes=3 * 2 * 8 * 4)
     for key in ("a", "b", "a", "c", "d"):
         cache.put([key], [np.arange(1)], [Prefix(block_of(1), 0, 1)])
@@ -241,7 +240,7 @@ def test_the_oldest_rows_are_dropped_first_and_a_newer_row_takes_the_place_of_it
     assert cache.num_bytes == cache.max_bytes
 
 
-def test_an_interruption_gives_back_what_was_taken(llama: Any, tokenizer: Any) -> None:
+def test_interruption_releases_prefixes(llama: Any, tokenizer: Any) -> None:
     prefixes, prompts = PrefixCache(), [[5, 6, 7, 8], [9, 8, 7], [3, 4]]
     said = turn_of(llama, tokenizer, prefixes, prompts)
     known = [prompt + one.ids.tolist() + [4] for prompt, one in zip(prompts, said, strict=True)]
@@ -265,14 +264,14 @@ def shifted_mask(self: Any, keys: Any, window: Any) -> Tensor:
 right_mask, right_unpark = ResumedCache._mask, ResumedCache._restore
 
 
-def shifted_unpark(self: Any, block: Any, rows: Any, firsts: Any, counts: Any) -> None:
-    """Parked tokens of which each stands where the next one should."""
+def shifted_restore(self: Any, block: Any, rows: Any, firsts: Any, counts: Any) -> None:
+    """Cached tokens shifted by one position."""
     right_unpark(self, block, rows, np.maximum(firsts - 1, 0), counts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["gemma3 (two rotations, sliding window)", "gpt2 (learned positions)"])
-def test_wrong_ways_of_going_on_are_noticed_in_every_precision(
+def test_wrong_resumption_detected(
     name: str, dtype: torch.dtype, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -288,24 +287,24 @@ def test_wrong_ways_of_going_on_are_noticed_in_every_precision(
         with monkeypatch.context() as patch:
             patch.setattr(ContinuousBatching, "_forward", misplaced)
             assert not model_runner._resume_matches_full_forward(model)
-    for part, wrong in (("_mask", shifted_mask), ("_restore", shifted_unpark)):
+    for part, wrong in (("_mask", shifted_mask), ("_restore", shifted_restore)):
         with monkeypatch.context() as patch:
             patch.setattr(ResumedCache, part, wrong)
             assert not model_runner._resume_matches_full_forward(model)
 
 
-def test_a_model_that_goes_on_wrongly_reads_every_prompt_whole(
+def test_model_with_wrong_resumption_reads_whole_prompts(
     llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = dialogue(llama, tokenizer, None)
-    monkeypatch.setattr(ResumedCache, "_restore", shifted_unpark)
+    monkeypatch.setattr(ResumedCache, "_restore", shifted_restore)
     prefixes = PrefixCache()
     same(dialogue(llama, tokenizer, prefixes), expected)
     assert prefixes.reused_tokens == 0
     assert "every prompt is read whole" in caplog.text
 
 
-def test_ranks_that_reuse_unlike_much_make_the_same_forwards(llama: Any, tokenizer: Any) -> None:
+def test_equal_forwards_with_unequal_reuse(llama: Any, tokenizer: Any) -> None:
     parts, budgets = [range(6), range(6, 8), range(0)], [1 << 30, 0, 0]
     expected = [dialogue(llama, tokenizer, None, rows=part) for part in parts]
     assert model_runner.can_resume(llama)

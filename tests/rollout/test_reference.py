@@ -1,4 +1,4 @@
-"""Rows of episodes are what a slow reference makes of their texts: random protocols, templates and truncations."""
+"""Rows of episodes match a slow reference: random protocols, templates and truncations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROLLOUT = load_config([]).rollout
 
 
 def irregular(chance: random.Random, agents: Sequence[str]) -> Script:
-    """Speakers who follow from what was said, rewards on any step for anybody, and an end of any kind."""
+    """Agents selected by the previous messages, rewards at any step for any agent, and any kind of end."""
     salt = chance.random()
 
     def script(example: Any, rounds: Sequence[Any]) -> Told:
@@ -53,7 +53,7 @@ def irregular(chance: random.Random, agents: Sequence[str]) -> Script:
 
 
 class Case:
-    """Random settings of a rollout, and all that plays in it."""
+    """Random rollout settings, with their environment and models."""
 
     def __init__(self, seed: int) -> None:
         chance = random.Random(seed)
@@ -136,7 +136,7 @@ class Case:
 
 
 def own(script: Script) -> Any:
-    """The script as a user's generator, which ends by itself alone."""
+    """The script as a user's generator, which only ends by itself."""
     script = without_cuts(script)
 
     def debate(example: Any, agents: Sequence[str]) -> Any:
@@ -151,7 +151,7 @@ def own(script: Script) -> Any:
 
 
 def without_cuts(script: Script) -> Script:
-    """A generator pays at its end alone, and nobody cuts it."""
+    """The script with rewards only at the end and without truncation."""
 
     def uncut(example: Any, rounds: Sequence[Any]) -> Told:
         told = script(example, rounds)
@@ -181,7 +181,7 @@ def same_row(rollout: Rollout, number: int, expected: Row) -> None:
 
 
 def trained_logprobs(policy: Policy, rollout: Rollout, temperature: float) -> torch.Tensor:
-    """What the training's forward makes of the rows."""
+    """Log-probabilities of the rows from the training forward."""
     sequences = build_sequences(rollout, torch.arange(len(rollout.texts)), packed=policy.packs, final=False)
     with torch.no_grad():
         return policy(sequences, temperature=temperature, chunk_tokens=64).logprobs
@@ -199,7 +199,7 @@ SEEN: dict[str, set[Any]] = {}
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_rows_are_what_the_texts_say(seed: int) -> None:
+def test_rows_match_reference(seed: int) -> None:
     case = Case(seed)
     episodes = played(case)
     paid = EnvironmentReward(case.agents)(episodes).agent_by_turn
@@ -234,7 +234,7 @@ def note(word: str, what: Any) -> None:
     SEEN.setdefault(word, set()).add(what)
 
 
-def test_the_cases_above_are_of_every_kind() -> None:
+def test_cases_cover_all_kinds() -> None:
     if len(SEEN.get("protocol", ())) < 5:
         pytest.skip("only some of the cases have run")
     assert SEEN["history"] == {"prefix", "turns", "latest"}

@@ -1,4 +1,4 @@
-"""Uniform numbers by row, and tokens drawn from them."""
+"""Uniform numbers per row, and tokens sampled with them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ LAST = 1 - 2**-53  # the largest number below 1
 
 
 def drawn(logits: Tensor, numbers: list[float] | Tensor, **settings: Any) -> SampledTokens:
-    """One row of logits, one draw for each number."""
+    """One row of logits, one sample for each number."""
     numbers = torch.as_tensor(numbers, dtype=torch.float64)
     rows = logits.expand(len(numbers), -1)
     return sample_tokens(rows, replace(PLAIN, **settings), uniform=numbers, seen=None, banned=None)
 
 
-def test_a_rows_numbers_depend_on_seed_stream_and_index_alone() -> None:
+def test_uniforms_depend_on_seed_stream_and_index() -> None:
     numbers = uniforms(7, "train/a", torch.tensor([5, 900, 2]), 16)
     assert numbers.dtype == torch.float64
     assert torch.equal(uniforms(7, "train/a", torch.tensor([2, 5]), 4), numbers[[2, 0], :4])
@@ -46,13 +46,13 @@ def test_a_rows_numbers_depend_on_seed_stream_and_index_alone() -> None:
     assert not (numbers[0] == numbers[1]).any()
 
 
-def test_the_numbers_of_a_run_are_the_same_in_every_version() -> None:
+def test_uniforms_stable_across_versions() -> None:
     found = uniforms(0, "train/solver", torch.tensor([0, 12345]), 2)
     assert found.tolist() == [[0.08615205812369842, 0.7135174500115636], [0.9849791347713346, 0.8118923288189318]]
 
 
 @pytest.mark.parametrize(("rows", "count"), [(3, 1), (5, 10), (40, 1000), (0, 4), (2, 0)])
-def test_numbers_are_those_of_the_librarys_generator(rows: int, count: int) -> None:
+def test_uniforms_match_numpy_philox(rows: int, count: int) -> None:
     index = torch.randint(0, 2**62, (rows,), generator=torch.Generator().manual_seed(count))
     word = int.from_bytes(hashlib.blake2b(b"7/train/a", digest_size=8).digest(), "little")
     found = uniforms(7, "train/a", index, count)
@@ -62,7 +62,7 @@ def test_numbers_are_those_of_the_librarys_generator(rows: int, count: int) -> N
         assert found[row].tolist() == generator.random(count).tolist()
 
 
-def test_numbers_are_uniform() -> None:
+def test_uniforms_are_uniform() -> None:
     numbers = uniforms(1, "s", torch.arange(200), 100)
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -72,14 +72,14 @@ def test_numbers_are_uniform() -> None:
     assert abs(neighbours[0, 1]) < 0.02
 
 
-def test_tokens_stand_in_vocabulary_order_along_the_unit_interval() -> None:
+def test_tokens_in_vocabulary_order() -> None:
     logits = torch.tensor([[0.1, 0.2, 0.3, 0.4]]).log()
     found = drawn(logits, [0.0, 0.09, 0.11, 0.29, 0.31, 0.59, 0.61, LAST])
     assert found.tokens.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     torch.testing.assert_close(found.logprobs, logits[0][found.tokens])
 
 
-def test_an_impossible_token_is_never_drawn_not_even_at_the_ends() -> None:
+def test_impossible_token_never_sampled() -> None:
     logits = torch.tensor([[0.0, 0.0, 0.25, 0.0, 0.5, 0.25, 0.0]]).log()
     assert drawn(logits, [0.0, 0.2499, 0.2501, 0.7499, 0.7501, LAST]).tokens.tolist() == [2, 2, 4, 4, 5, 5]
     wide = torch.full((1, 50_000), -math.inf)
@@ -90,23 +90,23 @@ def test_an_impossible_token_is_never_drawn_not_even_at_the_ends() -> None:
 
 
 def flat_tail(likely: float, vocabulary: int = 150_001) -> tuple[Tensor, Tensor]:
-    """Log-probabilities `[1, V]` of one likely token and a tail of equal ones, and their cumulated sum in float64."""
+    """Log-probabilities `[1, V]` of one likely token and a tail of equal ones, and their cumulative sum in float64."""
     probabilities = torch.full((1, vocabulary), (1 - likely) / (vocabulary - 1), dtype=torch.float64)
     probabilities[0, 0] = likely
     return probabilities.log().float(), probabilities[0].cumsum(0)
 
 
 @pytest.mark.parametrize("likely", [0.5, 0.999])
-def test_tokens_of_a_flat_tail_are_drawn_where_the_exact_sum_says(likely: float) -> None:
+def test_flat_tail_sampled_precisely(likely: float) -> None:
     logits, cumulated = flat_tail(likely)
-    # Fifty neighbours: at .999 the middles of their probabilities are closer together than float32 numbers near 1.
+    # Fifty adjacent tokens: at .999 their midpoints are closer together than float32 numbers near 1.
     middles = cumulated[140_000:140_050] - 0.5 * (1 - likely) / 150_000
     found = drawn(logits, middles).tokens
-    assert (found - torch.arange(140_000, 140_050)).abs().max() <= 20  # of 150 000: the float32 logits' own rounding
+    assert (found - torch.arange(140_000, 140_050)).abs().max() <= 20  # of 150 000: rounding of the float32 logits
     assert found.diff().tolist() == [1] * 49
 
 
-def test_the_nucleus_of_a_flat_tail_holds_as_many_tokens_as_its_exact_sum_says() -> None:
+def test_top_p_of_flat_tail_precise() -> None:
     logits, _ = flat_tail(0.5)
     kept = drawn(logits, [LAST], top_p=0.9).tokens.item()
     # Equal tokens are kept in vocabulary order: 0.5 + k * 0.5 / 150 000 first reaches .9 at k = 120 000.
@@ -114,7 +114,7 @@ def test_the_nucleus_of_a_flat_tail_holds_as_many_tokens_as_its_exact_sum_says()
 
 
 @pytest.mark.parametrize("vocabulary", [512, 513, 5_000])
-def test_a_vocabulary_of_several_blocks_is_drawn_as_one(vocabulary: int) -> None:
+def test_vocabulary_of_several_blocks(vocabulary: int) -> None:
     logits = torch.randn(1, vocabulary, generator=torch.Generator().manual_seed(4))
     cumulated = torch.softmax(logits[0].double(), dim=0).cumsum(0)
     numbers = torch.rand(3_000, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
@@ -133,7 +133,7 @@ def test_a_vocabulary_of_several_blocks_is_drawn_as_one(vocabulary: int) -> None
         {"top_k": 100, "top_p": 0.9},
     ],
 )
-def test_evenly_spread_numbers_give_every_token_its_filtered_probability(settings: dict[str, Any]) -> None:
+def test_frequencies_match_filtered_probabilities(settings: dict[str, Any]) -> None:
     logits = 2 * torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
     count = 20_000
     found = drawn(logits, (torch.arange(count, dtype=torch.float64) + 0.5) / count, **settings)
@@ -152,7 +152,7 @@ def test_evenly_spread_numbers_give_every_token_its_filtered_probability(setting
     torch.testing.assert_close(found.logprobs, tempered[found.tokens], atol=1e-5, rtol=0)
 
 
-def test_the_repetition_penalty_counts_in_the_behavior_alone() -> None:
+def test_repetition_penalty_only_in_behavior_logprobs() -> None:
     logits = torch.tensor([[2.0, -1.0, 0.5, 1.0]])
     seen = torch.tensor([[True, True, False, False]])
     settings = replace(PLAIN, repetition_penalty=1.5, temperature=0.8)
@@ -164,7 +164,7 @@ def test_the_repetition_penalty_counts_in_the_behavior_alone() -> None:
         torch.testing.assert_close(found.logprobs, torch.log_softmax(logits / 0.8, -1)[0, token])
 
 
-def test_a_banned_token_is_not_drawn_but_keeps_its_share_in_the_plain_log_probability() -> None:
+def test_banned_token_only_in_behavior_logprobs() -> None:
     logits = torch.tensor([[3.0, 0.0, 0.0]])
     banned = torch.tensor([[True, False, False]])
     settings = replace(PLAIN, min_new_tokens=1)
@@ -174,7 +174,7 @@ def test_a_banned_token_is_not_drawn_but_keeps_its_share_in_the_plain_log_probab
     torch.testing.assert_close(found.logprobs, torch.log_softmax(logits, -1)[:, 1])
 
 
-def test_without_filters_both_log_probabilities_are_one_tensor() -> None:
+def test_logprobs_shared_without_filters() -> None:
     plain = drawn(torch.zeros(1, 4), [0.3])
     assert plain.behavior_logprobs is plain.logprobs
     for settings in ({"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"min_new_tokens": 1}):
@@ -183,7 +183,7 @@ def test_without_filters_both_log_probabilities_are_one_tensor() -> None:
     assert not PLAIN.filters
 
 
-def test_greedy_takes_the_likeliest_penalised_token_and_temperature_zero_means_one() -> None:
+def test_greedy() -> None:
     logits = torch.tensor([[2.0, 1.5, -1.0]])
     for temperature, divisor in ((0.0, 1.0), (0.5, 0.5)):
         settings = replace(PLAIN, greedy=True, temperature=temperature)
@@ -195,8 +195,8 @@ def test_greedy_takes_the_likeliest_penalised_token_and_temperature_zero_means_o
     assert sample_tokens(logits, settings, uniform=None, seen=seen, banned=None).tokens.tolist() == [1]
 
 
-def test_numbers_reach_the_draw_as_exact_as_they_are_made() -> None:
-    """In float32 this one is 1, and the token with one part in 2 ** 30 would be drawn for a number outside of it."""
+def test_uniforms_used_in_float64() -> None:
+    """In float32 this number would round to 1 and select the token with probability 2 ** -30 incorrectly."""
     numbers = torch.tensor([[1 - 2.0**-29]], dtype=torch.float64)
     state = DecodeState(
         [np.array([0])],

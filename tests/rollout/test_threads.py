@@ -1,4 +1,4 @@
-"""Work that is shared with threads where it is slow."""
+"""map_in_threads uses threads only for slow items."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ippo_cli.config.errors import PreemptionRequested
 from ippo_cli.rollout.threads import map_in_threads
 
 
-def test_quick_work_is_done_in_order_by_the_caller() -> None:
+def test_fast_items_run_in_caller() -> None:
     done: list[tuple[int, str]] = []
     map_in_threads(range(50), lambda item: done.append((item, threading.current_thread().name)), workers=8)
     assert done == [(item, "MainThread") for item in range(50)]
 
 
-def test_much_quick_work_is_not_shared_either() -> None:
+def test_many_fast_items_run_in_caller() -> None:
     names: set[str] = set()
 
     def quick(item: int) -> None:
@@ -30,7 +30,7 @@ def test_much_quick_work_is_not_shared_either() -> None:
     assert names == {"MainThread"}
 
 
-def test_slow_work_is_shared() -> None:
+def test_slow_items_run_in_threads() -> None:
     began, threads = time.perf_counter(), set()
 
     def slow(item: int) -> None:
@@ -42,7 +42,7 @@ def test_slow_work_is_shared() -> None:
     assert len(threads) > 8
 
 
-def test_one_worker_means_one_after_another() -> None:
+def test_one_worker_runs_sequentially() -> None:
     done: list[int] = []
 
     def slow(item: int) -> None:
@@ -53,7 +53,7 @@ def test_one_worker_means_one_after_another() -> None:
     assert done == [0, 1, 2]
 
 
-def test_the_first_item_that_fails_is_told_of() -> None:
+def test_first_exception_raised() -> None:
     def fail(item: int) -> None:
         time.sleep(0.03)
         if item in (3, 5):
@@ -64,7 +64,7 @@ def test_the_first_item_that_fails_is_told_of() -> None:
 
 
 @pytest.mark.parametrize(("workers", "seconds"), [(1, [0.0, 0.0, 0.0]), (4, [0.03, 30.0, 30.0])])
-def test_whoever_is_asked_to_leave_waits_for_nobody(workers: int, seconds: list[float]) -> None:
+def test_poll_exception_abandons_threads(workers: int, seconds: list[float]) -> None:
     began, polled = time.perf_counter(), 0
 
     def poll() -> None:

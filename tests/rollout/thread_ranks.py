@@ -1,4 +1,4 @@
-"""Threads that stand for ranks, each with a copy of a model, and the forwards that they make."""
+"""Simulates ranks by threads, each with a copy of a model, and records their forwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ AnyRank = Callable[[bool], bool]
 
 
 def on_ranks(count: int, model: Any, work: Callable[[int, Any, AnyRank], Any]) -> tuple[list[Any], list[list[int]]]:
-    """What `work(rank, model, any_rank)` returns on each rank, and the forwards each had made where ranks met.
+    """The results of `work(rank, model, any_rank)` on each rank, and its forward counts at each barrier.
 
     `any_rank` is a barrier, as a collective is; the last count is of all forwards.
     """

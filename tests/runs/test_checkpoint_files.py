@@ -1,4 +1,4 @@
-"""Checkpoints as folders: committed whole, verified before they are believed, pruned once the next one is there."""
+"""Checkpoint folders: atomic commit, verification before loading, and removal of old ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ALGORITHM = load_config([]).algorithm
 
 
 def commit_all(temporary: Path, final: Path) -> None:
-    """As one rank that wrote every file."""
+    """Commit as one rank that wrote every file."""
     commit_checkpoint(
         temporary, final, list_files(temporary, (file for file in temporary.rglob("*") if file.is_file()))
     )
@@ -54,7 +54,7 @@ def commit_all(temporary: Path, final: Path) -> None:
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> MakeCheckpoint:
-    """A maker of committed checkpoints with two files."""
+    """A function that creates committed checkpoints with two files."""
 
     def make(iteration: int) -> Path:
         temporary = tmp_path / (checkpoint_name(iteration) + ".tmp")
@@ -67,7 +67,7 @@ def checkpoint(tmp_path: Path) -> MakeCheckpoint:
     return make
 
 
-def test_a_commit_gives_the_folder_its_name_and_lists_every_file(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_commit_renames_folder_and_lists_files(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     made = checkpoint(5)
     assert made.name == "step_00000005"
     assert [path.name for path in tmp_path.iterdir()] == [made.name]
@@ -77,7 +77,7 @@ def test_a_commit_gives_the_folder_its_name_and_lists_every_file(checkpoint: Mak
     assert find_damage(made) is None
 
 
-def test_a_commit_replaces_a_damaged_one_of_the_same_iteration(checkpoint: MakeCheckpoint) -> None:
+def test_commit_replaces_damaged_checkpoint(checkpoint: MakeCheckpoint) -> None:
     (checkpoint(5) / "state.json").write_text("changed")
     assert find_damage(checkpoint(5)) is None
 
@@ -151,7 +151,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_every_damage_is_seen_named_and_passed_over(
+def test_every_damage_is_reported_and_skipped(
     damage: str, checkpoint: MakeCheckpoint, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     older, newer = checkpoint(4), checkpoint(6)
@@ -163,9 +163,7 @@ def test_every_damage_is_seen_named_and_passed_over(
     assert f"warning: {newer} is damaged" in capsys.readouterr().out
 
 
-def test_a_folder_without_a_manifest_or_another_name_is_no_checkpoint(
-    checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
+def test_folder_without_manifest_is_not_a_checkpoint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     made = checkpoint(3)
     (tmp_path / "step_00000009").mkdir()
     for name in ("step_abc", "step_00000010.tmp", "step_", "other", "step_00000011.bak"):
@@ -174,7 +172,7 @@ def test_a_folder_without_a_manifest_or_another_name_is_no_checkpoint(
     assert newest_intact_checkpoint(tmp_path) == made
 
 
-def test_checkpoints_are_ordered_by_number_and_not_by_spelling(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_checkpoints_are_sorted_numerically(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     made = checkpoint(1)
     for name in ("step_9", "step_10", "step_100000000"):
         shutil.copytree(made, tmp_path / name)
@@ -186,7 +184,7 @@ def test_checkpoints_are_ordered_by_number_and_not_by_spelling(checkpoint: MakeC
     ]
 
 
-def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+def test_no_checkpoint_if_none_is_intact(checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     assert newest_intact_checkpoint(tmp_path) is None
     assert newest_intact_checkpoint(tmp_path / "nowhere") is None
     flip(checkpoint(1))
@@ -208,9 +206,7 @@ def test_where_nothing_is_intact_there_is_no_checkpoint(checkpoint: MakeCheckpoi
         '{"checkpoint": "step_00000002"}',
     ],
 )
-def test_a_pointer_that_cannot_be_followed_points_nowhere(
-    text: str, checkpoint: MakeCheckpoint, tmp_path: Path
-) -> None:
+def test_invalid_pointer_is_none(text: str, checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
     made = checkpoint(1)
     (tmp_path / "best.json").write_text(text)
     assert read_pointer(tmp_path, "best") is None
@@ -221,7 +217,7 @@ def test_a_pointer_that_cannot_be_followed_points_nowhere(
 
 
 def state(iteration: int) -> TrainingState:
-    """A run's state without agents: everything but weights."""
+    """A run's state without agents: everything except weights."""
     return TrainingState(
         team=Team(agents={}, learners=[]),
         algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
@@ -255,7 +251,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "checkpoints").iterdir())
 
 
-def test_the_newest_ones_and_the_best_are_kept(tmp_path: Path) -> None:
+def test_newest_and_best_are_kept(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     for iteration in range(1, 7):
         assert made.save(state(iteration), best=iteration in (1, 3))
@@ -264,7 +260,7 @@ def test_the_newest_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     assert read_pointer(made.folder, "latest") == made.folder / checkpoint_name(6)
 
 
-def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
+def test_only_newest_are_kept_without_best(tmp_path: Path) -> None:
     checkpoints(tmp_path).save(state(7), best=True)
     made = checkpoints(tmp_path, keep=3, best=False)
     for iteration in range(8, 13):
@@ -272,14 +268,14 @@ def test_without_best_only_the_newest_ones_are_kept(tmp_path: Path) -> None:
     assert names(tmp_path) == ["latest.json", checkpoint_name(10), checkpoint_name(11), checkpoint_name(12)]
 
 
-def test_an_improvement_is_a_reason_to_save_only_where_the_best_is_kept(tmp_path: Path) -> None:
+def test_improvement_is_due_only_if_best_is_kept(tmp_path: Path) -> None:
     for best in (True, False):
         made = checkpoints(tmp_path, every=0, best=best)
         assert made.due(3, 7, improved=True) == best
         assert made.due(7, 7, improved=True)
 
 
-def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_path: Path) -> None:
+def test_saved_iteration_becomes_best_without_rewrite(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
     before = (made.folder / checkpoint_name(1) / MANIFEST).stat().st_mtime_ns
@@ -289,14 +285,12 @@ def test_a_saved_iteration_may_become_the_best_without_being_written_again(tmp_p
 
 
 @pytest.mark.parametrize(("every", "due"), [(0, [7]), (1, list(range(1, 8))), (3, [3, 6, 7]), (9, [7])])
-def test_checkpoints_are_due_as_planned_and_at_the_end(every: int, due: list[int], tmp_path: Path) -> None:
+def test_due_at_planned_iterations_and_at_the_end(every: int, due: list[int], tmp_path: Path) -> None:
     made = checkpoints(tmp_path, every=every)
     assert [iteration for iteration in range(1, 8) if made.due(iteration, 7)] == due
 
 
-def test_a_checkpoint_is_due_by_time_after_the_last_one_whatever_made_that_due(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_due_by_time_since_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("ippo_cli.training.checkpoint.time", SimpleNamespace(monotonic=lambda: now))
     made = checkpoints(tmp_path, every=5, every_seconds=60)
@@ -309,9 +303,7 @@ def test_a_checkpoint_is_due_by_time_after_the_last_one_whatever_made_that_due(
     assert due == [3, 5, 8, 10, 13, 15, 18], "75 s after the last one, or where it is due by iterations"
 
 
-def test_a_checkpoint_by_time_that_failed_is_not_tried_again_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_checkpoint_by_time_is_not_retried_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("ippo_cli.training.checkpoint.time", SimpleNamespace(monotonic=lambda: now))
     made = checkpoints(tmp_path, every=0, every_seconds=60)
@@ -322,7 +314,7 @@ def test_a_checkpoint_by_time_that_failed_is_not_tried_again_at_once(
     assert not made.due(2, 100)
 
 
-def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) -> None:
+def test_temporary_folders_are_removed(tmp_path: Path) -> None:
     stale = tmp_path / "checkpoints" / (checkpoint_name(4) + ".tmp")
     (stale / "low").mkdir(parents=True)
     (stale / MANIFEST).write_text("{}")
@@ -333,7 +325,7 @@ def test_what_a_run_that_died_left_half_written_is_cleared_away(tmp_path: Path) 
     assert raised.value.exit_code == 14
 
 
-def test_loading_restores_progress_run_coefficients_and_random_streams(tmp_path: Path) -> None:
+def test_load_restores_progress_coefficients_and_rng(tmp_path: Path) -> None:
     saved = state(3)
     saved.progress.row = {"iteration": 3, "low/score/mean": 0.25}
     saved.algorithm.kl_coef = {"low": 0.125, "high": 0.1 + 0.2}
@@ -352,7 +344,7 @@ def test_loading_restores_progress_run_coefficients_and_random_streams(tmp_path:
     assert torch.equal(torch.rand(3), expected[2])
 
 
-def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_load_skips_damaged_checkpoint(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
     made.save(state(2))
@@ -365,7 +357,7 @@ def test_loading_falls_back_past_a_damaged_checkpoint(tmp_path: Path) -> None:
     assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(2)
 
 
-def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_kept(tmp_path: Path) -> None:
+def test_damaged_checkpoints_do_not_count_as_kept(tmp_path: Path) -> None:
     made = checkpoints(tmp_path, keep=3)
     for iteration in (4, 6, 8):
         made.save(state(iteration), best=iteration == 8)
@@ -373,7 +365,7 @@ def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_ke
         (made.folder / checkpoint_name(iteration) / "state.json").write_text("{}")
     again = checkpoints(tmp_path)
     again.load(state(0), again.find_newest_intact())
-    again.save(state(4))  # asked to leave at once
+    again.save(state(4))  # preempted immediately
     assert names(tmp_path) == ["best.json", "latest.json", checkpoint_name(4), checkpoint_name(6), checkpoint_name(8)]
     again.save(state(5))
     assert names(tmp_path) == ["best.json", "latest.json", checkpoint_name(4), checkpoint_name(5)]
@@ -384,11 +376,9 @@ def test_damaged_checkpoints_that_were_passed_over_are_none_of_those_that_are_ke
 
 @pytest.mark.parametrize(
     ("key", "value", "said"),
-    [("schema_version", 99, "another checkpoint format"), ("world_size", 2, "start with launch.processes=2")],
+    [("schema_version", 99, "a different checkpoint format"), ("world_size", 2, "set launch.processes=2")],
 )
-def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
-    key: str, value: int, said: str, tmp_path: Path
-) -> None:
+def test_other_format_or_world_size_is_rejected(key: str, value: int, said: str, tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
     folder = made.folder / checkpoint_name(1)
@@ -401,8 +391,8 @@ def test_a_checkpoint_of_another_format_or_number_of_processes_is_refused(
         made.load(state(0), made.find_newest_intact())
 
 
-def test_random_streams_go_on_where_they_were_written_down() -> None:
-    random.gauss(0, 1)  # leaves half of a pair behind, which belongs to the state
+def test_rng_state_is_restored() -> None:
+    random.gauss(0, 1)  # leaves one number of a pair, which is part of the state
     numpy.random.randn()
     kept = json.loads(json.dumps(rng_state()))
     first = drawn()
@@ -416,7 +406,7 @@ def drawn() -> tuple[object, ...]:
 
 @contextmanager
 def full_disk(limit: int) -> Iterator[None]:
-    """No file of this process may grow beyond `limit` bytes."""
+    """Limit the size of every file that this process writes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
     try:
@@ -425,9 +415,7 @@ def full_disk(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_costs_one_checkpoint_and_leaves_the_last_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_full_disk_keeps_previous_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = checkpoints(tmp_path)
     made.save(state(1))
     with full_disk(1000):
@@ -439,18 +427,18 @@ def test_a_full_disk_costs_one_checkpoint_and_leaves_the_last_one(
     assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(2)
 
 
-def test_a_disk_that_stays_full_ends_the_run_with_thirteen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_ends_run_with_exit_code_13(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = checkpoints(tmp_path)
     with full_disk(1000):
         for _ in range(MAX_FAILURES_IN_A_ROW - 1):
             assert not made.save(state(1))
-        with pytest.raises(StorageError, match="3 checkpoints in a row could not be saved") as raised:
+        with pytest.raises(StorageError, match="cannot save checkpoints, 3 failures in a row") as raised:
             made.save(state(1))
     assert raised.value.exit_code == 13
     assert "Traceback" not in capsys.readouterr().err
 
 
-def test_a_success_in_between_begins_the_count_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_success_resets_failure_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = checkpoints(tmp_path)
     for iteration in range(1, 9):
         if iteration % MAX_FAILURES_IN_A_ROW == 0:
@@ -461,7 +449,7 @@ def test_a_success_in_between_begins_the_count_anew(tmp_path: Path, capsys: pyte
     capsys.readouterr()
 
 
-def test_a_commit_that_fails_is_a_checkpoint_that_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_commit_is_a_failed_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = checkpoints(tmp_path)
     (made.folder / checkpoint_name(2)).write_text("in the way")
     assert not made.save(state(2))
@@ -469,9 +457,7 @@ def test_a_commit_that_fails_is_a_checkpoint_that_failed(tmp_path: Path, capsys:
     assert names(tmp_path) == [checkpoint_name(2)]
 
 
-def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_pointer_keeps_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = checkpoints(tmp_path)
     (made.folder / "latest.json").mkdir()
     assert made.save(state(2))
@@ -479,7 +465,7 @@ def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(
     assert newest_intact_checkpoint(made.folder) == made.folder / checkpoint_name(2)
 
 
-def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
+def test_files_of_other_ranks_may_appear_late(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("123")
     wrote = [list_files(tmp_path, [tmp_path / "mine"]), {"low/theirs": {"bytes": 5, "sha256": ""}}]
 
@@ -494,51 +480,49 @@ def test_what_another_rank_wrote_may_come_late(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [None, 4])
-def test_what_another_rank_wrote_must_be_there_whole(
+def test_files_of_other_ranks_must_be_complete(
     size: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint_files, "VISIBILITY_TIMEOUT_S", 0.2)
     if size is not None:
         (tmp_path / "theirs").write_text("x" * size)
     wrote = [{}, {"theirs": {"bytes": 5, "sha256": ""}}]
-    with pytest.raises(StorageError, match="rank 1 wrote theirs, and rank 0 does not see it"):
+    with pytest.raises(StorageError, match="rank 1 wrote theirs, but rank 0 does not see it"):
         await_files(tmp_path, wrote)
 
 
-def test_a_file_that_no_rank_wrote_is_refused(tmp_path: Path) -> None:
+def test_unknown_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("123")
     (tmp_path / "other").write_text("")
     with pytest.raises(StorageError, match="files that no rank wrote: other"):
         await_files(tmp_path, [list_files(tmp_path, [tmp_path / "mine"])])
 
 
-def test_whoever_tells_of_a_full_disk_the_systems_words_are_kept(tmp_path: Path) -> None:
+def test_disk_full_message_is_kept_for_every_writer(tmp_path: Path) -> None:
     failures: list[str] = []
     with full_disk(1000), collect_failures(failures), (tmp_path / "weights").open("wb") as file:
-        torch.save(torch.zeros(100_000), file)  # raises a RuntimeError of its own
+        torch.save(torch.zeros(100_000), file)  # raises its own RuntimeError
     with collect_failures(failures):
         raise ValueError("not the disk's\nfault")
     assert failures == ["File too large", "ValueError: not the disk's fault"]
 
 
-def test_a_save_waits_for_the_rows_that_belong_to_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_save_requires_written_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made, waiting = checkpoints(tmp_path), state(2)
     waiting.progress.metrics_bytes = None
     assert not made.save(waiting)
-    assert "rows of metrics.jsonl cannot be written" in capsys.readouterr().out
+    assert "cannot write rows of metrics.jsonl" in capsys.readouterr().out
     assert names(tmp_path) == []
 
 
-def test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = checkpoints(tmp_path, every=5)  # 2 are kept, and one more is there while it is written
+def test_too_small_disk_is_rejected_before_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = checkpoints(tmp_path, every=5)  # 2 are kept, and one more exists while it is written
     free = shutil.disk_usage(tmp_path).free
-    with pytest.raises(PreflightError, match="3 will lie there at once") as raised:
+    with pytest.raises(PreflightError, match="up to 3 checkpoints exist at once") as raised:
         made.check_disk_space(int(free / 2.5), 100)
     assert raised.value.exit_code == 3
     made.check_disk_space(int(free / 2.5), 10)
-    assert capsys.readouterr().out.count("no room for the best one") == 1
+    assert capsys.readouterr().out.count("the best checkpoint may not fit") == 1
     made.check_disk_space(int(free / 4.5), 100)
     assert capsys.readouterr().out == ""
     made.save(state(1))
@@ -546,18 +530,19 @@ def test_a_disk_that_cannot_hold_what_is_kept_is_refused_before_training(
     made.check_disk_space(int(free / 2.5), 100)
 
 
-def test_a_disk_that_may_not_hold_what_is_saved_by_time_is_warned_of(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_possibly_too_small_disk_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     size = int(shutil.disk_usage(tmp_path).free / 2.5)
     made = checkpoints(tmp_path, every=0, every_seconds=600, best=False)
     made.check_disk_space(size, 1)
     assert capsys.readouterr().out == ""
     made.check_disk_space(size, 100)
-    assert "3 will lie there at once if iterations are long (checkpoint.every_seconds=600" in capsys.readouterr().out
+    assert (
+        "up to 3 checkpoints exist at once if iterations are long (checkpoint.every_seconds=600"
+        in capsys.readouterr().out
+    )
 
 
-def test_while_no_iteration_is_better_the_pointer_names_the_initial_weights(tmp_path: Path) -> None:
+def test_best_pointer_starts_with_initial_weights(tmp_path: Path) -> None:
     made = checkpoints(tmp_path)
     made.mark_initial_best()
     made.save(state(1))

@@ -1,4 +1,4 @@
-"""Leaving before a time limit, with room for what must be finished first."""
+"""Stopping before a time limit, with time to finish an update and to save."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ippo_cli.runs.folder import list_checkpoints
 from ippo_cli.training import process
 
 
-def test_a_run_leaves_early_enough_to_finish_an_update_and_to_save() -> None:
+def test_deadline_allows_update_and_save() -> None:
     limit = TimeLimit(1000.0, save_bytes=0.0)
     assert limit.deadline == 1000.0 - MARGIN_S
     limit.saved(20.0)
@@ -25,12 +25,12 @@ def test_a_run_leaves_early_enough_to_finish_an_update_and_to_save() -> None:
     assert limit.deadline == 1000.0 - MARGIN_S - 1.5 * 20.0 - 1.25 * 40.0
 
 
-def test_what_a_resumed_run_knows_of_its_times_counts() -> None:
+def test_resumed_run_uses_earlier_durations() -> None:
     known = [{"time/update": 40.0, "time/iteration": 100.0, "time/checkpoint": 20.0}]
     assert TimeLimit(1000.0, 0.0, known).deadline == 1000.0 - MARGIN_S - 30.0 - 50.0
 
 
-def test_no_iteration_is_begun_that_would_be_given_up() -> None:
+def test_no_iteration_starts_if_it_would_be_aborted() -> None:
     limit = TimeLimit(time.time() + 100.0, save_bytes=0.0)
     limit.record_iteration({"time/update": 10.0, "time/iteration": 50.0})
     assert not limit.next_iteration_exceeds_limit()
@@ -40,7 +40,7 @@ def test_no_iteration_is_begun_that_would_be_given_up() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_saves_before_its_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_saves_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "MARGIN_S", 1.0)
     endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.must_save_by=1000")
     with a_trainer(tmp_path, *endless) as trainer:

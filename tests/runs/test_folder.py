@@ -1,4 +1,4 @@
-"""A run's folder: reserved once, written in whole files, held by one process."""
+"""A run's folder: creation, atomic files, and locks."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ from ippo_cli.runs.folder import (
 )
 
 
-def test_runs_of_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+def test_runs_of_the_same_second_get_different_folders(tmp_path: Path) -> None:
     made = [reserve_folder(tmp_path / "outputs" / "name") for _ in range(5)]
     assert len(set(made)) == 5
     assert all(re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{6}", folder.name) and folder.is_dir() for folder in made)
     assert all(folder.is_absolute() for folder in made)
 
 
-def test_a_root_that_is_a_file_is_a_storage_failure(tmp_path: Path) -> None:
+def test_root_that_is_a_file_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "outputs").write_text("")
     with pytest.raises(StorageError, match="output_dir") as raised:
         reserve_folder(tmp_path / "outputs" / "name")
     assert raised.value.exit_code == 13
 
 
-def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
+def test_start_files_describe_the_run(tmp_path: Path) -> None:
     write_start_files(
         tmp_path,
         "seed: 1\n",
@@ -64,7 +64,7 @@ def test_a_folder_says_how_its_run_was_made(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
-def test_a_run_says_which_job_began_it_whoever_goes_on_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_file_keeps_the_first_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_owner_job(tmp_path) == (None, [])
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     write_start_files(tmp_path, "seed: 1\n", ["seed=1"], ["ippo-train"], resumed=False)
@@ -76,14 +76,14 @@ def test_a_run_says_which_job_began_it_whoever_goes_on_with_it(tmp_path: Path, m
         read_owner_job(tmp_path)
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+def test_files_are_replaced_atomically(tmp_path: Path) -> None:
     write_atomically(tmp_path / "a.json", "one")
     write_atomically(tmp_path / "a.json", "zwei é drei")
     assert (tmp_path / "a.json").read_text() == "zwei é drei"
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_one_process_holds_a_folder_and_its_end_frees_it(tmp_path: Path) -> None:
+def test_lock_is_exclusive_and_freed_on_exit(tmp_path: Path) -> None:
     assert not is_run_locked(tmp_path)
     code = (
         "import sys; from pathlib import Path; from ippo_cli.runs.folder import lock_folder\n"
@@ -106,7 +106,7 @@ def test_one_process_holds_a_folder_and_its_end_frees_it(tmp_path: Path) -> None
         pass
 
 
-def test_runs_are_listed_newest_first_and_only_where_they_began(tmp_path: Path) -> None:
+def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
     for name in ("20250101-000000-ffffff", "20250301-000000-aaaaaa", "20250201-000000-bbbbbb"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text('{"state": "done"}')
@@ -116,7 +116,7 @@ def test_runs_are_listed_newest_first_and_only_where_they_began(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", "3"])
-def test_a_state_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path) -> None:
+def test_unreadable_state_is_rejected(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "run.json").write_text(text)
     with pytest.raises(ResumeError, match=re.escape(str(tmp_path))):
@@ -125,15 +125,15 @@ def test_a_state_that_cannot_be_read_is_refused(text: str | None, tmp_path: Path
     assert read_run_state(tmp_path) == "preempted"
 
 
-def test_asking_whether_a_folder_is_in_use_does_not_make_it_so(tmp_path: Path) -> None:
-    with lock_folder(tmp_path, shared=True):  # another rank, asking at the same moment
+def test_lock_check_does_not_lock(tmp_path: Path) -> None:
+    with lock_folder(tmp_path, shared=True):  # another rank checks at the same time
         assert not is_run_locked(tmp_path)
     with lock_folder(tmp_path):
         assert is_run_locked(tmp_path)
 
 
-def test_a_checkpoint_of_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+def test_other_world_size_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "state.json").write_text('{"world_size": 2}')
     check_world_size(tmp_path, 2)
-    with pytest.raises(ResumeError, match=r"by 2 processes and there are 1 now; start with launch\.processes=2"):
+    with pytest.raises(ResumeError, match=r"by 2 processes and there are 1 now; set launch\.processes=2"):
         check_world_size(tmp_path, 1)

@@ -1,4 +1,4 @@
-"""Commands begin without looking for garbage, and what trains looks for it as usual."""
+"""Garbage collection is rare during startup and normal during training."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ippo_cli.runs.garbage_collection import restore_gc
 from ippo_cli.training.process import prepare_process
 
 
-def test_garbage_is_looked_for_seldom_while_a_command_begins_and_as_usual_once_it_trains(
+def test_gc_is_rare_at_startup_and_normal_in_training(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    restore_gc()  # a command that another test ran may have begun here, and have trained nothing
+    restore_gc()  # a command of another test may have started in this process without training
     usual, found = gc.get_threshold(), []
     monkeypatch.setattr(exits, "exit_process", found.append)
     monkeypatch.setattr(sys, "argv", ["ippo-train", "seed=1"])
@@ -34,9 +34,9 @@ def test_garbage_is_looked_for_seldom_while_a_command_begins_and_as_usual_once_i
     assert gc.get_freeze_count() > 100_000
 
 
-def test_what_a_first_run_left_is_not_kept_by_a_second_one_in_the_same_process() -> None:
+def test_second_run_frees_objects_of_first_run() -> None:
     class Left:
-        """A part of a cycle."""
+        """A member of a reference cycle."""
 
     restore_gc()
     one = Left()

@@ -1,4 +1,4 @@
-"""Handlers of ours in this process, and none of them in what it forks."""
+"""Signal handlers in this process, and their absence in forked children."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ippo_cli.runs.signals import HANDLED_SIGNALS, WATCH_INTERVAL_S, PreemptionH
 
 
 def status_of(child: int) -> int:
-    """The wait status of a child that ends within seconds; one that does not is killed."""
+    """The wait status of a child that exits within seconds; otherwise the child is killed."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         ended, status = os.waitpid(child, os.WNOHANG)
@@ -30,7 +30,7 @@ def status_of(child: int) -> int:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """A forked child that does this and leaves with 7."""
+    """Fork a child that calls this and exits with 7."""
     child = os.fork()
     if child == 0:
         try:
@@ -41,7 +41,7 @@ def forked(work: Callable[[], object]) -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
-def test_a_signal_ends_a_forked_child(number: signal.Signals) -> None:
+def test_signal_ends_forked_child(number: signal.Signals) -> None:
     with PreemptionHandler() as preemption:
         child = forked(lambda: time.sleep(60))
         os.kill(child, number)
@@ -51,15 +51,15 @@ def test_a_signal_ends_a_forked_child(number: signal.Signals) -> None:
         assert preemption.received_signal is None
 
 
-def test_a_child_that_is_signalled_at_once_ends() -> None:
+def test_immediately_signalled_child_ends() -> None:
     with PreemptionHandler():
-        for _ in range(100):  # the signal comes before, while and after the child undoes what it inherited
+        for _ in range(100):  # the signal arrives before, during and after the child restores the handlers
             child = forked(lambda: time.sleep(60))
             os.kill(child, signal.SIGTERM)
             assert os.WIFSIGNALED(status_of(child))
 
 
-def test_a_child_that_another_thread_forks_ends_too() -> None:
+def test_child_forked_by_another_thread_ends() -> None:
     statuses: list[int] = []
 
     def work() -> None:
@@ -74,7 +74,7 @@ def test_a_child_that_another_thread_forks_ends_too() -> None:
     assert os.WTERMSIG(statuses[0]) == signal.SIGTERM
 
 
-def test_a_child_has_the_handlers_of_before_even_if_they_were_replaced_twice() -> None:
+def test_child_gets_original_handlers_after_two_replacements() -> None:
     read, write = os.pipe()
     before = signal.signal(signal.SIGUSR1, lambda *_: os.write(write, b"before"))
     try:
@@ -86,7 +86,7 @@ def test_a_child_has_the_handlers_of_before_even_if_they_were_replaced_twice() -
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_child_may_leave_the_block_that_it_was_forked_in() -> None:
+def test_child_may_exit_the_handler_block() -> None:
     with handle_signals(HANDLED_SIGNALS, lambda *_: None):
         child = os.fork()
     if child == 0:
@@ -94,7 +94,7 @@ def test_a_child_may_leave_the_block_that_it_was_forked_in() -> None:
     assert os.WEXITSTATUS(status_of(child)) == 3
 
 
-def test_the_parent_keeps_its_handlers_and_its_signal_mask() -> None:
+def test_parent_keeps_handlers_and_signal_mask() -> None:
     before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with PreemptionHandler() as preemption:
@@ -105,7 +105,7 @@ def test_the_parent_keeps_its_handlers_and_its_signal_mask() -> None:
     assert {number: signal.getsignal(number) for number in HANDLED_SIGNALS} == before
 
 
-def test_who_waits_is_told_once_that_a_signal_came() -> None:
+def test_waiter_is_notified_once_of_a_signal() -> None:
     said: list[str] = []
     with PreemptionHandler() as preemption:
         preemption.on_preemption = said.append
@@ -117,7 +117,7 @@ def test_who_waits_is_told_once_that_a_signal_came() -> None:
     assert said == ["SIGTERM"]
 
 
-def test_a_pool_can_be_ended() -> None:
+def test_pool_can_be_terminated() -> None:
     with PreemptionHandler():
         pool = multiprocessing.get_context("fork").Pool(2)
         assert pool.map(abs, [-1, -2]) == [1, 2]
@@ -130,7 +130,7 @@ def test_a_pool_can_be_ended() -> None:
         assert ended
 
 
-def test_a_command_that_is_prepared_by_a_function_has_no_handler_of_ours() -> None:
+def test_prepared_command_has_default_handlers() -> None:
     with PreemptionHandler():
         process = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: None)
         process.terminate()

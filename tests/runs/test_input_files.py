@@ -1,4 +1,4 @@
-"""Code and data that change between a run's start and its resume."""
+"""Code and data files that change between a run's start and its resume."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def found(root: Path) -> dict[str, str]:
     return {file.name: found.key for file, found in input_files(config).items()}
 
 
-def test_named_files_and_their_neighbours_are_inputs(files: Path) -> None:
+def test_named_files_and_siblings_are_inputs(files: Path) -> None:
     keys = found(files)
     assert set(keys) == {"my reward.py", "helper.py", "other.py", "prompts.py", "steps.py"}
     assert keys["my reward.py"] == "reward.function"
@@ -62,7 +62,7 @@ def test_named_files_and_their_neighbours_are_inputs(files: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["my reward.py", "other.py"])
-def test_a_changed_file_is_named_until_the_run_has_started_with_it(edit: Edit, name: str, files: Path) -> None:
+def test_changed_file_warns_until_the_run_has_started_with_it(edit: Edit, name: str, files: Path) -> None:
     config = load_config(["reward=function", f"reward.function='{files}/my reward.py:score'"])
     inputs, folder = input_files(config), files / "run"
     folder.mkdir()
@@ -81,7 +81,7 @@ def test_a_changed_file_is_named_until_the_run_has_started_with_it(edit: Edit, n
 
 
 @pytest.mark.parametrize("source", ["a[1].jsonl", "*.jsonl", "data", "rows.py:rows"])
-def test_changed_data_is_named(source: str, files: Path) -> None:
+def test_changed_data_warns(source: str, files: Path) -> None:
     (files / "data").mkdir()
     file = files / {"data": "data/a.jsonl", "rows.py:rows": "rows.py"}.get(source, "a[1].jsonl")
     file.write_text("one")
@@ -93,7 +93,7 @@ def test_changed_data_is_named(source: str, files: Path) -> None:
     assert "order of prompts" in line
 
 
-def test_new_and_missing_data_files_are_named(files: Path) -> None:
+def test_new_and_missing_data_files_warn(files: Path) -> None:
     (files / "a.jsonl").write_text("one")
     record_inputs(files, load_data("*.jsonl"), resumed=False)
     (files / "a.jsonl").rename(files / "b.jsonl")
@@ -102,7 +102,7 @@ def test_new_and_missing_data_files_are_named(files: Path) -> None:
     assert "a.jsonl (task.train, missing)" in line
 
 
-def test_other_data_that_is_asked_for_is_no_change(files: Path) -> None:
+def test_different_data_key_does_not_warn(files: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         (files / name).write_text("one")
     record_inputs(files, load_data("a.jsonl"), resumed=False)
@@ -110,7 +110,7 @@ def test_other_data_that_is_asked_for_is_no_change(files: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a.jsonl": 1}', None])
-def test_run_without_hashes_of_its_inputs(text: str | None, files: Path) -> None:
+def test_run_without_input_hashes(text: str | None, files: Path) -> None:
     (files / "a.jsonl").write_text("one")
     if text is not None:
         (files / INPUTS).write_text(text)

@@ -27,7 +27,7 @@ LONG = ["num_iterations=8", "evaluation.every=0", "checkpoint.every=5"]
 
 
 def ippo_train(root: Path, *overrides: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-    resumed = any(text.startswith("resume=") for text in overrides)  # what is typed wins over what was saved
+    resumed = any(text.startswith("resume=") for text in overrides)  # overrides on the command line replace saved ones
     own = () if resumed else (*SMALL, f"output_dir={root}")
     command = [*(prefix or (sys.executable,)), "-m", "ippo_cli.cli.train", *own, *overrides]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -57,10 +57,10 @@ def wait_for_rows(root: Path, count: int, place: str = "default/*/metrics.jsonl"
     raise AssertionError("the run wrote no metrics")
 
 
-def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
+def test_preemption_before_rank_start_is_not_a_failure():
     def sleeping() -> _RankProcesses:
         ranks = _RankProcesses()
-        # As ranks are started: a program that a shell runs in the background would leave them deaf to SIGINT otherwise.
+        # As in production: a background job of a shell would otherwise ignore SIGINT.
         with handle_signals(FORWARDED, ranks.forward):
             for _ in range(2):
                 ranks.add(subprocess.Popen(["sleep", "60"]))
@@ -80,7 +80,7 @@ def test_a_rank_that_has_not_begun_when_it_is_asked_to_leave_is_no_failure():
     assert (failure.exit_code, failure.asked, failure.is_killed) == (1, False, True)
 
 
-def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
+def test_starting_rank_receives_earlier_signals():
     ranks = _RankProcesses()
     ranks.forward(signal.SIGTERM, None)
     ranks.add(subprocess.Popen(["sleep", "60"]))
@@ -88,7 +88,7 @@ def test_a_rank_that_was_being_started_when_all_were_asked_to_leave_is_told():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing tells a rank of its parent's end")
-def test_a_rank_whose_parent_was_gone_before_it_could_ask_leaves_at_once():
+def test_rank_exits_if_parent_died_before_prctl():
     program = (
         "import os; from ippo_cli.runs.parent import terminate_with_parent; terminate_with_parent({}); print('there')"
     )
@@ -97,7 +97,7 @@ def test_a_rank_whose_parent_was_gone_before_it_could_ask_leaves_at_once():
         assert done.returncode == code
 
 
-def test_nobody_else_can_take_the_port_while_ranks_are_being_started(tmp_path, monkeypatch):
+def test_rendezvous_port_is_reserved(tmp_path, monkeypatch):
     met = []
 
     def together(places, *_):
@@ -113,16 +113,16 @@ def test_nobody_else_can_take_the_port_while_ranks_are_being_started(tmp_path, m
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run of two ranks that were started by somebody else."""
+    """The folder of a run with two ranks from an external launcher."""
     return train_on_two_ranks(tmp_path_factory.mktemp("whole"), "deepspeed=zero2", *LONG)
 
 
 @pytest.mark.slow
-def test_two_ranks_make_one_run_that_samples_what_one_rank_samples(tmp_path, whole):
+def test_two_ranks_sample_as_one_rank(tmp_path, whole):
     one, two = rows(train(tmp_path, *LONG)), rows(whole)
     assert json.loads((whole / "run.json").read_text())["state"] == "done"
     assert [row["iteration"] for row in two] == list(range(9))
-    # Until the first update the ranks have the same weights as one process, and the same samples.
+    # Before the first update the ranks have the same weights and samples as one process.
     for key, value in one[0].items():
         assert two[0][key] == pytest.approx(value, abs=1e-6), key
     for key, value in one[1].items():
@@ -134,7 +134,7 @@ def sweep_rows(folder: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later(tmp_path):
+def test_preempted_sweep_starts_no_job_and_resumes(tmp_path):
     slow = tmp_path / "slow"
     slow.touch()
     (tmp_path / "reward.py").write_text(
@@ -156,7 +156,7 @@ def test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later(tm
     process.send_signal(signal.SIGTERM)
     said = finished(process, 75)
     [folder] = tmp_path.glob("out/default/multirun-*")
-    assert f"go on with: ippo-train -m resume={folder.relative_to(tmp_path)}" in said
+    assert f"resume with: ippo-train -m resume={folder.relative_to(tmp_path)}" in said
     assert [row["state"] for row in sweep_rows(folder)] == ["preempted", "waiting"]
     assert [path.parent.name for path in folder.glob("*/run.json")] == ["1"]
     slow.unlink()
@@ -168,7 +168,7 @@ def test_a_sweep_that_is_asked_to_leave_begins_no_other_job_and_goes_on_later(tm
 
 
 @pytest.mark.slow
-def test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte(tmp_path, whole):
+def test_preempted_ranks_save_and_resume_exactly(tmp_path, whole):
     process = ippo_train(tmp_path, *TWO, *LONG)
     wait_for_rows(tmp_path, 3)
     process.send_signal(signal.SIGTERM)
@@ -185,13 +185,13 @@ def test_two_ranks_that_are_asked_to_leave_save_and_resume_to_the_byte(tmp_path,
     assert all(torch.equal(found[name], value) for name, value in expected.items())
     config = from_yaml(alone / "config.yaml")
     config.checkpoint.reshard = True
-    run_training(config, alone, resumed=True)  # one rank goes on with what two have saved
+    run_training(config, alone, resumed=True)  # one rank resumes the checkpoint of two ranks
     for row, known in zip(rows(alone), rows(whole), strict=True):
         assert row == pytest.approx(known, rel=1e-3, abs=1e-4, nan_ok=True)
 
 
 @pytest.mark.slow
-def test_torchrun_starts_ranks_that_agree_on_one_folder(tmp_path):
+def test_torchrun_ranks_agree_on_one_folder(tmp_path):
     prefix = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
     finished(ippo_train(tmp_path, "num_iterations=1", "evaluation.every=0", "deepspeed=zero3", prefix=prefix))
     folder = only_run(tmp_path)
@@ -201,7 +201,7 @@ def test_torchrun_starts_ranks_that_agree_on_one_folder(tmp_path):
 
 
 @pytest.mark.slow
-def test_one_line_typed_on_two_machines_makes_one_run(tmp_path, whole, monkeypatch):
+def test_same_command_on_two_nodes_makes_one_run(tmp_path, whole, monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as probe:
         monkeypatch.setenv("MASTER_PORT", str(probe.getsockname()[1]))
@@ -218,7 +218,7 @@ def test_one_line_typed_on_two_machines_makes_one_run(tmp_path, whole, monkeypat
 
 
 @pytest.mark.slow
-def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
+def test_error_in_one_rank_ends_all(tmp_path):
     reward = tmp_path / "reward.py"
     reward.write_text(
         "import os\n\ndef reward(examples, responses):\n"
@@ -232,7 +232,7 @@ def test_an_error_in_one_rank_ends_all_with_its_exit_code(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failing_job_stops_no_other_and_is_the_one_that_a_sweep_goes_on_with(tmp_path):
+def test_failed_job_does_not_stop_sweep_and_is_rerun(tmp_path):
     reward = tmp_path / "reward.py"
     text = "def bad(examples, responses):\n    raise ValueError('broken on purpose')\n\n\n"
     reward.write_text(

@@ -1,4 +1,4 @@
-"""What happens when the reader of a command's output goes away, and how often Ctrl-C counts."""
+"""Closed standard output, and repeated Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ print("done", file=sys.stderr)
 
 
 def piped(program: str) -> tuple[int, str]:
-    """Exit code and stderr of a Python program whose output is read for one line."""
+    """Exit code and stderr of a Python program of whose output one line is read."""
     process = subprocess.Popen(
         [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -45,24 +45,24 @@ def piped(program: str) -> tuple[int, str]:
     return process.wait(timeout=60), said
 
 
-def test_a_command_ends_quietly_without_a_reader() -> None:
+def test_command_exits_quietly_without_reader() -> None:
     assert piped(LINES.format(before="")) == (141, "ended\n")
 
 
-def test_training_outlives_its_reader_and_reports_it() -> None:
+def test_training_continues_without_reader() -> None:
     code, said = piped(LINES.format(before="ignore_closed_output()"))
     assert code == 0
-    assert said == "ippo: the reader of the output is gone; training continues\ndone\n"
+    assert said == "ippo: the output has no reader any more; training continues\ndone\n"
 
 
-def test_help_without_a_reader() -> None:
+def test_help_without_reader() -> None:
     program = "import sys; sys.argv[1:] = ['--help']\nfrom ippo_cli.cli.train import main\nmain()"
     code, said = piped(program)
-    assert code in (0, 141)  # what fits into the pipe is written before the reader goes
+    assert code in (0, 141)  # output that fits into the pipe is written before the reader exits
     assert said == ""
 
 
-def test_a_closed_pipe_of_another_kind_is_no_lost_reader() -> None:
+def test_other_closed_pipe_is_not_a_closed_output() -> None:
     program = (
         "import os\nfrom ippo_cli.runs.output import detect_closed_output\nwatch_readers()\n"
         "one, two = os.pipe(); os.close(one)\nprint('first', flush=True)\n"
@@ -71,7 +71,7 @@ def test_a_closed_pipe_of_another_kind_is_no_lost_reader() -> None:
     assert piped(program)[0] == 3
 
 
-def test_two_quick_interrupts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_quick_interrupts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupts = InterruptCounter()
     interrupts.note()
     interrupts.note()
@@ -82,7 +82,7 @@ def test_two_quick_interrupts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interrupts.insisted
 
 
-def test_a_run_survives_two_quick_interrupts_and_not_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_survives_quick_interrupts_but_not_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with PreemptionHandler() as preemption:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
@@ -94,13 +94,13 @@ def test_a_run_survives_two_quick_interrupts_and_not_a_later_one(monkeypatch: py
         assert preemption.insisted
 
 
-def test_a_closed_terminal_asks_a_run_to_leave() -> None:
+def test_closed_terminal_preempts_run() -> None:
     with PreemptionHandler() as preemption:
         os.kill(os.getpid(), signal.SIGHUP)
         assert preemption.received_signal is signal.SIGHUP
 
 
-def test_nohup_keeps_a_run_from_leaving() -> None:
+def test_nohup_ignores_closed_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with handle_signals((signal.SIGHUP, signal.SIGUSR1), lambda *_: None):
@@ -128,15 +128,15 @@ SMALL = [
 
 
 @pytest.mark.slow
-def test_a_run_outlives_its_reader_and_a_plan_ends_quietly(tmp_path: Path) -> None:
+def test_run_continues_and_plan_exits_without_reader(tmp_path: Path) -> None:
     def piped_command(*arguments: str) -> tuple[int, str]:
-        """What `ippo-train ... | head -1` gives."""
+        """Run `ippo-train ... | head -1`."""
         call = f"sys.argv = ['ippo-train', *{[*SMALL, f'output_dir={tmp_path}', *arguments]!r}]"
         return piped(f"import sys; {call}\nfrom ippo_cli.cli.train import main\nmain()")
 
     code, said = piped_command()
     assert code == 0
-    assert "the reader of the output is gone; training continues" in said
+    assert "the output has no reader any more; training continues" in said
     (state,) = tmp_path.glob("default/*/run.json")
     assert json.loads(state.read_text())["state"] == "done"
     code, said = piped_command("mode=plan")

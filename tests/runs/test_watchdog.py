@@ -1,4 +1,4 @@
-"""A run that does nothing any more ends itself with 11, on all ranks, and leaves where each of them stood."""
+"""A hanging run exits with 11 on all ranks and writes the stacks of each rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Ended = dict[str, tuple[Path, list[int | None]]]
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """Folder and exit codes by scene; a rank that was stopped is ended afterwards."""
+    """Folder and exit codes by scene; a stopped rank is killed afterwards."""
     root, jobs, results = tmp_path_factory.mktemp("watchdog"), {}, {}
     script = Path(__file__).with_name("watched_ranks.py")
     for scene, ranks in SCENES.items():
@@ -44,7 +44,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 
 
 def suspend(folder: Path, children: list[ForkServerProcess]) -> None:
-    """Stop a whole job for longer than it may do nothing, and let it go on."""
+    """Suspend a whole job for longer than the limit, then continue it."""
     until = time.monotonic() + 60
     while not (folder / "there").exists() and time.monotonic() < until:
         time.sleep(0.02)
@@ -54,37 +54,35 @@ def suspend(folder: Path, children: list[ForkServerProcess]) -> None:
 
 
 @pytest.mark.parametrize("scene", ["waits", "within", "suspended"])
-def test_who_waits_for_another_or_has_a_limit_of_its_own_or_was_suspended_does_not_hang(
-    ended: Ended, scene: str
-) -> None:
+def test_waiting_or_suspended_ranks_do_not_hang(ended: Ended, scene: str) -> None:
     folder, codes = ended[scene]
     assert codes == [0] * SCENES[scene], said(folder)
     assert not (folder / "errors").exists()
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
-def test_a_rank_that_is_stopped_ends_the_others_with_eleven(ended: Ended, stopped: int) -> None:
+def test_stopped_rank_ends_others_with_exit_code_11(ended: Ended, stopped: int) -> None:
     folder, codes = ended[f"stopped{stopped}"]
     other = 1 - stopped
     assert codes[other] == 11, said(folder)
     assert "in barrier" in (folder / "errors" / f"stacks_rank_{other}.txt").read_text()
-    assert "no rank has done anything for 1 s" in (folder / f"errors{other}").read_text()
+    assert "no rank made progress for 1 s" in (folder / f"errors{other}").read_text()
     assert json.loads((folder / "run.json").read_text())["state"] == "failed"
 
 
-def test_ranks_that_hang_leave_their_stacks_tell_of_it_once_and_take_along_what_they_started(ended: Ended) -> None:
+def test_hanging_ranks_write_stacks_and_kill_children(ended: Ended) -> None:
     folder, codes = ended["hangs"]
     assert codes == [11, 11], said(folder)
     for rank in (0, 1):
         assert "in hangs" in (folder / "errors" / f"stacks_rank_{rank}.txt").read_text()
         child = int((folder / f"child{rank}").read_text())
         assert not Path(f"/proc/{child}/exe").exists() or "sleep" not in os.readlink(f"/proc/{child}/exe")
-    told = [(folder / f"errors{rank}").read_text().count("no rank has done anything") for rank in (0, 1)]
+    told = [(folder / f"errors{rank}").read_text().count("no rank made progress") for rank in (0, 1)]
     assert sorted(told) == [0, 1]
     assert descendants(2**30) == []
 
 
-def test_what_ends_by_itself_is_not_among_those_that_are_ended() -> None:
+def test_surviving_children_are_not_killed() -> None:
     ended, kept = (subprocess.Popen(["sleep", "60"]) for _ in range(2))
     surviving_children.add(kept.pid)
     try:

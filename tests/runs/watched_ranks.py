@@ -16,7 +16,7 @@ LIMIT_S = 1.0
 
 
 def works(seconds: float) -> None:
-    """Something is done all the time."""
+    """Make progress all the time."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         progress.heartbeat()
@@ -43,15 +43,15 @@ def main(folder: Path, scene: str, rank: int) -> None:
             time.sleep(1.7 * LIMIT_S)
     elif scene in ("stopped0", "stopped1"):
         if rank == int(scene[-1]):
-            wait_for(folder / "watched")  # until then the other may still wait for this rank to meet it
+            wait_for(folder / "watched")  # until then, the other rank may still be in the rendezvous with this one
             os.kill(os.getpid(), signal.SIGSTOP)
         (folder / "watched").touch()
         distributed.barrier()
     elif scene == "suspended":
-        time.sleep(0.15 * LIMIT_S)  # looked at at least once
+        time.sleep(0.15 * LIMIT_S)  # at least one check
         (folder / "there").touch()
-        time.sleep(0.2 * LIMIT_S)  # is over as soon as the job goes on
-        time.sleep(0.15 * LIMIT_S)  # and is looked at before anything is done
+        time.sleep(0.2 * LIMIT_S)  # over when the job continues
+        time.sleep(0.15 * LIMIT_S)  # a check before any progress
         works(LIMIT_S)
     else:
         child = subprocess.Popen(["sleep", "600"])

@@ -1,4 +1,4 @@
-"""A sweep's folder: found again by what was typed, never shared, one true row per job, and a table of all."""
+"""The folder of a sweep: lookup by arguments, exclusive creation, rows of jobs, and the table."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def made(folder: Path, *arguments: str) -> Path:
     return folder
 
 
-def test_the_newest_sweep_of_the_same_arguments_is_found_in_any_order(tmp_path: Path) -> None:
+def test_newest_sweep_found_in_any_argument_order(tmp_path: Path) -> None:
     made(tmp_path / "multirun-1", "seed=1,2", "algorithm=ppo")
     newest = made(tmp_path / "multirun-2", "seed=1,2", "algorithm=ppo")
     made(tmp_path / "multirun-3", "seed=1,2,3", "algorithm=ppo")
@@ -40,32 +40,32 @@ def test_the_newest_sweep_of_the_same_arguments_is_found_in_any_order(tmp_path: 
     assert find_sweep(beside, ["algorithm=ppo", "seed=2,1"]) is None
 
 
-def test_where_the_jobs_run_is_none_of_what_a_sweep_is(tmp_path: Path) -> None:
+def test_launcher_arguments_ignored_in_lookup(tmp_path: Path) -> None:
     folder = made(tmp_path / "multirun-1", "seed=1,2")
     assert find_sweep(tmp_path / "x", ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "seed=1,2"]) == folder
 
 
-def test_of_one_key_typed_twice_the_order_counts(tmp_path: Path) -> None:
+def test_order_of_repeated_key_matters(tmp_path: Path) -> None:
     made(tmp_path / "multirun-1", "seed=1", "seed=2")
     assert find_sweep(tmp_path / "x", ["seed=2", "seed=1"]) is None
 
 
-def test_two_sweeps_of_one_second_get_two_folders(tmp_path: Path) -> None:
+def test_sweeps_of_same_second_get_distinct_folders(tmp_path: Path) -> None:
     first, second = (reserve_sweep_folder(tmp_path / "multirun-1", chosen=False) for _ in range(2))
     assert first != second
     assert first.is_dir()
     assert second.is_dir()
 
 
-def test_a_folder_that_was_chosen_must_be_empty(tmp_path: Path) -> None:
+def test_chosen_folder_must_be_empty(tmp_path: Path) -> None:
     chosen = tmp_path / "mine"
     assert reserve_sweep_folder(chosen, chosen=True) == reserve_sweep_folder(chosen, chosen=True) == chosen
     create_sweep_file(chosen, [], [])
-    with pytest.raises(ConfigError, match="is not empty; go on with its sweep by resume=auto"):
+    with pytest.raises(ConfigError, match="is not empty; resume its sweep with resume=auto"):
         reserve_sweep_folder(chosen, chosen=True)
 
 
-def test_a_row_is_changed_among_the_others_and_one_of_an_unknown_job_is_added(tmp_path: Path) -> None:
+def test_update_row_changes_or_adds_row(tmp_path: Path) -> None:
     folder = made(tmp_path / "sweep")
     with update_row(folder, 2) as row:
         mark_running(row)
@@ -78,7 +78,7 @@ def test_a_row_is_changed_among_the_others_and_one_of_an_unknown_job_is_added(tm
     assert (third.job, third.exit_code, third.error, third.pid) == (7, 12, "why", None)
 
 
-def test_a_row_takes_score_and_time_from_the_job_s_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_copies_score_and_time_of_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {
         name: {"iteration": 1, "score": score, "more": 0}
         for name, score in (("first", 0.25), ("best", 0.75), ("last", 0.5))
@@ -88,17 +88,17 @@ def test_a_row_takes_score_and_time_from_the_job_s_run(tmp_path: Path, monkeypat
     copy_run_result(row, tmp_path)
     assert row.wall_seconds == 3.5
     assert row.score["best"] == {"iteration": 1, "score": 0.75}
-    monkeypatch.chdir(tmp_path)  # whose path would leave the scores no room on a line
+    monkeypatch.chdir(tmp_path)  # a long path would leave no space for the scores
     assert "0.250 -> 0.750, 0.500" in sweep_table(Path(), [row])
 
 
-def test_jobs_are_told_apart_by_what_they_do_not_share() -> None:
+def test_distinct_overrides() -> None:
     rows = [JobRow(1, ["a=1", "b=2"], "1"), JobRow(2, ["a=1", "b=3"], "2")]
     assert distinct_overrides(rows) == {1: "b=2", 2: "b=3"}
     assert distinct_overrides(rows[:1]) == {1: "a=1 b=2"}
 
 
-def test_the_table_keeps_long_overrides_in_full_within_its_width(tmp_path: Path) -> None:
+def test_table_wraps_long_overrides(tmp_path: Path) -> None:
     paths = [f"task.train=/a/{'long/' * 40}{name}.jsonl" for name in "ab"]
     lines = sweep_table(
         tmp_path, [JobRow(job, [path, "x=1"], str(job)) for job, path in enumerate(paths, 1)]
@@ -111,7 +111,7 @@ def test_the_table_keeps_long_overrides_in_full_within_its_width(tmp_path: Path)
     assert paths[0] in "".join(line[column : column + width].strip() for line in lines[1:])
 
 
-def test_a_garbled_row_is_told_by_its_file(tmp_path: Path) -> None:
+def test_invalid_row_error_names_file(tmp_path: Path) -> None:
     folder = made(tmp_path / "sweep")
     (folder / "sweep.json").write_text(json.dumps({"arguments": [], "jobs": [{"nope": 1}]}))
     with pytest.raises(ResumeError, match=r"sweep.json cannot be read"):

@@ -1,4 +1,4 @@
-"""Which jobs `-m` makes of the values that it is given."""
+"""The jobs that `-m` generates from lists of values."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def values(override: str) -> list[str]:
         ("task.train=[a,b],[c]", ["['a','b']", "['c']"]),
     ],
 )
-def test_lists_ranges_choices_and_globs_are_swept(override: str, listed: list[str]) -> None:
+def test_expand_sweep_syntax(override: str, listed: list[str]) -> None:
     assert values(override) == listed
 
 
-def test_the_last_override_varies_fastest_and_what_is_not_swept_is_in_every_job() -> None:
+def test_last_override_varies_fastest() -> None:
     assert jobs("seed=1,2", "num_iterations=4", "algorithm=ppo,ippo") == [
         ["seed=1", "num_iterations=4", "algorithm=ppo"],
         ["seed=1", "num_iterations=4", "algorithm=ippo"],
@@ -48,7 +48,7 @@ def test_the_last_override_varies_fastest_and_what_is_not_swept_is_in_every_job(
     ]
 
 
-def test_each_file_of_a_sweep_is_written_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_swept_paths_become_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("a.jsonl", "b.jsonl"):
         (tmp_path / name).touch()
@@ -63,18 +63,18 @@ def test_each_file_of_a_sweep_is_written_in_full(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("actor.learning_rate=interval(1e-5,1e-3)", "an interval to draw from.*; list some, or use a sweeper"),
-        ("algorithm=glob(x*)", "matches no option; it has comlrl_ippo grpo"),
-        ("seed=glob(*)", "matches no option; seed is no group of options"),
-        ("seed=range(3,3)", "has no value; give at least one"),
+        ("actor.learning_rate=interval(1e-5,1e-3)", "is an interval, and a grid .*; list the values, or use a sweep"),
+        ("algorithm=glob(x*)", "matches no option; choose from comlrl_ippo grpo"),
+        ("seed=glob(*)", "matches no option; seed is not a group of options"),
+        ("seed=range(3,3)", "has no value; list at least one value"),
     ],
 )
-def test_what_lists_no_values_is_refused(override: str, words: str) -> None:
+def test_override_without_values_rejected(override: str, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         jobs(override)
 
 
 @pytest.mark.parametrize("override", ["seed=1,2,1", "seed=choice(1,2,1)"])
-def test_a_value_that_is_listed_twice_is_no_second_job(override: str) -> None:
+def test_duplicate_values_rejected(override: str) -> None:
     with pytest.raises(ConfigError, match="more than once; list it once"):
         jobs(override)

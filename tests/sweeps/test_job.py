@@ -1,4 +1,4 @@
-"""A sweep's job as a job of SLURM: asked to leave or by itself, it is put back into the queue when it has saved."""
+"""A job of a sweep as a SLURM job: it is requeued after it saved, on a signal or before its time limit."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SCONTROL = '#!/bin/sh\n[ ! -e refuses ] || exit 1\necho "$@" >> queued\n'
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a sweep, beside SLURM's command and a job in which submitit has called."""
+    """A folder with a sweep and a fake `scontrol`, in the environment of a submitit job."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
@@ -38,7 +38,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def left(job: Path, rank: str) -> tuple[JobRow, list[str]]:
-    """The row of a job whose one rank does this, and what was put back into the queue."""
+    """Train a job whose single rank runs the shell commands; return its row and the calls of `scontrol`."""
     (job / "python").write_text(f"#!/bin/sh\n{rank}\n")
     (job / "python").chmod(0o755)
     this = SweepContext(job / "sweep", "submitter", 0, ("ippo-train",), (), False, 1)
@@ -53,14 +53,14 @@ def left(job: Path, rank: str) -> tuple[JobRow, list[str]]:
 
 
 @pytest.mark.parametrize("rank", ["exit 75", "kill -USR2 $PPID; sleep 0.2; exit 75"], ids=["by itself", "asked"])
-def test_a_job_that_has_saved_before_its_time_limit_is_queued_again_and_waits(job: Path, rank: str) -> None:
+def test_saved_job_is_requeued(job: Path, rank: str) -> None:
     row, queued = left(job, rank)
     assert queued == ["requeue 7"]
     assert (row.state, row.exit_code, row.slurm) == ("waiting", 75, "7")
 
 
-def test_of_an_array_the_task_alone_is_queued_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")  # the number of one task is that of the array
+def test_only_task_of_array_is_requeued(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "7")  # one task has the job id of the array
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     row, queued = left(job, "exit 75")
     assert queued == ["requeue 7_3"]
@@ -70,21 +70,21 @@ def test_of_an_array_the_task_alone_is_queued_again(job: Path, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("rank", "state", "code"),
     [
-        ("kill -TERM $PPID; sleep 0.2; exit 75", "preempted", 75),  # whoever sent that wants it to end
+        ("kill -TERM $PPID; sleep 0.2; exit 75", "preempted", 75),  # SIGTERM means that the job must end
         ("exit 12", "failed", 12),
         ("exit 0", "done", 0),
     ],
 )
-def test_a_job_that_is_to_end_or_has_is_not_queued_again(job: Path, rank: str, state: str, code: int) -> None:
+def test_terminated_or_finished_job_is_not_requeued(job: Path, rank: str, state: str, code: int) -> None:
     row, queued = left(job, rank)
     assert queued == []
     assert (row.state, row.exit_code) == (state, code)
 
 
-def test_a_job_that_may_not_be_queued_again_is_preempted(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_is_preempted_if_requeue_fails(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (job / "refuses").touch()
     row, _ = left(job, "exit 75")
-    assert (row.state, row.error) == ("preempted", "its job could not be put back into the queue")
+    assert (row.state, row.error) == ("preempted", "SLURM could not requeue its job")
     (job / "refuses").unlink()
     monkeypatch.setenv("IPPO_MAX_REQUEUES", "3")
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
@@ -92,25 +92,25 @@ def test_a_job_that_may_not_be_queued_again_is_preempted(job: Path, monkeypatch:
     assert (row.state, row.error, queued) == ("preempted", None, [])
 
 
-def test_a_job_that_an_earlier_attempt_left_in_the_queue_leaves_its_run_to_the_newest(job: Path) -> None:
+def test_queued_job_of_older_attempt_exits(job: Path) -> None:
     (job / "sweep" / "1" / "checkpoints").mkdir(parents=True)
-    start_attempt(job / "sweep")  # gone on with, since this one was submitted
+    start_attempt(job / "sweep")  # the sweep was resumed after this job was submitted
     row, _ = left(job, "exit 12")
     assert row.state == "waiting"
     assert [path.name for path in (job / "sweep").glob("1*")] == ["1"]
 
 
 @pytest.mark.parametrize(("state", "refused"), [("RUNNING", True), ("PENDING", False), ("", False)])
-def test_a_job_that_slurm_still_runs_is_not_started_again(job: Path, state: str, refused: bool) -> None:
+def test_job_running_in_slurm_is_not_restarted(job: Path, state: str, refused: bool) -> None:
     (job / "squeue").write_text(f"#!/bin/sh\necho {'7 ' + state if state else ''}\n")
     (job / "squeue").chmod(0o755)
     row = JobRow(1, ["seed=1"], "1", "running", slurm="7")
-    with pytest.raises(ResumeError, match="is trained by SLURM's job 7; ") if refused else nullcontext():
+    with pytest.raises(ResumeError, match="is being trained by SLURM job 7; ") if refused else nullcontext():
         prepare_resume(job / "sweep", row)
 
 
 @pytest.mark.parametrize(("at_once", "share"), [(4, 2), (2, 4), (1, None)])
-def test_a_job_that_begins_when_a_sweep_goes_on_gets_the_share_of_now(
+def test_unstarted_job_of_resumed_sweep_gets_new_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, share: int | None
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
@@ -124,14 +124,14 @@ def test_a_job_that_begins_when_a_sweep_goes_on_gets_the_share_of_now(
     assert row.overrides == ["seed=1", *([f"launch.threads={share}"] if share else [])]
 
 
-def test_a_job_keeps_its_share_of_the_cores_once_it_has_begun(tmp_path: Path) -> None:
-    given = JobRow(1, ["seed=1", "launch.threads=4"], "1", threads=4)
+def test_started_job_keeps_threads(tmp_path: Path) -> None:
+    original = JobRow(1, ["seed=1", "launch.threads=4"], "1", threads=4)
     assert not prepare_resume(tmp_path, typed := JobRow(1, ["launch.threads=4"], "1"))
     assert typed.overrides == ["launch.threads=4"]
     checkpoint = tmp_path / "1" / "checkpoints" / "step_00000001"
     checkpoint.mkdir(parents=True)
-    assert not prepare_resume(tmp_path, row := copy.deepcopy(given))  # half of one
+    assert not prepare_resume(tmp_path, row := copy.deepcopy(original))  # an incomplete checkpoint
     assert (row.overrides, row.threads) == (["seed=1"], None)
     (checkpoint / "manifest.json").touch()
-    assert prepare_resume(tmp_path, row := copy.deepcopy(given))
-    assert row == given
+    assert prepare_resume(tmp_path, row := copy.deepcopy(original))
+    assert row == original

@@ -1,4 +1,4 @@
-"""`sweep=optuna`: deterministic by seed, whichever job ends first, and jobs that fall behind are told."""
+"""`sweep=optuna`: proposals are deterministic for any order of completion, and jobs below the median are pruned."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="the extra
 
 
 def ended(folder: Path, row: JobRow, score: float) -> JobRow:
-    """The row of a job that is done with that score, and its files."""
+    """Write the files of a completed job with this score; return its row."""
     place = folder / str(row.job)
     place.mkdir(exist_ok=True)
     (place / "config.yaml").write_text("task: {primary_metric: sampled/score}")
@@ -43,8 +43,10 @@ def value(row: JobRow) -> float:
 
 
 def searched(folder: Path, config: OptunaSweepConfig) -> list[JobRow]:
-    """All jobs of a search, as many at a time as may be; the score is highest at x = 0.7, and the last begun ends
-    first."""
+    """All jobs of a search with the largest allowed number in parallel; the score is highest at x = 0.7.
+
+    The job that started last finishes first.
+    """
     search, rows = OptunaSearch(config, SPACE, ["fixed=1"]), []
     while True:
         while new := search.due(folder, rows):
@@ -56,7 +58,7 @@ def searched(folder: Path, config: OptunaSweepConfig) -> list[JobRow]:
 
 
 @needs_optuna
-def test_a_search_finds_what_scores_well_and_is_the_same_again(tmp_path: Path) -> None:
+def test_search_improves_and_is_deterministic(tmp_path: Path) -> None:
     rows = searched(tmp_path, CONFIG)
     assert len(rows) == 12
     assert all(row.overrides[0] == "fixed=1" for row in rows)
@@ -67,21 +69,21 @@ def test_a_search_finds_what_scores_well_and_is_the_same_again(tmp_path: Path) -
 
 
 @needs_optuna
-def test_a_search_that_was_interrupted_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_resumed_search_proposes_same_jobs(tmp_path: Path) -> None:
     rows = searched(tmp_path, CONFIG)
-    again = OptunaSearch(CONFIG, SPACE, ["fixed=1"]).due(tmp_path, rows[:7])
-    assert [row.overrides for row in again] == [rows[7].overrides]
+    proposed = OptunaSearch(CONFIG, SPACE, ["fixed=1"]).due(tmp_path, rows[:7])
+    assert [row.overrides for row in proposed] == [rows[7].overrides]
 
 
 @needs_optuna
-def test_of_several_at_a_time_a_job_depends_on_none_that_may_still_train(tmp_path: Path) -> None:
+def test_parallel_job_independent_of_running_jobs(tmp_path: Path) -> None:
     search = OptunaSearch(replace(CONFIG, at_once=3), SPACE, [])
     rows: list[JobRow] = []
     for _ in range(3):
         rows += search.due(tmp_path, rows)
     assert len(rows) == 3
     assert search.due(tmp_path, rows) == []
-    rows[2] = ended(tmp_path, rows[2], 0.9)  # the fourth depends on the first alone
+    rows[2] = ended(tmp_path, rows[2], 0.9)  # the fourth job depends only on the first
     assert search.due(tmp_path, rows) == []
     rows[0] = ended(tmp_path, rows[0], 0.1)
     [one] = search.due(tmp_path, rows)
@@ -91,26 +93,26 @@ def test_of_several_at_a_time_a_job_depends_on_none_that_may_still_train(tmp_pat
 
 
 @needs_optuna
-def test_a_job_that_failed_is_passed_over(tmp_path: Path) -> None:
+def test_failed_job_is_skipped(tmp_path: Path) -> None:
     search = OptunaSearch(CONFIG, SPACE, [])
     [row] = search.due(tmp_path, [])
     assert len(search.due(tmp_path, [replace(row, state="failed")])) == 1
 
 
-def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ippo_cli.sweeps.optuna.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'ippo-cli\[sweeps\]'"):
         OptunaSearch(CONFIG, SPACE, [])
 
 
-def test_a_job_is_behind_where_its_best_is_below_the_median() -> None:
+def test_median_prune_iteration() -> None:
     others = [[(0, 0.1), (2, 0.3), (4, 0.6)], [(0, 0.1), (2, 0.5), (4, 0.7)], [(0, 0.1), (2, 0.4), (4, 0.8)]]
     assert median_prune_iteration([(0, 0.1), (2, 0.39)], others, CONFIG) == 2
     assert median_prune_iteration([(0, 0.1), (2, 0.4)], others, CONFIG) is None
-    assert median_prune_iteration([(0, 0.45), (2, 0.2)], others, CONFIG) is None, "it was better before"
-    assert median_prune_iteration([(0, 0.1), (2, 0.39)], others[:2], CONFIG) is None, "too few are done"
+    assert median_prune_iteration([(0, 0.45), (2, 0.2)], others, CONFIG) is None, "its best score is above the median"
+    assert median_prune_iteration([(0, 0.1), (2, 0.39)], others[:2], CONFIG) is None, "too few jobs are done"
     assert median_prune_iteration([(0, 0.1), (2, 0.39)], others, replace(CONFIG, prune_after=2)) is None
     assert median_prune_iteration([(0, 0.1), (2, 0.5), (4, 0.1)], others, CONFIG) is None, (
-        "the last iteration ends it anyway"
+        "the last iteration is excluded"
     )
-    assert median_prune_iteration([(0, 0.05), (3, 0.0)], others, CONFIG) is None, "nobody else has a score there"
+    assert median_prune_iteration([(0, 0.05), (3, 0.0)], others, CONFIG) is None, "no other job has a score there"

@@ -1,4 +1,4 @@
-"""`sweep.at_once`: each job that trains at a time has GPUs of its own, as far as there are enough."""
+"""`sweep.at_once`: parallel jobs get separate GPUs if there are enough."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNIQUE = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "MIG-3/1/0", "GPU-2b")
 
 
 def seen(folder: Path, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> list[str]:
-    """What jobs of so many ranks, begun one after another and all still training, have in CUDA_VISIBLE_DEVICES."""
+    """CUDA_VISIBLE_DEVICES of parallel jobs with these numbers of ranks, in the order in which they started."""
     monkeypatch.chdir(folder)
     (folder / "python").write_text(WORKER)
     (folder / "python").chmod(0o755)
@@ -51,25 +51,23 @@ def seen(folder: Path, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> list[str
         ("0,1,2,3", (1, 1, 1), ["0", "1", "2"]),
         ("4,7", (1, 1, 1), ["4", "7", "4"]),  # fewer than jobs: in turn
         (",".join(UNIQUE), (1, 1), list(UNIQUE[:2])),
-        ("0,1,2,3", (2, 1, 1), ["0,1", "2", "3"]),  # jobs need not be alike
+        ("0,1,2,3", (2, 1, 1), ["0,1", "2", "3"]),  # jobs with different numbers of ranks
         ("0,1,2", (2, 2), ["0,1", "0,2"]),
         ("0, 1", (1, 1), ["0", "1"]),
         ("3", (1, 1), ["3", "3"]),
         ("0,1", (2, 2), ["0,1", "0,1"]),
         ("", (1, 1), ["", ""]),
-        ("2,-1,3", (1, 1), ["2,-1,3", "2,-1,3"]),  # to CUDA that is 2 alone
+        ("2,-1,3", (1, 1), ["2,-1,3", "2,-1,3"]),  # CUDA sees only GPU 2
     ],
 )
-def test_jobs_that_train_at_a_time_have_gpus_of_their_own_while_there_are_enough(
+def test_parallel_jobs_get_separate_gpus(
     visible: str, ranks: tuple[int, ...], expected: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert seen(tmp_path, monkeypatch, *ranks) == expected
 
 
-def test_where_nobody_says_which_gpus_are_visible_all_of_the_machine_are_dealt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_gpus_assigned_without_visible_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     for name in ("0000:1b:00.0", "0000:43:00.0"):
         (tmp_path / "gpus" / name).mkdir(parents=True)
@@ -79,7 +77,7 @@ def test_where_nobody_says_which_gpus_are_visible_all_of_the_machine_are_dealt(
     assert known_devices({}) == []
 
 
-def test_a_job_is_given_what_another_has_left() -> None:
+def test_least_used_gpu_assigned() -> None:
     assert assign_devices(["0", "1", "2"], 1, {"0": 1, "2": 1}) == ("1",)
     assert assign_devices(["0", "1"], 1, {"0": 2, "1": 1}) == ("1",)
     assert assign_devices([], 1, {}) == ()

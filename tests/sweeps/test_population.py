@@ -1,4 +1,4 @@
-"""`sweep=population`: who goes on, with which values, and from whose run."""
+"""`sweep=population`: the members of each generation, their values and their parents."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BATCH = Dimension(key="algorithm.mini_batch_size", choices=("16", "32", "64"))
 
 
 def done(folder: Path, row: JobRow, score: float) -> JobRow:
-    """The row of a member that ended with that score, and the files that a run leaves."""
+    """Write the files of a completed member with this score; return its row."""
     place = folder / str(row.job)
     (place / "checkpoints" / "step_00000002").mkdir(parents=True)
     (place / "checkpoints" / "step_00000002" / "manifest.json").write_text("{}")
@@ -47,7 +47,7 @@ def search() -> PopulationSearch:
     return PopulationSearch(CONFIG, [RATE, BATCH], ["seed=3"], ["critic"])
 
 
-def test_the_best_goes_on_as_it_is_and_others_with_one_value_changed(tmp_path: Path) -> None:
+def test_next_generation_keeps_best_and_mutates_others(tmp_path: Path) -> None:
     first = search().due(tmp_path, [])
     assert [(row.job, row.generation, row.member, row.parent) for row in first] == [
         (job, 1, job, None) for job in range(1, 5)
@@ -58,7 +58,7 @@ def test_the_best_goes_on_as_it_is_and_others_with_one_value_changed(tmp_path: P
     assert [(row.job, row.generation, row.member) for row in second] == [(4 + n, 2, n) for n in range(1, 5)]
     assert (second[0].parent, second[0].overrides) == (2, rows[1].overrides)
     for row in second[1:]:
-        assert row.parent != 1, "the worst of four wins no tournament of two"
+        assert row.parent != 1, "the worst of four members wins no tournament of two"
         parent = rows[(row.parent or 0) - 1]
         changed = [pair for pair in zip(parent.overrides, row.overrides, strict=True) if pair[0] != pair[1]]
         assert len(changed) == 1
@@ -66,35 +66,35 @@ def test_the_best_goes_on_as_it_is_and_others_with_one_value_changed(tmp_path: P
         if key == RATE.key:
             ratio = float(value) / float(changed[0][0].partition("=")[2])
             assert min(abs(ratio - 0.8), abs(ratio - 1.2)) < 0.01
-    assert search().due(tmp_path, rows) == second, "after a kill the same are made up again"
+    assert search().due(tmp_path, rows) == second, "after a kill the same members are generated"
 
 
-def test_a_generation_waits_for_all_and_one_that_is_begun_is_not_made_again(tmp_path: Path) -> None:
+def test_generation_waits_for_all_members(tmp_path: Path) -> None:
     first = search().due(tmp_path, [])
     rows = [done(tmp_path, row, 0.5) for row in first[:3]] + [first[3]]
     assert search().due(tmp_path, rows) == []
     rows[3] = replace(first[3], state="failed")
     second = search().due(tmp_path, rows)
-    assert 4 not in {row.parent for row in second}, "who failed is nobody's parent"
+    assert 4 not in {row.parent for row in second}, "a failed member is not a parent"
     assert search().due(tmp_path, [*rows, *second]) == []
     assert search().unfinished([*rows, *second]) == second
 
 
-def test_where_all_fail_there_is_no_next_generation(tmp_path: Path) -> None:
+def test_no_next_generation_if_all_fail(tmp_path: Path) -> None:
     rows = [replace(row, state="failed") for row in search().due(tmp_path, [])]
     assert search().due(tmp_path, rows) == []
 
 
-def test_at_the_end_of_its_range_a_value_turns_back() -> None:
+def test_mutation_at_end_of_range_reverses() -> None:
     for seed in range(10):
         assert mutate_values([BATCH], {BATCH.key: "64"}, CONFIG, random.Random(seed)) == {BATCH.key: "32"}
 
 
-def test_a_tournament_of_all_is_won_by_the_first_of_the_best() -> None:
+def test_tournament_of_all_returns_first_best() -> None:
     assert tournament_winner([0.1, 0.5, 0.5, float("-inf")], 4, random.Random(0)) == 1
 
 
-def test_a_member_begins_as_its_parent_ended_and_leaves_it_as_it_is(tmp_path: Path) -> None:
+def test_copy_parent_run_keeps_parent_unchanged(tmp_path: Path) -> None:
     row = done(tmp_path, JobRow(1, ["seed=3"], "1"), 0.5)
     copy_parent_run(tmp_path / "1", tmp_path / "2")
     child = tmp_path / "2"
@@ -106,10 +106,10 @@ def test_a_member_begins_as_its_parent_ended_and_leaves_it_as_it_is(tmp_path: Pa
     assert "more" not in (tmp_path / "1" / "metrics.jsonl").read_text()
     (child / "mine").touch()
     copy_parent_run(tmp_path / "1", child)
-    assert (child / "mine").exists(), "what has begun is not begun again"
+    assert (child / "mine").exists(), "a folder with a checkpoint is kept"
 
 
 @pytest.mark.parametrize("key", ["seed", "critic", "num_iterations", "rollout.buffer_size", "actor.model", "task.kind"])
-def test_what_a_run_that_goes_on_must_keep_is_refused(key: str) -> None:
-    with pytest.raises(ConfigError, match="cannot change while a run goes on"):
+def test_unchangeable_key_rejected(key: str) -> None:
+    with pytest.raises(ConfigError, match="cannot change when a run is resumed"):
         PopulationSearch(CONFIG, [replace(RATE, key=key)], [], ["critic"])

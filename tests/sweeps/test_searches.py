@@ -1,4 +1,4 @@
-"""Searches that really train: a population and Optuna, two jobs at a time."""
+"""Searches with real training: a population and Optuna, two jobs in parallel."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def rate_of(job: dict[str, Any]) -> str:
 
 
 @pytest.mark.slow
-def test_the_best_of_a_population_is_what_one_run_with_its_values_is(tmp_path: Path) -> None:
+def test_population_elite_equals_single_run(tmp_path: Path) -> None:
     search = ("sweep=population", "sweep.members=2", "sweep.generations=2", "sweep.at_once=2", SPACE)
     trained(tmp_path, "-m", *search)
     sweep, jobs = jobs_of(tmp_path)
@@ -49,7 +49,9 @@ def test_the_best_of_a_population_is_what_one_run_with_its_values_is(tmp_path: P
         assert own[:3] == before[:3]
     drawn = [rate_of(job) for job in jobs]
     elite = next(job for job in jobs[2:] if rate_of(job) == drawn[job["parent"] - 1])
-    assert sum(rate_of(job) == drawn[job["parent"] - 1] for job in jobs[2:]) == 1, "one place is taken by a changed one"
+    assert sum(rate_of(job) == drawn[job["parent"] - 1] for job in jobs[2:]) == 1, (
+        "the other member has a changed value"
+    )
     (tmp_path / "alone").mkdir()
     trained(tmp_path / "alone", rate_of(elite))
     [alone] = (path.parent for path in (tmp_path / "alone").glob("default/*/metrics.jsonl"))
@@ -59,10 +61,10 @@ def test_the_best_of_a_population_is_what_one_run_with_its_values_is(tmp_path: P
 
 
 @pytest.mark.slow
-def test_a_search_trains_what_it_draws_and_maximises_the_last_score(tmp_path: Path) -> None:
+def test_optuna_search_trains_all_proposals(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     search = ("sweep=optuna", "sweep.trials=4", "sweep.startup_trials=2", "sweep.at_once=2", SPACE)
-    said = trained(tmp_path, "-m", *search)
+    output = trained(tmp_path, "-m", *search)
     sweep, jobs = jobs_of(tmp_path)
     assert len(jobs) == 4
     assert {job["state"] for job in jobs} <= {"done", "pruned"}
@@ -73,4 +75,4 @@ def test_a_search_trains_what_it_draws_and_maximises_the_last_score(tmp_path: Pa
         job["job"]: rows(sweep / str(job["job"]))[-1]["eval/sampled/score"] for job in jobs if job["state"] == "done"
     }
     best = max(scores, key=lambda number: scores[number])
-    assert drawn[best - 1] in said
+    assert drawn[best - 1] in output

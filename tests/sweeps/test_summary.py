@@ -1,4 +1,4 @@
-"""`ippo-sweep`: seeds are averaged, what is missing is named, and a sweep that is going on can be read."""
+"""`ippo-sweep`: means over seeds, states of jobs, and reports of running sweeps."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from ippo_cli.sweeps.summary import mean_interval, summarize_sweep, t_quantile, 
 
 
 def job(folder: Path, scores: list[float], state: str = "done") -> None:
-    """A run's files, with a held-out score after each iteration."""
+    """Write the files of a run with a held-out score after each iteration."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text("task:\n  primary_metric: sampled/score\n")
     lines = [json.dumps({"iteration": at, "eval/sampled/score": score}) for at, score in enumerate(scores)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + '\n{"iteration": 99, "eval/sam')  # one is being written
+    (folder / "metrics.jsonl").write_text(
+        "\n".join(lines) + '\n{"iteration": 99, "eval/sam'
+    )  # the last row is incomplete
     entries = {"first": scores[0], "best": max(scores), "last": scores[-1]}
     run = {
         "state": state,
@@ -36,7 +38,7 @@ def job(folder: Path, scores: list[float], state: str = "done") -> None:
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Path:
-    """Two configurations of three seeds each; of the second one job failed, and one never began."""
+    """Two configurations with three seeds each; in the second, one job failed and one never started."""
     overrides = [["num_iterations=2", f"lr={lr}", f"seed={seed}"] for lr in (1, 2) for seed in (1, 2, 3)]
     states = ["done", "done", "done", "failed", "done", "waiting"]
     rows = [JobRow(n, texts, str(n), state) for n, (texts, state) in enumerate(zip(overrides, states, strict=True), 1)]
@@ -48,44 +50,44 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_jobs_that_differ_in_their_seed_alone_are_one_configuration(sweep: Path) -> None:
+def test_jobs_grouped_by_configuration(sweep: Path) -> None:
     best, other = summarize_sweep(sweep).configurations
     assert (best.overrides, other.overrides) == (("lr=2",), ("lr=1",))
     assert other.states == {"done": 3}
     last = other.mean("last")
     assert last is not None
-    # Of 0.4, 0.5, 0.6: deviation 0.1, and Student's quantile for two degrees of freedom is 4.303.
+    # 0.4, 0.5, 0.6 have standard deviation 0.1; the t-quantile for two degrees of freedom is 4.303.
     assert (last.count, last.mean) == (3, pytest.approx(0.5))
     assert last.high == pytest.approx(0.5 + 4.303 * 0.1 / 3**0.5)
     assert last.low == pytest.approx(0.5 - 4.303 * 0.1 / 3**0.5)
     assert other.mean("best") == mean_interval([0.9, 0.5, 0.6])
 
 
-def test_of_jobs_that_have_not_ended_nothing_enters_a_mean(sweep: Path) -> None:
+def test_means_exclude_unfinished_jobs(sweep: Path) -> None:
     best = summarize_sweep(sweep).configurations[0]
     assert best.states == {"done": 1, "missing": 1, "failed": 1}
     assert best.mean("last") == mean_interval([0.9])
     assert mean_interval([0.9]).low is None  # type: ignore[union-attr]
 
 
-def test_the_table_names_failed_jobs_and_the_command_that_goes_on(sweep: Path) -> None:
-    said = sweep_report.format_summary(summarize_sweep(sweep))
-    assert "6 jobs: 4 done, 1 missing, 1 failed\n" in said
-    assert "job 4: lr=2 seed=1: failed: losses were not finite" in said
-    assert said.splitlines()[-1] == f"resume the missing jobs: ippo-train -m resume={sweep}"
+def test_table_lists_failures_and_resume_command(sweep: Path) -> None:
+    output = sweep_report.format_summary(summarize_sweep(sweep))
+    assert "6 jobs: 4 done, 1 missing, 1 failed\n" in output
+    assert "job 4: lr=2 seed=1: failed: losses were not finite" in output
+    assert output.splitlines()[-1] == f"resume the missing jobs: ippo-train -m resume={sweep}"
 
 
-def test_while_a_sweep_is_going_on_what_is_missing_waits(sweep: Path) -> None:
+def test_running_sweep_has_waiting_jobs(sweep: Path) -> None:
     with lock_folder(sweep):
         summary = summarize_sweep(sweep)
-        said = sweep_report.format_summary(summary)
+        output = sweep_report.format_summary(summary)
     assert summary.going_on
-    assert "1 waiting" in said
-    assert "the sweep is going on" in said
-    assert "go on with" not in said
+    assert "1 waiting" in output
+    assert "the sweep is running" in output
+    assert "resume the missing jobs" not in output
 
 
-def test_a_job_that_was_pruned_is_what_it_was_when_that_was_decided(tmp_path: Path) -> None:
+def test_pruned_job_excludes_later_scores(tmp_path: Path) -> None:
     create_sweep_file(tmp_path, [], [JobRow(1, ["a=1"], "1", "done"), JobRow(2, ["a=2"], "2", "pruned", pruned_at=1)])
     job(tmp_path / "1", [0.1, 0.5, 0.8])
     job(tmp_path / "2", [0.1, 0.2, 0.9], "preempted")
@@ -93,7 +95,7 @@ def test_a_job_that_was_pruned_is_what_it_was_when_that_was_decided(tmp_path: Pa
     assert (pruned.state, pruned.last, pruned.curve) == ("pruned", 0.2, ((0, 0.1), (1, 0.2)))
 
 
-def test_a_job_whose_process_is_gone_is_missing(tmp_path: Path) -> None:
+def test_job_without_process_is_missing(tmp_path: Path) -> None:
     row = JobRow(1, ["a=1"], "1", "running", host="elsewhere", pid=1)
     create_sweep_file(tmp_path, [], [row, JobRow(2, ["a=2"], "2", "running")])
     assert [job.state for job in summarize_sweep(tmp_path).jobs] == ["running", "missing"]
@@ -101,7 +103,7 @@ def test_a_job_whose_process_is_gone_is_missing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a sweep whose only job SLURM runs as task 0 of array 76, on a machine without SLURM."""
+    """The folder of a sweep with one job that SLURM runs as task 0 of array 76; this machine has no SLURM."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin-without-slurm")
     row = JobRow(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=at("10:00:00"))
     create_sweep_file(tmp_path, [], [row, JobRow(2, ["a=2"], "2", "done")])
@@ -134,11 +136,9 @@ def written(folder: Path, job: str, *lines: str) -> None:
         ),
         ("76_1", "slurmstepd: error: *** JOB 76 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***", "running"),
     ],
-    ids=["node failure", "in the second in which it began", "before it was started again", "another job"],
+    ids=["node failure", "same second as the start", "before the restart", "another job"],
 )
-def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
-    submitted: Path, job: str, line: str, state: str
-) -> None:
+def test_slurm_notice_marks_job_missing(submitted: Path, job: str, line: str, state: str) -> None:
     written(submitted, job, "[1/2] a line of its own", line, "srun: error: n1: task 0: Killed")
     summary = summarize_sweep(submitted)
     assert [job.state for job in summary.jobs] == [state, "done"]
@@ -146,7 +146,7 @@ def test_a_job_that_slurm_ended_is_missing_where_only_its_files_can_say_so(
     assert (sweep_report.format_summary(summary).splitlines()[-1] == go_on) == (state == "missing")
 
 
-def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> None:
+def test_overdue_job_is_missing(submitted: Path) -> None:
     for until, state in ((time.time() - 60, "running"), (time.time() - 3600, "missing")):
         row = JobRow(1, ["a=1"], "1", "running", host="elsewhere", pid=1, slurm="76_0", since=1.0, until=until)
         create_sweep_file(submitted, [], [row])
@@ -157,26 +157,26 @@ def test_a_job_that_is_long_past_its_time_limit_is_missing(submitted: Path) -> N
     ("squeue", "state"),
     [
         ("echo 76_0 RUNNING", "running"),
-        ("echo 76_0 PENDING", "waiting"),  # put back into the queue, as of a node that failed
+        ("echo 76_0 PENDING", "waiting"),  # requeued, for example after a node failure
         ("exit 0", "missing"),
-        ("exit 1", "running"),  # nobody answers: that it is gone is not known
+        ("exit 1", "running"),  # squeue fails: the job may still run
     ],
 )
-def test_a_job_of_slurm_is_what_its_queue_says(submitted: Path, squeue: str, state: str) -> None:
+def test_job_state_from_squeue(submitted: Path, squeue: str, state: str) -> None:
     (submitted / "squeue").write_text(f'#!/bin/sh\n[ "$3" = --jobs=76_0,76_0 ] || exit 2\n{squeue}\n')
     (submitted / "squeue").chmod(0o755)
     assert [job.state for job in summarize_sweep(submitted).jobs] == [state, "done"]
 
 
-def test_a_sweep_that_waits_for_a_job_which_slurm_lost_is_to_be_ended_first(submitted: Path) -> None:
+def test_report_of_sweep_waiting_for_missing_job(submitted: Path) -> None:
     written(submitted, "76_0", "slurmstepd: error: *** JOB 77 ON n1 CANCELLED AT 2030-01-01T10:05:00 ***")
     with lock_folder(submitted):
-        said = sweep_report.format_summary(summarize_sweep(submitted)).splitlines()
-    assert said[-2] == "job 1 is gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on"
-    assert said[-1] == f"resume the missing jobs: ippo-train -m resume={submitted}"
+        output = sweep_report.format_summary(summarize_sweep(submitted)).splitlines()
+    assert output[-2] == "job 1 has no process, and the sweep still waits: stop it with Ctrl-C twice, then resume it"
+    assert output[-1] == f"resume the missing jobs: ippo-train -m resume={submitted}"
 
 
-def test_the_runs_of_a_job_array_are_summarized_without_a_sweep(tmp_path: Path) -> None:
+def test_summary_of_runs_without_sweep(tmp_path: Path) -> None:
     for seed, scores in ((1, [0.0, 0.2]), (2, [0.0, 0.4])):
         job(tmp_path / f"2026-{seed}", scores)
         texts = ["algorithm=grpo", f"seed={seed}", "hydra.searchpath=[x]"]
@@ -187,36 +187,36 @@ def test_the_runs_of_a_job_array_are_summarized_without_a_sweep(tmp_path: Path) 
     assert summary.command is None
 
 
-def test_a_seed_that_was_trained_with_again_is_no_other_sample(tmp_path: Path) -> None:
+def test_repeated_seed_counts_once(tmp_path: Path) -> None:
     for number, (texts, last) in enumerate((("seed=1", 0.2), ("seed=2", 0.4), ("seed=1", 0.3)), 1):
         job(tmp_path / f"2026-{number}", [0.0, last])
         (tmp_path / f"2026-{number}" / "overrides.json").write_text(json.dumps([texts]))
     [group] = summarize_sweep(tmp_path).configurations
-    assert group.mean("last") == mean_interval([0.3, 0.4])  # of the newest run of seed 1
+    assert group.mean("last") == mean_interval([0.3, 0.4])  # the newest run of seed 1
     assert group.states == {"done": 3}
     for number in (1, 2, 3):
-        (tmp_path / f"2026-{number}" / "overrides.json").write_text("[]")  # whose seed is always the same
+        (tmp_path / f"2026-{number}" / "overrides.json").write_text("[]")  # all use the default seed
     [group] = summarize_sweep(tmp_path).configurations
     assert group.mean("last") == mean_interval([0.3])
 
 
-def test_jobs_that_were_given_other_shares_of_the_cores_are_one_configuration(tmp_path: Path) -> None:
+def test_assigned_threads_do_not_split_configuration(tmp_path: Path) -> None:
     texts = [["lr=1", f"seed={seed}", f"launch.threads={seed}"] for seed in (1, 2)]
     rows = [JobRow(seed, texts[seed - 1], str(seed), "done", threads=seed) for seed in (1, 2)]
-    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # it went on with another sweep.at_once
+    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # resumed with another sweep.at_once
     job(tmp_path / "1", [0.0, 0.2])
     job(tmp_path / "2", [0.0, 0.4])
     [group] = summarize_sweep(tmp_path).configurations
     assert (group.overrides, group.mean("last")) == ((), mean_interval([0.2, 0.4]))
     rows = [JobRow(seed, texts[seed - 1], str(seed), "done") for seed in (1, 2)]
-    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: what is compared
+    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: part of the configuration
     assert len(summarize_sweep(tmp_path).configurations) == 2
 
 
-def test_the_report_is_written_as_data_and_as_a_picture(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    there = {file.name for file in sweep.iterdir()}
+def test_report_files(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {file.name for file in sweep.iterdir()}
     sweep_report.write_report([str(sweep), f"to={sweep / 'report'}"])
-    assert {file.name for file in sweep.iterdir()} - there == {"report"}
+    assert {file.name for file in sweep.iterdir()} - before == {"report"}
     data = json.loads((sweep / "report" / "summary.json").read_text())
     assert data == json.loads(json.dumps(to_json_data(summarize_sweep(sweep))))
     assert data["configurations"][1]["last"]["n"] == 3
@@ -226,21 +226,21 @@ def test_the_report_is_written_as_data_and_as_a_picture(sweep: Path, capsys: pyt
         ("lr=2", "1", "done:1 missing:1 failed:1"),
         ("lr=1", "3", "done:3"),
     ]
-    drawn = (sweep / "report" / "summary.png").is_file()
-    assert drawn == can_draw()
-    assert drawn != ("matplotlib is not installed" in capsys.readouterr().out)
+    has_picture = (sweep / "report" / "summary.png").is_file()
+    assert has_picture == can_draw()
+    assert has_picture != ("matplotlib is not installed" in capsys.readouterr().out)
 
 
-def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is no sweep's folder, and has no runs"):
+def test_invalid_report_arguments_rejected(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"contains neither sweep\.json nor runs"):
         sweep_report.write_report([str(tmp_path)])
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         sweep_report.write_report([str(tmp_path / "x")])
-    with pytest.raises(ConfigError, match="is no option of ippo-sweep"):
+    with pytest.raises(ConfigError, match="is not an option of ippo-sweep"):
         sweep_report.write_report([str(tmp_path), "from=x"])
 
 
-def test_quantiles_beyond_the_table_go_on_as_it_ends() -> None:
+def test_t_quantiles_beyond_table() -> None:
     assert [t_quantile(1), t_quantile(30)] == [12.706, 2.042]
     assert t_quantile(31) == pytest.approx(2.0395, abs=1e-4)
     assert t_quantile(10**6) == pytest.approx(1.96, abs=1e-3)

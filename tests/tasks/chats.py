@@ -1,4 +1,4 @@
-"""Chat templates in the manner of known families, and small tokenizers that have their special tokens."""
+"""Chat templates like those of known model families, and small tokenizers with their special tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHATML = (
 )
 QWEN2 = (
     "{% if messages[0].role != 'system' %}<|im_start|>system\nYou are helpful.<|im_end|>\n{% endif %}" + CHATML
-)  # a system message of its own where there is none
+)  # adds a default system message
 SMOLLM2 = QWEN2.replace("You are helpful.", "You are a helpful AI assistant named SmolLM.")
 QWEN3 = """{%- set ns = namespace(last=0) %}
 {%- for m in messages %}{%- if m.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
@@ -49,7 +49,7 @@ MISTRAL = (
     "{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}{% else %}"
     "{{ raise_exception('Only user and assistant roles are supported!') }}{% endif %}{% endfor %}"
 )
-MISTRAL_LAST = (  # the system message stands before the last question
+MISTRAL_LAST = (  # the system message precedes the last question
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}[INST] "
     "{% if loop.last and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
     "{{ m.content }} [/INST]{% elif m.role == 'assistant' %}{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
@@ -66,15 +66,15 @@ ZEPHYR = (
 
 @dataclass(frozen=True)
 class Family:
-    """A chat template, the token that ends an answer, and how its tokenizer reads."""
+    """A chat template, its end token, and properties of its tokenizer."""
 
     template: str
     stop: str
     special: tuple[str, ...] = ()
     system: bool = True
     keeps_history: bool = True
-    stripping: bool = False  # special tokens swallow white space after them
-    words: bool = False  # pieces that begin with a space, one before the first of a text as well
+    stripping: bool = False  # special tokens absorb white space after them
+    words: bool = False  # tokens begin with a space, also the first token of a text
 
 
 FAMILIES = {
@@ -95,7 +95,7 @@ ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
 def tokenizer_of(family: Family) -> PreTrainedTokenizerFast:
-    """One token per byte, or per character with a mark for spaces; special tokens; a `<s>` before any plain text."""
+    """A byte-level tokenizer, or a character tokenizer with a mark for spaces; adds `<s>` before plain text."""
     if family.words:
         vocabulary = ["<unk>", "\u2581", "\n", *map(chr, range(33, 127))]
         made = Tokenizer(models.BPE({piece: at for at, piece in enumerate(vocabulary)}, [], unk_token="<unk>"))

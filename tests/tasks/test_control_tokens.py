@@ -1,4 +1,4 @@
-"""Content that spells control tokens: it is read as text, by several kinds of tokenizers."""
+"""Content that spells control tokens is tokenized as text, for several kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARKERS = ("<s>", "<|im_start|>", "<|im_end|>", "<unk>")
 
 
 def unigram() -> PreTrainedTokenizerFast:
-    """In the manner of SentencePiece: a space before the first word, pieces by probability."""
+    """A tokenizer like SentencePiece: a space before the first word, unigram model."""
     pieces = [("<unk>", 0.0), *((piece, -3.0) for piece in ["\u2581", "hi", "\u2581hi", "us", "er", "\n"])]
     pieces += [(chr(code), -6.0) for code in range(33, 127)]
     made = Tokenizer(models.Unigram(pieces, 0, False))
@@ -32,7 +32,7 @@ def unigram() -> PreTrainedTokenizerFast:
 
 
 def wordpiece() -> PreTrainedTokenizerFast:
-    """In the manner of BERT: lower case, pieces that go on with ##."""
+    """A tokenizer like BERT: lower case, continuation pieces with ##."""
     letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     vocabulary = ["<unk>", "user", "hi", *letters, *(f"##{letter}" for letter in letters)]
     made = Tokenizer(models.WordPiece({piece: at for at, piece in enumerate(vocabulary)}, unk_token="<unk>"))
@@ -93,7 +93,7 @@ def test_later_messages_have_no_control_tokens(name: str) -> None:
         said = Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text="", finished=False)
         made.extend([conversation], [said], [f"a: {spelling} hi"])
         found.append(count_control(made, conversation.ids))
-    assert all(one == found[0] for one in found)
+    assert all(count == found[0] for count in found)
 
 
 def test_byte_level_content_keeps_its_bytes() -> None:
@@ -106,7 +106,7 @@ def test_byte_level_content_keeps_its_bytes() -> None:
     assert spelled.count("<|im_end|>") == 1
 
 
-def test_literal_text_of_a_plain_template_writes_control_tokens_and_its_fields_do_not() -> None:
+def test_only_literal_text_of_plain_template_has_control_tokens() -> None:
     made = PromptFormat("solo", TOKENIZERS["chatml"], chat_template=False, max_prompt_tokens=999)
     template = "<|im_start|>user\n{q}{r}<|im_end|>\n"
     for q, r in (("hi", "you"), ("<|im_end|>", "<|im_start|>"), ("<|im_", "end|>")):
@@ -120,7 +120,7 @@ def test_literal_text_of_a_plain_template_writes_control_tokens_and_its_fields_d
         assert made.tokenizer.decode(conversation.ids) == text
 
 
-def test_roles_that_are_no_special_tokens() -> None:
+def test_role_markers_that_are_not_special_tokens() -> None:
     raw = Tokenizer(models.BPE({chr(code): code - 10 for code in range(10, 127)}, []))
     raw.add_tokens([AddedToken("<|user|>", normalized=False), AddedToken("<think>", normalized=False)])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw)
@@ -144,7 +144,7 @@ def test_tokenizer_that_appends_the_end_token() -> None:
     assert made.has_hidden_tokens("hi")
 
 
-def test_ids_without_spellings_are_the_tokenizers() -> None:
+def test_content_without_spellings_has_usual_ids() -> None:
     for tokenizer in TOKENIZERS.values():
         control = ControlTokens(tokenizer)
         for text in ("hi", " hi  there\n", "<b>é</b>", "", "[INS"):

@@ -1,4 +1,4 @@
-"""From what an agent is told to the token ids that its policy reads."""
+"""Token ids of prompts: chat templates, length limits, multi-turn histories."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def agents() -> dict[str, AgentConfig]:
 
 @pytest.fixture
 def formats(agents: dict[str, AgentConfig]) -> Make:
-    """A maker of both agents' formats."""
+    """A factory of both agents' formats."""
 
     def make(**changes: Any) -> Formats:
         tokenizer = character_tokenizer([chr(code) for code in range(32, 127)])
@@ -73,17 +73,17 @@ class Formats:
         return [tokenizer.decode(conversation.ids) for conversation in begun]
 
 
-def test_every_agent_is_asked_about_the_same_examples_in_its_own_words(formats: Make) -> None:
+def test_agents_have_their_own_prompts_for_the_same_examples(formats: Make) -> None:
     made = formats()
     for name, end in (("low", "<"), ("high", ">")):
         assert made.read(made.begin(name, *ROWS)) == [row["letters"] + end for row in ROWS]
 
 
-def test_asking_about_nothing_begins_nothing(formats: Make) -> None:
+def test_begin_without_examples(formats: Make) -> None:
     assert formats().begin("low") == []
 
 
-def test_a_chat_template_wraps_prompt_and_system_message(formats: Make) -> None:
+def test_chat_template_wraps_prompt_and_system_message(formats: Make) -> None:
     made = formats(
         chat_template=True,
         template=CHAT,
@@ -95,28 +95,26 @@ def test_a_chat_template_wraps_prompt_and_system_message(formats: Make) -> None:
     assert made.read(made.begin("low", {"letters": "ba"})) == ["<user>Sort ba<assistant>"]
 
 
-def test_a_chat_template_that_is_not_there_is_told_before_training(formats: Make) -> None:
+def test_missing_chat_template_is_rejected(formats: Make) -> None:
     with pytest.raises(ConfigError, match=r"^task\.chat_template=true needs a chat template, and agent low's .*; set"):
         formats(chat_template=True)
 
 
-def test_auto_uses_a_chat_template_where_the_tokenizer_has_one(formats: Make) -> None:
+def test_auto_uses_chat_template_if_available(formats: Make) -> None:
     row = {"letters": "ba"}
     assert formats(chat_template="auto", template=CHAT).text("low", row) == "<user>ba<<assistant>"
     assert formats(chat_template="auto").text("low", row) == "ba<"
     assert formats(chat_template=False, template=CHAT).text("low", row) == "ba<"
 
 
-def test_a_system_message_that_no_chat_template_would_write_is_refused(formats: Make) -> None:
+def test_system_message_without_chat_template_is_rejected(formats: Make) -> None:
     briefly = {"system": "Be brief."}
     formats(chat_template="auto", template=CHAT, high=briefly)
-    with pytest.raises(
-        ConfigError, match=r"^task\.agents\.high\.system='Be brief\.' has an effect with a chat .*; use"
-    ):
+    with pytest.raises(ConfigError, match=r"^task\.agents\.high\.system='Be brief\.' requires a chat .*; use"):
         formats(chat_template="auto", high=briefly)
 
 
-def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(formats: Make) -> None:
+def test_too_long_prompt_is_rejected_and_not_truncated(formats: Make) -> None:
     made = formats(max_prompt_tokens=6)
     fits, long = made.begin("low", {"letters": "abcde"}, {"letters": "abcdef"})
     made.formats["low"].refuse(fits.text, len(fits.ids), 99)
@@ -129,33 +127,33 @@ def test_a_prompt_that_is_too_long_is_an_error_and_never_cut(formats: Make) -> N
 WIDE = {"low": 99, "high": 99}
 
 
-def test_a_prompt_that_is_too_long_is_found_before_it_is_asked(formats: Make) -> None:
+def test_too_long_prompts_are_found_before_training(formats: Make) -> None:
     made = formats(max_prompt_tokens=6)
     with pytest.raises(ConfigError) as raised:
         made.refuse_too_long(ROWS, "the training data", WIDE)
     said = "rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, row 5 of the training data, "
     assert str(raised.value).startswith(said + "'abcdef<'; ")
     made.refuse_too_long(ROWS[:5], "the training data", WIDE)
-    with pytest.raises(ConfigError, match=r"^rollout\.max_prompt_tokens=60 lets in .*, which leaves no room") as raised:
+    with pytest.raises(ConfigError, match=r"^rollout\.max_prompt_tokens=60 allows .*, which leaves no room") as raised:
         formats().refuse_too_long(ROWS, "the data", WIDE | {"high": 6})
     assert "agent high's prompt of 6 tokens, row 4 of the data, 'abcde>'" in str(raised.value)
     assert "in its context of 6; " in str(raised.value)
 
 
-def test_what_a_chat_template_writes_counts(formats: Make) -> None:
+def test_chat_template_tokens_count_towards_prompt_length(formats: Make) -> None:
     made = formats(chat_template=True, template="<" * 40 + CHAT, max_prompt_tokens=99)
     made.refuse_too_long(ROWS, "the data", {"low": 66, "high": 66})
     with pytest.raises(ConfigError, match="agent low's prompt of 65 tokens, row 6 of the data"):
         made.refuse_too_long(ROWS, "the data", {"low": 65, "high": 65})
 
 
-def test_a_long_row_far_behind_short_ones_is_found(formats: Make) -> None:
+def test_too_long_row_after_many_short_rows_is_found(formats: Make) -> None:
     many = [{"letters": "ab"}] * 1500 + [{"letters": "a" * 60}]
     with pytest.raises(ConfigError, match="prompt of 61 tokens, row 1500 of the data"):
         formats().refuse_too_long(many, "the data", WIDE)
 
 
-def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
+def test_character_tokenizer_reads_newlines_as_characters() -> None:
     tokenizer = character_tokenizer("ab\n ")
     ids = tokenizer("a\n\n b\n").input_ids
     assert len(ids) == 6
@@ -163,16 +161,16 @@ def test_the_character_tokenizer_reads_lines_ends_as_characters() -> None:
     assert tokenizer.decode(ids) == "a\n\n b\n"
 
 
-def test_an_empty_prompt_is_an_error(formats: Make) -> None:
+def test_empty_prompt_is_rejected(formats: Make) -> None:
     made = formats(low={"template": ""})
     (empty,) = made.begin("low", {"letters": "a"})
-    with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have a token"):
+    with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have at least one token"):
         made.formats["low"].refuse(empty.text, len(empty.ids), 99)
 
 
 def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
-    """What a policy wrote, in tokens of its own."""
-    before = tokenizer("x", add_special_tokens=False).input_ids  # a tokenizer may begin a text with a mark of its own
+    """A completion with separately tokenized text."""
+    before = tokenizer("x", add_special_tokens=False).input_ids  # a tokenizer may add a mark before a text
     ids = tokenizer(f"x{text}", add_special_tokens=False).input_ids[len(before) :]
     tokens = torch.tensor(ids + [tokenizer.eos_token_id] * finished, dtype=torch.long)
     said = tokenizer.decode(tokens, skip_special_tokens=True)
@@ -181,7 +179,7 @@ def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
 
 
 def afresh(tokenizer: Any, messages: list[dict[str, str]]) -> list[int]:
-    """The whole conversation, written and tokenised at once."""
+    """The ids of the whole conversation, rendered and tokenized at once."""
     whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return tokenizer(whole, add_special_tokens=False).input_ids
 
@@ -193,7 +191,7 @@ TURNS = st.lists(st.tuples(WORDS, st.text("abc. ", max_size=6), st.booleans()), 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_history])
 @given(turns=TURNS, system=st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_what_is_read_is_what_the_whole_conversation_says(name: str, turns: Any, system: bool) -> None:
+def test_incremental_ids_match_full_tokenization(name: str, turns: Any, system: bool) -> None:
     family, tokenizer = FAMILIES[name], TOKENIZERS[name]
     briefly = "Be brief." if system and family.system else None
     chat = PromptFormat("low", tokenizer, system=briefly, chat_template=True, max_prompt_tokens=99)
@@ -203,7 +201,7 @@ def test_what_is_read_is_what_the_whole_conversation_says(name: str, turns: Any,
     (conversation,) = chat.begin([first[0]])
     messages.append({"role": "user", "content": first[0]})
     for (_, said, finished), (told, _, _) in pairwise(turns):
-        # What a template or a special token takes away is no history that could be read again.
+        # White space that a template or special token strips cannot be part of the history.
         text = said.strip() if "trim" in family.template or family.stripping else said
         chat.extend([conversation], [completion_of(tokenizer, text, finished=finished)], [told])
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": told}]
@@ -223,25 +221,25 @@ def rewriting(name: str, **settings: Any) -> PromptFormat:
 
 
 @pytest.mark.parametrize("name", REWRITING)
-def test_a_template_that_rewrites_history_is_refused_before_training(name: str) -> None:
+def test_template_that_rewrites_history_is_rejected(name: str) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.history=prefix needs .* agent low's tokenizer writes") as raised:
         rewriting(name).check_history_continues()
     assert "; use rollout.history=turns" in str(raised.value)
     rewriting(name, history="turns").check_history_continues()
 
 
-def test_where_history_was_rewritten_is_shown() -> None:
+def test_error_shows_where_history_was_rewritten() -> None:
     chat = rewriting("qwen3")
     conversations = chat.begin(["Is it?"])
     with pytest.raises(ConfigError) as raised:
         chat.extend(conversations, [completion_of(chat.tokenizer, THINKING, finished=True)], ["Sure?"])
     said = str(raised.value)
     assert "tokenizer writes 'im_start|>assistant\\nYes.<|im_end|>" in said
-    assert "where 'im_start|>assistant\\n<think>\\nHm.\\n</think>\\n\\nYes.' was read and written; use" in said
+    assert "where the context has 'im_start|>assistant\\n<think>\\nHm.\\n</think>\\n\\nYes.'; use" in said
 
 
 @pytest.mark.parametrize("name", REWRITING)
-def test_a_rewritten_history_is_read_anew_where_turns_are_rows_of_their_own(name: str) -> None:
+def test_rewritten_history_is_retokenized_with_history_turns(name: str) -> None:
     chat = rewriting(name, history="turns")
     conversations = chat.begin(["Is it?", "Why?"])
     messages = [{"role": "system", "content": "Be brief."}]
@@ -254,7 +252,7 @@ def test_a_rewritten_history_is_read_anew_where_turns_are_rows_of_their_own(name
         assert [conversation.detached for conversation in conversations] == [True, name != "qwen3"]
 
 
-def test_a_conversation_without_a_chat_template_is_what_was_read_and_written() -> None:
+def test_conversation_without_chat_template_concatenates_ids() -> None:
     tokenizer = TOKENIZERS["zephyr"]
     raw = PromptFormat("low", tokenizer, max_prompt_tokens=99)
     conversations = raw.begin(["ab", "c"])
@@ -263,13 +261,13 @@ def test_a_conversation_without_a_chat_template_is_what_was_read_and_written() -
     raw.extend(conversations, answers, ["\nhi ", "a b"])
     letters = tokenizer.convert_tokens_to_ids
     assert conversations[0].ids == [*before[0], *letters(["x", "</s>", "\n", "h", "i", "\u2581"])]
-    assert conversations[1].ids == [*before[1], *letters(["y", "a", "\u2581", "b"])], "no space of its own before it"
+    assert conversations[1].ids == [*before[1], *letters(["y", "a", "\u2581", "b"])], "no added space before it"
     raw.extend(conversations, answers, ["", ""])
     assert conversations[1].ids[-1] == letters("y")
 
 
 @pytest.mark.parametrize("family", ["chatml", "llama3", "smollm2"])
-def test_messages_of_an_example_are_written_by_the_chat_template(family: str) -> None:
+def test_messages_of_examples_use_chat_template(family: str) -> None:
     tokenizer = TOKENIZERS[family]
     messages = [
         {"role": "system", "content": "Be brief."},

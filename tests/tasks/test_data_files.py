@@ -1,4 +1,4 @@
-"""Local files of rows: names that look like patterns, contents that change, and files that cannot be read."""
+"""Local data files: names with glob characters, changed contents, and unreadable files."""
 
 from __future__ import annotations
 
@@ -98,26 +98,26 @@ def test_json_is_read(text: str, rows: list[dict[str, Any]], first: int | None, 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ('{"q": 1},\n{"q": 2},\n', r"line 1 of .* has a comma after its object"),
+        ('{"q": 1},\n{"q": 2},\n', r"line 1 of .* has a comma after the object"),
         ('{"q": 1}\n{"q": 2,}\n', r"line 2 of .* has a comma before '}'; delete it"),
         ('[{"q": 1},\n{"q": 2},\n]', r"line 3 of .* has a comma before '\]'; delete it"),
         ('[{"q": 1}\n{"q": 2}]', r"line 2 of .* has no comma before character 1"),
         ('{"q": 1}\n\n{"q": \n{"q": 2}\n', r"line 3 of .* begins an object that does not end"),
         ('{"q": 1}\n{"q": "b', r"line 2 of .* ends within an object"),
         ("{'q': 1}\n", r"line 1 of .* has single quotes"),
-        ('{"q": None}\n', r"line 1 of .* has a word of Python"),
+        ('{"q": None}\n', r"line 1 of .* has a Python literal"),
         ('{"q": 1}\n// more\n{"q": 2}\n', r"line 2 of .* has a comment"),
         ('{"q": 1, "q": 2}\n', r"line 1 of .*: an object has the key 'q' twice"),
-        ('{"q": 1}\nnull\n', r"line 2 of .* is null, and a row must be an object"),
-        ('{"q": 1}\n[1, 2]\n', r"line 2 of .* is \[1, 2\], and a row must be an object"),
-        ("[1, 2]", r"item 1 of .* is 1, and a row must be an object"),
-        ('{"q": "\\ud800"}\n', r"line 1 of .* has half of a surrogate pair"),
+        ('{"q": 1}\nnull\n', r"line 2 of .* is null, but a row must be an object"),
+        ('{"q": 1}\n[1, 2]\n', r"line 2 of .* is \[1, 2\], but a row must be an object"),
+        ("[1, 2]", r"item 1 of .* is 1, but a row must be an object"),
+        ('{"q": "\\ud800"}\n', r"line 1 of .* has an unpaired surrogate"),
         ('{"data": [{"q": 1}, {"q": 2}]}', r"is one object, and its 'data' is a list of 2 objects"),
         ('{"q": ["a", "b"], "x": ["1", "2"]}', r"is one object of columns \(q x\), not of rows"),
         ('{"q": {"0": "a", "1": "b"}, "x": {"0": 1, "1": 2}}', r"is one object of columns \(q x\), not of rows"),
     ],
 )
-def test_json_is_refused_with_its_line(text: str, rule: str, tmp_path: Path) -> None:
+def test_json_error_names_line_and_rule(text: str, rule: str, tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(text)
     with pytest.raises(PreflightError, match=rf"^task\.train=.*x\.jsonl: no rows could be read \(.*{rule}"):
         read(tmp_path / "x.jsonl")
@@ -126,13 +126,13 @@ def test_json_is_refused_with_its_line(text: str, rule: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("text", "rule"),
     [
-        ("q,x\na,1\nb,2,9\n", r"line 3 of .* has 3 cells, and the header 2 columns"),
-        ("q,x\na,1,9\nb,2,9\n", r"line 2 of .* has 3 cells, and the header 2 columns"),
+        ("q,x\na,1\nb,2,9\n", r"line 3 of .* has 3 cells, but the header has 2 columns"),
+        ("q,x\na,1,9\nb,2,9\n", r"line 2 of .* has 3 cells, but the header has 2 columns"),
         ("q,q\n1,2\n", r"has two columns named 'q'"),
-        ('q,x\na,1\n"b,1\nc,2\n', r"line 3 of .* has a quote that does not close"),
+        ('q,x\na,1\n"b,1\nc,2\n', r"line 3 of .* has an unclosed quote"),
     ],
 )
-def test_csv_is_refused_with_its_line(text: str, rule: str, tmp_path: Path) -> None:
+def test_csv_error_names_line_and_rule(text: str, rule: str, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text(text)
     with pytest.raises(PreflightError, match=rule):
         read(tmp_path / "x.csv")
@@ -146,7 +146,7 @@ def test_csv_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv"])
 @pytest.mark.parametrize("first", [None, 5], ids=["whole", "streamed"])
-def test_latin_1_file_is_refused_with_its_place(suffix: str, first: int | None, tmp_path: Path) -> None:
+def test_latin_1_file_error_names_position(suffix: str, first: int | None, tmp_path: Path) -> None:
     text = '{"q": "a"}\n{"q": "é"}\n' if suffix == "jsonl" else "q\na\nxxxxxxé\n"
     line, character = (2, 8) if suffix == "jsonl" else (3, 7)
     (tmp_path / f"x.{suffix}").write_text(text, encoding="latin-1")
@@ -157,5 +157,5 @@ def test_latin_1_file_is_refused_with_its_place(suffix: str, first: int | None, 
 
 def test_file_that_is_not_parquet(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("hello")
-    with pytest.raises(PreflightError, match=r"x\.parquet is not a whole Parquet file"):
+    with pytest.raises(PreflightError, match=r"x\.parquet is not a complete Parquet file"):
         read(tmp_path / "x.parquet")

@@ -1,4 +1,4 @@
-"""The pool that environments of a task are taken from."""
+"""The environment pool, and copies of steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from ippo_cli.tasks.environment import EnvironmentPool, Step
 
 
-def test_seconds_count_what_is_spent_at_work_even_where_it_fails() -> None:
+def test_at_work_counts_seconds_also_after_errors() -> None:
     pool = EnvironmentPool(lambda: None)  # type: ignore[arg-type, return-value]
     with pool.at_work():
         time.sleep(0.02)
@@ -23,7 +23,7 @@ def test_seconds_count_what_is_spent_at_work_even_where_it_fails() -> None:
     assert pool.seconds >= first + 0.02
 
 
-def test_a_retold_step_keeps_everything_but_its_observations() -> None:
+def test_with_observations_keeps_other_fields() -> None:
     step = Step(
         observations={"a": "old"},
         rewards={"a": 0.5},
@@ -33,5 +33,5 @@ def test_a_retold_step_keeps_everything_but_its_observations() -> None:
         ended=frozenset({"b"}),
         parts={"success": 1.0},
     )
-    assert all(getattr(step, field.name) != field.default for field in fields(Step))  # nothing is left at its default
+    assert all(getattr(step, field.name) != field.default for field in fields(Step))  # no field has its default value
     assert step.with_observations({"a": "new"}) == replace(step, observations={"a": "new"})

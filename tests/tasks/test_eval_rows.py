@@ -1,4 +1,4 @@
-"""Which held-out rows are asked about."""
+"""Selection of held-out rows for evaluation."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ def settings(size: int | None = None, seed: int = 1234, n: int = 1, greedy: bool
     return EvaluationConfig(every=0, size=size, seed=seed, sampled=True, num_generations=n, greedy=greedy)
 
 
-def test_all_rows_are_asked_about_unless_fewer_are_wanted() -> None:
+def test_all_rows_are_selected_without_smaller_size() -> None:
     assert select_eval_rows(5, settings()) == select_eval_rows(5, settings(size=5)) == list(range(5))
     assert select_eval_rows(5, settings(size=9)) == list(range(5))
 
 
-def test_fewer_rows_are_drawn_by_the_seed_from_all_of_them() -> None:
+def test_size_selects_seeded_random_rows() -> None:
     drawn = select_eval_rows(1000, settings(size=50))
     assert drawn == sorted(set(drawn))
     assert len(drawn) == 50
@@ -24,7 +24,7 @@ def test_fewer_rows_are_drawn_by_the_seed_from_all_of_them() -> None:
     assert drawn != select_eval_rows(1000, settings(size=50, seed=7))
 
 
-def test_sampled_rows_are_asked_about_several_times_and_greedy_ones_once() -> None:
+def test_generations_by_mode_and_episode_count() -> None:
     assert generations_by_mode(settings(n=4)) == {"sampled": 4, "greedy": 1}
     assert count_eval_episodes(10, settings(size=3, n=4)) == {"sampled": 12, "greedy": 3}
     assert count_eval_episodes(2, settings(size=3, greedy=False)) == {"sampled": 2}

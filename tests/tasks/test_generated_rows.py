@@ -1,4 +1,4 @@
-"""Rows that are made by functions of the project: right, distinct, and held out apart."""
+"""Generated rows of bundled tasks: correct, distinct, with disjoint held-out rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def distinct(rows: list[Example]) -> set[str]:
         (subjects.train, subjects.held_out, (192, 48)),
     ],
 )
-def test_no_held_out_row_is_trained_on(
+def test_train_and_held_out_rows_are_disjoint(
     train: Callable[[], list[Example]], held_out: Callable[[], list[Example]], sizes: tuple[int, int]
 ) -> None:
     trained, tested = distinct(train()), distinct(held_out())
@@ -37,7 +37,7 @@ def test_no_held_out_row_is_trained_on(
     assert train() == train()
 
 
-def test_sums_and_differences_are_right_and_small() -> None:
+def test_arithmetic_rows_are_correct() -> None:
     for row in [*arithmetic.train(), *arithmetic.held_out()]:
         assert 0 <= row["smaller"] <= row["larger"] <= 50
         assert row["sum"] == row["a"] + row["b"] == row["larger"] + row["smaller"]
@@ -57,13 +57,13 @@ def numbers_of(row: Example) -> tuple[int, ...]:
 
 
 def words_of(row: Example) -> str:
-    """A problem's text without what differs between problems of one template."""
+    """A problem's text with numbers, names and things replaced: equal for problems of one template."""
     words = re.sub(r"\d+", "#", row["question"])
     words = re.sub("|".join(word_problems.NAMES), "N", words)
     return re.sub("|".join(word_problems.THINGS), "T", words)
 
 
-def test_word_problems_have_three_numbers_and_an_answer_that_a_child_could_give() -> None:
+def test_word_problem_numbers_and_answers_are_in_range() -> None:
     for row in [row for problems in WORD_PROBLEMS for row in problems()]:
         assert numbers_of(row) == tuple(row["numbers"])
         assert len(row["numbers"]) == 3
@@ -87,7 +87,7 @@ SIGNS = {
 
 
 def read(row: Example) -> list[int]:
-    """The steps, read from the words once more."""
+    """The steps, computed from the question text."""
     a, b, c = numbers_of(row)
     said = [sign for _, sign in sorted((row["question"].find(verb), sign) for verb, sign in SIGNS.items()) if _ >= 0]
     if len(said) == 1:
@@ -98,14 +98,14 @@ def read(row: Example) -> list[int]:
 
 
 @pytest.mark.parametrize("problems", WORD_PROBLEMS[:3])
-def test_steps_are_those_of_the_questions(problems: Callable[[], list[Example]]) -> None:
+def test_steps_match_question_text(problems: Callable[[], list[Example]]) -> None:
     rows = problems()
     assert all(row["steps"] == read(row) for row in rows)
     multiplied = sum("bags of" in row["question"] or "boxes with" in row["question"] for row in rows)
     assert multiplied == -(-len(rows) // 3)
 
 
-def test_steps_in_other_words_are_those_of_the_questions() -> None:
+def test_steps_of_other_words_match_question_text() -> None:
     for row in word_problems.other_words():
         a, b, c = numbers_of(row)
         if "children" in row["question"]:
@@ -117,7 +117,7 @@ def test_steps_in_other_words_are_those_of_the_questions() -> None:
             assert row["steps"] == [a * b, a * b - c]
 
 
-def test_held_out_problems_have_new_numbers_and_other_templates_new_sentences_of_known_phrases() -> None:
+def test_held_out_problems_have_new_numbers_or_templates() -> None:
     trained = word_problems.train()
     numbers, shapes = {numbers_of(row) for row in trained}, {words_of(row) for row in trained}
     assert len(shapes) > 650
@@ -141,7 +141,7 @@ def test_held_out_problems_have_new_numbers_and_other_templates_new_sentences_of
         ("writing", {"brief": "Write one short sentence about the history of bread.", "long": "the history of bread"}),
     ],
 )
-def test_a_task_tells_its_agents_of_the_rows(task: str, told: dict[str, str]) -> None:
+def test_bundled_tasks_prompt_agents_with_rows(task: str, told: dict[str, str]) -> None:
     config = load_config([f"task={task}", "actor=full", "actor.model=folder"]).task
     assert isinstance(config, ConversationConfig)
     loaded = load_task(config, 0)

@@ -1,4 +1,4 @@
-"""Rows of files."""
+"""Rows of files, functions and datasets: reading, columns, map, filter, nulls."""
 
 from __future__ import annotations
 
@@ -62,19 +62,19 @@ def rows(found: Sequence[Any]) -> list[dict[str, Any]]:
     return [dict(found[row]) for row in range(len(found))]
 
 
-def test_json_lines_are_read_in_the_files_order(file: str) -> None:
+def test_json_lines_are_read_in_file_order(file: str) -> None:
     train, held_out = jsonl_examples(config(file, file, train_size=4, eval_size=100), seed=0)
     assert rows(train) == ROWS[:4]
     assert rows(held_out) == ROWS
 
 
-def test_parquet_is_read_as_well(file: str, tmp_path: Path) -> None:
+def test_parquet_is_read(file: str, tmp_path: Path) -> None:
     datasets.Dataset.from_list(ROWS).to_parquet(str(tmp_path / "rows.parquet"))
     _, held_out = jsonl_examples(config(file, str(tmp_path / "rows.parquet"), eval_size=2), seed=0)
     assert rows(held_out) == ROWS[:2]
 
 
-def test_a_file_that_changed_is_read_again(file: str) -> None:
+def test_changed_file_is_read_again(file: str) -> None:
     jsonl_examples(config(file, file), seed=0)
     Path(file).write_text('{"prompt": "another one, and longer than before", "answer": "x"}\n')
     train, _ = jsonl_examples(config(file, file), seed=0)
@@ -84,13 +84,13 @@ def test_a_file_that_changed_is_read_again(file: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (None, "there is no such file"),
+        (None, "the file does not exist"),
         ("", "has no rows"),
         ('{"a": 1}\n{"a": \n', "could be read .line 2 of .* begins an object that does not end"),
     ],
     ids=["missing", "empty", "broken"],
 )
-def test_a_file_without_rows_is_told_by_its_key_and_by_nobody_else(
+def test_file_without_rows_raises_one_error_and_prints_nothing(
     text: str | None, said: str, file: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "bad.jsonl"
@@ -104,9 +104,7 @@ def test_a_file_without_rows_is_told_by_its_key_and_by_nobody_else(
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_rows_that_lack_a_field_which_an_agent_is_asked_with_are_told_before_training(
-    kind: str, file: str, tmp_path: Path
-) -> None:
+def test_rows_without_template_fields_are_rejected(kind: str, file: str, tmp_path: Path) -> None:
     lacking = [dict(row) for row in ROWS]
     del lacking[5]["answer"]
     path = tmp_path / f"lacking.{kind}"
@@ -119,18 +117,18 @@ def test_rows_that_lack_a_field_which_an_agent_is_asked_with_are_told_before_tra
     told.agents["solo"] = asked  # type: ignore[assignment]
     with pytest.raises(PreflightError, match=r"1 of 7 rows have no 'answer', which task\.agents\.solo\.answer names"):
         jsonl_examples(told, seed=0)
-    told.eval_size = 5  # the row is not among those in use
+    told.eval_size = 5  # the row is not among the first five
     assert len(jsonl_examples(told, seed=0)[1]) == 5
     told.eval_size, asked.answer = None, None
     assert len(jsonl_examples(told, seed=0)[1]) == 7
 
 
-def test_a_name_that_is_no_file_is_looked_up_as_a_dataset(file: str) -> None:
+def test_name_that_is_not_a_file_is_a_dataset_id(file: str) -> None:
     with pytest.raises(PreflightError, match=r"^task\.train=no/such-dataset: no rows could be read \("):
         jsonl_examples(config("no/such-dataset", file), seed=0)
 
 
-def test_data_must_be_named(file: str) -> None:
+def test_missing_data_setting_is_rejected(file: str) -> None:
     with pytest.raises(ConfigError, match=r"^task\.eval=null names no data; "):
         jsonl_examples(config(file, None), seed=0)
 
@@ -142,16 +140,16 @@ def parts(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_files_of_a_pattern_come_in_the_order_of_their_names_and_listed_ones_as_listed(parts: Path) -> None:
+def test_pattern_files_are_sorted_and_listed_files_keep_order(parts: Path) -> None:
     listed = [str(parts / f"{name}.jsonl") for name in "bac"]
     by_pattern, as_listed = jsonl_examples(config(str(parts / "*.jsonl"), listed), seed=0)  # type: ignore[arg-type]
     assert rows(by_pattern) == [*ROWS[3:5], *ROWS[:3], *ROWS[5:]]
     assert rows(as_listed) == ROWS
-    with pytest.raises(PreflightError, match=r"\*\.csv: no file has such a name"):
+    with pytest.raises(PreflightError, match=r"\*\.csv: no file matches this pattern"):
         jsonl_examples(config(str(parts / "*.csv"), listed), seed=0)  # type: ignore[arg-type]
 
 
-def test_cells_of_a_table_are_the_text_that_stands_in_them(tmp_path: Path) -> None:
+def test_csv_cells_are_read_as_text(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text('\ufeffprompt,answer\n"a, b",007\nNone,1.50\n', encoding="utf-8")
     (tmp_path / "rows.tsv").write_text("prompt\tanswer\nx\tNA\n")
     train, held_out = jsonl_examples(config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.tsv")), seed=0)
@@ -159,7 +157,7 @@ def test_cells_of_a_table_are_the_text_that_stands_in_them(tmp_path: Path) -> No
     assert rows(held_out) == [{"prompt": "x", "answer": "NA"}]
 
 
-def test_an_empty_cell_is_missing(tmp_path: Path) -> None:
+def test_empty_csv_cell_is_null(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\nx,\n")
     told = config(str(tmp_path / "rows.csv"), str(tmp_path / "rows.csv"))
     told.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
@@ -167,9 +165,9 @@ def test_an_empty_cell_is_missing(tmp_path: Path) -> None:
         jsonl_examples(told, seed=0)
 
 
-def test_files_that_no_reader_knows_are_told(file: str, tmp_path: Path) -> None:
+def test_unknown_file_suffix_is_rejected(file: str, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("x\n")
-    with pytest.raises(PreflightError, match=r"rows\.txt: files that can be read end in \.jsonl"):
+    with pytest.raises(PreflightError, match=r"rows\.txt: supported file suffixes are \.jsonl"):
         jsonl_examples(config(file, str(tmp_path / "rows.txt")), seed=0)
 
 
@@ -188,7 +186,7 @@ def none():
 """
 
 
-def test_a_function_makes_rows(tmp_path: Path) -> None:
+def test_function_returns_rows(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MADE)
     name = f"{tmp_path}/mine.py:train"
     train, held_out = jsonl_examples(config(name, name, eval_size=2), seed=0)
@@ -199,19 +197,19 @@ def test_a_function_makes_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("broken", r"no rows could be made \(.*mine\.py:6: KeyError: 'nothing'\)"),
-        ("words", r"no rows could be made \("),
+        ("broken", r"the function failed \(.*mine\.py:6: KeyError: 'nothing'\)"),
+        ("words", r"the function failed \("),
         ("none", r"has no rows"),
     ],
 )
-def test_a_function_that_makes_no_rows_is_told(function: str, words: str, tmp_path: Path) -> None:
+def test_function_without_rows_is_rejected(function: str, words: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MADE)
     name = f"{tmp_path}/mine.py:{function}"
     with pytest.raises(PreflightError, match=rf"^task\.train=.*mine\.py:{function}:? ?{words}"):
         jsonl_examples(config(name, name), seed=0)
 
 
-def test_a_function_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_unknown_function_error_lists_functions(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MADE)
     name = f"{tmp_path}/mine.py:trian"
     with pytest.raises(ConfigError, match=r"^task\.train=.* names no function .*; it has: broken none train words"):
@@ -239,17 +237,19 @@ def code(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_column_that_is_not_there_is_told_with_all_sources_that_lack_it_and_what_would_work(tmp_path: Path) -> None:
+def test_missing_column_error_lists_sources_and_remedy(tmp_path: Path) -> None:
     for name, column in (("a", "solution"), ("b", "answer"), ("c", "answers")):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"question": "q", column: "1"}) + "\n")
     a, b, c = (str(tmp_path / f"{name}.jsonl") for name in "abc")
-    rule = rf"right=answer: there is no such column in {a}, {c}; there are: question solution answers; name one "
+    rule = (
+        rf"right=answer: there is no such column in {a}, {c}; columns are: question solution answers; name one column "
+    )
     with pytest.raises(PreflightError, match=rule + r"for each kind of source: task.columns.right=\[answer,answers\]$"):
         jsonl_examples(config([a, b, c], b, columns={"right": "answer"}), seed=0)
-    with pytest.raises(PreflightError, match=r"there are: question answers; write task.columns.answer=answers$"):
+    with pytest.raises(PreflightError, match=r"columns are: question answers; write task.columns.answer=answers$"):
         jsonl_examples(config(c, c, columns={"answer": "nope"}), seed=0)
     (odd := tmp_path / "odd.csv").write_text("My question, answer \nq,1\n")
-    rule = r"""there are: 'My question' ' answer '; write 'task.columns.answer=" answer "'$"""
+    rule = r"""columns are: 'My question' ' answer '; write 'task.columns.answer=" answer "'$"""
     with pytest.raises(PreflightError, match=rule):
         jsonl_examples(config(str(odd), str(odd), columns={"answer": "answer"}), seed=0)
 
@@ -261,14 +261,14 @@ WRITTEN = [
 ]
 
 
-def test_values_are_those_that_are_written_whatever_stands_beside_them(tmp_path: Path) -> None:
+def test_json_values_keep_their_types(tmp_path: Path) -> None:
     lines, listed, late = (tmp_path / name for name in ("lines.jsonl", "list.json", "late.jsonl"))
     lines.write_text("\n".join(json.dumps(row) for row in WRITTEN) + "\n")
     listed.write_text(json.dumps(WRITTEN))
     for changes in ({}, {"streaming": True, "train_size": 3, "eval_size": 3}):
         kept = [{name: row[name] for name in ("answer", "on", "text")} for row in WRITTEN]
         for file, wanted in ((lines, WRITTEN), (listed, WRITTEN)):
-            if changes:  # of rows that are held in memory a column has one kind
+            if changes:  # in-memory columns have one type
                 file, wanted = tmp_path / f"kept_{file.name}", kept
                 file.write_text(json.dumps(kept) if file.suffix == ".json" else "\n".join(map(json.dumps, kept)))
             train, held_out = jsonl_examples(config(str(file), str(file), **changes), seed=0)
@@ -279,19 +279,21 @@ def test_values_are_those_that_are_written_whatever_stands_beside_them(tmp_path:
     assert [row["on"] for row in together] == ["some day", *(row["on"] for row in WRITTEN)]
 
 
-def test_columns_are_renamed_and_looked_for_inside_and_the_first_that_is_there_is_taken(tmp_path: Path) -> None:
+def test_columns_are_renamed_with_paths_and_fallbacks(tmp_path: Path) -> None:
     nested = [{"problem": "a", "meta": {"gold": [1, row]}} for row in range(2)]
     (tmp_path / "nested.jsonl").write_text("".join(json.dumps(row) + "\n" for row in nested))
     columns = {"question": ["question", "problem"], "right": "meta.gold.1"}
     train, _ = jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns=columns), seed=0)
     assert [(row["question"], row["right"]) for row in rows(train)] == [("a", 0), ("a", 1)]
-    with pytest.raises(PreflightError, match=r"question=text: there is no such column in .*nested.jsonl; there are: "):
+    with pytest.raises(
+        PreflightError, match=r"question=text: there is no such column in .*nested.jsonl; columns are: "
+    ):
         jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns={"question": "text"}), seed=0)
-    with pytest.raises(PreflightError, match=r"task.columns.right=meta.gold.7: a row has nothing there \(no '7'"):
+    with pytest.raises(PreflightError, match=r"task.columns.right=meta.gold.7: a row has no such value \(no '7'"):
         rows(jsonl_examples(config(*[str(tmp_path / "nested.jsonl")] * 2, columns={"right": "meta.gold.7"}), 0)[0])
 
 
-def test_rows_are_made_by_a_function_and_filtered_and_those_left_out_are_counted(file: str, code: str) -> None:
+def test_map_and_filter_apply_and_count_excluded_rows(file: str, code: str) -> None:
     changed = config(file, file, map=f"{code}:shout", filter="n < 2 or n > 4")
     train, held_out = jsonl_examples(changed, seed=0)
     assert [row["n"] for row in rows(train)] == [row["n"] for row in rows(held_out)] == [0, 1, 5]
@@ -299,24 +301,24 @@ def test_rows_are_made_by_a_function_and_filtered_and_those_left_out_are_counted
     assert list(train) == rows(train)
     assert train[-1] == rows(train)[2]
     (counts,) = train.counts  # type: ignore[attr-defined]
-    assert str(counts) == f"{file}: 7 rows, 1 left out by task.map, 3 left out by task.filter: 3 are used"
+    assert str(counts) == f"{file}: 7 rows, 1 excluded by task.map, 3 excluded by task.filter: 3 are used"
     train, _ = jsonl_examples(config(file, file, filter=f"{code}:even", train_size=3), seed=0)
     assert [row["n"] for row in rows(train)] == [0, 2, 4]
     for changes, said in (
         ({"map": f"{code}:broken"}, r"task.map=.*:broken fails on a row \(.*RuntimeError: no"),
         ({"filter": "level == 'easy'"}, r"task.filter=level == 'easy' fails on a row \(.*level"),
-        ({"filter": "n <"}, r"task.filter=n < is no expression of Jinja's"),
+        ({"filter": "n <"}, r"task.filter=n < is not a valid Jinja expression"),
         ({"filter": "().__class__.__mro__[1].__subclasses__()"}, "task.filter=.* fails on a row"),
     ):
         with pytest.raises(ConfigError, match=said):
             jsonl_examples(config(file, file, **changes), seed=0)
     with pytest.raises(
-        PreflightError, match=r"has no rows left \(.*: 7 rows, 7 left out by task.filter: 0 are used\)$"
+        PreflightError, match=r"has no rows left \(.*: 7 rows, 7 excluded by task.filter: 0 are used\)$"
     ):
         jsonl_examples(config(file, file, filter="n > 100"), seed=0)
 
 
-def test_a_field_that_some_source_lacks_is_told(file: str, tmp_path: Path) -> None:
+def test_field_missing_in_one_source_is_rejected(file: str, tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text('{"prompt": "x"}\n')
     told = config([file, str(tmp_path / "other.jsonl")], file, weights=[1, 1])  # type: ignore[arg-type]
     told.agents["solo"] = PromptConfig(template="{prompt}", system=None, answer="{answer}")  # type: ignore[assignment]
@@ -324,23 +326,23 @@ def test_a_field_that_some_source_lacks_is_told(file: str, tmp_path: Path) -> No
         jsonl_examples(told, seed=0)
 
 
-def test_a_share_of_the_training_rows_is_held_out_by_the_seed(file: str) -> None:
+def test_eval_share_splits_rows_by_seed(file: str) -> None:
     divided = config(file, None, eval_share=0.3)
     train, held_out = jsonl_examples(divided, seed=3)
     assert sorted(row["n"] for row in [*rows(train), *rows(held_out)]) == list(range(7))
     assert len(held_out) == 2
     assert rows(held_out_rows(divided, seed=3)) == rows(held_out)
     assert {tuple(row["n"] for row in held_out_rows(divided, seed)) for seed in range(8)} != {(0, 1)}
-    with pytest.raises(PreflightError, match=r"task.eval_share=0.01 of 7 rows leaves none on one side"):
+    with pytest.raises(PreflightError, match=r"task.eval_share=0.01 of 7 rows leaves one of the two parts empty"):
         jsonl_examples(config(file, None, eval_share=0.01), seed=0)
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
-def test_streaming_reads_no_more_than_the_first_rows(suffix: str, tmp_path: Path) -> None:
+def test_streaming_reads_only_first_rows(suffix: str, tmp_path: Path) -> None:
     file = tmp_path / f"rows.{suffix}"
     plain = [{"prompt": row["prompt"], "n": row["n"]} for row in ROWS]
     if suffix == "jsonl":
-        beyond = json.dumps(plain[5] | {"prompt": "x" * 11_000_000})  # files are read by ten megabytes
+        beyond = json.dumps(plain[5] | {"prompt": "x" * 11_000_000})  # files are read in blocks of 10 MB
         file.write_text("".join(json.dumps(row) + "\n" for row in plain[:5]) + f"{beyond}\nhere it breaks\n")
     else:
         table = datasets.Dataset.from_list(plain)
@@ -358,7 +360,7 @@ def test_unchanged_file_is_read_from_the_cache(tmp_path: Path) -> None:
     assert load_table("task.train", str(file), None, "train").cache_files == before
 
 
-def test_streaming_takes_no_more_from_a_function_that_yields_rows(tmp_path: Path) -> None:
+def test_streaming_stops_a_generator_function(tmp_path: Path) -> None:
     module = tmp_path / "endless.py"
     module.write_text("import itertools\ndef rows():\n    for n in itertools.count():\n        yield {'n': n}\n")
     source = f"{module}:rows"
@@ -392,10 +394,10 @@ print(seen / 2**20, most[0] - before)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
-def test_files_are_not_held_in_memory(suffix: str, tmp_path: Path) -> None:
-    """Memory that is the process's own, which the files' cache is not, grows by less than half of the texts."""
+def test_files_are_not_loaded_into_memory(suffix: str, tmp_path: Path) -> None:
+    """Anonymous memory of the process, without the file cache, grows by less than half of the text size."""
     file = tmp_path / f"rows.{suffix}"
-    words = ["".join(random.Random(row).choices("abcdefgh ", k=20_000)) for row in range(500)]  # that do not compress
+    words = ["".join(random.Random(row).choices("abcdefgh ", k=20_000)) for row in range(500)]  # incompressible text
     if suffix == "jsonl":
         with file.open("w") as lines:
             lines.writelines(json.dumps({"prompt": text, "answer": str(n)}) + "\n" for n in range(40) for text in words)
@@ -412,7 +414,7 @@ def test_files_are_not_held_in_memory(suffix: str, tmp_path: Path) -> None:
     assert grown < size / 2, f"{grown:.0f} of {size:.0f} MiB"
 
 
-def test_tasks_of_problems_and_of_preferences_read_their_rows(tmp_path: Path) -> None:
+def test_math_and_preference_tasks_read_rows(tmp_path: Path) -> None:
     solved = [{"problem": "1+1", "solution": "so \\boxed{2}"}, {"problem": "?", "solution": "open"}]
     pairs = [
         {"chosen": f"\n\nHuman: {n}?\n\nAssistant: a", "rejected": f"\n\nHuman: {n}?\n\nAssistant: b"} for n in "xy"
@@ -429,7 +431,7 @@ def test_tasks_of_problems_and_of_preferences_read_their_rows(tmp_path: Path) ->
         assert first.startswith({"math": "1+1\n", "preference_prompts": "\n\nHuman: x?\n\nAssistant:"}[name]), agent
 
 
-def test_a_column_that_the_first_row_lacks_is_there(tmp_path: Path) -> None:
+def test_column_missing_in_first_row_is_kept(tmp_path: Path) -> None:
     made = [{"prompt": "1", "answer": "1"}, {"prompt": "2", "answer": "2", "hint": "even"}]
     (tmp_path / "mine.py").write_text(f"def train():\n    return {made}\n")
     train, _ = jsonl_examples(config(f"{tmp_path}/mine.py:train", f"{tmp_path}/mine.py:train"), seed=0)
@@ -442,7 +444,7 @@ def test_a_column_that_the_first_row_lacks_is_there(tmp_path: Path) -> None:
     assert rows(streamed) == [made[0] | {"hint": None}, made[1]]
 
 
-def test_a_source_with_a_weight_keeps_a_row_when_rows_are_held_out(file: str, tmp_path: Path) -> None:
+def test_weighted_source_without_training_rows_is_rejected(file: str, tmp_path: Path) -> None:
     single = tmp_path / "single.jsonl"
     single.write_text(json.dumps(ROWS[0]) + "\n")
     told = config([file, str(single)], None, weights=[1, 1], eval_share=0.5)  # type: ignore[arg-type]
@@ -450,13 +452,17 @@ def test_a_source_with_a_weight_keeps_a_row_when_rows_are_held_out(file: str, tm
     away = {seed for seed, held_out in drawn.items() if getattr(held_out, "sizes", ())[1]}
     assert 0 < len(away) < len(drawn)
     for seed, held_out in drawn.items():
-        assert getattr(held_out, "weights", ()) is None  # an evaluation asks about each row once
-        expected = pytest.raises(PreflightError, match="source 2 no row is left") if seed in away else nullcontext()
+        assert getattr(held_out, "weights", ()) is None  # evaluation ignores weights
+        expected = (
+            pytest.raises(PreflightError, match="source 2 has a weight, but no rows are left")
+            if seed in away
+            else nullcontext()
+        )
         with expected:
             jsonl_examples(told, seed)
 
 
-def test_a_field_that_a_template_tests_for_null_may_be_missing_and_one_that_it_writes_may_not(tmp_path: Path) -> None:
+def test_null_fields_may_be_tested_but_not_rendered(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     lines = [{"prompt": "a", "context": "c", "answer": "x"}, {"prompt": "b", "context": None, "answer": "y"}]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -483,7 +489,7 @@ def test_a_field_that_a_template_tests_for_null_may_be_missing_and_one_that_it_w
             asked(f"jinja:{writing}")
 
 
-def test_a_folder_of_json_lines_has_the_values_that_are_written_unless_it_declares_others(tmp_path: Path) -> None:
+def test_folder_of_json_lines_keeps_types_unless_declared(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     lines = [{"day": "2024-01-05", "answer": 3}, {"day": "2024-01-06", "answer": 2.5}]
@@ -499,7 +505,7 @@ def test_a_folder_of_json_lines_has_the_values_that_are_written_unless_it_declar
     assert isinstance(jsonl_examples(told, seed=0)[0][0]["answer"], float)
 
 
-def test_parquet_files_of_several_types_keep_their_own(tmp_path: Path) -> None:
+def test_parquet_files_keep_their_own_types(tmp_path: Path) -> None:
     for name, answers in (("a", [1.5, 2.0]), ("b", [7, 8])):
         datasets.Dataset.from_dict({"answer": answers}).to_parquet(str(tmp_path / f"{name}.parquet"))
     pattern = str(tmp_path / "*.parquet")
@@ -507,7 +513,7 @@ def test_parquet_files_of_several_types_keep_their_own(tmp_path: Path) -> None:
     assert [str(answer) for answer in found] == ["1.5", "2.0", "7", "8"]
 
 
-def test_a_folder_is_read_as_its_file_is_of_texts_in_cells_and_when_only_the_first_rows_are_fetched(
+def test_folder_is_read_like_its_files(
     tmp_path: Path,
 ) -> None:
     cells = tmp_path / "cells"
@@ -525,19 +531,19 @@ def test_a_folder_is_read_as_its_file_is_of_texts_in_cells_and_when_only_the_fir
     (cells / "README.md").write_text(
         "---\nconfigs:\n- config_name: default\n  data_files: train.csv\n  sep: ';'\n---\n"
     )
-    assert load_table("task.train", str(cells), None, "train").column_names == ["a,b"], "what is said of them holds"
+    assert load_table("task.train", str(cells), None, "train").column_names == ["a,b"], "declared options have priority"
 
 
-def test_list_in_a_later_row_is_refused_before_training(tmp_path: Path) -> None:
+def test_list_in_a_later_row_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"q": "a", "x": "1"}\n{"q": "b", "x": ["1", "2"]}\n')
     told = config(*[str(tmp_path / "x.jsonl")] * 2)
     told.agents["solo"] = PromptConfig(template="{q}", system=None, answer="{x}")  # type: ignore[assignment]
-    with pytest.raises(ConfigError, match=r"solo\.answer='\{x\}' writes the field 'x' as text, and it is a list"):
+    with pytest.raises(ConfigError, match=r"solo\.answer='\{x\}' writes the field 'x' as text, but it is a list"):
         jsonl_examples(told, seed=0)
 
 
 @pytest.mark.parametrize("template", ["{x}", "jinja:{{ x }}"])
-def test_nan_of_a_parquet_file_is_refused_before_training(tmp_path: Path, template: str) -> None:
+def test_nan_of_a_parquet_file_is_rejected(tmp_path: Path, template: str) -> None:
     table = pyarrow.table({"x": [1.5, float("nan"), 2.5]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
     asking = config(str(tmp_path / "rows.parquet"), None, eval_share=0.3)

@@ -1,4 +1,4 @@
-"""The ladder: a world of several turns."""
+"""The ladder task: an environment with several turns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def config() -> LadderConfig:
     return task
 
 
-def test_right_turns_are_paid_when_they_are_made_and_wrong_ones_change_nothing_else(config: LadderConfig) -> None:
+def test_each_correct_turn_has_its_reward(config: LadderConfig) -> None:
     world = Ladder(config)
     assert world.reset({"start": "c", "stride": 3}, seed=0) == {"climber": "c3"}
     steps = [world.step({"climber": Action(text=text)}) for text in ("f", "x", "d", "gg", "b")]
@@ -29,7 +29,7 @@ def test_right_turns_are_paid_when_they_are_made_and_wrong_ones_change_nothing_e
     assert steps[-1].parts == {"rungs": 0.6}
 
 
-def test_every_turn_right_is_worth_one(config: LadderConfig) -> None:
+def test_all_turns_correct_have_total_reward_one(config: LadderConfig) -> None:
     world = Ladder(config)
     for example in [row for part in ladder_examples(config, 0) for row in part]:
         world.reset(example, seed=0)
@@ -41,7 +41,7 @@ def test_every_turn_right_is_worth_one(config: LadderConfig) -> None:
         assert total == pytest.approx(1.0)
 
 
-def test_no_held_out_example_is_trained_on(config: LadderConfig) -> None:
+def test_train_and_held_out_examples_are_disjoint(config: LadderConfig) -> None:
     train, held_out = ladder_examples(config, 0)
     pairs = [(row["start"], row["stride"]) for row in [*train, *held_out]]
     assert len(set(pairs)) == len(pairs) == 24
@@ -51,17 +51,17 @@ def test_no_held_out_example_is_trained_on(config: LadderConfig) -> None:
 
 @pytest.mark.parametrize(
     ("override", "said"),
-    [("task.strides=8", "leads once around the 8 letters"), ("task.alphabet=a", "has fewer than two letters")],
+    [("task.strides=8", "must be less than the 8 letters"), ("task.alphabet=a", "has fewer than two letters")],
 )
-def test_ladders_that_lead_nowhere_are_refused(override: str, said: str) -> None:
+def test_degenerate_ladders_are_rejected(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_config(load_config(["task=ladder", override]), 1)
 
 
-def test_more_examples_than_there_are_and_several_climbers_are_refused(config: LadderConfig) -> None:
+def test_too_many_examples_and_several_agents_are_rejected(config: LadderConfig) -> None:
     config.train_size = 21
     with pytest.raises(ConfigError, match="more examples than the 24 pairs"):
         ladder_examples(config, 0)
     config.agents["other"] = config.agents["climber"]
-    with pytest.raises(ConfigError, match="one climbs a ladder"):
+    with pytest.raises(ConfigError, match="a ladder has one"):
         make_ladder_factory(config)

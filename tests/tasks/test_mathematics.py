@@ -1,4 +1,4 @@
-"""Answers of worked solutions."""
+"""Extraction of answers from worked solutions."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ippo_cli.tasks.mathematics import last_box, with_answer
         ("", None),
     ],
 )
-def test_the_answer_is_in_the_last_box(text: str, answer: str | None) -> None:
+def test_last_box_finds_the_answer(text: str, answer: str | None) -> None:
     assert last_box(text) == answer
 
 
-def test_a_row_keeps_its_own_answer_and_one_without_any_is_left_out() -> None:
+def test_with_answer_keeps_own_answer_and_excludes_rows_without() -> None:
     assert with_answer({"problem": "p", "solution": "\\boxed{1}", "answer": "2"})["answer"] == "2"  # type: ignore[index]
     assert with_answer({"problem": "p", "solution": "\\boxed{1}"}) == {
         "problem": "p",

@@ -1,4 +1,4 @@
-"""Prompts out of preference data."""
+"""Extraction of prompts from preference data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def said(*texts: str) -> list[dict[str, str]]:
     return [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
 
 
-def test_conversations_part_at_their_last_answer() -> None:
+def test_prompt_of_message_lists() -> None:
     row: dict[str, Any] = {"chosen": said("hi", "hello", "sum?", "4"), "rejected": said("hi", "hello", "sum?", "5")}
     assert prompt_of({**row, "score": 1}) == {
         "score": 1,
@@ -25,14 +25,14 @@ def test_conversations_part_at_their_last_answer() -> None:
     assert (found["prompt"], found["history"]) == ("sum?", "")
 
 
-def test_texts_part_where_their_last_answer_begins() -> None:
+def test_prompt_of_texts() -> None:
     begin = "\n\nHuman: What is 2+2?\n\nAssistant: I think\n\nHuman: Sure?\n\nAssistant:"
     found = prompt_of({"chosen": f"{begin} It is 4.", "rejected": f"{begin} It is 5."})
     assert found is not None
     assert (found["prompt"], found["chosen"], found["rejected"]) == (begin, " It is 4.", " It is 5.")
 
 
-def test_a_prompt_that_is_there_is_the_prompt() -> None:
+def test_existing_prompt_is_kept() -> None:
     found = prompt_of({"prompt": "p", "chosen": "a", "rejected": "b"})
     assert found == {"prompt": "p", "history": "", "chosen": "a", "rejected": "b"}
     found = prompt_of({"prompt": said("one", "two", "three"), "chosen": said("", "a"), "rejected": said("", "b")})
@@ -40,7 +40,7 @@ def test_a_prompt_that_is_there_is_the_prompt() -> None:
     assert (found["prompt"], found["history"], found["chosen"]) == ("three", "user: one\nassistant: two", "a")
 
 
-def test_rows_without_a_prompt_are_left_out() -> None:
+def test_rows_without_prompt_are_excluded() -> None:
     assert prompt_of({"chosen": "alike", "rejected": "alike"}) is None
     assert prompt_of({"chosen": said("a", "b"), "rejected": said("c", "d")}) is None
     assert prompt_of({"text": "x"}) is None

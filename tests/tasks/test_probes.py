@@ -1,4 +1,4 @@
-"""The probes' examples: what is right follows from what is shown."""
+"""Examples of the probe tasks and their reference answers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BOTH = [(LETTERS, "letters"), (GRID, "start goal")]
 
 
 def shown(config: LettersConfig | GridConfig, fields: str, seed: int = 0) -> tuple[list[str], list[str]]:
-    """What prompts show of the training and of the held-out examples."""
+    """The prompt fields of training and held-out examples, as text."""
     train, held_out = SOURCES[config.kind](config, seed)
     texts = [[" ".join(str(row[field]) for field in fields.split()) for row in rows] for rows in (train, held_out)]
     return texts[0], texts[1]
@@ -49,7 +49,7 @@ def shown(config: LettersConfig | GridConfig, fields: str, seed: int = 0) -> tup
 
 @pytest.mark.parametrize(("config", "fields"), BOTH)
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_held_out_prompt_is_a_training_prompt_and_none_occurs_twice(
+def test_prompts_are_distinct_and_held_out_is_disjoint(
     config: LettersConfig | GridConfig, fields: str, seed: int
 ) -> None:
     train, held_out = shown(config, fields, seed)
@@ -58,13 +58,13 @@ def test_no_held_out_prompt_is_a_training_prompt_and_none_occurs_twice(
 
 
 @pytest.mark.parametrize(("config", "fields"), BOTH)
-def test_examples_are_the_seeds_alone(config: LettersConfig | GridConfig, fields: str) -> None:
+def test_examples_depend_only_on_seed(config: LettersConfig | GridConfig, fields: str) -> None:
     assert shown(config, fields, 1) == shown(config, fields, 1)
     assert shown(config, fields, 1) != shown(config, fields, 2)
     assert shown(replace(config, train_size=20), fields, 1)[1] == shown(config, fields, 1)[1]
 
 
-def test_the_next_letter_follows_the_last_one_and_the_first_follows_the_end() -> None:
+def test_next_letter_is_cyclic_successor() -> None:
     train, _ = letters_examples(replace(LETTERS, alphabet="cabcab", length=3, train_size=20, eval_size=7), seed=0)
     assert {(row["letters"][-1], row["last"], row["next"]) for row in train} <= {*zip("abc", "abc", "bca", strict=True)}
 
@@ -73,7 +73,7 @@ def test_the_next_letter_follows_the_last_one_and_the_first_follows_the_end() ->
     ("start", "goal", "horizontal", "vertical"),
     [("a3", "c2", "rr", "d"), ("c2", "a3", "ll", "u"), ("d1", "d4", "", "uuu")],
 )
-def test_a_shortest_walk_is_told_by_its_letters(start: str, goal: str, horizontal: str, vertical: str) -> None:
+def test_shortest_walk_letters(start: str, goal: str, horizontal: str, vertical: str) -> None:
     rows = [row for part in grid_examples(GRID, seed=0) for row in part]
     row = next(row for row in rows if (row["start"], row["goal"]) == (start, goal))
     assert (row["horizontal"], row["vertical"], row["size"]) == (horizontal, vertical, 4)
@@ -86,15 +86,17 @@ def test_a_shortest_walk_is_told_by_its_letters(start: str, goal: str, horizonta
         (grid_examples, replace(GRID, size=2, train_size=12, eval_size=1), "12 pairs of cells of a 2 x 2"),
     ],
 )
-def test_more_examples_than_there_are_is_a_mistake(
+def test_too_many_examples_are_rejected(
     source: Callable[..., object], config: LettersConfig | GridConfig, possible: str
 ) -> None:
-    with pytest.raises(ConfigError, match=rf"^task\.train_size=\d+ task\.eval_size=1 ask .* the {possible} .*; lower"):
+    with pytest.raises(
+        ConfigError, match=rf"^task\.train_size=\d+ task\.eval_size=1 request .* the {possible} .*; lower"
+    ):
         source(config, seed=0)
 
 
 @pytest.mark.parametrize("probe", ["probe_constant", "probe_conditional", "probe_grid"])
-def test_reference_answers_score_one_and_what_is_too_much_less(probe: str) -> None:
+def test_reference_answers_score_one_and_longer_ones_less(probe: str) -> None:
     config = load_config([f"+experiment={probe}"])
     task, agents = load_task(config.task, config.seed), config.task.agents
     reward = build_reward(config.reward, agents)
@@ -113,7 +115,7 @@ def test_reference_answers_score_one_and_what_is_too_much_less(probe: str) -> No
     assert longest <= config.rollout.max_new_tokens
 
 
-def test_a_constant_answer_is_the_same_for_every_prompt_and_a_conditional_one_is_not() -> None:
+def test_constant_and_conditional_answers() -> None:
     for probe, answers in (("probe_constant", 1), ("probe_conditional", 6)):
         config = load_config([f"task={probe}"])
         train = load_task(config.task, 0).train

@@ -1,4 +1,4 @@
-"""Protocols: who is told what, and when."""
+"""Conversation protocols: order of agents, observations, dry runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Make = Callable[..., TaskConfig]
 
 @pytest.fixture(scope="module")
 def task() -> Make:
-    """A maker of tasks whose agents have the given templates: one, or the first and the later ones'."""
+    """A factory of tasks with agents that have these templates: a template, or (template, turn_template)."""
     plain = build_config(resolve_config(compose_node([]))).task
 
     def make(protocol: str, num_turns: int = 1, **templates: Any) -> TaskConfig:
@@ -34,7 +34,7 @@ def task() -> Make:
 
 
 def played(environment: Environment, answers: dict[str, list[Any]], example: Any = ROW) -> tuple[list[Any], Any]:
-    """What was told at each step, and the last step; answers are given in turn."""
+    """The observations of each step, and the last step; answers are consumed in order."""
     told = environment.reset(example, seed=0)
     seen, given = [dict(told)], {name: iter(texts) for name, texts in answers.items()}
     while True:
@@ -46,7 +46,7 @@ def played(environment: Environment, answers: dict[str, list[Any]], example: Any
         seen.append(dict(told))
 
 
-def test_parallel_agents_are_asked_once_and_hear_nothing(task: Make) -> None:
+def test_parallel_agents_act_once_without_others_messages(task: Make) -> None:
     made = make_protocol_factory(task("parallel", low="{letters}<", high="{letters}>"))()
     seen, last = played(made, {"low": ["a"], "high": [("b", False)]})
     assert seen == [{"low": "ba<", "high": "ba>"}]
@@ -54,7 +54,7 @@ def test_parallel_agents_are_asked_once_and_hear_nothing(task: Make) -> None:
     assert last.observations == last.rewards == {}
 
 
-def test_parallel_agents_hear_each_other_between_turns(task: Make) -> None:
+def test_parallel_agents_observe_each_other_between_turns(task: Make) -> None:
     config = task("parallel", 3, low="{letters}<", high=("{letters}>", "{turn} {agents.low} {agents.high}|"))
     seen, _ = played(make_protocol_factory(config)(), {"low": ["a", "c", "e"], "high": ["b", "d", "f"]})
     assert seen == [
@@ -64,21 +64,21 @@ def test_parallel_agents_hear_each_other_between_turns(task: Make) -> None:
     ]
 
 
-def test_everybody_hears_all_that_was_said_at_once_whatever_their_order(task: Make) -> None:
+def test_simultaneous_messages_are_observed_by_all_others(task: Make) -> None:
     config = task("parallel", 3, low="{letters}<", mid="{letters}~", high="{letters}>")
     seen, _ = played(make_protocol_factory(config)(), {"low": list("adg"), "mid": list("beh"), "high": list("cfi")})
     assert seen[1] == {"low": "\nmid: b\nhigh: c\n", "mid": "\nlow: a\nhigh: c\n", "high": "\nlow: a\nmid: b\n"}
     assert seen[2]["mid"] == "\nlow: d\nhigh: f\n"
 
 
-def test_sequential_agents_see_the_answers_before_theirs(task: Make) -> None:
+def test_sequential_agents_observe_earlier_answers(task: Make) -> None:
     config = task("sequential", low="{letters}<", mid="{heard}~", high="{agents.low}{agents.mid}>")
     seen, last = played(make_protocol_factory(config)(), {"low": [("a", False)], "mid": ["b"], "high": ["c"]})
     assert seen == [{"low": "ba<"}, {"mid": "low: a~"}, {"high": "ab>"}]
     assert last.unfinished == {"low"}
 
 
-def test_everybody_in_a_dialogue_sees_the_transcript(task: Make) -> None:
+def test_dialogue_agents_observe_the_transcript(task: Make) -> None:
     both = "{transcript}|"
     config = task("dialogue", 2, low=("{letters}<", both), high=("{turn}{transcript}>", "{heard}|"))
     seen, last = played(make_protocol_factory(config)(), {"low": [("a", False), "c"], "high": ["b", "d"]})
@@ -88,17 +88,17 @@ def test_everybody_in_a_dialogue_sees_the_transcript(task: Make) -> None:
         {"low": "low: a\nhigh: b|"},
         {"high": "low: c|"},
     ]
-    assert last.unfinished == set(), "its last answer was not cut"
+    assert last.unfinished == set(), "its last answer was not truncated"
 
 
-def test_an_example_is_never_a_template_and_neither_is_an_answer(task: Make) -> None:
+def test_examples_and_answers_are_not_templates(task: Make) -> None:
     config = task("sequential", low="{letters}", high="{agents.low}")
     seen, _ = played(make_protocol_factory(config)(), {"low": ["{letters}{x"], "high": ["b"]}, {"letters": "{heard}"})
     assert seen == [{"low": "{heard}"}, {"high": "{letters}{x"}]
 
 
 @pytest.mark.parametrize("protocol", ["parallel", "dialogue", "sequential"])
-def test_an_environment_that_is_used_again_remembers_nothing(protocol: str, task: Make) -> None:
+def test_reused_environment_has_no_state(protocol: str, task: Make) -> None:
     config = task(protocol, 1 if protocol == "sequential" else 2, low="{letters}<", high="{transcript}{turn}>")
     if protocol == "parallel":
         config = task(protocol, 2, low="{letters}<", high=("{letters}>", "{transcript}{turn}>"))
@@ -112,18 +112,18 @@ def test_an_environment_that_is_used_again_remembers_nothing(protocol: str, task
 @pytest.mark.parametrize(
     ("protocol", "turns", "templates", "rule"),
     [
-        ("sequential", 1, {"low": "{letters}", "high": "{letters}{turn}"}, "names nothing that they say; write"),
-        ("sequential", 1, {"low": "{transcript}", "high": "{letters}{agents.high}"}, "lets high speak after others"),
-        ("sequential", 1, {"low": "{letters}"}, "one after the other, and there is one"),
-        ("sequential", 2, {"low": "{letters}", "high": "{heard}"}, "task.num_turns=2 has no meaning"),
-        ("dialogue", 2, {"low": "{letters}", "mid": "{heard}", "high": "{letters}"}, "lets high speak after others"),
-        ("dialogue", 2, {"low": "{letters}"}, "gives low several turns, and nobody else speaks"),
-        ("parallel", 2, {"low": "{letters}"}, "gives low several turns, and nobody else speaks"),
+        ("sequential", 1, {"low": "{letters}", "high": "{letters}{turn}"}, "has no field with their messages; add"),
+        ("sequential", 1, {"low": "{transcript}", "high": "{letters}{agents.high}"}, "lets high act after others"),
+        ("sequential", 1, {"low": "{letters}"}, "needs several agents, and there is one"),
+        ("sequential", 2, {"low": "{letters}", "high": "{heard}"}, "task.num_turns=2 has no effect"),
+        ("dialogue", 2, {"low": "{letters}", "mid": "{heard}", "high": "{letters}"}, "lets high act after others"),
+        ("dialogue", 2, {"low": "{letters}"}, "gives low several turns, but no other agent acts"),
+        ("parallel", 2, {"low": "{letters}"}, "gives low several turns, but no other agent acts"),
         ("parallell", 1, {"low": "{letters}"}, "task.protocol=parallell is not known; use parallel, sequential"),
-        ("no.py:debate", 1, {"low": "{letters}"}, "task.protocol=no.py:debate points to .*, which is no file"),
+        ("no.py:debate", 1, {"low": "{letters}"}, "task.protocol=no.py:debate points to .*, which is not a file"),
     ],
 )
-def test_a_protocol_under_which_nobody_hears_anything_is_refused(
+def test_protocol_without_communication_is_rejected(
     protocol: str, turns: int, templates: dict[str, str], rule: str, task: Make
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
@@ -134,46 +134,61 @@ def test_a_protocol_under_which_nobody_hears_anything_is_refused(
     ("protocol", "turns", "templates", "rule"),
     [
         ("parallel", 1, {"low": "{letters}", "high": "{agents.low}"}, "high.template='{agents.low}' names 'agents.l"),
-        ("parallel", 2, {"low": "{letters}", "high": "{agents.low}"}, "'agents.low', who has said nothing by then"),
-        ("sequential", 1, {"low": "{agents.high}", "high": "{heard}"}, "'agents.high', who has said nothing"),
-        ("sequential", 1, {"low": "{letters}", "high": "{agents.lo}"}, "agent; there are: agents.low agents.high"),
-        ("sequential", 1, {"low": "{letter}", "high": "{heard}"}, "which examples do not have; they have: letters"),
+        (
+            "parallel",
+            2,
+            {"low": "{letters}", "high": "{agents.low}"},
+            "'agents.low', but that agent has no message yet",
+        ),
+        (
+            "sequential",
+            1,
+            {"low": "{agents.high}", "high": "{heard}"},
+            "'agents.high', but that agent has no message yet",
+        ),
+        (
+            "sequential",
+            1,
+            {"low": "{letters}", "high": "{agents.lo}"},
+            "agent; available fields: agents.low agents.high",
+        ),
+        ("sequential", 1, {"low": "{letter}", "high": "{heard}"}, "which examples do not have; their fields: letters"),
         ("parallel", 2, {"low": ("{letters}", "{hear}"), "high": "{letters}"}, "low.turn_template='{hear}' names"),
         ("dialogue", 2, {"low": ("{letters}", "{observation}"), "high": "{heard}"}, "names the field 'observation'"),
     ],
 )
-def test_what_a_template_cannot_name_is_found_without_asking_anybody(
+def test_unavailable_template_fields_are_rejected_by_dry_run(
     protocol: str, turns: int, templates: dict[str, Any], rule: str, task: Make
 ) -> None:
     with pytest.raises(ConfigError, match=rule):
         dry_run_examples(task(protocol, turns, **templates), [ROW])
 
 
-def test_a_word_of_conversations_that_is_a_field_as_well_is_refused_where_both_could_be_meant(task: Make) -> None:
+def test_field_of_both_example_and_conversation_is_rejected(task: Make) -> None:
     row = {"letters": "ba", "turn": "left"}
     (told,) = dry_run_examples(task("parallel", low="{turn}"), [row]).turns
-    assert told[1] == "left", "nobody hears anything here, so that only the example speaks"
-    with pytest.raises(ConfigError, match="names 'turn', which both the examples and the conversation have"):
+    assert told[1] == "left", "with one parallel turn only the example has values"
+    with pytest.raises(ConfigError, match="names 'turn', which is a field of both the examples and the conversation"):
         dry_run_examples(task("sequential", low="{turn}", high="{heard}"), [row])
 
 
-def test_a_dry_run_shows_the_conversation_with_placeholders(task: Make) -> None:
+def test_dry_run_shows_conversation_with_placeholders(task: Make) -> None:
     config = task("dialogue", 2, low="{letters}<", high="{heard}>")
     shown = dry_run_examples(config, [ROW])
-    assert (shown.end, shown.failure) == ("ended by itself", "")
+    assert (shown.end, shown.failure) == ("terminated", "")
     assert shown.turns == [
-        ("low", "ba<", "(what low says)"),
-        ("high", "low: (what low says)>", "(what high says)"),
-        ("low", "\nhigh: (what high says)\n", "(what low says)"),
-        ("high", "\nlow: (what low says)\n", "(what high says)"),
+        ("low", "ba<", "(answer of low)"),
+        ("high", "low: (answer of low)>", "(answer of high)"),
+        ("low", "\nhigh: (answer of high)\n", "(answer of low)"),
+        ("high", "\nlow: (answer of low)\n", "(answer of high)"),
     ]
 
 
-def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[str], TaskConfig]) -> None:
+def test_multi_turn_agents_and_max_turns(task: Make, own: Callable[[str], TaskConfig]) -> None:
     assert multi_turn_agents(task("sequential", low="{letters}", high="{heard}")) == []
     assert multi_turn_agents(task("dialogue", 2, low="{letters}", high="{heard}")) == ["low", "high"]
     assert max_turns_by_agent(task("dialogue", 99, low="{letters}", high="{heard}")) == {"low": 99, "high": 99}
-    assert multi_turn_agents(own("debate")) == ["pro", "contra", "judge"], "who knows what it does elsewhere"
+    assert multi_turn_agents(own("debate")) == ["pro", "contra", "judge"], "its number of turns is unknown"
 
 
 @pytest.mark.parametrize(
@@ -182,14 +197,14 @@ def test_who_speaks_more_than_once_is_known_before(task: Make, own: Callable[[st
         ([], {"low": 1, "high": 1}),
         (["task.num_turns=3"], {"low": 3, "high": 3}),
         (["task.protocol=dialogue", "task.num_turns=2"], {"low": 2, "high": 2}),
-        (["task.protocol=own.py:debate"], {"low": 1, "high": 1}),  # of one turn, where no number is known
+        (["task.protocol=own.py:debate"], {"low": 1, "high": 1}),  # one turn, because the number is unknown
         (["task=ladder", "task.num_rungs=4"], {"climber": 4}),
         (["task=gymnasium", "task.env_id=FrozenLake-v1", "task.max_turns=7"], {"player": 7}),
         (["task=gymnasium", "task.env_id=FrozenLake-v1", "task.max_turns=null"], {"player": 1}),
         (["task=reasoning_gym", "task.dataset=chain_sum", "task.num_turns=2"], {"solver": 2}),
     ],
 )
-def test_a_budget_is_that_of_all_turns_of_an_episode(overrides: list[str], turns: dict[str, int]) -> None:
+def test_response_budget_covers_all_turns_of_an_episode(overrides: list[str], turns: dict[str, int]) -> None:
     config = build_config(resolve_config(compose_node([*overrides, "rollout.max_new_tokens=5"])))
     assert response_budgets(config) == {name: 5 * count for name, count in turns.items()}
 
@@ -244,7 +259,7 @@ def own(tmp_path: Path, task: Make) -> Callable[[str], TaskConfig]:
     return lambda name: task(f"{tmp_path}/own.py:{name}", pro="", contra="", judge="")
 
 
-def test_a_generator_function_says_who_speaks_and_is_sent_what_was_said(own: Callable[[str], TaskConfig]) -> None:
+def test_generator_protocol_sends_and_receives(own: Callable[[str], TaskConfig]) -> None:
     made = make_protocol_factory(own("debate"))()
     answers = {"pro": ["yes"], "contra": ["no"], "judge": [("hm", False), "enough"]}
     expected = [{"pro": "pro ba!", "contra": "contra ba!"}, {"judge": "yes no"}, {"judge": "hm"}]
@@ -253,10 +268,10 @@ def test_a_generator_function_says_who_speaks_and_is_sent_what_was_said(own: Cal
         assert seen == expected
         assert last.rewards == {"judge": 1.0, "pro": 0.5}
         assert last.unfinished == set()
-    assert ROW == {"letters": "ba"}, "the example is its own to change"
+    assert ROW == {"letters": "ba"}, "the protocol changes only its copy of the example"
 
 
-def test_a_class_is_made_anew_for_each_episode(own: Callable[[str], TaskConfig]) -> None:
+def test_class_protocol_creates_one_object_per_episode(own: Callable[[str], TaskConfig]) -> None:
     made = make_protocol_factory(own("Debate"))()
     for _ in range(2):
         told = made.reset(ROW, 0)
@@ -268,7 +283,7 @@ def test_a_class_is_made_anew_for_each_episode(own: Callable[[str], TaskConfig])
     made.close()
 
 
-def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
+def test_endless_protocol_dry_run_stops_at_limit(
     own: Callable[[str], TaskConfig],
 ) -> None:
     shown = dry_run_examples(own("endless"), [ROW])
@@ -283,17 +298,15 @@ def test_a_protocol_that_waits_for_a_certain_answer_is_shown_as_far_as_it_goes(
 @pytest.mark.parametrize(
     ("name", "rule"),
     [
-        ("plain", "must yield who speaks next, and returns a dict"),
-        ("stranger", "names 'nobody', who is no agent; they are pro contra judge"),
+        ("plain", "must yield the agents that act next, but it returns a dict"),
+        ("stranger", "names 'nobody', which is not an agent; agents are pro contra judge"),
         ("numbers", "as a dict from agent to text, not {'pro': 3}"),
-        ("nothing", "must begin with who speaks"),
-        ("early", r"fails \(.*own.py:\d+: KeyError: 'field'\); correct it there"),
+        ("nothing", "must begin with at least one agent"),
+        ("early", r"fails \(.*own.py:\d+: KeyError: 'field'\); fix the error there"),
         ("paying", "rewards as a dict from agent to number, not 3.0"),
     ],
 )
-def test_a_protocol_that_cannot_be_followed_is_found_before_training(
-    name: str, rule: str, own: Callable[[str], TaskConfig]
-) -> None:
+def test_invalid_user_protocol_is_rejected(name: str, rule: str, own: Callable[[str], TaskConfig]) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
         dry_run_examples(own(name), [ROW, ROW])
     assert str(raised.value).startswith("task.protocol=")
@@ -303,11 +316,11 @@ def test_a_protocol_that_cannot_be_followed_is_found_before_training(
     ("name", "failure"),
     [
         ("raising", "own.py:32: ZeroDivisionError: division by zero"),
-        ("parsing", "own.py:35: ValueError: invalid literal for int() with base 10: '(what pro says)'"),
-        ("calling", "names '(what pro says)', who is no agent; they are pro contra judge"),
+        ("parsing", "own.py:35: ValueError: invalid literal for int() with base 10: '(answer of pro)'"),
+        ("calling", "names '(answer of pro)', which is not an agent; agents are pro contra judge"),
     ],
 )
-def test_a_protocol_that_fails_on_a_placeholder_may_be_right_and_is_not_refused(
+def test_protocol_failing_on_a_placeholder_is_not_rejected(
     name: str, failure: str, own: Callable[[str], TaskConfig]
 ) -> None:
     shown = dry_run_examples(own(name), [ROW])
@@ -316,13 +329,13 @@ def test_a_protocol_that_fails_on_a_placeholder_may_be_right_and_is_not_refused(
     assert not shown.is_user_error
 
 
-def test_a_protocol_that_fails_on_some_examples_alone_is_tried_on_others(own: Callable[[str], TaskConfig]) -> None:
+def test_dry_run_tries_several_examples(own: Callable[[str], TaskConfig]) -> None:
     shown = dry_run_examples(own("picky"), [ROW, {"letters": "x", "field": "y"}])
     assert [turn[1] for turn in shown.turns] == ["y"]
 
 
 class Counter:
-    """A world that says what it has heard so far, and who is nobody's agent."""
+    """An environment that returns all text so far."""
 
     def reset(self, example: Any, seed: int) -> dict[str, str]:
         self.heard = f"{seed}"
@@ -338,7 +351,7 @@ class Counter:
 
 
 @pytest.mark.parametrize(("later", "told"), [("{turn}{observation}", "27a"), (None, "ba7a>")])
-def test_what_a_world_tells_stands_in_the_templates(later: str | None, told: str, task: Make) -> None:
+def test_observations_are_rendered_by_templates(later: str | None, told: str, task: Make) -> None:
     agents = task("parallel", low=("{letters}{observation}>", later)).agents
     world = TemplatedEnvironment(Counter(), agents)
     for _ in range(2):
@@ -347,13 +360,13 @@ def test_what_a_world_tells_stands_in_the_templates(later: str | None, told: str
         assert (step.observations, step.rewards, step.truncated) == ({"low": told}, {"low": 1.0}, False)
         last = world.step({"low": Action("b")})
         assert last.truncated
-        assert "7ab" in last.observations["low"], "what is told last is worded as everything before"
+        assert "7ab" in last.observations["low"], "the final observation uses the template, too"
     world.close()
     assert world.world.closed  # pyright: ignore
 
 
-def test_what_is_not_known_before_an_episode_is_left_out_of_a_first_message(task: Make) -> None:
+def test_first_message_without_conversation_has_empty_fields(task: Make) -> None:
     agent = task("dialogue", low="{letters}[{transcript}{agents.high}{observation}]").agents["low"]
     assert first_message("low", agent, ROW) == "ba[]"
-    with pytest.raises(ConfigError, match="names the field 'other', which examples do not have; they have: letters"):
+    with pytest.raises(ConfigError, match="names the field 'other', which examples do not have; their fields: letters"):
         first_message("low", task("parallel", low="{other}{heard}").agents["low"], ROW)

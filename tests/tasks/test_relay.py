@@ -1,4 +1,4 @@
-"""The relay, and how far agents get in it that do not hear each other."""
+"""The relay task, and its best score without communication."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def config(alphabet: str, train: int, held_out: int) -> RelayConfig:
     return task
 
 
-def test_the_second_answer_is_the_later_of_the_first_and_its_own_letter() -> None:
+def test_relay_rows_have_correct_answers() -> None:
     train, held_out = relay_examples(config("abc", 6, 3), 0)
     rows = {(row["hidden"], row["own"]): (row["next"], row["later"]) for row in [*train, *held_out]}
     assert rows == {
@@ -30,18 +30,18 @@ def test_the_second_answer_is_the_later_of_the_first_and_its_own_letter() -> Non
 
 
 @pytest.mark.parametrize("letters", ["ab", "abc", "abcd"])
-def test_no_way_of_answering_without_hearing_beats_the_bound(letters: str) -> None:
+def test_best_parallel_score_matches_exhaustive_search(letters: str) -> None:
     asked = config(letters, 2, 2)
     rows = [row for part in relay_examples(config(letters, len(letters) ** 2 - 1, 1), 0) for row in part]
     tried = []
-    for answers in itertools.product(letters, repeat=len(letters)):  # every function of the own letter
+    for answers in itertools.product(letters, repeat=len(letters)):  # every function of the agent's own letter
         policy = dict(zip(letters, answers, strict=True))
         tried.append(sum(policy[row["own"]] == row["later"] for row in rows) / len(rows))
     assert best_parallel_score(asked) == pytest.approx(max(tried))
     assert best_parallel_score(asked) == pytest.approx((len(letters) + 1) / (2 * len(letters)))
 
 
-def test_examples_are_different_and_the_seeds_alone() -> None:
+def test_examples_are_distinct_and_depend_only_on_seed() -> None:
     asked = config("abcdefgh", 50, 14)
     train, held_out = relay_examples(asked, 3)
     assert len({(row["hidden"], row["own"]) for row in [*train, *held_out]}) == 64

@@ -1,4 +1,4 @@
-"""Which examples an iteration works on depends on seed and index alone."""
+"""Example schedules: a function of seed and index only."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Make = Callable[..., ExampleSchedule]
 
 @pytest.fixture
 def schedule() -> Make:
-    """A maker of schedules over ten rows, four examples of two generations at a time."""
+    """A factory of schedules over ten rows, with four prompts of two generations per iteration."""
     settings = {"seed": 3, "prompts_per_iteration": 4, "num_generations": 2}
     return lambda **changes: ExampleSchedule(ROWS, **{**settings, **changes})
 
 
 @pytest.mark.parametrize(("total", "ranks"), [(10, 3), (8, 2), (3, 4), (0, 2), (7, 7)])
-def test_shares_cover_everything_once_and_differ_by_at_most_one(total: int, ranks: int) -> None:
+def test_rank_ranges_partition_rows_evenly(total: int, ranks: int) -> None:
     parts = [rank_range(total, rank, ranks) for rank in range(ranks)]
     assert [row for part in parts for row in part] == list(range(total))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
-def test_each_pass_over_the_data_shows_every_row_once_in_an_order_of_its_own(schedule: Make) -> None:
+def test_each_pass_is_a_new_permutation(schedule: Make) -> None:
     made = schedule(prompts_per_iteration=5, num_generations=1)
     passes = [
         [row["n"] for half in (0, 1) for row in made.batch(2 * number + half, 0, 1).examples] for number in range(4)
@@ -37,20 +37,20 @@ def test_each_pass_over_the_data_shows_every_row_once_in_an_order_of_its_own(sch
     assert len({tuple(order) for order in passes}) == 4
 
 
-def test_a_pass_may_end_within_an_iteration(schedule: Make) -> None:
+def test_pass_may_end_within_an_iteration(schedule: Make) -> None:
     made = schedule(prompts_per_iteration=4, num_generations=1)
     seen = [row["n"] for iteration in range(5) for row in made.batch(iteration, 0, 1).examples]
     assert sorted(seen[:10]) == sorted(seen[10:]) == list(range(10))
 
 
-def test_a_batch_larger_than_the_data_takes_whole_passes(schedule: Make) -> None:
+def test_batch_larger_than_data_takes_whole_passes(schedule: Make) -> None:
     made = schedule(prompts_per_iteration=25, num_generations=1)
     seen = [row["n"] for row in made.batch(0, 0, 1).examples]
     assert sorted(seen[:10]) == sorted(seen[10:20]) == list(range(10))
     assert len(set(seen[20:])) == 5
 
 
-def test_what_comes_depends_on_seed_and_index_and_not_on_what_was_asked_before(schedule: Make) -> None:
+def test_batches_depend_only_on_seed_and_index(schedule: Make) -> None:
     made = schedule()
     ahead = made.batch(7, 0, 1)
     for iteration in (0, 3, 7):
@@ -62,7 +62,7 @@ def test_what_comes_depends_on_seed_and_index_and_not_on_what_was_asked_before(s
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
-def test_ranks_together_see_what_one_rank_sees(ranks: int, schedule: Make) -> None:
+def test_ranks_together_match_one_rank(ranks: int, schedule: Make) -> None:
     made = schedule()
     for iteration in (0, 2):
         whole = made.batch(iteration, 0, 1)
@@ -71,7 +71,7 @@ def test_ranks_together_see_what_one_rank_sees(ranks: int, schedule: Make) -> No
         assert torch.cat([part.index for part in parts]).tolist() == whole.index.tolist()
 
 
-def test_responses_to_one_prompt_lie_together_under_indices_of_their_own(schedule: Make) -> None:
+def test_generations_of_one_prompt_are_adjacent(schedule: Make) -> None:
     first, second = (schedule().batch(iteration, 0, 1) for iteration in (0, 1))
     assert first.index.tolist() == list(range(8))
     assert second.index.tolist() == list(range(8, 16))
@@ -81,7 +81,7 @@ def test_responses_to_one_prompt_lie_together_under_indices_of_their_own(schedul
 
 
 @pytest.mark.parametrize(("iterations", "rows"), [(1, 4), (2, 8), (3, 10), (9, 10)])
-def test_only_rows_that_a_run_reaches_are_looked_at(iterations: int, rows: int, schedule: Make) -> None:
+def test_scheduled_examples_are_those_of_the_iterations(iterations: int, rows: int, schedule: Make) -> None:
     made = schedule(num_generations=1)
     asked = dict(made.scheduled_examples(iterations))
     seen = [row["n"] for number in range(iterations) for row in made.batch(number, 0, 1).examples]
@@ -104,33 +104,33 @@ def asked(rows: JoinedRows, prompts: int, first: int = 0, count: int = 0, seed: 
     ]
 
 
-def test_sources_have_their_share_of_every_thousand_prompts_and_each_is_gone_through_by_itself() -> None:
+def test_mixture_has_exact_shares_and_full_passes() -> None:
     seen = asked(two_sources([3, 1]), prompts=50, count=40)
     assert [sum(of == "a" for of, _ in seen[part : part + 1000]) for part in (0, 1000)] == [750, 750]
     of_a, of_b = ([row for name, row in seen if name == of] for of in "ab")
     passes = [of_a[start : start + 30] for start in range(0, 1500, 30)]
-    assert all(sorted(one) == list(range(30)) for one in passes)
-    assert len(set(map(tuple, passes))) > 40, "in an order of its own"
+    assert all(sorted(order) == list(range(30)) for order in passes)
+    assert len(set(map(tuple, passes))) > 40, "each pass has its own order"
     assert len(set(of_b)) == len(of_b) == 500
-    assert sum(of == "a" for of, _ in seen[:200]) != 200, "and not one source after the other"
+    assert sum(of == "a" for of, _ in seen[:200]) != 200, "sources are interleaved"
 
 
-def test_the_mixed_order_is_a_function_of_seed_and_position_alone() -> None:
+def test_mixture_depends_only_on_seed_and_position() -> None:
     rows = two_sources([2.0, 1.0])
     whole = asked(rows, prompts=50, count=30)
-    assert asked(rows, prompts=50, first=17, count=3) == whole[850:1000], "a run that was resumed"
-    assert asked(rows, prompts=10, first=99, count=5) == whole[990:1040], "and one with other iterations"
+    assert asked(rows, prompts=50, first=17, count=3) == whole[850:1000], "a resumed run"
+    assert asked(rows, prompts=10, first=99, count=5) == whole[990:1040], "other prompts per iteration"
     assert asked(rows, prompts=50, count=2, seed=4) != whole[:100]
     schedule = ExampleSchedule(rows, seed=3, prompts_per_iteration=50, num_generations=1)
     assert {(row["of"], row["n"]) for _, row in schedule.scheduled_examples(4)} == set(whole[:200])
     assert all(rows[place] == row for place, row in schedule.scheduled_examples(4))
 
 
-def test_shares_are_whole_prompts_and_all_of_them() -> None:
+def test_mixture_shares_are_rounded_to_whole_prompts() -> None:
     assert Mixture([5, 5, 5], [1, 1, 1], 0).prompts_per_source == [334, 333, 333]
     assert Mixture([5, 5], [0.7, 0.3], 0).prompts_per_source == [700, 300]
 
 
-def test_sources_without_weights_are_one() -> None:
+def test_sources_without_weights_are_concatenated() -> None:
     seen = asked(two_sources(None, (4, 6)), prompts=10, count=3)
     assert all(len(set(seen[part : part + 10])) == 10 for part in (0, 10, 20))

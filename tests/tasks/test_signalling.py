@@ -1,4 +1,4 @@
-"""The signalling game's examples: nothing in them tells what a message means."""
+"""Examples of the signalling game: they do not reveal the meaning of messages."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def config(*overrides: str) -> SignallingConfig:
     return task
 
 
-def test_signals_occur_equally_often_and_all_of_them_are_held_out_as_well() -> None:
+def test_signals_are_balanced_in_both_parts() -> None:
     for rows in signalling_examples(config(), 0):
         counts = Counter(row["signal"] for row in rows)
         assert set(counts) == set("abcdefgh")
         assert len(set(counts.values())) == 1
 
 
-def test_messages_and_acts_are_drawn_whatever_the_signal() -> None:
+def test_messages_and_acts_are_independent_of_signal() -> None:
     train, _ = signalling_examples(config("task.train_size=80000", "task.message_length=2", "task.symbols=01"), 0)
     messages = Counter((row["signal"], row["message"]) for row in train)
     acts = Counter((row["signal"], row["act"]) for row in train)
@@ -36,7 +36,7 @@ def test_messages_and_acts_are_drawn_whatever_the_signal() -> None:
         assert all(count == pytest.approx(80000 / cells, rel=0.15) for count in counts.values())
 
 
-def test_examples_are_the_seeds_alone() -> None:
+def test_examples_depend_only_on_seed() -> None:
     assert signalling_examples(config(), 1) == signalling_examples(config(), 1)
     assert signalling_examples(config(), 1) != signalling_examples(config(), 2)
     assert signalling_examples(config(), 1)[1] == signalling_examples(config("task.train_size=64"), 1)[1]
@@ -45,11 +45,11 @@ def test_examples_are_the_seeds_alone() -> None:
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("task.signals=a", "tells nobody anything"),
+        ("task.signals=a", "has only one signal"),
         ("task.symbols=0123", "make 4 messages, fewer than the 8 signals"),
-        ("task.eval_size=7", "leaves some of the 8 signals out; use at least 8"),
+        ("task.eval_size=7", "is less than the 8 signals; use at least 8"),
     ],
 )
-def test_games_that_cannot_be_won_are_refused(override: str, said: str) -> None:
+def test_unsolvable_games_are_rejected(override: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         check_config(load_config(["task=signalling", "reward=function", "reward.function=a.py:b", override]), 1)

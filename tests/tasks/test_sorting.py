@@ -1,4 +1,4 @@
-"""The embedded task's examples."""
+"""Examples of the sorting task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def config(**changes: object) -> SortingConfig:
     )  # type: ignore[arg-type]
 
 
-def test_every_example_says_its_letters_and_both_halves_of_their_order() -> None:
+def test_examples_have_letters_and_both_sorted_halves() -> None:
     train, held_out = sorting_examples(config(), seed=0)
     assert (len(train), len(held_out)) == (500, 100)
     for row in [*train, *held_out]:
@@ -31,27 +31,27 @@ def test_every_example_says_its_letters_and_both_halves_of_their_order() -> None
         assert (len(row["low"]), len(row["high"])) == (3, 3)
 
 
-def test_an_odd_length_gives_the_first_agent_one_more() -> None:
+def test_odd_length_gives_first_agent_the_extra_letter() -> None:
     train, _ = sorting_examples(config(length=5), seed=0)
     assert {(len(row["low"]), len(row["high"])) for row in train} == {(3, 2)}
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_no_held_out_example_is_a_training_example_and_none_occurs_twice(seed: int) -> None:
-    # All 720 arrangements are asked for: any overlap would show.
+def test_examples_are_distinct_and_held_out_is_disjoint(seed: int) -> None:
+    # All 720 arrangements are requested, so any overlap would be found.
     train, held_out = sorting_examples(config(alphabet="abcdef", train_size=620, eval_size=100), seed)
     letters = [row["letters"] for row in [*train, *held_out]]
     assert len(set(letters)) == 720
 
 
-def test_examples_are_the_seeds_alone() -> None:
+def test_examples_depend_only_on_seed() -> None:
     assert sorting_examples(config(), seed=1) == sorting_examples(config(), seed=1)
     assert sorting_examples(config(), seed=1) != sorting_examples(config(), seed=2)
     repeated = config(alphabet="jihgfedcba" * 2)  # the same letters
     assert sorting_examples(repeated, seed=1) == sorting_examples(config(), seed=1)
 
 
-def test_held_out_examples_stay_when_more_are_trained_on() -> None:
+def test_held_out_examples_do_not_depend_on_train_size() -> None:
     assert sorting_examples(config(train_size=50), seed=1)[1] == sorting_examples(config(train_size=500), seed=1)[1]
 
 
@@ -59,6 +59,6 @@ def test_held_out_examples_stay_when_more_are_trained_on() -> None:
     ("changes", "possible"),
     [({"alphabet": "abc", "length": 3, "train_size": 6, "eval_size": 1}, 6), ({"length": 11}, 0)],
 )
-def test_more_examples_than_there_are_is_a_mistake(changes: dict[str, object], possible: int) -> None:
+def test_too_many_examples_are_rejected(changes: dict[str, object], possible: int) -> None:
     with pytest.raises(ConfigError, match=rf"^task\.train_size=\d+ task\.eval_size=.* the {possible} arr.*; lower"):
         sorting_examples(config(**changes), seed=0)

@@ -1,4 +1,4 @@
-"""Loading a task, and trying its templates before any model is loaded."""
+"""Load a task and check its templates before any model is loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ippo_cli.config.schema import TaskKind
 from ippo_cli.tasks.task import SOURCES, load_task
 
 
-def test_every_kind_of_task_has_a_source() -> None:
+def test_every_task_kind_has_a_source() -> None:
     assert set(SOURCES) == set(TaskKind)
 
 
-def test_the_default_task_has_the_sizes_that_its_settings_say() -> None:
+def test_default_task_has_configured_sizes() -> None:
     config = load_config(["task.train_size=20", "task.eval_size=5"])
     task = load_task(config.task, config.seed)
     assert (len(task.train), len(task.held_out)) == (20, 5)
@@ -28,9 +28,7 @@ def test_the_default_task_has_the_sizes_that_its_settings_say() -> None:
 
 
 @pytest.mark.parametrize("missing", ["train", "eval"])
-def test_templates_are_tried_on_both_kinds_of_data(
-    missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_templates_are_checked_on_both_parts(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     for part in ("train", "eval"):
         row = {"question": "?"} if part == missing else {"prompt": "?"}

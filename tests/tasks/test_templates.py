@@ -1,4 +1,4 @@
-"""Templates: what an example and a conversation say, put into text."""
+"""Prompt templates: plain, Jinja, functions and messages."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from ippo_cli.tasks.templates import can_read_others, example_fields, first_mess
         ("", ""),
         ('{{"key": {a}}}', '{"key": x}'),
         ("{{{a}}}", "{x}"),
-        ("{c}", "{a}"),  # what an example says is never a template
+        ("{c}", "{a}"),  # field values are not templates
         ("{d.e}", "dotted"),
         ("line\n{a}\t", "line\nx\t"),
     ],
 )
-def test_fields_are_replaced_and_double_braces_are_braces(template: str, filled: str) -> None:
+def test_fields_and_double_braces_are_replaced(template: str, filled: str) -> None:
     assert render_template(template, {"a": "x", "b": 2, "c": "{a}", "d.e": "dotted"}, "where") == filled
 
 
 @pytest.mark.parametrize(
     ("template", "rule"),
     [
-        ("{x}", "names the field 'x', which examples do not have; they have: a b"),
+        ("{x}", "names the field 'x', which examples do not have; their fields: a b"),
         ("{}", "names the field '', which"),
         ("{0}", "names the field '0', which"),
         ("{a.b}", "names the field 'a.b', which"),
         ("{a:>8}", "formats the field 'a', .*; write {a}, or {{ and }} for braces"),
         ("{a!r}", "formats the field 'a'"),
         ('{"key": 1}', "formats the field '\"key\"'"),
-        ("{a", "is no template .*; write {{ and }} for braces"),
-        ("a}", "is no template"),
+        ("{a", "is not a valid template .*; write {{ and }} for braces"),
+        ("a}", "is not a valid template"),
         ("{n}", "names the field 'n', which is null in an example"),
     ],
 )
-def test_a_template_that_does_not_fit_is_a_mistake_in_the_configuration(template: str, rule: str) -> None:
+def test_invalid_template_is_rejected(template: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
         render_template(
             template, {"a": "x", "b": 2, **({"n": None} if "n}" in template else {})}, "task.agents.low.template"
@@ -59,7 +59,7 @@ SHOTS = "jinja:{% for shot in shots %}{{ shot.q }}={{ shot.a }}\n{% endfor %}{{ 
 ROW = {"q": "x", "shots": [{"q": "a", "a": 1}, {"q": "b", "a": 2}], "nothing": None}
 
 
-def test_a_template_of_jinjas_has_its_statements_and_filters() -> None:
+def test_jinja_template_has_statements_and_filters() -> None:
     assert render_template(SHOTS, ROW, "where") == "a=1\nb=2\nX="
     assert template_fields(SHOTS, "where") == {"shots", "q"}
     told = {"turn": "2", "agents.low": "hm", "agents.high": None}
@@ -72,23 +72,23 @@ def test_a_template_of_jinjas_has_its_statements_and_filters() -> None:
 @pytest.mark.parametrize(
     ("template", "rule"),
     [
-        ("jinja:{{ other }}", "cannot be written .*'other' is undefined.*there is: q shots nothing"),
+        ("jinja:{{ other }}", "cannot be rendered .*'other' is undefined.*available variables: q shots nothing"),
         ("jinja:{{ nothing }}", "writes a field that is null"),
-        ("jinja:{% for %}", "is no template of Jinja's"),
-        ("jinja:{{ q.__class__.__mro__ }}", "cannot be written .*unsafe"),
-        ("jinja:{{ shots.append(1) }}", "cannot be written"),
-        ("jinja:{{ 1 // 0 }}", "cannot be written .ZeroDivisionError"),
-        ("jinja:{{ agents.low }}", "cannot be written"),
-        ("jinja:{{ shots | random }}", "cannot be written .random says something else on every rank"),
-        ("jinja:{{ lipsum() }}", "cannot be written .random"),
-        ("jinja:{% for i in range(10**9) %}{% endfor %}", "its ranges have more than 100000 numbers together"),
+        ("jinja:{% for %}", "is not a valid Jinja template"),
+        ("jinja:{{ q.__class__.__mro__ }}", "cannot be rendered .*unsafe"),
+        ("jinja:{{ shots.append(1) }}", "cannot be rendered"),
+        ("jinja:{{ 1 // 0 }}", "cannot be rendered .ZeroDivisionError"),
+        ("jinja:{{ agents.low }}", "cannot be rendered"),
+        ("jinja:{{ shots | random }}", "cannot be rendered .random is not deterministic across ranks and resumes"),
+        ("jinja:{{ lipsum() }}", "cannot be rendered .random"),
+        ("jinja:{% for i in range(10**9) %}{% endfor %}", "its ranges yield more than 100000 numbers in total"),
         (
             "jinja:{% for i in range(10**5) %}{% for j in range(10**5) %}{% endfor %}{% endfor %}",
-            "its ranges have more than 100000 numbers together",
+            "its ranges yield more than 100000 numbers in total",
         ),
     ],
 )
-def test_what_a_template_of_jinjas_cannot_or_may_not_do_is_told(template: str, rule: str) -> None:
+def test_jinja_errors_and_unsafe_operations_are_rejected(template: str, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule) as raised:
         render_template(template, ROW, "task.agents.a.template")
     assert raised.value.exit_code == 2
@@ -109,26 +109,28 @@ def failing(example):
 """
 
 
-def test_a_function_may_be_a_template(tmp_path: Path) -> None:
+def test_function_template(tmp_path: Path) -> None:
     (tmp_path / "prompts.py").write_text(FORMATTERS)
     file = tmp_path / "prompts.py"
     assert render_template(f"{file}:plain", ROW, "where") == "Q: x"
     assert render_template(f"{file}:hearing", ROW, "where", {"heard": "!", "agents.low": None}) == "x!"
-    assert first_message("a", PromptConfig(template=f"{file}:hearing"), ROW) == "x", "what is heard is not known yet"
+    assert first_message("a", PromptConfig(template=f"{file}:hearing"), ROW) == "x", "messages are not known yet"
     assert first_message("a", PromptConfig(template="{turn}"), ROW) == "1"
     assert first_message("a", PromptConfig(template="jinja:{{ turn }}"), ROW) == "1"
-    assert can_read_others(f"{file}:plain", "where", set()), "nobody knows"
+    assert can_read_others(f"{file}:plain", "where", set()), "a function may read all fields"
     for name, rule in (
-        ("number", "returns 7, which is no text"),
+        ("number", "returns 7, which is not a string"),
         ("failing", r"fails \(.*KeyError: 'missing'"),
         ("absent", "names no function in .*it has: failing hearing number plain"),
     ):
         with pytest.raises(ConfigError, match=rule):
             render_template(f"{file}:{name}", ROW, "where")
-    assert render_template("see prompts.py:plain", ROW, "where") == "see prompts.py:plain", "a text that speaks of one"
+    assert render_template("see prompts.py:plain", ROW, "where") == "see prompts.py:plain", (
+        "plain text that contains a function path"
+    )
 
 
-def test_the_fields_of_an_example_are_those_that_no_conversation_has() -> None:
+def test_example_fields_excludes_conversation_fields() -> None:
     asked = PromptConfig(template="{b} {heard} {a}", turn_template="{agents.low} {b} {c} {observation}")
     assert example_fields(asked, "where") == ["b", "a", "c"]
     assert example_fields(PromptConfig(template=SHOTS), "where") == ["q", "shots"]
@@ -147,15 +149,15 @@ LIST, TALK = ["2", "4"], [{"role": "user", "content": "Hi"}]
         (TALK, "it is a list in an example"),
     ],
 )
-def test_plain_template_refuses_values_that_are_no_text(leaf: str, value: object, rule: str) -> None:
+def test_plain_template_rejects_non_text_values(leaf: str, value: object, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         render_template("{x}", {"x": value}, f"task.agents.solo.{leaf}")
-    with pytest.raises(ConfigError, match="as Python does; use a filter"):
+    with pytest.raises(ConfigError, match=r"Python form of .*; use a filter"):
         render_template("jinja:{{ x }}", {"x": value}, f"task.agents.solo.{leaf}")
 
 
-def test_conversation_in_plain_template_names_the_template_that_takes_it() -> None:
-    with pytest.raises(ConfigError, match=r"use task\.agents\.solo\.template=messages:x, which takes it as messages"):
+def test_error_for_messages_in_plain_template_names_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"use task\.agents\.solo\.template=messages:x, which reads it as messages"):
         render_template("{x}", {"x": TALK}, "task.agents.solo.template")
 
 
@@ -187,18 +189,18 @@ def test_messages_template(value: object, messages: object, text: str, template:
         ([], "needs a list of messages"),
         ([*TALK, {"role": "assistant", "content": "Yo"}], "ends in a message of role 'assistant'"),
         ([{"role": "tool", "content": "x"}, *TALK], "has a message of role 'tool'; roles are system user assistant"),
-        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "whose content is no text"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "with content that is not text"),
         (None, "which is null in an example"),
     ],
 )
-def test_messages_template_refuses(value: object, rule: str) -> None:
+def test_messages_template_rejects_invalid_values(value: object, rule: str) -> None:
     with pytest.raises(ConfigError, match=rule):
         render_template("messages:x", {"x": value}, "task.agents.solo.template")
 
 
-def test_messages_template_is_for_first_prompts() -> None:
+def test_messages_template_is_only_for_first_prompts() -> None:
     for setting in ("task.agents.solo.answer", "task.agents.solo.turn_template", "reward.template"):
-        with pytest.raises(ConfigError, match="is for first prompts alone"):
+        with pytest.raises(ConfigError, match="is only supported for first prompts"):
             render_template("messages:x", {"x": TALK}, setting)
 
 
@@ -217,13 +219,13 @@ def test_nan_is_a_missing_value(template: str) -> None:
 
 
 @pytest.mark.parametrize("value", [range(3), {1}, b"x"])
-def test_collections_are_not_written_as_python_writes_them(value: object) -> None:
+def test_collections_are_rejected_as_text(value: object) -> None:
     with pytest.raises(ConfigError, match="as text"):
         render_template("{x}", {"x": value}, "task.agents.solo.answer")
 
 
 @pytest.mark.parametrize("part", [{"tool_calls": [{"type": "function"}]}, {"images": ["a.png"]}])
-def test_messages_with_parts_beside_their_text_are_refused(part: dict[str, object]) -> None:
+def test_messages_with_non_text_parts_are_rejected(part: dict[str, object]) -> None:
     messages = [{"role": "user", "content": "a", "tool_calls": None, "images": []} | part]
     with pytest.raises(ConfigError, match=f"with {next(iter(part))}"):
         render_template("messages:x", {"x": messages}, "task.agents.solo.template")

@@ -1,4 +1,4 @@
-"""What lessons are made of: episodes played with answers that are known, or at random."""
+"""Warm-start lessons: episodes with reference answers or random legal actions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ippo_cli.tasks.warm_start import MAX_EPISODE_STEPS, MAX_STEPS, play_lessons
 
 
 class Chain:
-    """Every agent speaks once, after the ones before it, and is told what was said last."""
+    """Agents act once each, in order, and observe the previous answer."""
 
     def __init__(self, *agents: str) -> None:
         self.agents = agents
@@ -39,7 +39,7 @@ class Chain:
 
 
 class Endless:
-    """Tells its agent one letter or another, as the seed says, for ever; two letters may be answered."""
+    """Never ends; observes one of two letters, selected by the seed; two letters are legal actions."""
 
     def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
         self.told = "pq"[seed % 2]
@@ -62,7 +62,7 @@ def agent(answer: str | None = None, taught: str | None = None) -> AgentConfig:
 ROWS = [{"word": "ab", "sum": "3", "any": "7"}, {"word": "c", "sum": "4", "any": "8"}]
 
 
-def test_later_agents_read_what_the_earlier_ones_are_taught_to_say() -> None:
+def test_later_agents_observe_taught_answers_of_earlier_ones() -> None:
     agents = {"one": agent("{sum}", "{any}"), "two": agent("{sum}")}
     assert play_lessons(Chain("one", "two"), agents, ROWS, 0) == {
         "one": [[("ab>", "7")], [("c>", "8")]],
@@ -70,14 +70,14 @@ def test_later_agents_read_what_the_earlier_ones_are_taught_to_say() -> None:
     }
 
 
-def test_an_agent_whose_answers_are_not_known_says_nothing_and_has_no_lessons() -> None:
+def test_agent_without_known_answers_has_no_lessons() -> None:
     agents = {"one": agent(), "two": agent("{sum}")}
     assert play_lessons(Chain("one", "two"), agents, ROWS, 0)["one"] == []
     heard = play_lessons(Chain("two", "one"), agents, ROWS, 0)
     assert heard == {"one": [], "two": [[("ab>", "3")], [("c>", "4")]]}
 
 
-def test_episodes_that_never_end_are_played_with_as_few_examples_as_show_the_same() -> None:
+def test_endless_episodes_use_fewer_examples() -> None:
     asked: list[Mapping[str, object]] = []
 
     class Counted(Endless):
@@ -89,10 +89,10 @@ def test_episodes_that_never_end_are_played_with_as_few_examples_as_show_the_sam
     lessons = play_lessons(Counted(), {"solo": agent()}, rows, 0)["solo"]
     assert len(asked) == len(lessons) == MAX_STEPS // MAX_EPISODE_STEPS
     once = play_lessons(Chain("solo"), {"solo": agent("x")}, rows, 0)["solo"]
-    assert len(once) == 8192, "those that end are all played"
+    assert len(once) == 8192, "all episodes that end are played"
 
 
-def test_random_play_is_the_seeds_alone_and_favours_no_answer() -> None:
+def test_random_play_depends_only_on_seed_and_is_uniform() -> None:
     found = [play_lessons(Endless(), {"solo": agent()}, ROWS * 50, seed)["solo"] for seed in (0, 0, 1)]
     assert found[0] == found[1] != found[2]
     assert {len(lesson) for lesson in found[0]} == {MAX_EPISODE_STEPS}
@@ -103,7 +103,7 @@ def test_random_play_is_the_seeds_alone_and_favours_no_answer() -> None:
         assert share == pytest.approx(0.5, abs=0.05)
 
 
-def test_a_lesson_ends_where_an_episode_is_cut() -> None:
+def test_lesson_ends_at_truncation() -> None:
     class Cut(Endless):
         def step(self, actions: Mapping[str, Action]) -> Step:
             return replace(super().step(actions), truncated=True)
@@ -111,14 +111,14 @@ def test_a_lesson_ends_where_an_episode_is_cut() -> None:
     assert [len(lesson) for lesson in play_lessons(Cut(), {"solo": agent()}, ROWS, 0)["solo"]] == [1, 1]
 
 
-def test_a_ladder_is_climbed_at_random() -> None:
+def test_ladder_lessons_are_random() -> None:
     config = load_config(["task=ladder"])
     lessons = warm_start_lessons(["climber"], config, load_task(config.task, 0))
     assert {len(lesson) for lesson in lessons} == {5}
     assert set("abcdefgh") == {answer for lesson in lessons for _, answer in lesson}
 
 
-def test_who_reads_the_latest_observation_alone_is_taught_turn_by_turn() -> None:
+def test_history_latest_splits_lessons_into_turns() -> None:
     whole, alone = (["task=ladder", f"rollout.history={history}"] for history in ("prefix", "latest"))
     config = load_config(alone)
     lessons = warm_start_lessons(["climber"], config, load_task(config.task, 0))
@@ -130,7 +130,7 @@ def test_who_reads_the_latest_observation_alone_is_taught_turn_by_turn() -> None
     assert [list(lesson) for lesson in lessons] == [[turn] for turn in turns]
 
 
-def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() -> None:
+def test_single_turn_agents_learn_reference_answers() -> None:
     config = load_config(["task.train_size=20", "task.eval_size=4"])
     task = load_task(config.task, 0)
     for name, asked in config.task.agents.items():
@@ -141,7 +141,7 @@ def test_agents_that_are_asked_once_learn_their_prompts_and_reference_answers() 
         assert warm_start_lessons([name], config, task) == expected
 
 
-def test_characters_cannot_come_from_no_lessons() -> None:
+def test_missing_lessons_are_rejected() -> None:
     actor = load_config([]).actor
     assert isinstance(actor, TinyActorConfig)
     with pytest.raises(
@@ -152,7 +152,7 @@ def test_characters_cannot_come_from_no_lessons() -> None:
     check_has_lessons("solo", replace(actor, alphabet=Alphabet.printable), [])
 
 
-def test_an_environment_that_raises_costs_its_episode_and_no_other() -> None:
+def test_environment_error_fails_only_its_episode() -> None:
     class Fragile(Chain):
         def reset(self, example: Mapping[str, object], seed: int) -> Mapping[str, str]:
             if example is ROWS[0]:

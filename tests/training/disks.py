@@ -1,4 +1,4 @@
-"""Disks to fill up: a small file system of its own, where one may be mounted."""
+"""Small file systems for disk-full tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, size: str) -> Iterator[Path]:
-    """A file system of that size at the folder; the test is skipped where none can be mounted."""
+    """Mount a file system of this size at the folder; skips the test if mounting is not possible."""
     folder.mkdir()
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], capture_output=True)
     if done.returncode:
@@ -25,7 +25,7 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 
 
 def fill(folder: Path) -> Path:
-    """Leave no room in it: the file that takes it all."""
+    """Fill the file system with one file."""
     file = folder / "filler"
     with file.open("ab", buffering=0) as handle:
         for _ in range(100):

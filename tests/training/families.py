@@ -1,4 +1,4 @@
-"""Two unlike families of models in folders, and a task for two agents of theirs. Tests import this file by its path."""
+"""Models of different families in folders, and a task for two agents that use them. Imported by path."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def reward(examples, responses):
 
 
 def pieces_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE with pieces of several characters, a vocabulary of its own, and a chat template."""
+    """Byte-level BPE with multi-character tokens, its own vocabulary, and a chat template."""
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
@@ -50,7 +50,7 @@ def pieces_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def family(folder: Path, kind: str) -> Path:
-    """A random model with its tokenizer: `llama` of pieces with a chat template, `gpt2` or `mamba` of bytes."""
+    """A random model with its tokenizer: `llama` with BPE and a chat template, `gpt2` or `mamba` with bytes."""
     if folder.is_dir():
         return folder
     tokenizer = pieces_tokenizer() if kind == "llama" else byte_tokenizer()
@@ -76,7 +76,7 @@ def family(folder: Path, kind: str) -> Path:
         config = MambaConfig(hidden_size=16, num_hidden_layers=1, state_size=4, time_step_rank=2, **ids)
     torch.manual_seed(len(kind))
     model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():  # what is read is to matter for what is said
+    with torch.no_grad():  # so that the input affects the output
         for weight in model.parameters():
             if weight.dim() > 1:
                 weight.mul_(4.0)
@@ -86,7 +86,7 @@ def family(folder: Path, kind: str) -> Path:
 
 
 def mixed(root: Path, *typed: str, protocol: str = "sequential", second: str = "gpt2") -> list[str]:
-    """Overrides of a short run of `writer`, a Llama in bf16, and `reader`, another in fp32, each paid for its own."""
+    """Overrides of a short run of `writer`, a bf16 Llama, and `reader`, an fp32 one, with individual rewards."""
     (root / "reward.py").write_text(REWARD)
     for name, words in (("train", WORDS), ("eval", WORDS[:4])):
         (root / f"{name}.jsonl").write_text("".join(json.dumps({"words": text}) + "\n" for text in words))
@@ -108,7 +108,7 @@ def mixed(root: Path, *typed: str, protocol: str = "sequential", second: str = "
 
 
 def of_two(writer: Path, reader: Path, heard: str) -> Sequence[str]:
-    """The small run's own agents are made locally: both of these are of another kind."""
+    """Overrides that replace the locally created models of the small run by these two families."""
     return (
         "task=jsonl",
         "task.agents={writer:{template:'{words}'},reader:{template:'" + heard + "'}}",

@@ -1,4 +1,4 @@
-"""Modules by their files: scripts, and what ranks run. Tests import this file by its path."""
+"""Loads modules by file: scripts, and rank programs. Imported by path."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 
 def loaded(file: Path, name: str) -> ModuleType:
-    """What a file defines, run now under a name that no other module has."""
+    """Execute a file as a module with a unique name."""
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""One rank of test_saving_ranks.py: what it prints as JSON is looked at there."""
+"""One rank of test_saving_ranks.py: prints its results as JSON."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from ippo_cli.training.targets import Algorithm
 
 RANK = int(os.environ["RANK"])
 ALGORITHM = load_config([]).algorithm
-checkpoint_files.VISIBILITY_TIMEOUT_S = 0.5  # nothing here comes late
+checkpoint_files.VISIBILITY_TIMEOUT_S = 0.5  # no file appears late here
 
 
 def state(iteration: int) -> TrainingState:
-    """A run's state without agents: each rank has its random streams to write."""
+    """A run's state without agents: each rank writes its random streams."""
     return TrainingState(
         team=Team(agents={}, learners=[]),
         algorithm=Algorithm(config=ALGORITHM, num_generations=1, seed=0),
@@ -62,7 +62,7 @@ def checkpoints(folder: Path) -> CheckpointManager:
 
 
 def raised(work: Any) -> str:
-    """The kind of what it raises, and the words."""
+    """The type and message of the error that the call raises."""
     try:
         work()
     except Exception as error:
@@ -77,7 +77,7 @@ def shared(root: Path) -> dict[str, Any]:
 
 
 def shares(root: Path) -> dict[str, Any]:
-    """Which files a rank reads when a checkpoint is verified, and what comes of damage in each of them."""
+    """The files that each rank verifies, and the result of damage in each of them."""
     made = checkpoints(root)
     made.save(state(1))
     read: list[str] = []
@@ -103,14 +103,14 @@ def shares(root: Path) -> dict[str, Any]:
 
 
 def apart(root: Path) -> dict[str, Any]:
-    """Each rank has a disk of its own."""
+    """Each rank has a separate disk."""
     made = checkpoints(root / f"disk{RANK}")
     saved = [made.save(state(iteration)) for iteration in (1, 2)]
     return {"saved": saved, "third": raised(lambda: made.save(state(3)))}
 
 
 def in_the_way(root: Path) -> dict[str, Any]:
-    """On rank 0 a file stands where the checkpoints' folder is to be made."""
+    """On rank 0, a file has the name of the checkpoint folder."""
     if RANK == 0:
         root.mkdir()
         (root / "checkpoints").write_text("")
@@ -119,7 +119,7 @@ def in_the_way(root: Path) -> dict[str, Any]:
 
 
 def on_main() -> dict[str, Any]:
-    """Rank 0 raises before the others get its answer."""
+    """Rank 0 raises before it broadcasts."""
 
     def refuse() -> None:
         raise ConfigError("seed=x", "is no number", "use one")
@@ -132,7 +132,7 @@ def on_main() -> dict[str, Any]:
 
 
 def shards(root: Path) -> dict[str, Any]:
-    """On rank 1 the folder of an engine's shards cannot be made."""
+    """On rank 1, the folder of an engine's shards cannot be created."""
     module = nn.Linear(2, 2)
     group = {"params": list(module.parameters()), "lr": 0.1, "weight_decay": 0.0, "betas": (0.9, 0.99), "eps": 1e-8}
     settings = zero_config(

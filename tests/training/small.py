@@ -1,4 +1,4 @@
-"""The smallest real run: two agents, 32-wide models, a handful of iterations. Tests import this file by its path."""
+"""The smallest real run: two agents, 32-wide models, a few iterations. Imported by path."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ SMALL = (*SMALL_MODEL, *SMALL_RUN)
 
 
 def small(overrides: Sequence[str]) -> tuple[str, ...]:
-    """All overrides of a small run: those of a model made locally, unless one is loaded."""
+    """All overrides of a small run: those of a locally created model, unless one is loaded."""
     return (*(SMALL_RUN if {"actor=full", "actor=lora"} & set(overrides) else SMALL), *overrides)
 
 
 @cache
 def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Plain values; the composition of a run takes a good part of its time."""
+    """Plain values; cached, because composing takes a large part of a run's time."""
     return resolve_config(compose_node(overrides))
 
 
 def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
     """A checked configuration and its YAML."""
-    # Faults are put in by hand: a campaign has a list of its own for every run, and composes each kind of run once.
+    # Faults are set after composing: a campaign has a new list for every run, and composes each kind of run once.
     faults = [text for text in overrides if text.startswith(FAULTS)]
     plain = copy.deepcopy(composed(small([text for text in overrides if text not in faults])))
     plain["output_dir"] = str(root)
@@ -81,7 +81,7 @@ def small_config(root: Path, *overrides: str) -> tuple[Config, str]:
 
 
 def new_run(root: Path, *overrides: str) -> tuple[Config, Path]:
-    """A reserved run folder with its files."""
+    """A reserved run folder with its start files."""
     config, yaml = small_config(root, *overrides)
     folder = reserve_folder(root / config.name)
     write_start_files(folder, yaml, [f"output_dir={root}", *small(overrides)], ["ippo-train"], resumed=False)
@@ -89,14 +89,14 @@ def new_run(root: Path, *overrides: str) -> tuple[Config, Path]:
 
 
 def train(root: Path, *overrides: str) -> Path:
-    """A whole run in this process; its folder."""
+    """Train a whole run in this process; returns its folder."""
     config, folder = new_run(root, *overrides)
     run_training(config, folder, resumed=False)
     return folder
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """The rows of `metrics.jsonl` without what depends on the machine."""
+    """The rows of `metrics.jsonl` without machine-dependent metrics."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [
         {key: value for key, value in json.loads(line).items() if not key.startswith(("time/", "perf/"))}
@@ -118,7 +118,7 @@ def final_weights(folder: Path, agents: Sequence[str] = ("low", "high")) -> dict
 
 @contextmanager
 def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
-    """A built trainer that has not walked yet."""
+    """A built trainer before its first step."""
     config, folder = new_run(root, *overrides)
     device = prepare_process(config)
     run = RunLog(folder, config.tracker, RunState())
@@ -132,7 +132,7 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
 
 
 def experience_of(trainer: Trainer, iteration: int = 0) -> Experience:
-    """What an iteration learns from with the weights as they are; nothing is learnt from it."""
+    """The experience of one iteration with the current weights, without training on it."""
     return trainer.source.get(iteration, trainer.state.moments, Stopwatch()).experience
 
 
@@ -152,13 +152,13 @@ def reward(examples, responses):
 
 
 def stopping_reward(root: Path) -> list[str]:
-    """Overrides that use `STOPPING_REWARD`, written below `root`: the run leaves at call number `$STOP_AT_CALL`."""
+    """Overrides for `STOPPING_REWARD`, written below `root`: the run is preempted at call number `$STOP_AT_CALL`."""
     (root / "reward.py").write_text(STOPPING_REWARD)
     return ["reward=function", f"reward.function={root / 'reward.py'}:reward"]
 
 
 def train_on_two_ranks(root: Path, *overrides: str) -> Path:
-    """The folder of such a run by two ranks."""
+    """The folder of such a run on two ranks."""
     root.mkdir(parents=True, exist_ok=True)
     command = ["ippo_cli.cli.train", *SMALL, *overrides, f"output_dir={root}"]
     codes = finish(start_ranks(*command, folder=root), limit_s=500)
@@ -170,9 +170,9 @@ def train_on_two_ranks(root: Path, *overrides: str) -> Path:
 def assert_alike(
     one: Sequence[dict[str, Any]], two: Sequence[dict[str, Any]], *, rel: float = 1e-3, abs: float = 1e-5
 ) -> None:
-    """Rows of runs with other numbers of ranks have the same metrics: equal but for rounding, and null where null.
+    """Assert that runs with different numbers of ranks have equal metrics up to rounding, and null in the same places.
 
-    The first step's deviation is nothing but rounding.
+    Ignores `first_step_deviation`, which is only rounding noise.
     """
     assert len(one) == len(two)
     for first, second in zip(one, two, strict=True):
@@ -183,9 +183,9 @@ def assert_alike(
 
 
 def stopped_and_resumed(root: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str, at_call: int = 4) -> Path:
-    """The folder of a run with `stopping_reward` that left at that call, in its second iteration, and went on.
+    """The folder of a run that was preempted at that call of its reward, in its second iteration, and resumed.
 
-    The fourth call is the second iteration's, after two of the evaluation.
+    The fourth call belongs to the second iteration, after two calls of the evaluation.
     """
     config, folder = new_run(root, *overrides)
     with monkeypatch.context() as stopping:

@@ -1,4 +1,4 @@
-"""An iteration of training an adapter on a tiny model of many families, as a user runs it."""
+"""One iteration of adapter training on tiny models of many families."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def reward(examples, responses):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_adapter_is_trained_for_an_iteration(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapter_trains_for_one_iteration(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward.py").write_text(DIFFERENT_SCORES)
     tokenizer = character_tokenizer(list("abcdefghijklmnopqrstuvwxyz= "))
     ids = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}

@@ -1,4 +1,4 @@
-"""Every actor and critic moves, and nobody's update depends on another agent's reward."""
+"""All actors and critics are updated, and no agent's update depends on another agent's reward."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def first(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid(tmp_path, first):
+def test_update_is_independent_of_other_agents_rewards(tmp_path, first):
     expected, found = final_weights(first), final_weights(run_with(tmp_path, "two", "-len(text) / 5"))
     own = [name for name in expected if name.startswith("low/")]
     others = [name for name in expected if name.startswith("high/")]
@@ -40,7 +40,7 @@ def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid(tmp_pa
 
 
 @pytest.mark.slow
-def test_every_actor_and_every_critic_moves(first):
+def test_all_actors_and_critics_are_updated(first):
     weights = final_weights(first)
     for agent in ("low", "high"):
         initial = load_file(first / "initial" / agent / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Centralised critics in whole runs: one agent's, one for each, one for all, and those that read text."""
+"""Centralised critics in whole runs: for one agent, one per agent, one for all, and text critics."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def without(row: dict[str, float], *parts: str) -> dict[str, float]:
         ("task=ladder", *FEW, "rollout.history=latest"),
     ],
 )
-def test_fed_one_agents_view_it_is_the_separate_critic_bit_for_bit(tmp_path: Path, task: tuple[str, ...]) -> None:
+def test_single_agent_view_equals_separate_critic(tmp_path: Path, task: tuple[str, ...]) -> None:
     separate = train(tmp_path, *task, *SHORT)
     (name,) = load_config(list(task)).task.agents
     expected = final_weights(separate, [name])
@@ -86,7 +86,7 @@ def test_fed_one_agents_view_it_is_the_separate_critic_bit_for_bit(tmp_path: Pat
         assert all(torch.equal(found[key], value) for key, value in expected.items())
 
 
-def test_values_are_those_of_all_that_was_said_read_by_itself(tmp_path: Path) -> None:
+def test_values_match_direct_forward_pass(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *TALK, *SHORT, CENTRAL, "deepspeed.forward_batch_tokens=64") as trainer:
         speak_up(trainer)
         experience = experience_of(trainer)
@@ -97,7 +97,7 @@ def test_values_are_those_of_all_that_was_said_read_by_itself(tmp_path: Path) ->
             for row, episode in enumerate(experience.episodes[:4]):
                 read: list[int] = []
                 found = values[row][experience.rollouts[name].response_mask[row]].tolist()
-                for turn in episode.turns:  # one speaks at a time
+                for turn in episode.turns:  # one agent acts at a time
                     said = turn.completion.ids.tolist()
                     told = list(agent.tokenizer(turn.observation).input_ids)
                     if turn.agent != name:
@@ -113,7 +113,7 @@ def test_values_are_those_of_all_that_was_said_read_by_itself(tmp_path: Path) ->
 
 
 def speak_up(trainer: Trainer) -> None:
-    """Critics whose values differ from state to state: their heads begin at zero."""
+    """Critics whose values depend on the state: value heads are initialised with zeros."""
     torch.manual_seed(1)
     for agent in trainer.state.team.values():
         assert agent.critic is not None
@@ -121,13 +121,13 @@ def speak_up(trainer: Trainer) -> None:
 
 
 @pytest.mark.slow
-def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_path: Path) -> None:
+def test_shared_critic_learns_from_all_rows_and_is_saved_once(tmp_path: Path) -> None:
     keys = [*TALK, *SHORT, "algorithm=mappo", "critic.shared=true", "algorithm.ppo_epochs=1"]
     folder = train(tmp_path, *keys)
     last = rows(folder)[-1]
     assert {key.split("/")[0] for key in last if "/value/grad_norm" in key} == {"team"}
     losses = [last[f"{name}/value/loss"] for name in ("team", "low", "high")]
-    assert losses[0] == pytest.approx((losses[1] + losses[2]) / 2, rel=0.2)  # agents have not quite as many tokens
+    assert losses[0] == pytest.approx((losses[1] + losses[2]) / 2, rel=0.2)  # numbers of tokens differ slightly
     assert last["team/value/steps"] == 8
     assert {"low/value/explained_variance", "high/value/read_tokens"} <= last.keys()
     assert last["low/value/read_tokens"] > last["low/rollout/response_length"] + last["low/rollout/observation_tokens"]
@@ -135,7 +135,7 @@ def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_pa
     assert checkpoint is not None
     assert sorted(folder.name for folder in checkpoint.iterdir() if folder.is_dir()) == ["high", "low", "team"]
     assert not (checkpoint / "low" / "critic").exists()
-    initial = load_file(folder / "initial" / "low" / "model.safetensors")  # the first agent's
+    initial = load_file(folder / "initial" / "low" / "model.safetensors")  # of the first agent
     critic = ValueModel.from_pretrained(checkpoint / "team" / "critic").state_dict()
     moved = [
         (critic[f"backbone.{key.removeprefix('model.')}"] - value).abs().max()
@@ -152,7 +152,7 @@ def test_one_critic_for_all_learns_from_the_rows_of_all_and_is_saved_once(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("paid", ["low", "high"])
-def test_one_critic_for_all_learns_whoever_is_paid(paid: str, tmp_path: Path) -> None:
+def test_shared_critic_learns_from_any_agents_reward(paid: str, tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(
         "def reward(examples, responses):\n"
         f'    return {{"agent": {{name: [float(name == "{paid}")] * len(own) for name, own in responses.items()}}}}\n'
@@ -163,15 +163,13 @@ def test_one_critic_for_all_learns_whoever_is_paid(paid: str, tmp_path: Path) ->
         trainer.step()
         row = trainer.state.progress.row
     assert row is not None
-    assert row["team/value/grad_norm"] > 0  # all values are 0, and so are the returns of whoever is not paid
+    assert row["team/value/grad_norm"] > 0  # all values are 0, and so are the returns of agents without rewards
     assert row["team/value/loss"] > 0
     assert row[f"{'high' if paid == 'low' else 'low'}/targets/return"] == 0
 
 
 @pytest.mark.slow
-def test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_team_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*TALK, *SHORT, *stopping_reward(tmp_path), CENTRAL, "critic.shared=true"]
     whole = train(tmp_path, *keys)
@@ -186,8 +184,8 @@ def test_a_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
 
 
 @pytest.mark.slow
-def test_two_ranks_train_a_team_as_one_rank_does(tmp_path: Path) -> None:
-    # By turn and as text, whose rows have nothing in common with the agents' own.
+def test_two_ranks_match_one_rank(tmp_path: Path) -> None:
+    # Also by turn and as text, in which case critic rows differ from the agents' rows.
     (tmp_path / "reward.py").write_text(REWARD)
     unlike = [*UNLIKE, *BY_TURN, "reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
     keys = [*TALK, *SHORT, *unlike, "algorithm=ppo", "algorithm.mini_batch_size=8", CENTRAL, "critic.shared=true"]
@@ -197,7 +195,7 @@ def test_two_ranks_train_a_team_as_one_rank_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_unlike_tokenizers_are_read_as_text_with_one_value_for_a_turn(tmp_path: Path) -> None:
+def test_different_tokenizers_use_text_critic_with_one_value_per_turn(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *TALK, *SHORT, *UNLIKE, *BY_TURN, CENTRAL) as trainer:
         speak_up(trainer)
         experience = experience_of(trainer)
@@ -220,7 +218,7 @@ def test_unlike_tokenizers_are_read_as_text_with_one_value_for_a_turn(tmp_path: 
     assert sizes["high"] > 256
 
 
-def test_text_needs_values_by_turn(tmp_path: Path) -> None:
+def test_text_critic_requires_turn_values(tmp_path: Path) -> None:
     config, _ = small_config(tmp_path, *UNLIKE, CENTRAL)
     keys = "algorithm.credit=turn algorithm.turn_value=first algorithm.value_unit=turn"
     wanted = rf"critic=centralized reads text .* low and high .*; set {keys}"
@@ -228,12 +226,13 @@ def test_text_needs_values_by_turn(tmp_path: Path) -> None:
         show_plan(config)
 
 
-def test_agents_that_are_made_here_have_one_alphabet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_local_models_share_one_vocabulary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_plan(small_config(tmp_path, CENTRAL, "critic.context_limit=20", "critic.shared=true")[0])
     said = " ".join(capsys.readouterr().out.split())
     assert "team steps critic 8 optimizer steps per iteration, on the rows of low and high" in said
     assert (
-        "team critic reads what low and high see and say, token by token: up to 34 tokens of an episode, 20 of" in said
+        "team critic reads observations and responses of low and high, one value per token: up to 34 tokens per episode"
+        in said
     )
-    assert "warning the critic of team may have up to 34 tokens to read of an episode, and reads 20 at once" in said
+    assert "warning the critic of team may need up to 34 tokens per episode, but its context has 20" in said
     assert "low critic" not in said

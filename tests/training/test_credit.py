@@ -1,4 +1,4 @@
-"""Credit in whole iterations: who writes what anew, what it is measured against, and that nothing else moves."""
+"""Credit assignment in whole iterations: replays, baselines, and no side effects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def first_batch(trainer: Trainer) -> tuple[Batch, SamplingStream]:
 
 
 class Apart:
-    """The slow way: every turn is written anew, by the initial policies where they are asked for."""
+    """Reference: generate every turn again, with the initial policies of the given agents."""
 
     def __init__(self, trainer: Trainer, agent: str) -> None:
         self.source, self.agent = trainer.source, agent
@@ -79,7 +79,7 @@ class Apart:
 
 
 def moved(trainer: Trainer) -> None:
-    """Weights that have moved far from the initial ones."""
+    """Weights that differ strongly from the initial ones."""
     torch.manual_seed(1)
     with torch.no_grad():
         for agent in trainer.state.team.values():
@@ -88,9 +88,7 @@ def moved(trainer: Trainer) -> None:
 
 
 @pytest.mark.parametrize("protocol", [(), SEQUENTIAL, DIALOGUE], ids=["parallel", "sequential", "dialogue"])
-def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew(
-    tmp_path: Path, protocol: Sequence[str]
-) -> None:
+def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: Sequence[str]) -> None:
     with a_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
         moved(trainer)
         asked: list[tuple[str, int]] = []
@@ -112,15 +110,15 @@ def test_what_is_subtracted_is_the_score_of_episodes_that_are_wholly_played_anew
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())
-        if not protocol:  # nobody hears anybody: the others' answers are not written again
+        if not protocol:  # no agent observes another: responses of others are not regenerated
             assert told == [("low", 16), ("high", 16)]
-        elif protocol is SEQUENTIAL:  # `low` is heard, and `high` answers anew where it wrote something else
+        elif protocol is SEQUENTIAL:  # `high` observes `low`, and responds again if its response differs
             assert told[:2] == [("low", 16), ("high", 16)]
             assert [agent for agent, _ in told[2:]] == ["high"]
 
 
 @pytest.mark.slow
-def test_an_agent_that_does_not_matter_learns_nothing_and_all_of_the_score_is_the_others(tmp_path: Path) -> None:
+def test_agent_without_influence_gets_no_credit(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(FREE_RIDER)
     own = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward"]
     plain = [
@@ -142,7 +140,7 @@ def test_an_agent_that_does_not_matter_learns_nothing_and_all_of_the_score_is_th
 
 
 @pytest.mark.slow
-def test_measuring_for_the_log_alone_changes_nothing_that_is_learnt(tmp_path: Path) -> None:
+def test_logging_credit_does_not_change_training(tmp_path: Path) -> None:
     plain = train(tmp_path, *SHORT, *DIALOGUE)
     measured = train(tmp_path, *SHORT, *DIALOGUE, "reward.measure_credit_every=2")
     for without, row in zip(rows(plain), rows(measured), strict=True):
@@ -155,9 +153,7 @@ def test_measuring_for_the_log_alone_changes_nothing_that_is_learnt(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_initial_weights_play_anew_after_a_stop_and_a_resume_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_initial_weights_replay_after_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*SHORT, *stopping_reward(tmp_path), DIFFERENCE, "actor.learning_rate=0.01"]
     whole = train(tmp_path, *keys)
@@ -167,7 +163,7 @@ def test_initial_weights_play_anew_after_a_stop_and_a_resume_too(
 
 
 @pytest.mark.slow
-def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_path: Path) -> None:
+def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *ON_A_BASE, DIFFERENCE) as trainer:
         moved(trainer)
         for _ in range(2):
@@ -197,7 +193,7 @@ def test_on_a_shared_base_the_initial_policy_writes_with_all_adapters_off(tmp_pa
 
 
 @pytest.mark.slow
-def test_two_ranks_under_zero_3_play_anew_what_one_rank_does(tmp_path: Path) -> None:
+def test_two_ranks_with_zero3_replay_as_one_rank(tmp_path: Path) -> None:
     layered = ["deepspeed=zero3", "rollout.zero3_gather=layer", "rollout.buffer_size=6"]
     own = [*SHORT, "num_iterations=1", *layered, *SEQUENTIAL, DIFFERENCE]
     alone = rows(train(tmp_path, *own))[-1]

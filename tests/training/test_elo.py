@@ -1,4 +1,4 @@
-"""Ratings of policies and their earlier weights."""
+"""Elo ratings of policies and their snapshots."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def game(*rewards: Mapping[str, float], failure: Exception | None = None) -> Epi
     return episode(rewards=list(rewards), failure=failure)
 
 
-def test_whoever_is_paid_more_over_the_whole_game_has_won_it() -> None:
+def test_higher_total_reward_wins_the_game() -> None:
     late = game({"a": -0.3}, {"b": -1.0, "a": 1.0})
     games = [late, late, game({"a": 0.5}, {"b": 0.5}), game({"b": 1.0}), game({"a": 9.0}, failure=ValueError())]
     assert count_results(games, "a", "b") == [2, 1, 1]
     assert count_results(games, "b", "a") == [1, 1, 2]
 
 
-def test_games_of_the_current_weights_become_the_next_snapshots() -> None:
+def test_current_games_become_games_of_next_snapshot() -> None:
     games = GameResults()
     games.add("p", "p@0", [3, 1, 0])
     games.add("p@0", "p", [1, 0, 0])
@@ -33,7 +33,7 @@ def test_games_of_the_current_weights_become_the_next_snapshots() -> None:
     games.add("p", "p@0", [0, 0, 0])
     assert games.counts == {"p@8": {"p@0": [3, 1, 1]}, "p": {"p@8": [2, 0, 1]}}
     found = games.ratings(["p@0"], ["p"])
-    # One more draw for each two who have met.
+    # One additional draw for each pair with games.
     assert list(found) == ["p@0", "p@8", "p"]
     assert found["p@0"] == 0.0
     assert found["p@8"] == pytest.approx(400 * math.log10((3 + 0.5 + 0.5) / (1 + 0.5 + 0.5)))
@@ -41,14 +41,14 @@ def test_games_of_the_current_weights_become_the_next_snapshots() -> None:
     assert games.table(found)[1] == {"player": "p@8", "elo": round(found["p@8"], 1), "won": 4, "drawn": 1, "lost": 3}
 
 
-def test_without_games_there_is_no_rating() -> None:
+def test_no_rating_without_games() -> None:
     found = GameResults().ratings(["a@0", "b@0"], ["a", "b"])
     assert found["a@0"] == 0.0
     assert all(math.isnan(found[name]) for name in ("b@0", "a", "b"))
     assert [row["elo"] for row in GameResults().table(found)] == [0.0, None, None, None]
 
 
-def test_snapshots_are_listed_in_the_order_of_their_iterations() -> None:
+def test_snapshots_are_sorted_by_iteration() -> None:
     games = GameResults()
     for iteration in (8, 80, 16):
         games.add(f"p@{iteration}", "p@0", [1, 1, 1])

@@ -1,4 +1,4 @@
-"""A run of episodes on two ranks under ZeRO 3 is the run of one rank, though one of them is through long before."""
+"""Two ranks under ZeRO 3 match one rank, although one of them finishes its episodes much earlier."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ def overrides(root: Path, log: str) -> list[str]:
 
 
 def longest(log: Path) -> list[list[int]]:
-    """Rounds of the longest of every two episodes, by rank: a buffer has two on each, an evaluation four."""
+    """Longest rounds of every two episodes, by rank: two episodes per rank in a buffer, four in an evaluation."""
     lines = [line.split() for line in log.read_text().splitlines()]
     lengths = [[int(length) for rank, length in lines if rank == own] for own in ("0", "1")]
     return [[max(part[at : at + 2]) for at in range(0, len(part), 2)] for part in lengths]
 
 
-def test_uneven_episodes_under_zero_3_are_those_of_one_rank(tmp_path: Path) -> None:
+def test_uneven_episodes_under_zero3_match_one_rank(tmp_path: Path) -> None:
     one = rows(train(tmp_path / "one", *normalize_arguments(overrides(tmp_path, "one.log"))))
     folder = train_on_two_ranks(
         tmp_path / "two", *overrides(tmp_path, "two.log"), "deepspeed=zero3", "rollout.zero3_gather=layer"

@@ -1,4 +1,4 @@
-"""Episodes of several turns in real runs: isolation, rewards that stream, exact resume."""
+"""Multi-turn episodes in real runs: isolation of agents, streaming rewards, exact resume."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def talk(root: Path, name: str, paid: str = 'float(len(action["high"]))') -> lis
     ]
 
 
-def test_one_agents_update_is_bitwise_the_same_whatever_the_other_is_paid_in_turn(tmp_path: Path) -> None:
+def test_update_is_independent_of_other_agents_turn_rewards(tmp_path: Path) -> None:
     first = final_weights(train(tmp_path, *talk(tmp_path, "one")))
     second = final_weights(train(tmp_path, *talk(tmp_path, "two", '-3.0 * action["high"].count("b") + self.number')))
     assert all(torch.equal(value, second[name]) for name, value in first.items() if name.startswith("low/"))
@@ -86,7 +86,7 @@ def judge(examples, responses, episodes):
 """
 
 
-def test_a_reward_that_streams_gives_the_scores_of_one_that_does_not(tmp_path: Path) -> None:
+def test_streaming_reward_equals_batch_reward(tmp_path: Path) -> None:
     (tmp_path / "judge.py").write_text(JUDGE)
     keys = ["task=relay", "reward=function", f"reward.function={tmp_path / 'judge.py'}:judge"]
     keys += ["reward.agent_weight=0.5", "evaluation.every=0"]
@@ -100,9 +100,9 @@ def test_a_reward_that_streams_gives_the_scores_of_one_that_does_not(tmp_path: P
 
 
 class Polls:
-    """Every time that a run looks whether it was asked to leave: in which turn it was, None between turns.
+    """The turn of every poll for preemption, None between turns.
 
-    At `stop_at` of them it is asked.
+    Requests preemption at poll number `stop_at`.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +131,8 @@ class Polls:
         self.turns, self.stop_at = [], stop_at
 
 
-def test_stopping_in_the_middle_of_an_episode_and_resuming_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # With one worker the same run looks at the same places, however slow the machine is.
+def test_preemption_within_an_episode_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # With one worker, the polls are deterministic on a slow machine, too.
     polls, keys = Polls(monkeypatch), [*talk(tmp_path, "talk"), "task.num_workers=1"]
     whole = train(tmp_path, *keys)
     expected_rows, expected_weights = rows(whole), final_weights(whole)

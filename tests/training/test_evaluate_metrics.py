@@ -1,4 +1,4 @@
-"""What an evaluation makes of the reward's numbers."""
+"""Metrics of an evaluation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ippo_cli.types import Batch, Episode
 
 
 def four_episodes() -> list[Episode]:
-    """One turn each; the last one was cut."""
+    """One turn each; the last one is truncated."""
     return [episode(("solo", 0, "a"), unfinished=frozenset({"solo"} if number == 3 else ())) for number in range(4)]
 
 
-def test_a_part_is_the_mean_over_the_rows_that_it_applies_to() -> None:
+def test_part_mean_uses_only_applicable_rows() -> None:
     nothing = math.nan
     given = Reward(
         team=[1.0, 0.0, 1.0, nothing],
@@ -42,7 +42,7 @@ def test_a_part_is_the_mean_over_the_rows_that_it_applies_to() -> None:
     assert (found["solo/response_length"], found["solo/truncated_share"]) == (0.0, 0.25)
 
 
-def test_episodes_in_which_an_agent_did_not_speak_are_not_counted_as_cut() -> None:
+def test_episodes_without_turns_are_not_truncated() -> None:
     played = [episode(("low", 0, "a"), terminated=False, truncation="environment") for _ in range(3)]
     played.append(episode(("high", 0, "a"), ("low", 1, "b")))
     numbers = {name: torch.zeros(4) for name in ("low", "high", "mute")}
@@ -51,7 +51,7 @@ def test_episodes_in_which_an_agent_did_not_speak_are_not_counted_as_cut() -> No
     assert math.isnan(found["mute/truncated_share"])
 
 
-def test_numbers_of_a_held_out_turn_are_of_the_episodes_that_had_it_and_scores_of_those_that_are_valid() -> None:
+def test_turn_means_use_episodes_with_that_turn() -> None:
     played = [
         episode(("low", 0, "", "", True, 4), ("high", 1, ""), ("low", 2, "", "", False, 2)),
         episode(("low", 0, "", "", False, 1)),
@@ -74,7 +74,7 @@ def test_numbers_of_a_held_out_turn_are_of_the_episodes_that_had_it_and_scores_o
     )
 
 
-def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: Path) -> None:
+def test_samples_of_a_row_are_consecutive_and_reproducible(tmp_path: Path) -> None:
     held_out = [{"wanted": row % 2} for row in range(6)]
     config, _ = small_config(tmp_path, "evaluation.num_generations=4", "evaluation.size=3")
     asked: dict[bool, Batch] = {}
@@ -87,7 +87,7 @@ def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: 
         ]
 
     def reward(episodes: Sequence[Episode]) -> Reward:
-        """Of odd rows the first sample alone is right; of even ones none."""
+        """For odd rows only the first sample is correct; for even rows none."""
         right = [float(one.index < 6 and one.example["wanted"]) for one in episodes]
         return Reward(team=right, parts={"right": right, "near": [0.5] * len(right)})
 
@@ -114,8 +114,8 @@ def test_several_samples_of_a_row_lie_together_and_begin_as_one_would(tmp_path: 
     assert certain["greedy/right"]["low"] < odd < certain["greedy/right"]["high"]
 
 
-def test_a_row_whose_samples_failed_counts_as_much_as_another_in_the_mean_and_in_its_interval(tmp_path: Path) -> None:
-    """Every row is always right or never; of those that are always right three samples of four fail."""
+def test_rows_with_failed_samples_have_equal_weight(tmp_path: Path) -> None:
+    """Every row is always or never correct; of the correct ones, three of four samples fail."""
     config, _ = small_config(tmp_path, "evaluation.num_generations=4", "reward.failure_budget=0.5")
 
     def play(batch: Batch, greedy: bool) -> list[Episode]:
@@ -141,7 +141,7 @@ def test_a_row_whose_samples_failed_counts_as_much_as_another_in_the_mean_and_in
     assert found.metrics["sampled/score/pass@2"] == 0.0, "rows with one sample left have none"
 
 
-def test_two_evaluations_are_compared_row_by_row_where_both_have_one() -> None:
+def test_evaluations_are_compared_by_common_rows() -> None:
     one = torch.tensor([1.0, 1.0, 1.0, 0.0, math.nan])
     other = torch.tensor([0.0, 1.0, 0.0, 0.0, 1.0])
     found = paired_comparison(one, other, seed=0)

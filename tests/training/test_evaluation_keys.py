@@ -1,4 +1,4 @@
-"""Every key of a configuration is refused by `ippo-eval`, or read by it."""
+"""Every configuration key is either used or rejected by `ippo-eval`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.evaluation import EVALUATION_KEYS, MODEL_EVALUATION_KEYS, check_evaluation_overrides
 from ippo_cli.evaluation.evaluate_run import evaluate_model
 
-# Read, and of no effect all the same.
+# Read, but without effect.
 WITHOUT_EFFECT = {
     "task.kind": "chosen with its group",
     "reward.kind": "chosen with its group",
@@ -61,7 +61,7 @@ REWARD = "def score(examples, responses):\n    return {'team': [1.0] * len(examp
 
 
 def nodes(config: schema.Config) -> Iterator[tuple[Any, str]]:
-    """Every dataclass of a configuration with the general name that its keys begin with."""
+    """Every dataclass of a configuration with the prefix of its keys."""
 
     def walk(node: Any, prefix: str) -> Iterator[tuple[Any, str]]:
         yield node, prefix
@@ -77,7 +77,7 @@ def nodes(config: schema.Config) -> Iterator[tuple[Any, str]]:
 
 
 def keys_of(cls: type[Any], prefix: str) -> Iterator[str]:
-    """Leaves of a schema, those of nested groups included."""
+    """Leaves of a schema, including those of nested groups."""
     hints = get_type_hints(cls)
     for name, kind in hints.items():
         if name == "agents":
@@ -161,7 +161,7 @@ def classifier(folder: Path, language_model: Path) -> Path:
 
 
 def scored(body: Any, _: int) -> Said:
-    """What a scorer says of rows, and a judge of a question."""
+    """Responses of a fake scorer and a fake judge."""
     if "rows" in body:
         return Said({"rows": [1.0] * len(body["rows"])})
     return Said({"choices": [{"message": {"content": '{"at": 2}'}}]})
@@ -173,7 +173,7 @@ def server() -> Iterator[str]:
         yield served.url
 
 
-def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
+def test_every_key_is_used_or_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str) -> None:
     model, read = model_folder(tmp_path / "model", "abcdefghi123="), set[str]()
     prefixes: dict[int, str] = {}
     plain = object.__getattribute__
@@ -207,23 +207,23 @@ def test_every_key_is_refused_or_read(tmp_path: Path, monkeypatch: pytest.Monkey
             evaluate_model(config, overrides)
     known = every_key()
     read &= known
-    groups = (".actor.", ".rollout.", ".reward.")  # what a group gives to all agents
+    groups = (".actor.", ".rollout.", ".reward.")  # group values that apply to all agents
     read |= {key.removeprefix("task.agents.*.") for key in read if any(group in key for group in groups)}
     allowed = {key for key in (*EVALUATION_KEYS, *MODEL_EVALUATION_KEYS) if "." in key or key not in ("task", "reward")}
     assert allowed <= known
-    elsewhere = {"hub"}  # read where names become folders, before a configuration is evaluated
+    elsewhere = {"hub"}  # read when names are resolved to folders, before a configuration is evaluated
     assert {key for key in allowed - read - elsewhere if not key.endswith(".kind")} == set(), "nothing reads these"
     assert read - allowed == set(WITHOUT_EFFECT), "these have an effect, and are refused"
 
 
 @pytest.mark.parametrize("of_model", [False, True])
-def test_a_key_without_effect_is_refused_with_those_that_have_one(of_model: bool) -> None:
+def test_unused_key_is_rejected_with_supported_keys(of_model: bool) -> None:
     allowed = {*EVALUATION_KEYS, *(MODEL_EVALUATION_KEYS if of_model else ())}
     for key in every_key() - allowed:
         typed = key.replace("*", "low")
-        with pytest.raises(ConfigError, match="can have no effect on") as raised:
+        with pytest.raises(ConfigError, match="has no effect on") as raised:
             check_evaluation_overrides([f"{typed}=1"], of_model=of_model)
-        remedies = ("those of this group that can: ", "those that can are keys of ", "did you mean ")
+        remedies = ("keys of this group with an effect: ", "groups with an effect: ", "did you mean ")
         assert any(words in str(raised.value) for words in remedies)
     for key in allowed:
         check_evaluation_overrides([f"{key.replace('*', 'low')}=1"], of_model=of_model)

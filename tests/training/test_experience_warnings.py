@@ -1,4 +1,4 @@
-"""What is said of an iteration's experience: of payments that nobody looks at, and of a protocol that pays nobody."""
+"""Warnings about an iteration's experience: unused environment rewards, and protocols without rewards."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def protocols(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_what_a_protocol_pays_and_no_reward_looks_at_is_warned_of_once(
+def test_unused_environment_rewards_warn_once(
     protocols: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with a_trainer(tmp_path, f"task.protocol={protocols}:paying") as trainer:
@@ -37,16 +37,16 @@ def test_what_a_protocol_pays_and_no_reward_looks_at_is_warned_of_once(
         for _ in range(2):
             trainer.step()
         said = trainer.run.state.warnings["unread_payments"]
-    assert "pays agents, and reward=exact_match does not look at it" in said
-    assert capsys.readouterr().out.count("pays agents") == 1
+    assert "returns rewards, but reward=exact_match does not use them" in said
+    assert capsys.readouterr().out.count("returns rewards") == 1
 
 
 @pytest.mark.slow
-def test_a_protocol_that_pays_nobody_at_first_is_warned_of(protocols: Path, tmp_path: Path) -> None:
+def test_protocol_without_rewards_warns(protocols: Path, tmp_path: Path) -> None:
     with a_trainer(tmp_path, f"task.protocol={protocols}:free", "reward=environment") as trainer:
         config, reward, episodes = trainer.config, trainer.source.reward, experience_of(trainer).episodes
         zero = [replace(episodes[0], rewards=[{"low": 0.0}]), *episodes[1:]]
         assert not environment_reward_warnings(config, reward, zero, 0)
         assert not environment_reward_warnings(config, reward, episodes, 1), "later on nobody may have earned anything"
         trainer.step()
-        assert "protocols.py:free paid nobody in the 16 episodes" in trainer.run.state.warnings["nobody_paid"]
+        assert "protocols.py:free returned none in the 16 episodes" in trainer.run.state.warnings["nobody_paid"]

@@ -1,4 +1,4 @@
-"""A run that fails keeps what it had reached, says so, and goes on from there as if it had not failed."""
+"""A failing run saves its last resume point, reports it, and resumes exactly."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def reward(examples, responses):
         raise KeyError("my_field")
     return {"team": [len(set(low) & set(row["low"])) / 3 + 0.1 * noise for low, row in zip(responses["low"], examples)]}
 '''
-# Calls: 1 and 2 evaluate, 3 and 4 are of the first iteration (ReMax: sampled, greedy), 5 and 6 of the second, 7 and 8
-# evaluate, 9 and 10 are of the third, 11 and 12 evaluate.
+# Reward calls: 1 and 2 evaluate, 3 and 4 belong to the first iteration (ReMax: sampled, greedy), 5 and 6 to the
+# second, 7 and 8 evaluate, 9 and 10 belong to the third, 11 and 12 evaluate.
 KEYS = (
     "algorithm=remax",
     "num_iterations=3",
@@ -56,18 +56,18 @@ def failed_run(root: Path, error: type[BaseException], *more: str) -> tuple[Any,
 
 
 @pytest.mark.slow
-def test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not(tmp_path, monkeypatch):
+def test_failed_reward_saves_and_resumes_exactly(tmp_path, monkeypatch):
     monkeypatch.delenv("FAIL_AT_CALL", raising=False)
     whole = train(tmp_path / "whole", *overrides(tmp_path / "whole"))
     expected = rows(whole)
-    # In the second iteration; after its scores were taken into the running moments; in the evaluation after it.
+    # In the second iteration; after its scores updated the running moments; in the evaluation after it.
     for call, iteration in ((5, 1), (6, 1), (8, 2)):
         root = tmp_path / str(call)
         monkeypatch.setenv("FAIL_AT_CALL", str(call))
         config, folder, error = failed_run(root, RewardError)
         assert str(error).endswith("reward.py:11: KeyError: 'my_field'")
         [note] = error.__notes__
-        assert note == f"saved after iteration {iteration}; to go on from there: ippo-train resume={folder}"
+        assert note == f"saved after iteration {iteration}; resume with: ippo-train resume={folder}"
         assert [path.name for path in list_checkpoints(folder / "checkpoints")] == [f"step_{iteration:08d}"]
         monkeypatch.delenv("FAIL_AT_CALL")
         run_training(config, folder, resumed=True)
@@ -77,7 +77,7 @@ def test_a_run_whose_reward_fails_saves_first_and_resumes_as_if_it_had_not(tmp_p
 
 
 @pytest.mark.slow
-def test_nothing_is_saved_of_an_iteration_whose_update_was_begun(tmp_path, monkeypatch):
+def test_no_save_after_update_has_started(tmp_path, monkeypatch):
     step, steps = torch.optim.AdamW.step, []
 
     def failing(self, *args):
@@ -95,7 +95,7 @@ def test_nothing_is_saved_of_an_iteration_whose_update_was_begun(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
+def test_non_finite_weights_are_not_saved(tmp_path, monkeypatch):
     def spoiling(self, *args):
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -105,4 +105,4 @@ def test_weights_that_are_not_finite_are_not_saved(tmp_path, monkeypatch):
     _, folder, error = failed_run(tmp_path, NonFiniteError, "evaluation.every=0", "actor.warm_start_steps=0")
     assert isinstance(error, IppoError)
     assert list_checkpoints(folder / "checkpoints") == []
-    assert error.__notes__ == ["there is no checkpoint to go on from; start a new run"]
+    assert error.__notes__ == ["there is no checkpoint to resume from; start a new run"]

@@ -1,4 +1,4 @@
-"""A frozen agent speaks and is scored; its weights never move, and nothing of it is trained or saved."""
+"""A frozen agent acts and is scored, but is neither trained nor saved."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SHORT = ("num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "actor.
 @pytest.mark.parametrize(
     "overrides", [(), ("team=shared_policy",), ("critic=value_head", "algorithm.kl.loss.coef=0.1"), ON_A_BASE]
 )
-def test_its_weights_stay_its_initial_ones_and_others_learn(overrides: tuple[str, ...], tmp_path: Path) -> None:
+def test_frozen_weights_do_not_change(overrides: tuple[str, ...], tmp_path: Path) -> None:
     holder = "shared" if "team=shared_policy" in overrides else "low"
     with a_trainer(tmp_path, *SHORT, FROZEN, *overrides) as trainer:
         team = trainer.state.team
@@ -51,7 +51,7 @@ def test_its_weights_stay_its_initial_ones_and_others_learn(overrides: tuple[str
 
 
 @pytest.mark.slow
-def test_a_run_with_one_is_resumed_exactly_and_evaluated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_frozen_agent_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [FROZEN, *SHORT, *stopping_reward(tmp_path)]
     whole = train(tmp_path, *keys)
@@ -74,7 +74,7 @@ def test_a_run_with_one_is_resumed_exactly_and_evaluated(tmp_path: Path, monkeyp
     assert written["models"]["low"]["model"] == str(checkpoint / "low" / "actor")
 
 
-def test_memory_counts_it_without_gradients_and_optimizer(tmp_path: Path) -> None:
+def test_frozen_agent_needs_no_gradient_memory(tmp_path: Path) -> None:
     sizes = {}
     for frozen in ("true", "false"):
         config, _ = small_config(tmp_path, f"task.agents.high.frozen={frozen}")

@@ -1,4 +1,4 @@
-"""A disk that is full during a run: what is lost, what is said, and how the run ends."""
+"""Full disks during a run: losses, messages and exit."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def leftovers(disk: Path) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
+def test_temporarily_full_disk_costs_only_checkpoints(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FILL_AT", "4")  # in iteration 2: the evaluation before training has two calls
@@ -73,13 +73,13 @@ def test_a_disk_that_is_full_for_a_while_costs_checkpoints_and_nothing_else(
 
 
 @pytest.mark.slow
-def test_a_disk_that_stays_full_ends_the_run_which_goes_on_once_there_is_room(
+def test_full_disk_ends_run_which_resumes_later(
     disk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("FILL_AT", "4")
     monkeypatch.setenv("FREE_AT", "0")
     config, folder = new_run(disk, *overrides(disk), "num_iterations=12")
-    with pytest.raises(StorageError, match="3 checkpoints in a row could not be saved") as raised:
+    with pytest.raises(StorageError, match="cannot save checkpoints, 3 failures in a row") as raised:
         run_training(config, folder, resumed=False)
     assert raised.value.exit_code == 13
     assert json.loads((folder / "run.json").read_text())["state"] == "failed"
@@ -87,15 +87,15 @@ def test_a_disk_that_stays_full_ends_the_run_which_goes_on_once_there_is_room(
     assert leftovers(disk) == []
     assert capsys.readouterr().err == ""
     (disk / "filler").unlink()
-    monkeypatch.setenv("FILL_AT", "0")  # the reward is imported anew, and counts its calls from the start
+    monkeypatch.setenv("FILL_AT", "0")  # the reward is imported again, and its call count restarts
     run_training(config, folder, resumed=True)
     assert [row["iteration"] for row in rows(folder)] == list(range(13))
 
 
 @pytest.mark.slow
-def test_a_disk_with_no_room_for_what_is_kept_is_refused_before_training(disk: Path) -> None:
+def test_too_small_disk_is_rejected_before_training(disk: Path) -> None:
     config, folder = new_run(disk, *overrides(disk), "actor.hidden_size=160")
-    with pytest.raises(PreflightError, match="3 will lie there at once"):
+    with pytest.raises(PreflightError, match="up to 3 checkpoints exist at once"):
         run_training(config, folder, resumed=False)
     said = json.loads((folder / "run.json").read_text())
     assert (said["state"], said["iterations"]) == ("failed", 0)

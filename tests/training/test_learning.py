@@ -1,4 +1,4 @@
-"""Small, seeded, real: each algorithm and critic kind learns the embedded task in its smallest form."""
+"""Each algorithm and critic kind learns the smallest form of the embedded task. Small, seeded, real."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EASY = [
         ("ppo", "value_head", "sorting_solo", 30),
     ],
 )
-def test_held_out_scores_rise(tmp_path, algorithm, critic, task, iterations):
+def test_held_out_scores_improve(tmp_path, algorithm, critic, task, iterations):
     keys = [f"algorithm={algorithm}", f"critic={critic}", f"task={task}", f"num_iterations={iterations}"]
     if algorithm == "ppo":
         keys.append("algorithm.mini_batch_size=64")
@@ -51,7 +51,7 @@ def test_held_out_scores_rise(tmp_path, algorithm, critic, task, iterations):
     assert last["greedy/score"] > first["greedy/score"]
 
 
-def test_a_constant_answer_is_learnt_from_random_weights_in_seconds(tmp_path):
+def test_constant_answer_is_learned_from_random_weights(tmp_path):
     folder = train(
         tmp_path,
         "+experiment=probe_constant",
@@ -74,7 +74,7 @@ RELAY = [
     "task.alphabet=abcd",
     "task.train_size=12",
     "task.eval_size=4",
-    "task.agents.first.warm_start_answer='{own}'",  # the form of an answer
+    "task.agents.first.warm_start_answer='{own}'",  # the form of a response
     "task.agents.second.warm_start_answer='{hidden}'",
     "algorithm=ppo",
     "algorithm.ppo_epochs=4",
@@ -97,14 +97,14 @@ RELAY = [
 
 
 @pytest.mark.slow
-def test_an_agent_that_hears_another_learns_what_none_can_that_does_not(tmp_path):
+def test_observing_agent_learns_more(tmp_path):
     config, _ = small_config(tmp_path, *RELAY)
     examples = load_task(config.task, config.seed).train
     own = Counter(example["own"] for example in examples)
     right = Counter((example["own"], example["later"]) for example in examples)
     second = sum(max(right[letter, answer] for answer in "abcd") for letter in own) / len(examples)
-    without_hearing = (1 + second) / 2  # of the letters that both write
+    without_hearing = (1 + second) / 2  # from letters that both agents generate
     folder = train(tmp_path, *RELAY)
     learnt = fmean(row["second/score/mean"] for row in rows(folder)[-3:])
     assert without_hearing < 0.9
-    assert learnt > without_hearing + 0.05  # .94 to .99 with four seeds, against .83
+    assert learnt > without_hearing + 0.05  # 0.94 to 0.99 with four seeds, against 0.83

@@ -1,4 +1,4 @@
-"""Who learns when: all at once, one policy at a time, or one after another with HAPPO's factor."""
+"""Update orders: simultaneous, round robin, and sequential with HAPPO's factor."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONTEXT = StepContext(seed=0, iteration=0, num_iterations=2)
 
 
 def slow_logprobs(trainer: Trainer, name: str, rollout: Rollout) -> Tensor:
-    """Log-probabilities of the action tokens, one row at a time, straight from the language model."""
+    """Log-probabilities of the action tokens, one row at a time, directly from the language model."""
     lm = trainer.state.team[name].policy.engine.module.lm
     found = torch.zeros(rollout.response_mask.shape)
     for row in range(len(rollout.texts)):
@@ -61,9 +61,7 @@ def weights(learner: Learner) -> Mapping[str, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [(), MID, TWO_TURNS], ids=["two agents", "three agents", "two turns"])
-def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from_them(
-    overrides: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str, ...], tmp_path: Path) -> None:
     keys = (*SHORT, *LARGE_STEPS, *overrides)
     factors: dict[str, Tensor] = {}
     with a_trainer(tmp_path, *keys, *HAPPO) as trainer:
@@ -102,7 +100,7 @@ def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from
     assert float(last.min()) < 0.95
     assert (factors[order[0]] == experience.rollouts[order[0]].response_mask).all()
     plain = [f"algorithm.{key}" for key in ("ppo_epochs=2", "mini_batch_size=8")]
-    with a_trainer(tmp_path, *keys, "algorithm=ppo", *plain) as trainer:  # the same samples and weights, by hand
+    with a_trainer(tmp_path, *keys, "algorithm=ppo", *plain) as trainer:  # same samples, computed manually
         team = trainer.state.team
         for learner in team.learners:
             if learner.is_policy:
@@ -115,7 +113,7 @@ def test_the_factors_are_those_of_a_slow_reference_and_later_policies_learn_from
 
 
 @pytest.mark.slow
-def test_a_factor_of_a_policy_that_does_not_move_is_exactly_one_and_nothing_is_corrected(tmp_path: Path) -> None:
+def test_factor_of_unchanged_policy_is_one(tmp_path: Path) -> None:
     config, _ = small_config(tmp_path, *HAPPO)
     (first, last), _ = (policy_update_order(config, ["low", "high"], iteration) for iteration in (0, 1))
     keys = ["algorithm.mini_batch_size=8", *SHORT, *LARGE_STEPS, "num_iterations=1"]
@@ -136,7 +134,7 @@ def test_a_factor_of_a_policy_that_does_not_move_is_exactly_one_and_nothing_is_c
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
-def test_under_round_robin_the_policy_whose_turn_it_is_not_stays_bit_for_bit(critic: str, tmp_path: Path) -> None:
+def test_round_robin_keeps_other_policies_unchanged(critic: str, tmp_path: Path) -> None:
     keys = ("algorithm=ippo", f"critic={critic}", "team.update_order=round_robin", "team.round_robin_every=2")
     with a_trainer(tmp_path, *SHORT, *keys, "num_iterations=5", "algorithm.critic_warmup=1") as trainer:
         learners = {f"{learner.name} {learner.stage}": learner for learner in trainer.state.team.learners}
@@ -156,11 +154,11 @@ def test_under_round_robin_the_policy_whose_turn_it_is_not_stays_bit_for_bit(cri
     if critic == "separate":
         critics = {"low value", "high value"}
         assert moved == [critics | {f"{name} policy" for name in turn} for turn in turns]
-    else:  # while only values learn, both do; then a policy's values rest with it
+    else:  # during the critic warmup both learn; then a policy's values are updated only with the policy
         assert moved == [{"low joint", "high joint"}, *({f"{name} joint" for name in turn} for turn in turns[1:])]
 
 
-def test_the_order_is_drawn_anew_each_iteration_from_the_seed_and_the_iteration_alone(tmp_path: Path) -> None:
+def test_update_order_depends_on_seed_and_iteration_only(tmp_path: Path) -> None:
     names = ["a", "b", "c"]
     one, other = small_config(tmp_path, *HAPPO)[0], small_config(tmp_path, *HAPPO, "seed=1")[0]
     orders = [tuple(policy_update_order(one, names, iteration)) for iteration in range(60)]
@@ -171,17 +169,17 @@ def test_the_order_is_drawn_anew_each_iteration_from_the_seed_and_the_iteration_
 
 
 @pytest.mark.slow
-def test_policies_that_never_act_at_once_are_told_that_every_factor_is_one(tmp_path: Path) -> None:
+def test_no_joint_actions_warns(tmp_path: Path) -> None:
     (tmp_path / "turns.py").write_text(
         'def turns(example, agents):\n    for name in agents:\n        yield {name: example["letters"] + "<"}\n'
     )
     folder = train(tmp_path, *HAPPO, *SHORT, "num_iterations=1", f"task.protocol={tmp_path / 'turns.py'}:turns")
-    assert "no two policies acted at once" in (folder / "run.json").read_text()
+    assert "no two policies acted at the same step" in (folder / "run.json").read_text()
     assert rows(folder)[-1]["low/policy/correction_max"] == rows(folder)[-1]["high/policy/correction_max"] == 1.0
 
 
 @pytest.mark.slow
-def test_two_ranks_correct_as_one_rank_does(tmp_path: Path) -> None:
+def test_two_ranks_correct_as_one_rank(tmp_path: Path) -> None:
     keys = [*SHORT, *HAPPO, *LARGE_STEPS, "rollout.zero3_gather=all"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
@@ -192,9 +190,7 @@ def test_two_ranks_correct_as_one_rank_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", [HAPPO, ROUND_ROBIN], ids=["happo", "round robin"])
-def test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order(
-    order: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resume_keeps_the_update_order(order: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [*SHORT, *order, *LARGE_STEPS, *stopping_reward(tmp_path), "num_iterations=3"]
     whole = train(tmp_path, *keys)
     folder = stopped_and_resumed(tmp_path, monkeypatch, *keys)
@@ -204,10 +200,10 @@ def test_a_run_that_is_stopped_and_resumed_goes_on_in_the_same_order(
 
 
 @pytest.mark.slow
-def test_two_ranks_take_turns_beside_a_frozen_agent_and_partners_as_one_rank_does(tmp_path: Path) -> None:
+def test_two_ranks_round_robin_with_frozen_agent_and_opponents(tmp_path: Path) -> None:
     keys = [*SHORT, *MID, *ROUND_ROBIN, "task.agents.mid.frozen=true", "critic=centralized"]
     keys += ["team.partners.every=1", "team.partners.size=2", "team.partners.share=0.25"]
-    keys += ["evaluation.size=5", "evaluation.num_generations=3"]  # a row's samples are parted among the ranks
+    keys += ["evaluation.size=5", "evaluation.num_generations=3"]  # samples of a row are split over ranks
     one = rows(train(tmp_path / "one", *keys))
     assert {"eval/sampled/exact/pass@2", "eval/sampled/exact/pass@3"} <= one[0].keys()
     folder = train_on_two_ranks(tmp_path / "two", *keys)
@@ -219,7 +215,7 @@ def test_two_ranks_take_turns_beside_a_frozen_agent_and_partners_as_one_rank_doe
     assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
 
 
-def test_steps_of_tokens_are_those_of_their_turns(tmp_path: Path) -> None:
+def test_token_steps_match_turn_steps(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *TWO_TURNS) as trainer:
         experience = experience_of(trainer)
     for name, rollout in experience.rollouts.items():

@@ -1,4 +1,4 @@
-"""Several ranks that leave: all of them, at the same point, whoever was asked, failed or was killed."""
+"""Preemption, failure and death of one of several ranks: all ranks exit at the same point."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ TINY = (
     "evaluation.greedy=false",
 )
 LIMIT_S = 200
-ASKED_S = 25.0  # ten to hear it, wherever it is, fifteen to save
-KILLED_S = 60.0  # for the others to see that a rank is gone
+ASKED_S = 25.0  # 10 s to receive the request anywhere, 15 s to save
+KILLED_S = 60.0  # for the other ranks to detect a lost rank
 REWARD = '''
 import multiprocessing, os, signal, sys, threading, time
 from ippo_cli.config.errors import PreflightError
@@ -95,7 +95,7 @@ def pooled(examples, responses):
 
 
 def leaves(root: Path, reward: str, *overrides: str, **environment: str) -> tuple[int, list[str], Path]:
-    """Exit code, lines and folder of a run with this reward; nothing of it may be left afterwards."""
+    """Exit code, output lines and folder of a run with this reward; asserts that no process is left."""
     (root / "reward.py").write_text(REWARD)
     command = [
         sys.executable,
@@ -112,7 +112,7 @@ def leaves(root: Path, reward: str, *overrides: str, **environment: str) -> tupl
         command, cwd=root, env=own, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
     )
     try:
-        said, _ = process.communicate(timeout=LIMIT_S)  # the pipe is closed when the last descendant has ended
+        said, _ = process.communicate(timeout=LIMIT_S)  # the pipe closes when the last descendant exits
     except subprocess.TimeoutExpired:
         for child in [process.pid, *descendants(process.pid)]:
             os.kill(child, signal.SIGKILL)
@@ -135,7 +135,7 @@ def state_of(folder: Path) -> dict[str, object]:
 
 
 @pytest.mark.slow
-def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along(tmp_path):
+def test_one_preempted_rank_stops_the_other_during_rollout(tmp_path):
     long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60"]
     keys = ["launch.processes=2", "deepspeed=zero3", "rollout.zero3_gather=layer", *long]
     code, said, folder = leaves(tmp_path, "asks_one_rank_to_leave", *keys)
@@ -143,14 +143,14 @@ def test_one_rank_that_is_asked_in_the_middle_of_a_rollout_takes_the_other_along
     assert code == 75, said
     assert state_of(folder)["state"] == "preempted"
     assert [row["iteration"] for row in rows(folder)] == [0, 1]  # the second rollout was abandoned
-    assert sum("asked to leave" in line for line in said) == 1
+    assert sum("stop requested" in line for line in said) == 1
 
 
 @pytest.mark.slow
-def test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first(tmp_path):
+def test_other_rank_stops_within_a_long_rollout(tmp_path):
     long = ["rollout.max_new_tokens=60", "rollout.min_new_tokens=60", "rollout.decode_batch_size=1"]
     keys = ["launch.processes=2", "deepspeed=zero2", "rollout.buffer_size=4000", "algorithm.mini_batch_size=4000"]
-    code, said, folder = leaves(tmp_path, "asks_one_rank_at_first", *keys, *long)  # of minutes
+    code, said, folder = leaves(tmp_path, "asks_one_rank_at_first", *keys, *long)  # would take minutes
     assert seconds_since_it_was_told(tmp_path) <= ASKED_S
     assert code == 75, said
     assert [row["iteration"] for row in rows(folder)] == [0]
@@ -159,14 +159,14 @@ def test_the_other_rank_does_not_write_to_the_end_of_a_long_rollout_first(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["0", "1"])
-def test_a_rank_that_is_killed_is_named_first_and_last(tmp_path, victim):
+def test_killed_rank_is_reported_first_and_last(tmp_path, victim):
     code, said, folder = leaves(tmp_path, "kills_a_rank", "launch.processes=2", "deepspeed=zero2", VICTIM=victim)
     assert seconds_since_it_was_told(tmp_path) <= KILLED_S
     assert code == 1, said
     first, *others, last = [line for line in said if line.startswith("ippo: ")]
     assert first.startswith(f"ippo: rank {victim} was killed by SIGKILL (")
     assert last.startswith(f"ippo: rank {victim} was killed by SIGKILL (")
-    assert all(line.startswith(f"ippo: rank {1 - int(victim)} left because rank {victim} is gone") for line in others)
+    assert all(line.startswith(f"ippo: rank {1 - int(victim)} exited because rank {victim} is gone") for line in others)
     assert not any("Traceback" in line or "gloo" in line for line in said), said
     state = state_of(folder)
     assert state["state"] == "failed"
@@ -175,7 +175,7 @@ def test_a_rank_that_is_killed_is_named_first_and_last(tmp_path, victim):
 
 
 @pytest.mark.slow
-def test_what_fails_on_one_rank_alone_is_learnt_by_the_other_and_both_save(tmp_path):
+def test_failure_on_one_rank_saves_on_both(tmp_path):
     code, said, folder = leaves(tmp_path, "fails_on_rank_0", "launch.processes=2", "deepspeed=zero2")
     assert code == 3
     assert "saved after iteration 2" in "\n".join(said)
@@ -185,7 +185,7 @@ def test_what_fails_on_one_rank_alone_is_learnt_by_the_other_and_both_save(tmp_p
 
 
 @pytest.mark.slow
-def test_a_reward_with_a_pool_runs_and_one_that_never_answers_is_left(tmp_path):
+def test_reward_pool_works_and_blocked_reward_is_abandoned(tmp_path):
     code, said, folder = leaves(tmp_path, "pooled")
     assert code == 75, said
     assert state_of(folder)["state"] == "preempted"

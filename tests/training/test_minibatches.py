@@ -1,4 +1,4 @@
-"""Rows of a mini-batch are dealt out so that ranks have equally much to do, and none is lost."""
+"""Rows of a mini-batch are balanced over ranks, and none is lost."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def loads(costs, parts):
     return sums
 
 
-def test_equal_items_are_shared_equally():
+def test_equal_items_are_split_equally():
     assert loads([7] * 128, 64) == [14.0] * 64
 
 
-def test_costs_of_the_classic_example_are_halved():
-    assert sorted(loads([8, 7, 6, 5, 4], 2)) == [14.0, 16.0]  # differencing leaves 2; the best is 15 and 15
+def test_classic_example_is_balanced():
+    assert sorted(loads([8, 7, 6, 5, 4], 2)) == [14.0, 16.0]  # differencing has difference 2; the optimum is 15 and 15
 
 
 @pytest.mark.parametrize("parts", [2, 8, 64, 512])
-def test_the_busiest_part_is_near_the_least_possible(parts):
+def test_largest_part_is_near_optimum(parts):
     luck = random.Random(parts)
     for _ in range(3):
         costs = [round(luck.lognormvariate(5.5, 0.8)) + 64 for _ in range(8 * parts)]
@@ -37,7 +37,7 @@ def test_the_busiest_part_is_near_the_least_possible(parts):
         assert max(sums) <= 1.03 * max(max(costs), sum(costs) / parts)
 
 
-def test_fewer_items_than_parts_go_to_a_part_each():
+def test_fewer_items_than_parts():
     found = partition([5, 3, 3], 8)
     assert len(set(found)) == 3
     assert partition([], 4) == []
@@ -45,7 +45,7 @@ def test_fewer_items_than_parts_go_to_a_part_each():
 
 
 def rows(prompts, lengths):
-    """Rows whose response ids, log-probabilities and advantages tell which row they were."""
+    """Rows whose response ids, log-probabilities and advantages identify the row."""
     count, wide, long = len(prompts), max(prompts, default=1), max(lengths, default=1)
     column = torch.arange(long)[None] < torch.tensor(lengths)[:, None]
     named = torch.tensor(prompts).float()[:, None].expand(count, long).clone()
@@ -77,7 +77,7 @@ def rows(prompts, lengths):
     return rollout, targets
 
 
-def test_every_row_moves_whole_to_one_rank(monkeypatch):
+def test_each_row_moves_to_one_rank(monkeypatch):
     held = [
         (*rows(prompts, lengths), torch.tensor([prompt % 2 for prompt in prompts], dtype=torch.long))
         for prompts, lengths in (([1, 2, 3, 4], [9, 2, 3, 4]), ([], []), ([5, 6], [30, 1]))
@@ -97,7 +97,7 @@ def test_every_row_moves_whole_to_one_rank(monkeypatch):
             seen.append((name, length))
             assert int(share.agent[row]) == name % 2
             assert int(rollout.prompt_mask[row].sum()) == name
-            assert bool(rollout.prompt_mask[row, -1])  # padded on the left
+            assert bool(rollout.prompt_mask[row, -1])  # left-padded
             assert rollout.response_ids[row, :length].tolist() == [name] * length
             assert targets.advantages[row].sum() == name * length
             assert targets.final_values[row] == name
@@ -105,7 +105,7 @@ def test_every_row_moves_whole_to_one_rank(monkeypatch):
     assert max(work) == 35  # the longest row alone
 
 
-def test_a_row_counts_what_is_read_for_it():
+def test_row_cost_counts_input_tokens():
     rollout, _ = rows([3, 2], [4, 5])
     rollout.detached[1].append(DetachedTurn(column=2, prompt=[1] * 10))
     assert count_row_tokens(rollout).tolist() == [7, 17]

@@ -1,4 +1,4 @@
-"""Earlier weights as partners: who speaks for whom, what is learnt from, and that a resumed run has the same pool."""
+"""Opponent pool: which weights act, which rows are trained on, and exact resume."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def game(example, agents):
 
 
 def a_game(root: Path) -> list[str]:
-    """Two agents that play against each other, in letters."""
+    """Two agents that play against each other, with letters."""
     (root / "game.py").write_text(GAME)
     return [f"task.protocol={root / 'game.py'}:game", "reward=environment", "rollout.max_new_tokens=3"]
 
 
-def test_of_too_many_snapshots_the_one_between_the_nearest_neighbours_goes() -> None:
+def test_eviction_removes_snapshot_with_smallest_gap() -> None:
     assert evict_snapshots([0, 10, 20, 30], 4) == [0, 10, 20, 30]
     assert evict_snapshots([0, 10, 20, 30], 3) == [0, 20, 30]
     assert evict_snapshots([0, 20, 30, 40], 3) == [0, 20, 40]
@@ -56,7 +56,7 @@ def test_of_too_many_snapshots_the_one_between_the_nearest_neighbours_goes() -> 
     assert max(b - a for a, b in pairwise(pool)) < 600
 
 
-def test_who_learns_beside_partners_is_drawn_from_the_seed_and_the_iteration_and_takes_turns() -> None:
+def test_learner_is_sampled_by_seed_and_alternates() -> None:
     seats = assign_learner(0, 3, 8, 0.5, ["a", "b"])
     assert sorted(seat or "" for seat in seats) == ["", "", "", "", "a", "a", "b", "b"]
     assert seats == assign_learner(0, 3, 8, 0.5, ["a", "b"])
@@ -69,7 +69,7 @@ def test_who_learns_beside_partners_is_drawn_from_the_seed_and_the_iteration_and
 
 @pytest.mark.slow
 @pytest.mark.parametrize("team", ["independent", "shared_policy"])
-def test_snapshots_speak_for_others_and_nothing_is_learnt_from_what_they_say(team: str, tmp_path: Path) -> None:
+def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *POOL, f"team={team}", *a_game(tmp_path)) as trainer:
         folder, team_ = trainer.run.folder, trainer.state.team
         initial = {
@@ -107,7 +107,7 @@ def test_snapshots_speak_for_others_and_nothing_is_learnt_from_what_they_say(tea
                 assert not bool(scores.failed[row])
         mean = experience.scores["low"].raw.sum(dim=1)[experience.scores["low"].valid].mean()
         assert trainer.state.progress.row["low/score/mean"] == pytest.approx(float(mean), abs=1e-6)
-        # What was said for an agent is what the snapshot says to these prompts, and not what the agent would.
+        # The responses for the agent are those of the snapshot to these prompts, not those of the agent.
         says: dict[str, list[float]] = {"snapshot": [], "current": []}
         for name in ("low", "high"):
             holder = trainer.partners._policy_of_agent[name]  # type: ignore[union-attr]
@@ -126,7 +126,7 @@ def test_snapshots_speak_for_others_and_nothing_is_learnt_from_what_they_say(tea
 
 
 @pytest.mark.slow
-def test_a_run_with_a_pool_and_ratings_is_resumed_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_with_pool_and_ratings_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_EPISODE", raising=False)
     keys = [*SHORT, *POOL, "num_iterations=5", "team=shared_policy", "team.partners.elo=true", *a_game(tmp_path)]
     whole = train(tmp_path, *keys)
@@ -151,7 +151,7 @@ def test_a_run_with_a_pool_and_ratings_is_resumed_exactly(tmp_path: Path, monkey
     assert sum(row["won"] + row["drawn"] + row["lost"] for row in table.values()) == 2 * 8 * 5
     weights = folder / "partners" / "step_00000004" / "shared" / "actor" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    changed = r"is not what it was when it was written.*put it back, go on without any \(team.partners.every=0\)"
+    changed = r"is missing or has changed.*restore the file, resume without opponents \(team.partners.every=0\)"
     with pytest.raises(ResumeError, match=changed):
         run_training(replace(config, num_iterations=6), folder, resumed=True)
     weights.unlink()
@@ -160,9 +160,9 @@ def test_a_run_with_a_pool_and_ratings_is_resumed_exactly(tmp_path: Path, monkey
 
 
 @pytest.mark.slow
-def test_a_pool_that_a_resume_asks_for_begins_with_the_weights_of_then(tmp_path: Path) -> None:
+def test_pool_enabled_on_resume_starts_with_current_weights(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *POOL) as trainer:
-        trainer.state.progress.iteration = 3  # as a run without a pool leaves it, and no snapshot is due
+        trainer.state.progress.iteration = 3  # as after a run without a pool; no snapshot is due
         trainer.step()
         assert list(trainer.state.pool.snapshots) == [3]
         trainer.step()
@@ -170,7 +170,7 @@ def test_a_pool_that_a_resume_asks_for_begins_with_the_weights_of_then(tmp_path:
 
 
 @pytest.mark.slow
-def test_two_ranks_play_with_partners_as_one_rank_does(tmp_path: Path) -> None:
+def test_two_ranks_play_opponents_as_one_rank(tmp_path: Path) -> None:
     keys = [*SHORT, *POOL, "num_iterations=2", "team.partners.share=0.125", "team.partners.elo=true"]
     keys += [*a_game(tmp_path), "team=shared_policy"]
     one = rows(train(tmp_path / "one", *keys))

@@ -1,4 +1,4 @@
-"""A run on data of one's own, from several files: mixed, filtered, asked with Jinja, too long rows left out."""
+"""A run on user data from several files: mixed, filtered, with Jinja templates, too long rows excluded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ippo_cli.planning.plan import show_plan
 
 
 def overrides(root: Path) -> list[str]:
-    """Nineteen short rows and a long one, of which half are filtered; and eight with other columns."""
+    """19 short rows and a long one, of which half are filtered; and 8 rows with other columns."""
     first = [{"problem": "abc" if row else "abc" * 20, "gold": "a", "level": row} for row in range(20)]
     second = [{"question": "cab", "gold": "c", "level": 0} for _ in range(8)]
     for name, rows in (("first", first), ("second", second)):
@@ -37,9 +37,7 @@ def overrides(root: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rows_are_mixed_filtered_and_left_out_with_their_counts(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rows_are_mixed_filtered_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     typed = [*overrides(tmp_path), "task.train_size=null", "task.eval_size=null"]
     with pytest.raises(
         ConfigError, match="does not allow agent solo's prompt of 121 tokens, row 0 of the training data"
@@ -48,9 +46,9 @@ def test_rows_are_mixed_filtered_and_left_out_with_their_counts(
     typed += ["task.too_long=drop"]
     run = train(tmp_path / "runs", *typed, "tracker.samples_every=1", "tracker.samples=16")
     said = capsys.readouterr().out
-    assert f"data: {tmp_path / 'first.jsonl'}: 20 rows, 10 left out by task.filter: 10 are used" in said
-    assert "data: 1 of 18 training rows left out: prompts too long for rollout.max_prompt_tokens=20" in said
-    assert "data: 1 of 10 held-out rows left out" in said
+    assert f"data: {tmp_path / 'first.jsonl'}: 20 rows, 10 excluded by task.filter: 10 are used" in said
+    assert "data: 1 of 18 training rows excluded: prompts too long for rollout.max_prompt_tokens=20" in said
+    assert "data: 1 of 10 held-out rows excluded" in said
     samples = [json.loads(line) for line in (run / "samples" / "train_00000001.jsonl").read_text().splitlines()]
     prompts = [row["agents"]["solo"]["prompt"] for row in samples]
     assert set(prompts) == {"ABCabc=", "CABcab="}

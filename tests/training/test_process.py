@@ -1,4 +1,4 @@
-"""What a rank's process is prepared with, and how it ends before anything is trained."""
+"""Setup of a rank's process, and its exit before training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from ippo_cli.training.process import prepare_process, run_training
 
 
 @pytest.mark.parametrize(("visible", "expected"), [(1, 0), (4, 3)])
-def test_a_rank_uses_the_gpu_that_its_launcher_shows_it(
-    visible: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_uses_the_launchers_gpu(visible: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "3"}.items():
         monkeypatch.setenv(name, value)
     chosen: list[torch.device] = []
@@ -39,20 +37,16 @@ def test_a_rank_uses_the_gpu_that_its_launcher_shows_it(
     assert set(chosen) == {device}
 
 
-def test_a_signal_during_the_warm_start_ends_the_run_at_its_next_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, folder = new_run(tmp_path, "actor.warm_start_steps=5000")  # minutes
+def test_signal_during_warm_start_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, folder = new_run(tmp_path, "actor.warm_start_steps=5000")  # would take minutes
     monkeypatch.setattr(Console, "show_progress", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Preempted, match="low warmed up: nothing was trained"):
+    with pytest.raises(Preempted, match="during the warm start of low: nothing was trained"):
         run_training(config, folder, resumed=False)
     assert json.loads((folder / "run.json").read_text())["state"] == "preempted"
     assert not (folder / "initial" / "low").exists()
 
 
-def test_a_signal_after_the_end_of_a_run_does_not_change_how_it_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_after_the_end_keeps_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, folder = new_run(tmp_path, "num_iterations=1")
     asked: list[str] = []
 

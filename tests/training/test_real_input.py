@@ -1,4 +1,4 @@
-"""Real data: a JSON-lines file, a model loaded from a folder, a chat template, and a user's reward function."""
+"""Real input: a JSON-lines file, a model from a folder, a chat template, and a user's reward function."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def lengths(examples, responses):
 @pytest.mark.slow
 @pytest.mark.skipif(not (GSM8K / "train.jsonl").is_file(), reason="the GSM8K files are not beside the checkout")
 @pytest.mark.parametrize("chat", ["false", "auto"])
-def test_gsm8k_runs_with_a_small_model_and_its_own_reward_or_a_function(tmp_path, chat):
+def test_gsm8k_trains_with_its_reward_or_a_function(tmp_path, chat):
     runpy.run_path(str(ROOT / "scripts" / "examples" / "small_model.py"))["make"](
         GSM8K / "test.jsonl", tmp_path / "model", vocabulary=512, hidden=32, layers=1, seed=0
     )

@@ -1,4 +1,4 @@
-"""`actor.reference`: what KL terms compare with, and references that become the actor every few iterations."""
+"""`actor.reference`: the reference of KL terms, and references that are updated during training."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def newest(run: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def stage(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What an agent of an earlier run became: an adapter, and the model that it is merged into."""
+    """The result of an earlier run's agent: an adapter, and the model with the merged adapter."""
     root = tmp_path_factory.mktemp("stage")
     return newest(train(root, *lora(model), *SHORT, "num_iterations=2", "checkpoint.weights=full")) / "low"
 
 
 def divergence(root: Path, *overrides: str) -> float:
-    """From its reference of a policy that nothing has trained yet, in the first iteration."""
+    """KL of an untrained policy to its reference, in the first iteration."""
     return abs(rows(train(root, *SHORT, *overrides))[-1]["low/kl/reference"])
 
 
 @pytest.mark.slow
-def test_a_stage_is_the_reference_of_the_next(model: Path, stage: Path, tmp_path: Path) -> None:
+def test_merged_stage_is_reference_of_next_stage(model: Path, stage: Path, tmp_path: Path) -> None:
     adapter = stage / "actor" / "adapter"
     begins = (*lora(model), f"actor.adapter={adapter}")
     apart = divergence(tmp_path, *begins)  # from the base
@@ -67,7 +67,7 @@ def test_a_stage_is_the_reference_of_the_next(model: Path, stage: Path, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["lora", "full"])
-def test_an_updated_reference_is_the_actor_and_is_resumed(
+def test_updated_reference_equals_actor_and_resumes(
     kind: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
@@ -99,39 +99,39 @@ def test_an_updated_reference_is_the_actor_and_is_resumed(
 
 
 @pytest.mark.slow
-def test_a_reference_that_changed_is_not_resumed_with(model: Path, stage: Path, tmp_path: Path) -> None:
+def test_changed_reference_is_rejected_on_resume(model: Path, stage: Path, tmp_path: Path) -> None:
     reference = model_folder(tmp_path / "reference", LETTERS, seed=3)
     keys = [*lora(model), *SHORT, f"actor.reference={reference}", "num_iterations=2", "stop_after=1"]
     config, folder = new_run(tmp_path, *keys)
     run_training(config, folder, resumed=False)
     with (reference / "model.safetensors").open("ab") as file:
         file.write(b"x")
-    with pytest.raises(ResumeError, match=r"reference: model\.safetensors is not what this run began with"):
+    with pytest.raises(ResumeError, match=r"reference: model\.safetensors differs from what this run started with"):
         run_training(small_config(tmp_path, *keys[:-1])[0], folder, resumed=True)
 
 
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (("actor.reference=base",), r"actor.reference=base is the model below an adapter, and actor=tiny has none"),
+        (("actor.reference=base",), r"actor.reference=base is the base of an adapter, and actor=tiny has none"),
         (("actor.reference=nowhere",), "is neither initial nor base nor a folder with a model"),
-        (("actor.reference_update_every=3", "algorithm.kl.reward.coef=0"), "no KL term compares"),
-        (("actor.reference_update_every=3", "deepspeed=zero3"), "deepspeed.stage=3 spreads both"),
+        (("actor.reference_update_every=3", "algorithm.kl.reward.coef=0"), "no KL term uses"),
+        (("actor.reference_update_every=3", "deepspeed=zero3"), "deepspeed.stage=3 shards both"),
         (("actor.reference_update_every=0",), "actor.reference_update_every=0"),
-        (("actor.reference_update_every=3", "reward.measure_credit_every=1"), "credit is measured against"),
+        (("actor.reference_update_every=3", "reward.measure_credit_every=1"), "policies for measuring credit"),
         (
             ("task.agents.low.frozen=true", "task.agents.low.actor.reference_update_every=2"),
             "task.agents.low.actor.reference_update_every=2 has no effect",
         ),
     ],
 )
-def test_references_that_cannot_be_are_refused(tmp_path: Path, overrides: tuple[str, ...], words: str) -> None:
+def test_invalid_references_are_rejected(tmp_path: Path, overrides: tuple[str, ...], words: str) -> None:
     with pytest.raises(IppoError, match=words):
         small_config(tmp_path, "algorithm.kl.reward.coef=0.1", *overrides)
 
 
 @pytest.mark.slow
-def test_references_of_another_kind_are_refused(model: Path, stage: Path, tmp_path: Path) -> None:
+def test_references_of_another_kind_are_rejected(model: Path, stage: Path, tmp_path: Path) -> None:
     adapter, updated = stage / "actor" / "adapter", "actor.reference_update_every=2"
     kl = "algorithm.kl.reward.coef=0.1"
     with pytest.raises(ConfigError, match=r"both must be adapters, and reference=.* is a whole model"):
@@ -140,15 +140,15 @@ def test_references_of_another_kind_are_refused(model: Path, stage: Path, tmp_pa
         small_config(tmp_path, *full(model), kl, updated, f"actor.reference={adapter}")
     with pytest.raises(IppoError, match="its rank is 4 and not 2"):
         small_config(tmp_path, *lora(model), "actor.rank=2", kl, updated, f"actor.reference={adapter}")
-    with pytest.raises(ConfigError, match="whose base lies whole on every rank"):
+    with pytest.raises(ConfigError, match="is an adapter with an unsharded base"):
         small_config(tmp_path, *full(model), kl, "deepspeed=zero3", f"actor.reference={adapter}")
     other = model_folder(tmp_path / "other", "zyx abcdefghijk=", seed=1)
-    with pytest.raises(ConfigError, match=r"actor\.reference=.* knows 19 tokens, and its actor's tokenizer has 31"):
+    with pytest.raises(ConfigError, match=r"actor\.reference=.* has an embedding of 19 tokens, .* has 31"):
         train(tmp_path, *full(model), *SHORT, f"actor.reference={other}")
 
 
 @pytest.mark.slow
-def test_memory_of_references_is_planned(model: Path, stage: Path, tmp_path: Path) -> None:
+def test_plan_counts_memory_of_references(model: Path, stage: Path, tmp_path: Path) -> None:
     def references(*overrides: str) -> dict[str, int]:
         config: Config = small_config(tmp_path, "algorithm.kl.reward.coef=0.1", *overrides)[0]
         from ippo_cli.tasks.task import load_task

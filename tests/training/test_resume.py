@@ -1,4 +1,4 @@
-"""A run that is stopped anywhere and resumed is the run that was never stopped."""
+"""A run that is stopped anywhere and resumed equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ippo_cli.config.errors import Preempted
 from ippo_cli.runs.folder import START_LOCK, lock_folder
 from ippo_cli.training.process import run_training
 
-ITERATIONS = 3  # one before the checkpoint in the middle, the one it is of, and the last one
+ITERATIONS = 3  # one before the checkpoint in the middle, the one of the checkpoint, and the last one
 CALLS = 3 * 2 + ITERATIONS  # evaluations before, in the middle and at the end, sampled and greedy; one per iteration
 
 
@@ -36,7 +36,7 @@ def overrides(root: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_path, monkeypatch):
+def test_stop_at_any_reward_call_and_resume_exactly(tmp_path, monkeypatch):
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     whole = train(tmp_path, *overrides(tmp_path))
     expected_rows, expected_weights = rows(whole), final_weights(whole)
@@ -63,13 +63,13 @@ def test_stopping_at_any_call_of_the_reward_and_resuming_changes_nothing(tmp_pat
 
 
 @pytest.mark.slow
-def test_leaving_beside_greedy_responses_observes_no_score_twice(tmp_path, monkeypatch):
+def test_preemption_with_greedy_responses_counts_scores_once(tmp_path, monkeypatch):
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [key for key in overrides(tmp_path) if not key.startswith("algorithm.")]
     keys += ["algorithm=remax", "num_iterations=2", "evaluation.every=0"]
     whole = train(tmp_path, *keys)
     config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "3")  # after two evaluations: of the first buffer's sampled responses
+    monkeypatch.setenv("STOP_AT_CALL", "3")  # after two evaluations: in the first buffer's sampled responses
     with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
     monkeypatch.delenv("STOP_AT_CALL")
@@ -78,7 +78,7 @@ def test_leaving_beside_greedy_responses_observes_no_score_twice(tmp_path, monke
 
 
 @pytest.mark.slow
-def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys):
+def test_rejected_resume_does_not_change_the_run(tmp_path, monkeypatch, capsys):
     folder = train(tmp_path, "num_iterations=1", "evaluation.every=0")
     before = {name: (folder / name).read_text() for name in ("config.yaml", "overrides.json", "run.json")}
     monkeypatch.setattr(exits, "exit_process", sys.exit)
@@ -94,7 +94,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
     assert "was written by 1 processes and there are 2 now" in said
     assert {name: (folder / name).read_text() for name in before} == before
 
-    with lock_folder(folder, name=START_LOCK):  # somebody else goes on with it, and its ranks have not begun
+    with lock_folder(folder, name=START_LOCK):  # another command resumes it, and its ranks have not started
         code, said = resumed("num_iterations=3", "algorithm.entropy_coef=0.5")
     assert code == 14
     assert "in use by another process" in said
@@ -106,7 +106,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
     code, said = resumed("num_iterations=2", "algorithm.entropy_coef=0.5")
     assert code == 14
     assert "no intact checkpoint" in said
-    del before["run.json"]  # says that it failed
+    del before["run.json"]  # its state is failed
     assert {name: (folder / name).read_text() for name in before} == before
     file.write_text(intact)
     capsys.readouterr()
@@ -122,7 +122,7 @@ def test_a_refused_resume_leaves_the_run_as_it_was(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.slow
-def test_a_finished_run_goes_on_when_more_iterations_are_asked_for(tmp_path):
+def test_finished_run_resumes_with_more_iterations(tmp_path):
     short = train(tmp_path, "num_iterations=2")
     config, _ = new_run(tmp_path, "num_iterations=3")
     run_training(config, short, resumed=True)

@@ -1,4 +1,4 @@
-"""Runs that a reward model drives: two ranks at ZeRO 2 or 3 score and evaluate as one rank at stage 0 does."""
+"""Runs with a reward model: two ranks at ZeRO 2 or 3 score and evaluate as one rank at stage 0."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 
 def reward_model(root: Path, kind: str) -> Path:
-    """A random one: a `classifier`, or a `critic` as runs save them."""
+    """A random reward model: a `classifier`, or a `critic` as saved by runs."""
     (root / "text").write_text("sort these letters: a b c d e f g h " * 40)
     make(root / "text", root / "lm", vocabulary=300, hidden=32, layers=1, seed=0)
     torch.manual_seed(0)
@@ -38,7 +38,7 @@ def reward_model(root: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(("kind", "stage"), [("classifier", "zero2"), ("critic", "zero3")])
-def test_scores_are_those_of_one_rank_where_conversations_fail(kind: str, stage: str, tmp_path: Path) -> None:
+def test_scores_match_one_rank_with_failed_conversations(kind: str, stage: str, tmp_path: Path) -> None:
     keys = [
         "reward=model",
         f"reward.model={reward_model(tmp_path, kind)}",

@@ -1,4 +1,4 @@
-"""A canary: a secret that a run was given is in none of its files, and the run goes on with it."""
+"""A secret of a run is written to none of its files, and the run resumes with it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reward(examples, responses):
 
 
 @pytest.mark.slow
-def test_no_file_of_a_run_holds_a_secret_that_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_file_of_a_run_has_its_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     monkeypatch.setenv("PIT_API_KEY", CANARY)
     keys = (
@@ -54,7 +54,7 @@ def test_no_file_of_a_run_holds_a_secret_that_it_was_given(tmp_path: Path, monke
 
 
 def hits(root: Path) -> list[Path]:
-    """Files with the secret, or with the address's password."""
-    # The function's own file has the password in its source, and so has what Python compiles of it.
+    """Files with the secret, or with the URL's password."""
+    # The function's file has the password in its source, and so has Python's bytecode of it.
     files = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith("reward.")]
     return [path for path in files if CANARY.encode() in path.read_bytes() or b"me:word@" in path.read_bytes()]

@@ -1,4 +1,4 @@
-"""An agent that speaks in some episodes alone, in some steps' rows, on one of two ranks, or never."""
+"""An agent that acts in some episodes only, in some steps only, on one of two ranks, or never."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def overrides(root: Path, speaks: str = SPEAKS) -> list[str]:
     )
 
 
-def test_two_ranks_train_an_agent_that_speaks_on_one_of_them_as_one_rank_does(tmp_path: Path) -> None:
+def test_agent_that_acts_on_one_rank_matches_one_rank(tmp_path: Path) -> None:
     keys = overrides(tmp_path)
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero2")
@@ -73,7 +73,7 @@ def test_two_ranks_train_an_agent_that_speaks_on_one_of_them_as_one_rank_does(tm
     assert_alike(one, rows(folder))
 
 
-def test_an_agent_that_never_speaks_learns_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
+def test_agent_without_turns_does_not_learn(tmp_path: Path) -> None:
     found = []
     for place, speaks in (("never", "(lambda seed: False)"), ("some", SPEAKS)):
         (tmp_path / place).mkdir()

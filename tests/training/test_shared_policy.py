@@ -1,4 +1,4 @@
-"""Agents that share weights: one learner, on all their rows, and nobody else is touched."""
+"""Agents with shared weights: one learner, trained on the rows of all its agents only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def reward(examples, responses):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", ["separate", "value_head"])
-def test_one_agent_under_shared_policy_is_one_agent_alone_bit_for_bit(tmp_path: Path, critic: str) -> None:
+def test_single_agent_group_equals_agent_alone(tmp_path: Path, critic: str) -> None:
     keys = ["task=sorting_solo", *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", f"critic={critic}"]
     alone, shared = train(tmp_path, *keys), train(tmp_path, *keys, SHARED)
     renamed = [{key.replace("shared/", "solo/"): value for key, value in row.items()} for row in rows(shared)]
@@ -49,7 +49,7 @@ def test_one_agent_under_shared_policy_is_one_agent_alone_bit_for_bit(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_group_has_one_set_of_weights_and_who_stands_alone_trains_as_without_it(tmp_path: Path) -> None:
+def test_group_shares_weights_and_others_are_unaffected(tmp_path: Path) -> None:
     (tmp_path / "reward.py").write_text(REWARD)
     third = ["++task.agents={mid:{}}", "task.agents.mid.template='{letters}|'", "task.agents.mid.answer='{low}'"]
     own = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward", "reward.team_weight=0"]
@@ -78,7 +78,7 @@ def test_a_group_has_one_set_of_weights_and_who_stands_alone_trains_as_without_i
 
 
 @pytest.mark.slow
-def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_hand(tmp_path: Path) -> None:
+def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
     cut = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "deepspeed.micro_batch_tokens=64"]
     with a_trainer(tmp_path, SHARED, *SHORT, *cut, "critic=value_head") as trainer:
         low, high = trainer.state.team["low"], trainer.state.team["high"]
@@ -91,7 +91,7 @@ def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_ha
         tokens, sequences = sum(int(mask.sum()) for mask in masks), sum(int(mask.any(dim=1).sum()) for mask in masks)
         context = StepContext(seed=0, iteration=0, num_iterations=2)
         parameters, apart = list(learner.engine.module.parameters()), []
-        for name in ("low", "high"):  # each agent's rows by themselves, divided by what both have
+        for name in ("low", "high"):  # each agent's rows separately, divided by the total
             batch = Minibatch(
                 rollout=experience.rollouts[name],
                 targets=targets[name],
@@ -113,9 +113,7 @@ def test_the_joint_steps_gradient_is_that_of_both_agents_rows_put_together_by_ha
 
 
 @pytest.mark.slow
-def test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [SHARED, *SHORT, *stopping_reward(tmp_path), "algorithm.kl.reward.coef=0.1", "actor.lr_schedule=cosine"]
     whole = train(tmp_path, *keys)
@@ -126,7 +124,7 @@ def test_a_group_that_is_stopped_and_resumed_is_the_group_that_never_stopped(
 
 
 @pytest.mark.slow
-def test_two_ranks_train_a_group_as_one_rank_does(tmp_path: Path) -> None:
+def test_two_ranks_train_group_as_one_rank(tmp_path: Path) -> None:
     keys = [SHARED, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.zero3_gather=all"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys, "deepspeed=zero3")
@@ -135,7 +133,7 @@ def test_two_ranks_train_a_group_as_one_rank_does(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("team", "whole_turns"), [("independent", False), ("shared_policy", True)])
-def test_turns_are_actions_for_all_agents_of_a_policy_or_for_none(team: str, whole_turns: bool, tmp_path: Path) -> None:
+def test_turn_actions_apply_to_all_agents_of_a_policy(team: str, whole_turns: bool, tmp_path: Path) -> None:
     keys = ["algorithm=turn_ppo", "algorithm.credit=auto", "rollout.temperature=3.0", f"team={team}"]
     with a_trainer(tmp_path, *SHORT, "algorithm.mini_batch_size=16", *keys) as trainer:
         experience = experience_of(trainer)

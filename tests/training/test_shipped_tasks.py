@@ -1,4 +1,4 @@
-"""Tasks and rewards that need data or a service of the user's: an iteration and an evaluation of each, end to end."""
+"""Tasks and rewards that need user data or a service: an iteration and an evaluation of each, end to end."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ ROWS: dict[str, list[dict[str, Any]]] = {
     "jsonl": PROGRAMS,
 }
 SANDBOX = f"reward.sandbox={LOCAL if find_sandbox_problem(BWRAP) else BWRAP}"
-CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its reward, and what a small run needs
+CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its reward, and the overrides of a small run
     "math": ({"found"}, []),
     "gsm8k": ({"strict", "flexible"}, []),
     "code_pair": ({"parses", "defines", "calls", "tests", "passed"}, [SANDBOX]),
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[set[str], list[str]]] = {  # by task: the parts of its re
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model of random weights that reads all that these tasks ask, one token a character."""
+    """A random language model whose vocabulary covers all prompts of these tasks, one token per character."""
     return model_folder(tmp_path_factory.mktemp("model"), PRINTABLE, context=1024)
 
 
@@ -85,7 +85,7 @@ def ran(root: Path, model: Path, task: str, *overrides: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", CASES)
-def test_every_task_trains_and_is_evaluated_with_its_reward(task: str, model: Path, tmp_path: Path) -> None:
+def test_every_task_trains_and_evaluates(task: str, model: Path, tmp_path: Path) -> None:
     if task == "math":
         pytest.importorskip("math_verify")
     parts, overrides = CASES[task]
@@ -100,7 +100,7 @@ def test_every_task_trains_and_is_evaluated_with_its_reward(task: str, model: Pa
 
 
 @pytest.mark.slow
-def test_numbers_of_a_server_are_trained_on(model: Path, tmp_path: Path) -> None:
+def test_http_reward_is_trained_on(model: Path, tmp_path: Path) -> None:
     said: list[float] = []
 
     def answer(body: Any, _: int) -> Said:
@@ -118,7 +118,7 @@ def test_numbers_of_a_server_are_trained_on(model: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_what_a_judge_says_is_trained_on(model: Path, tmp_path: Path) -> None:
+def test_judge_reward_is_trained_on(model: Path, tmp_path: Path) -> None:
     def answer(body: Any, _: int) -> Said:
         assert body["messages"][-1]["content"].count("?")
         return Said({"choices": [{"message": {"content": "It is fine. Score: 7"}}]})

@@ -1,4 +1,4 @@
-"""`stop_after`: a run ends before its last iteration, and one that goes on from there is what it would have been."""
+"""`stop_after`: a run that ends early and is resumed equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ippo_cli.training.targets import Algorithm
 
 
 @pytest.mark.slow
-def test_a_copy_of_a_run_that_stopped_goes_on_as_the_run_would_have(tmp_path: Path) -> None:
+def test_copy_of_stopped_run_resumes_exactly(tmp_path: Path) -> None:
     overrides = ("num_iterations=4", "evaluation.every=2", "checkpoint.every=0", "checkpoint.best=false")
     whole = train(tmp_path / "whole", *overrides)
     config, folder = new_run(tmp_path / "part", *overrides, "stop_after=2")
@@ -33,7 +33,7 @@ def test_a_copy_of_a_run_that_stopped_goes_on_as_the_run_would_have(tmp_path: Pa
     assert rows(folder) == rows(whole)[:3], "the parent is left as it was"
 
 
-def test_a_coefficient_that_does_not_adapt_is_the_one_that_a_resume_names() -> None:
+def test_fixed_kl_coef_can_change_on_resume() -> None:
     class Known:
         reference = object()
 

@@ -1,4 +1,4 @@
-"""From scores to targets, on real rollouts of small agents: where rewards stand, what truncation and KL do."""
+"""Targets from scores on real rollouts of small agents: places of rewards, truncation and KL."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.adva
 
 
 def corridor(trainer):
-    """Rollouts, scores and targets of the first iteration, and the KL coefficients that the next one uses."""
+    """Rollouts, scores and targets of the first iteration, and the KL coefficients for the next one."""
     experience = experience_of(trainer)
     targets, kl_coef = trainer.state.algorithm.targets(trainer.state.team, experience)
     return experience.rollouts, experience.scores, targets, kl_coef
 
 
 def raise_values(trainer):
-    """A critic that says .25 everywhere, so that a bootstrap can be seen."""
+    """A critic with constant value 0.25, which makes bootstraps visible."""
     for agent in trainer.state.team.values():
         with torch.no_grad():
             agent.critic.engine.module.value_head.out.bias.fill_(0.25)
@@ -39,7 +39,7 @@ def raise_values(trainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("truncation", ["none", "penalty", "mask", "bootstrap"])
-def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
+def test_truncation_modes(tmp_path, truncation):
     keys = [f"algorithm.truncation={truncation}", "algorithm.gamma=0.9"]
     keys += ["algorithm.truncation_penalty=0.5"] if truncation == "penalty" else []
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
@@ -64,7 +64,7 @@ def test_truncated_rows_are_treated_as_the_key_says(tmp_path, truncation):
 
 
 @pytest.mark.slow
-def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_path):
+def test_advantages_are_whitened_over_trained_tokens(tmp_path):
     with a_trainer(tmp_path, *RAGGED[:2]) as trainer:
         raise_values(trainer)
         rollouts, _, targets, _ = corridor(trainer)
@@ -79,7 +79,7 @@ def test_advantages_are_whitened_over_trained_tokens_and_returns_are_not(tmp_pat
 
 
 @pytest.mark.slow
-def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path):
+def test_turns_count_once_in_whitening(tmp_path):
     with a_trainer(tmp_path, "algorithm=turn_ppo", "algorithm.mini_batch_size=8", *RAGGED[:2]) as trainer:
         rollouts, _, targets, _ = corridor(trainer)
     for name, found in targets.items():
@@ -92,11 +92,11 @@ def test_where_turns_are_the_actions_each_counts_once_in_the_whitening(tmp_path)
 
 
 @pytest.mark.slow
-def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_the_next(tmp_path):
+def test_kl_coef_updates_after_use_and_is_saved(tmp_path):
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=0.001", "algorithm.kl.reward.horizon=100"]
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
         agent = trainer.state.team["low"]
-        with torch.no_grad():  # the policy has moved away from its reference
+        with torch.no_grad():  # the policy differs from its reference
             for parameter in agent.policy.engine.module.lm.get_output_embeddings().parameters():
                 parameter.mul_(3.0)
         rollouts, scores, targets, kl_coef = corridor(trainer)
@@ -106,7 +106,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
         terminal = torch.zeros_like(found.rewards)
         terminal[torch.arange(len(kl)), rollout.length - 1] = scores["low"].score[:, 0]
         assert torch.allclose(found.rewards, terminal - 0.5 * kl, atol=1e-6)
-        # Far above or below the target the error is clipped to 20 %: 1 + .2 * 16 samples / 100.
+        # Far from the target the error is clipped to 20 %: 1 + 0.2 * 16 samples / 100.
         sign = 1 if float((kl.sum(1) / rollout.response_mask.sum(1)).mean()) > 0.001 else -1
         assert kl_coef["low"] == pytest.approx(0.5 * (1 + sign * 0.2 * 16 / 100))
         assert kl_coef["high"] != 0.5
@@ -123,7 +123,7 @@ def test_the_kl_penalty_uses_the_coefficient_from_before_and_a_checkpoint_keeps_
 
 
 @pytest.mark.slow
-def test_the_kl_coefficient_follows_the_episodes_in_which_an_agent_spoke(tmp_path):
+def test_kl_coef_uses_episodes_with_turns_only(tmp_path):
     keys = ["algorithm.kl.reward.coef=0.5", "algorithm.kl.reward.target=1.0", "algorithm.kl.reward.horizon=100"]
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
         with torch.no_grad():
@@ -147,7 +147,7 @@ def test_the_kl_coefficient_follows_the_episodes_in_which_an_agent_spoke(tmp_pat
         kl = (silenced.logprobs - targets["low"].ref_logprobs)[:4] * silenced.response_mask[:4]
         mean = float((kl.sum(1) / silenced.response_mask[:4].sum(1)).mean())
         settings = trainer.state.algorithm.config.kl.reward
-        settings.target = 0.95 * mean  # near enough that the step is not clipped
+        settings.target = 0.95 * mean  # close enough that the step is not clipped
         _, kl_coef = trainer.state.algorithm.targets(trainer.state.team, quiet)
         assert kl_coef["low"] == pytest.approx(next_kl_coef(0.5, mean, settings, num_samples=4), rel=1e-6)
         mute = replace(silenced, response_mask=silenced.response_mask & False, turn=torch.full_like(silenced.turn, -1))
@@ -169,7 +169,7 @@ ADAPTIVE = load_config(
 )
 @example(horizon=100, buffer=512, divergences=[0.0])
 @example(horizon=103, buffer=512, divergences=[0.0] * 400)
-def test_a_coefficient_that_the_checks_let_adapt_stays_positive(horizon, buffer, divergences):
+def test_adaptive_kl_coef_stays_positive(horizon, buffer, divergences):
     ADAPTIVE.rollout.buffer_size = buffer
     settings = ADAPTIVE.algorithm.kl.reward
     settings.horizon = horizon

@@ -1,4 +1,4 @@
-"""What a run needs, put together: what does not fit is told before the first rollout, and what goes with what after."""
+"""Trainer: errors before the first rollout, and random numbers of environments."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Example
 
 
-def test_a_prompt_without_room_ends_a_run_before_it_begins(tmp_path: Path) -> None:
-    said = "lets in agent low's prompt of 7 tokens, row 0 of the training data, "
+def test_too_long_prompt_is_rejected_before_training(tmp_path: Path) -> None:
+    said = "allows agent low's prompt of 7 tokens, row 0 of the training data, "
     with pytest.raises(ConfigError, match=said):
         train(tmp_path, "rollout.context_limit=7", "num_iterations=99")
 
 
-def test_an_environments_luck_is_that_of_its_seed_purpose_and_number() -> None:
+def test_environment_rng_depends_on_seed_purpose_and_index() -> None:
     seeds = [environment_seed(SamplingStream(seed=3, purpose="train/1"), index) for index in (0, 5)]
     assert seeds == [30391743, 1172200691], "what a run's episodes met before, they meet again"
 
 
 @pytest.mark.slow
-def test_greedy_episodes_are_played_with_the_luck_of_those_that_they_are_a_baseline_for(tmp_path: Path) -> None:
+def test_greedy_episodes_use_the_same_environment_rng(tmp_path: Path) -> None:
     seeds: list[int] = []
 
     class Noted:

@@ -1,4 +1,4 @@
-"""Targets of several turns on real rollouts: advantages worked out by hand, and values of everything read by then."""
+"""Targets of several turns on real rollouts: hand-computed advantages, and values per turn."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ SETTINGS = [
 
 @pytest.fixture(scope="module")
 def market(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
-    """A trainer whose agents low and high speak twice; each turn has two tokens. Nobody asks the third one."""
+    """A trainer in which low and high act twice, with two tokens per turn. A third agent never acts."""
     root = tmp_path_factory.mktemp("market")
     (root / "market.py").write_text(MARKET)
     agents = ",".join(f'{name}:{{template:"{{observation}}"}}' for name in ("low", "high", "mute"))
@@ -70,9 +70,9 @@ def experience(market: Trainer) -> Any:
     return found
 
 
-# Values are .25 everywhere, gamma and lambda are .5. `low` is paid 1 for its first turn, and for its second one the 4
-# that fall at the last step, in which it does not act. `high` is paid .5 before it has acted, which counts for its
-# first turn, and 2 for that turn itself. Rewards stand on the last token of a turn; delta = r + .5 V' - V.
+# Values are 0.25 everywhere, gamma and lambda are 0.5. `low` gets reward 1 for its first turn, and for its second the
+# reward 4 of the last step, in which it does not act. `high` gets 0.5 before it has acted, which counts for its
+# first turn, and 2 for that turn itself. Rewards are on the last token of a turn; delta = r + 0.5 V' - V.
 #
 # low, by token: deltas          -.125    .875   -.125   3.75     with a bootstrap 4 + .5 * .25 - .25 = 3.875 at the end
 #   A = delta + .25 A'            .14453125  1.078125  .8125  3.75
@@ -102,7 +102,7 @@ def value_heads(trainer: Trainer) -> Iterator[Any]:
 
 @pytest.mark.parametrize("truncation", [Truncation.none, Truncation.bootstrap])
 @pytest.mark.parametrize("credit", [Credit.token, Credit.turn])
-def test_advantages_of_several_turns_are_those_worked_out_by_hand(
+def test_multi_turn_advantages_match_hand_computation(
     market: Trainer, experience: Any, credit: Credit, truncation: Truncation
 ) -> None:
     with torch.no_grad():
@@ -137,8 +137,8 @@ def test_advantages_of_several_turns_are_those_worked_out_by_hand(
     assert not experience.scores["mute"].failed.any()
 
 
-def test_values_are_those_of_everything_read_by_then(market: Trainer, experience: Any) -> None:
-    """The last one stands after what was told at the end; each is what the critic says of that text as a prompt."""
+def test_values_match_prefix_forward_passes(market: Trainer, experience: Any) -> None:
+    """Each value is the critic's value of the text so far as a prompt; the last one is after the final observation."""
     torch.manual_seed(0)
     with torch.no_grad():
         for out in value_heads(market):
@@ -160,7 +160,7 @@ def test_values_are_those_of_everything_read_by_then(market: Trainer, experience
 
 
 def value_of(agent: Any, ids: list[int]) -> torch.Tensor:
-    """What a critic says after these tokens, which stand in a row of their own."""
+    """The critic's value after these tokens as a separate row."""
     prompt, one = torch.tensor([ids]), torch.ones(1, 1)
     alone = Rollout(
         prompt_ids=prompt,

@@ -1,4 +1,4 @@
-"""Agents of unlike families, number formats, samplings and shares of a batch, in one run."""
+"""Agents with different model families, dtypes, sampling settings and batch shares in one run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNLIKE = (
 @pytest.mark.parametrize(
     ("protocol", "second"), [("sequential", "gpt2"), ("dialogue", "gpt2"), ("sequential", "mamba")]
 )
-def test_unlike_families_read_each_other_and_both_learn(protocol: str, second: str, tmp_path: Path) -> None:
+def test_different_families_train_together(protocol: str, second: str, tmp_path: Path) -> None:
     with a_trainer(tmp_path, *mixed(tmp_path, *UNLIKE, protocol=protocol, second=second)) as trainer:
         team = trainer.state.team
         kinds = [agent.model_config.model_type for agent in team.values()]
@@ -54,8 +54,8 @@ def test_unlike_families_read_each_other_and_both_learn(protocol: str, second: s
             assert any(not torch.equal(after[name], value) for name, value in weights.items()), learner.name
 
 
-def test_every_agent_is_sampled_and_judged_at_its_own_settings(tmp_path: Path) -> None:
-    """In float32 the update's first ratios are 1 where it takes the temperature that was sampled with."""
+def test_agents_use_their_own_sampling_settings(tmp_path: Path) -> None:
+    """In fp32, the first ratios are 1 if the update uses the sampling temperature."""
     exact = ["task.agents.writer.actor.dtype=fp32", "task.agents.reader.rollout.stop_strings=[ab]"]
     with a_trainer(tmp_path, *mixed(tmp_path, *UNLIKE, *exact)) as trainer:
         trainer.step()
@@ -70,8 +70,8 @@ def test_every_agent_is_sampled_and_judged_at_its_own_settings(tmp_path: Path) -
     assert steps == {"writer/policy": 2, "reader/policy": 8, "writer/value": 2, "reader/value": 3}
 
 
-def test_what_an_agent_does_and_learns_is_bitwise_its_own_whoever_the_other_is(tmp_path: Path) -> None:
-    """The first of a sequence hears nobody: what it reads is the same beside any partner."""
+def test_results_are_independent_of_the_other_agent(tmp_path: Path) -> None:
+    """The first agent of a sequence observes no other agent, so its prompts are the same with any other agent."""
     common = mixed(tmp_path)
     other = mixed(tmp_path, *[text for text in UNLIKE if "reader" in text], "task.agents.reader.actor.learning_rate=0")
     mamba = mixed(tmp_path, "task.agents.reader.rollout.max_new_tokens=3", second="mamba")
@@ -91,9 +91,7 @@ def test_what_an_agent_does_and_learns_is_bitwise_its_own_whoever_the_other_is(t
     assert any(not torch.equal(moved[f"reader/actor/{name}"], value) for name, value in frozen.items())
 
 
-def test_a_mixed_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mixed_team_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     reward = [text.replace("reward=function", "") for text in stopping_reward(tmp_path)][1:]
     source = tmp_path / "reward.py"
@@ -111,7 +109,7 @@ def test_a_mixed_team_that_is_stopped_and_resumed_is_the_team_that_never_stopped
 
 
 @pytest.mark.parametrize("other", ["value_head", "separate"])
-def test_one_agent_has_a_model_made_here_and_another_a_pretrained_one(other: str, tmp_path: Path) -> None:
+def test_local_and_pretrained_models_in_one_run(other: str, tmp_path: Path) -> None:
     model = family(tmp_path / "gpt2", "gpt2")
     keys = [
         "task=relay",

@@ -1,4 +1,4 @@
-"""Micro-batches are a memory knob; the first ratio is one; skipped steps are seen."""
+"""Updates: micro-batches, first ratios, skipped steps, and critic warmup."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def one_iteration(root, *overrides):
         ("seq-mean-token-sum-norm", "value_head"),
     ],
 )
-def test_neither_micro_batches_nor_padding_change_losses_or_gradients(tmp_path, mode, critic):
+def test_micro_batches_and_padding_do_not_change_gradients(tmp_path, mode, critic):
     keys = [f"algorithm.loss_aggregation={mode}", f"critic={critic}", "algorithm.entropy_coef=0.01"]
     whole, _ = one_iteration(tmp_path, *keys)
     split, _ = one_iteration(tmp_path, *keys, "deepspeed.micro_batch_tokens=24", "deepspeed.logit_chunk_tokens=5")
@@ -55,7 +55,7 @@ def test_neither_micro_batches_nor_padding_change_losses_or_gradients(tmp_path, 
 
 
 @pytest.mark.slow
-def test_the_ratio_is_one_before_the_first_step(tmp_path):
+def test_ratio_is_one_before_first_step(tmp_path):
     row, _ = one_iteration(
         tmp_path,
         "algorithm=ppo",
@@ -66,12 +66,12 @@ def test_the_ratio_is_one_before_the_first_step(tmp_path):
     )
     for agent in ("low", "high"):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] < 1e-4
-        assert row[f"{agent}/policy/ratio_max_deviation"] > 1e-3  # later steps of the epoch did move the policy
+        assert row[f"{agent}/policy/ratio_max_deviation"] > 1e-3  # later steps of the epoch changed the policy
         assert row[f"{agent}/rollout/filter_gap"] > 0.0
 
 
 @pytest.mark.slow
-def test_the_critic_alone_moves_during_its_warmup(tmp_path):
+def test_only_critic_changes_in_warmup(tmp_path):
     with a_trainer(tmp_path, *RAGGED, "algorithm.critic_warmup=1") as trainer:
         agent = trainer.state.team["low"]
         before = {name: value.clone() for name, value in agent.policy.engine.module.state_dict().items()}
@@ -89,7 +89,7 @@ def test_the_critic_alone_moves_during_its_warmup(tmp_path):
     ("stage", "dtype"),
     [("zero0", "fp32"), ("zero1", "fp32"), ("zero2", "fp32"), ("zero3", "fp32"), ("zero1", "bf16"), ("zero3", "bf16")],
 )
-def test_critic_warmup_trains_the_value_head_alone(tmp_path, stage, dtype):
+def test_warmup_trains_value_head_only(tmp_path, stage, dtype):
     keys = ("critic=value_head", "algorithm.mini_batch_size=16", "algorithm.ppo_epochs=1", "algorithm.critic_warmup=2")
     keys += (
         "actor.learning_rate=0.01",
@@ -114,13 +114,13 @@ def test_critic_warmup_trains_the_value_head_alone(tmp_path, stage, dtype):
         trainer.step()
         change = {name: (value - after[name]).abs().max().item() for name, value in weights().items()}
         largest = max(value for name, value in change.items() if not name.startswith("value_head"))
-        # Adam's first step is the learning rate whatever the gradient; decay adds a tenth of it times the weight.
+        # Adam's first step is the learning rate for any gradient; decay adds a tenth of it times the weight.
         rate = trainer.state.progress.row["low/joint/learning_rate"]
         assert largest == pytest.approx(rate, rel=0.02 if dtype == "fp32" else 0.3)
 
 
 @pytest.mark.slow
-def test_target_kl_ends_the_epochs_early(tmp_path):
+def test_target_kl_stops_epochs_early(tmp_path):
     row, _ = one_iteration(
         tmp_path,
         "algorithm=ppo",
@@ -135,14 +135,14 @@ def test_target_kl_ends_the_epochs_early(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_critic_may_have_mini_batches_and_epochs_of_its_own(tmp_path):
+def test_critic_has_its_own_mini_batches_and_epochs(tmp_path):
     row, _ = one_iteration(tmp_path, "critic.mini_batch_size=4", "critic.ppo_epochs=3")
     assert row["low/policy/steps"] == 1
     assert row["low/value/steps"] == 12
 
 
 @pytest.mark.slow
-def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_the_run_in_the_end(tmp_path):
+def test_non_finite_gradients_are_skipped_and_end_the_run(tmp_path):
     from ippo_cli.config.errors import NonFiniteError
 
     with a_trainer(tmp_path, *RAGGED, "critic.mini_batch_size=16") as trainer:  # one step of it per iteration
@@ -160,12 +160,12 @@ def test_a_step_with_a_gradient_that_is_no_number_is_skipped_counted_and_ends_th
         assert all(torch.equal(policy[name], after[name]) for name in policy)
         for _ in range(1, 4):
             trainer.step()
-        with pytest.raises(NonFiniteError, match="low: 5 optimizer steps in a row"):
+        with pytest.raises(NonFiniteError, match="low: 5 consecutive optimizer steps"):
             trainer.step()
 
 
 @pytest.mark.slow
-def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(tmp_path):
+def test_reward_streaming_and_scoring_batches_change_nothing(tmp_path):
     common = ("algorithm=ppo", "algorithm.mini_batch_size=16", "algorithm.kl.reward.coef=0.1")
     plain, *others = (
         one_iteration(tmp_path, *common, *keys)[0]
@@ -179,7 +179,7 @@ def test_neither_early_rewards_nor_the_size_of_scoring_batches_change_anything(t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("critic", ["separate", "value_head", "centralized"])
-def test_what_rows_begin_with_alike_is_read_once_and_changes_rounding_only(tmp_path, monkeypatch, critic):
+def test_shared_prefixes_change_only_rounding(tmp_path, monkeypatch, critic):
     monkeypatch.setattr(prefixes, "MIN_PREFIX_TOKENS", 2)
     build, tokens = build_sequences, [0]
 
@@ -204,8 +204,8 @@ def test_what_rows_begin_with_alike_is_read_once_and_changes_rounding_only(tmp_p
 
 
 @pytest.mark.slow
-def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
-    """The ratio is then exactly 1 before the first step, and the sampler's own numbers are close and apart."""
+def test_recomputed_logprobs_are_the_training_models(tmp_path):
+    """The ratio is exactly 1 before the first step; the sampler's own log-probabilities differ slightly."""
     row, _ = one_iteration(
         tmp_path,
         "algorithm=ppo",
@@ -219,7 +219,7 @@ def test_recomputed_log_probabilities_are_the_training_models(tmp_path):
         assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
 
 
-def test_the_host_reads_tensors_by_the_micro_batch_and_not_by_the_row_or_layer(tmp_path, monkeypatch):
+def test_host_syncs_scale_with_micro_batches_only(tmp_path, monkeypatch):
     def reads(rows, *keys):
         micro_batches = []
         losses = Learner.losses

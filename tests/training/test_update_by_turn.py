@@ -1,4 +1,4 @@
-"""What an update logs by agent and turn, against forwards of the policy that are counted apart."""
+"""Update metrics by agent and turn, compared with separate forward passes of the policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ADAPTERS = ("team=shared_base", "actor=tiny_lora", "critic=adapter")
 
 
 def entropies(agent: Agent, rollout: Rollout) -> Tensor:
-    """Of the policy in the state before each action token, `[B, R]`."""
+    """Entropy of the policy before each action token, `[B, R]`."""
     found = torch.zeros_like(rollout.logprobs)
     with torch.no_grad():
         for part, sequences in agent.policy.iterate_sequences(rollout, final=False):
@@ -58,7 +58,7 @@ def entropies(agent: Agent, rollout: Rollout) -> Tensor:
 @pytest.mark.parametrize(
     "team", [(), ("team=shared_policy",), ("team=shared_policy", "critic=value_head"), ADAPTERS], ids=" ".join
 )
-def test_one_steps_entropies_are_those_of_the_policy_that_spoke(team: tuple[str, ...], tmp_path: Path) -> None:
+def test_entropies_are_those_of_the_acting_policy(team: tuple[str, ...], tmp_path: Path) -> None:
     with a_trainer(tmp_path, *TWO_TURNS, *team) as trainer:
         members = trainer.state.team
         experience = experience_of(trainer)
@@ -88,7 +88,7 @@ OWN_WEIGHTS = (
 
 
 @pytest.mark.slow
-def test_two_ranks_log_by_agent_and_turn_what_one_rank_does(tmp_path: Path) -> None:
+def test_two_ranks_log_turn_metrics_as_one_rank(tmp_path: Path) -> None:
     one = rows(train(tmp_path / "one", *TWO_TURNS, *OWN_WEIGHTS))
     for row in one[1:]:
         assert row["low/score/mean"] == pytest.approx(row["high/score/mean"] / 2) != 0.0
@@ -101,9 +101,7 @@ def test_two_ranks_log_by_agent_and_turn_what_one_rank_does(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_a_run_with_weights_by_agent_that_is_stopped_and_resumed_is_the_run_that_never_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_run_with_agent_weights_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [*TWO_TURNS, *OWN_WEIGHTS, *stopping_reward(tmp_path)]
     whole = rows(train(tmp_path, *keys))

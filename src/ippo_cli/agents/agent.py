@@ -1,4 +1,4 @@
-"""One agent: its policy, its critic, its reference, and what can be asked of them."""
+"""One agent: its policy, critic and reference policy, and their forward passes."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from ippo_cli.types import CriticView, Episode, Rollout
 
 @dataclass(kw_only=True)
 class FrozenAgent:
-    """A policy that is not trained: a checkpoint's or a Hugging Face model's weights."""
+    """A policy that is not trained: weights of a checkpoint or of a Hugging Face model."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     policy: Policy
-    engine: Engine[Policy] | None = None  # where the policy's weights are spread over the ranks: who does that
+    engine: Engine[Policy] | None = None  # the engine that shards the policy's weights over the ranks, if any
 
     @property
     def model_config(self) -> PretrainedConfig:
@@ -45,17 +45,17 @@ class FrozenAgent:
 
 @dataclass(kw_only=True)
 class Agent:
-    """What one agent writes with and is judged by: handles, for agents that share weights hold the same learners."""
+    """The models and learners of one agent; agents that share weights hold the same learners."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
     policy: Learner
-    critic: Learner | None  # None when the policy carries the value head, or nothing has values
-    reference: Policy | None  # what KL terms compare with, frozen; None when nothing does
+    critic: Learner | None  # None when the policy carries the value head, or without a value function
+    reference: Policy | None  # the frozen policy of the KL terms; None without one
     temperature: float
     chunk_tokens: int
-    reference_engine: Engine[Policy] | None = None  # where the reference is spread over the ranks: who does that
-    reference_update_every: int | None = None  # iterations after which the reference becomes the policy
+    reference_engine: Engine[Policy] | None = None  # the engine that shards the reference over the ranks, if any
+    reference_update_every: int | None = None  # iterations between copies of the policy into the reference
 
     @property
     def model_config(self) -> PretrainedConfig:
@@ -67,17 +67,17 @@ class Agent:
 
     @property
     def has_values(self) -> bool:
-        """Whether there is a value function, a model of its own or on the policy."""
+        """Whether there is a value function: a separate model or a head on the policy."""
         return isinstance(self._value_learner.objective, ValueFunction)
 
     @property
     def value_name(self) -> str:
-        """The name of the weights that its values come from; of its policy's where there are no values."""
+        """The name of the weights that compute its values; the policy's name without a value function."""
         return self._value_learner.name
 
     @property
     def _value_learner(self) -> Learner:
-        """Who has the values, if anybody has."""
+        """The learner of the value function."""
         return self.policy if self.critic is None else self.critic
 
     @contextmanager
@@ -86,13 +86,13 @@ class Agent:
             yield policy
 
     def critic_view(self, episodes: Sequence[Episode], rollout: Rollout) -> CriticView | None:
-        """What its critic reads of the episodes in place of its rows; None where it reads the rows."""
+        """The input of its critic for these episodes; None where the critic reads the agent's rows."""
         layout = self._value_learner.layout
         return None if layout is None else build_central_view(episodes, self.name, rollout, layout)
 
     @property
     def initial(self) -> FrozenAgent:
-        """Itself as it was before training, for whoever asks it for responses."""
+        """The agent with its weights before training, for generation."""
         assert self.reference is not None
         return FrozenAgent(
             name=self.name, tokenizer=self.tokenizer, policy=self.reference, engine=self.reference_engine
@@ -102,7 +102,7 @@ class Agent:
     def values(self, rollout: Rollout, view: CriticView | None = None) -> tuple[Tensor, Tensor]:
         """Values of the states before action tokens `[B, R]` (0 elsewhere) and after the last action token `[B]`.
 
-        All 0 without a value function. `view`: what the critic reads in place of the rows.
+        All 0 without a value function. `view`: the critic's input that replaces the rows.
         """
         read = rollout if view is None else view.rollout
         before = torch.zeros_like(read.logprobs)
@@ -118,13 +118,13 @@ class Agent:
 
     @torch.no_grad()
     def recompute_logprobs(self, rollout: Rollout) -> Rollout:
-        """The same responses with log-probabilities of the training forward; what they were drawn from stays."""
+        """The same responses with log-probabilities of the training forward; `behavior_logprobs` stay."""
         self.policy.engine.eval()
         return replace(rollout, logprobs=self._logprobs(self.policy.engine, rollout))
 
     @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:
-        """Log-probabilities of the action tokens under the reference, `[B, R]`; the rollout's own if there is none."""
+        """Log-probabilities of the action tokens under the reference, `[B, R]`; the rollout's own without one."""
         if self.reference is None:
             return rollout.logprobs
         return self._logprobs(self.reference, rollout)
@@ -138,7 +138,7 @@ class Agent:
 
     @torch.no_grad()
     def full_kl(self, rollout: Rollout) -> Tensor:
-        """The exact divergence of the policy from its reference in the state before each action token, `[B, R]`."""
+        """The exact KL of the policy from its reference in the state before each action token, `[B, R]`."""
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
         self.policy.engine.eval()

@@ -1,4 +1,4 @@
-"""Making a team: models are loaded, engines are built, and what is shared is decided, here and once."""
+"""Builds a team: loads models, builds engines, and resolves which agents share weights."""
 
 from __future__ import annotations
 
@@ -61,19 +61,19 @@ from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.task import response_budgets
 
-if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
+if TYPE_CHECKING:  # only imported with adapters: peft takes seconds to import
     from ippo_cli.models.adapters import AdapterCritic
 
-LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; a chunk's softmax and gradient take a few times as much
+LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; softmax and gradient of a chunk take a few times as much
 
 
 def build_team(
     config: Config, weights: Mapping[str, Path | str], device: torch.device, saved: Path | None = None
 ) -> Team:
-    """Models and engines, and the agents that have them, in the same order on every rank.
+    """Build the models and engines of all agents, in the same order on every rank.
 
-    `weights`: where each actor starts, by the name that its weights go by. `saved`: a checkpoint whose weights take
-    the place of those, for the KL reference stays the initial model.
+    `weights`: initial weights of each actor, by name of the weights. `saved`: a checkpoint that replaces them; the KL
+    reference remains the initial model.
     """
     frozen = FrozenWeights(device)
     built: dict[str, Agent] = {}
@@ -84,17 +84,17 @@ def build_team(
             agents_frozen[holder] = _build_frozen(config, holder, str(weights[holder]), frozen)
             continue
         place = None if saved is None else saved / holder
-        one = _build_agent(config, holder, names, str(weights[holder]), place, frozen)
-        built |= {name: replace(one, name=name) for name in names}
-        learners += [one.policy] if one.critic is None else [one.policy, one.critic]
+        member = _build_agent(config, holder, names, str(weights[holder]), place, frozen)
+        built |= {name: replace(member, name=name) for name in names}
+        learners += [member.policy] if member.critic is None else [member.policy, member.critic]
     if shares_critic(config):
         ((name, names),) = agents_by_critic(config).items()
         place = None if saved is None else saved / name
         first = config.task.agents[names[0]]
         model = _build_critic(config, name, first, str(weights[policy_by_agent(config)[names[0]]]), place, frozen)
-        one = _build_critic_learner(config, name, names, model, device)
-        built = {agent: replace(built[agent], critic=one) for agent in built}
-        learners.append(one)
+        member = _build_critic_learner(config, name, names, model, device)
+        built = {agent: replace(built[agent], critic=member) for agent in built}
+        learners.append(member)
     team = Team(
         agents={name: built[name] for name in config.task.agents if name in built},
         learners=learners,
@@ -106,7 +106,7 @@ def build_team(
 
 
 def _set_critic_layouts(config: Config, team: Team) -> None:
-    """Let centralised critics read what all agents saw and said."""
+    """Configure centralised critics to read the observations and actions of all agents."""
     own = {agent.critic.name: agent.critic for agent in team.values() if agent.critic is not None}
     critic_contexts = {
         name: critic_context(config, critic, own[name].engine.module.backbone.config)
@@ -124,7 +124,7 @@ def _set_critic_layouts(config: Config, team: Team) -> None:
 
 
 def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights) -> FrozenAgent:
-    """An agent that keeps its initial weights: nothing writes to them, as to a reference, which may be the same."""
+    """An agent that keeps its initial weights; they may be shared with a reference, since neither is updated."""
     actor = config.task.agents[name].actor
     tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
     policy, engine = load_initial_policy(config, name, actor, weights, frozen)
@@ -142,12 +142,12 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
 def _build_agent(
     config: Config, holder: str, names: tuple[str, ...], weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> Agent:
-    """The first of the agents that have these weights; the others differ from it in name."""
+    """The first of the agents that share these weights; the others differ from it only in name."""
     agent = config.task.agents[names[0]]
     tokenizer = load_actor_tokenizer(agent.actor, weights, agent.actor.revision)
     policy = _build_policy(config, holder, agent, weights, saved, frozen)
     check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
-    # Before an engine spreads it.
+    # Before an engine shards it.
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
     reference, reference_engine = None, None
     if needs_reference(config):
@@ -155,7 +155,7 @@ def _build_agent(
         if agent.actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
             check_readable_tokens(tokenizer, reference.lm, f"actor.reference={agent.actor.reference}")
     if reference is not None and not reference.packs:
-        policy.packs = False  # the reference is given the rows that the policy reads
+        policy.packs = False  # the reference reads the same rows as the policy
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // vocabulary, 1)
     actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
     critic = None
@@ -178,7 +178,7 @@ def _build_agent(
 def _build_policy(
     config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> Policy:
-    """The actor's model with its initial weights, or those that were saved."""
+    """The actor's model with its initial or saved weights."""
     actor = agent.actor
     if isinstance(actor, LoraActorConfig):
         from ippo_cli.models.adapters import AdapterPolicy
@@ -203,7 +203,7 @@ def _build_policy(
 
 
 def _build_value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | None:
-    """Of a policy that carries one."""
+    """The value head of a policy that carries one."""
     if not isinstance(agent.critic, ValueHeadCriticConfig):
         return None
     return _make_value_head(agent.critic, lm, agent.actor.dtype)
@@ -257,7 +257,7 @@ def _build_actor_learner(
 def _build_critic(
     config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> ValueModel | AdapterCritic:
-    """A critic with an engine of its own: on the actor's frozen base, or a model."""
+    """A critic with a separate engine: an adapter on the actor's frozen base, or a model."""
     critic, actor = agent.critic, agent.actor
     if isinstance(critic, AdapterCriticConfig):
         from ippo_cli.models.adapters import AdapterCritic
@@ -303,7 +303,7 @@ def _build_critic_learner(
 
 
 def _response_budget(config: Config, names: tuple[str, ...]) -> int:
-    """Tokens of one row: a constant of the loss, so it is that of the agent who may write most."""
+    """Token limit of one row: a constant of the loss, so it is the largest limit of all agents."""
     return max(response_budgets(config)[name] for name in names)
 
 

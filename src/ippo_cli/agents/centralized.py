@@ -1,4 +1,4 @@
-"""Centralised critics: whether they read tokens or text, in whose vocabulary, and how much at once."""
+"""Layouts of centralised critics: input as tokens or text, vocabulary, and context length."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ippo_cli.config.teams import agents_by_critic
 from ippo_cli.config.text import join_names
 
 BY_TURN = {"credit": Credit.turn, "turn_value": TurnValue.first, "value_unit": ValueUnit.turn}
-"""What `algorithm` must have where critics read text: then there is one value for a turn."""
+"""Settings of `algorithm` required for critics that read text: they have one value per turn."""
 
 
 def build_critic_layouts(
@@ -23,17 +23,19 @@ def build_critic_layouts(
     contexts: Mapping[str, int],
     critic_contexts: Mapping[str, int],
 ) -> dict[str, CriticLayout]:
-    """How each centralised critic's rows are written, by the critic's name; empty for other critics.
+    """The row layout of each centralised critic, by the critic's name; empty for other critics.
 
-    `tokenizers`, `contexts`: of each agent; `critic_contexts`: by the critic's name. Raises `ConfigError` where agents
-    have unlike vocabularies, so that critics must read text, and values are not by turn.
+    `tokenizers`, `contexts`: of each agent; `critic_contexts`: by the critic's name. Raises `ConfigError` if agents
+    have different vocabularies, so that critics must read text, and values are not by turn.
     """
     if not isinstance(config.critic, CentralizedCriticConfig):
         return {}
     readers = {
         name: _load_critic_tokenizer(config, names, tokenizers) for name, names in agents_by_critic(config).items()
     }
-    by_text = any(not _vocabularies_match(reader, one) for reader in readers.values() for one in tokenizers.values())
+    by_text = any(
+        not _vocabularies_match(reader, tokenizer) for reader in readers.values() for tokenizer in tokenizers.values()
+    )
     if by_text:
         _check_values_by_turn(config, tokenizers)
     return {
@@ -51,13 +53,13 @@ def build_critic_layouts(
 
 
 def critic_context(config: Config, critic: CentralizedCriticConfig, model: PreTrainedConfig) -> int:
-    """Tokens that a critic reads as one sequence. Raises `ConfigError` where a response alone has no room."""
+    """Context length of a critic in tokens. Raises `ConfigError` if a single response does not fit."""
     made_for = getattr(model, "max_position_embeddings", None) or 1 << 30
     most = max(agent.rollout.max_new_tokens for agent in config.task.agents.values())
     if made_for <= most or (critic.context_limit or 0) > made_for:
         raise ConfigError(
             f"critic.context_limit={critic.context_limit or 'null'} rollout.max_new_tokens={most}",
-            f"ask for more than the {made_for} tokens that the critic's model was made for",
+            f"do not fit the critic model's context length of {made_for} tokens",
             "lower them, or use another critic.model",
         )
     return min(made_for, critic.context_limit or made_for)
@@ -66,7 +68,7 @@ def critic_context(config: Config, critic: CentralizedCriticConfig, model: PreTr
 def _load_critic_tokenizer(
     config: Config, names: tuple[str, ...], tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> PreTrainedTokenizerBase:
-    """What a critic reads with: its model's own tokenizer, and that of its first agent where it has none."""
+    """The tokenizer of a critic: that of its model, or else that of its first agent."""
     critic = config.task.agents[names[0]].critic
     assert isinstance(critic, CentralizedCriticConfig)
     key = "warm_start" if critic.warm_start is not None else "model"
@@ -76,31 +78,31 @@ def _load_critic_tokenizer(
     revision = critic.revision if key == "model" else None
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False)
-        if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # made by the library where files are missing
+        if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # created empty where files are missing
             raise FileNotFoundError("no vocabulary")
     except Exception as error:
         first, size = tokenizers[names[0]], embedding_count(source, revision)
         known = size is None or max(first.get_vocab().values()) < size
         if known and all(_vocabularies_match(first, other) for other in tokenizers.values()):
-            return first  # a critic's folder need not have one
+            return first  # a critic's folder does not need a tokenizer
         raise ConfigError(
             f"critic.{key}={source}",
-            "has no tokenizer, and needs one to read what agents of unlike tokenizers say"
+            "has no tokenizer, and needs one to read text of agents with different tokenizers"
             if known
-            else f"has no tokenizer, and knows {size} tokens, fewer than its agent's tokenizer has",
+            else f"has no tokenizer, and its embedding has {size} tokens, fewer than its agent's tokenizer",
             "save its model's tokenizer there",
         ) from error
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"critic.{key}={source}",
-            "has a tokenizer without an end-of-sequence token, which ends what each agent said",
+            "has a tokenizer without an end-of-sequence token, which must end each agent's text",
             "set eos_token in its tokenizer_config.json",
         )
     return tokenizer
 
 
 def _vocabularies_match(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
-    """Whether the other's token ids mean the same to the reader. Special tokens go by other names within a family."""
+    """Whether the other's token ids mean the same to the reader. Names of special tokens may differ within a family."""
     own, its = reader.get_vocab(), other.get_vocab()
     if own == its:
         return True
@@ -112,11 +114,11 @@ def _vocabularies_match(reader: PreTrainedTokenizerBase, other: PreTrainedTokeni
 def _check_values_by_turn(config: Config, tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> None:
     if all(getattr(config.algorithm, key) is value for key, value in BY_TURN.items()):
         return
-    unlike = len({frozenset(tokenizer.get_vocab().items()) for tokenizer in tokenizers.values()}) > 1
-    who = f"those of {join_names(list(tokenizers))}" if unlike else "that of critic.model and the agents'"
-    wanted = " ".join(f"algorithm.{key}={value.value}" for key, value in BY_TURN.items())
+    agents_differ = len({frozenset(tokenizer.get_vocab().items()) for tokenizer in tokenizers.values()}) > 1
+    owners = f"those of {join_names(list(tokenizers))}" if agents_differ else "that of critic.model and the agents'"
+    required = " ".join(f"algorithm.{key}={value.value}" for key, value in BY_TURN.items())
     raise ConfigError(
         "critic=centralized",
-        f"reads text where vocabularies differ, as {who} do, and then has one value for a turn, not for a token",
-        f"set {wanted}, or use models of one family",
+        f"reads text where vocabularies differ, as {owners} do, and then has one value per turn, not per token",
+        f"set {required}, or use models of one family",
     )

@@ -1,4 +1,4 @@
-"""What a separate critic starts from: an earlier critic, a reward model, a model of its own, or the actor's."""
+"""Initial weights of a separate critic: a saved critic, a reward model, another model, or the actor's model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def load_critic(
             model = _load_from_classifier(critic.warm_start, **options)
         else:
             model = load_pretrained(ValueModel, critic.warm_start, **options)
-        if args.get(ATTENTION) is not None:  # the one argument that no config.json holds
+        if args.get(ATTENTION) is not None:  # the only argument that config.json does not store
             model.backbone.set_attn_implementation(args[ATTENTION])
         return model
     except ConfigError:
@@ -61,9 +61,9 @@ def load_critic(
 
 
 def warm_start_config(critic: SeparateCriticConfig) -> PreTrainedConfig:
-    """The configuration of the backbone that `critic.warm_start` holds. No weight is read.
+    """The backbone configuration stored in `critic.warm_start`. Reads no weights.
 
-    Raises `ConfigError` or `PreflightError` where no critic can start from it.
+    Raises `ConfigError` or `PreflightError` if no critic can start from it.
     """
     assert critic.warm_start is not None
     try:
@@ -84,7 +84,7 @@ def _format_setting(critic: SeparateCriticConfig, source: str) -> str:
 def _read_warm_start(
     critic: SeparateCriticConfig, source: str
 ) -> tuple[Literal["critic", "classifier"], PreTrainedConfig]:
-    """What `critic.warm_start` holds, from its config.json, and the configuration of the backbone."""
+    """Kind of `critic.warm_start`, from its config.json, and the configuration of the backbone."""
     stored, _ = PreTrainedConfig.get_config_dict(source)
     kind = stored.get("model_type")
     if kind == ValueModelConfig.model_type:
@@ -94,7 +94,7 @@ def _read_warm_start(
             raise UnusableModel(f"its value_head_hidden_dim is {inner}")
         return "critic", AutoConfig.for_model(own.pop("model_type"), **own)
     if kind == ValueHeadConfig.model_type:
-        raise UnusableModel(f"it holds a value head without a backbone; use {REWARD_MODEL}")
+        raise UnusableModel(f"it has a value head without a backbone; use {REWARD_MODEL}")
     names = stored.get("architectures") or ["no architecture"]
     if not any(CLASSIFIER in name for name in names):
         raise UnusableModel(
@@ -103,11 +103,11 @@ def _read_warm_start(
         )
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     if config.num_labels != 1:
-        raise UnusableModel(f"it has {config.num_labels} labels, and a value is one number; use {REWARD_MODEL}")
+        raise UnusableModel(f"it has {config.num_labels} labels, and a critic needs one; use {REWARD_MODEL}")
     if critic.value_head_hidden_dim is not None:
         raise ConfigError(
             f"critic.value_head_hidden_dim={critic.value_head_hidden_dim}",
-            f"does not fit critic.warm_start={source}: the scores of a reward model come from one linear map",
+            f"does not fit critic.warm_start={source}: a reward model computes its score with a single linear map",
             "use critic.value_head_hidden_dim=null",
         )
     return "classifier", config
@@ -115,14 +115,14 @@ def _read_warm_start(
 
 @torch.no_grad()
 def _load_from_classifier(source: str, **options: Any) -> ValueModel:
-    """A critic with the backbone of a reward model, and with its linear map as the value head."""
+    """A critic from the backbone of a reward model, with its linear map as the value head."""
     classifier = load_pretrained(AutoModelForSequenceClassification, source, **options)
     backbone = backbone_of(classifier)
     inside = {id(part) for part in backbone.modules()}
     maps = [part for part in classifier.modules() if isinstance(part, nn.Linear) and id(part) not in inside]
     if backbone is classifier or len(maps) != 1 or maps[0].in_features != hidden_width(backbone.config):
         raise UnusableModel(
-            f"{type(classifier).__name__} has more between its backbone and its score than one linear map; use "
+            f"{type(classifier).__name__} has more than one linear map between its backbone and its score; use "
             + REWARD_MODEL
         )
     model = make_value_model(backbone, None)

@@ -1,4 +1,4 @@
-"""What a centralised critic reads: all that was told and written in an episode, up to each action of one agent."""
+"""Inputs of a centralised critic: all observations and actions of an episode, up to each action of one agent."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ippo_cli.types import CriticView, DetachedTurn, Episode, Rollout, Turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CriticLayout:
-    """How a critic's rows are written."""
+    """The format of a critic's rows."""
 
     agents: tuple[str, ...]  # in the task's order
     tokenizer: PreTrainedTokenizerBase  # the critic's
-    reads_text: bool  # whether all is read as text: one value for a turn; else an agent's own tokens stay as they are
-    is_last_only: bool  # rollout.history=latest: an agent's turns read nothing of its earlier ones
-    context: int  # tokens that the critic reads as one sequence
-    max_new_tokens: Mapping[str, int]  # that each agent may write in a turn
-    contexts: Mapping[str, int]  # tokens that each agent may read and write as one sequence
+    reads_text: bool  # whether all input is text, with one value per turn; otherwise an agent's own tokens are kept
+    is_last_only: bool  # rollout.history=latest: an agent's prompt contains only its latest observation
+    context: int  # context length of the critic in tokens
+    max_new_tokens: Mapping[str, int]  # token limit of each agent per turn
+    contexts: Mapping[str, int]  # context length of each agent in tokens
 
     @property
     def separator(self) -> int:
-        """Ends what others were told or wrote: a token that every vocabulary has."""
+        """The token that ends other agents' observations and actions: one that every vocabulary has."""
         assert isinstance(self.tokenizer.eos_token_id, int)
         return self.tokenizer.eos_token_id
 
@@ -37,20 +37,20 @@ class CriticLayout:
 def build_central_view(
     episodes: Sequence[Episode], agent: str, agent_rollout: Rollout, layout: CriticLayout
 ) -> CriticView:
-    """What the critic reads of each episode for one agent, whose own rows are `own`.
+    """Build the critic's input of each episode for one agent, from the agent's own rows and the other agents' turns.
 
-    Step by step: what the others were told, in the order of `agents`, what the agent was told and wrote, and then what
-    the others wrote. So the state before an action has every observation of its step and no other action of it. What
-    others were told and wrote ends in the separator each.
+    Per step: the observations of the other agents, in the order of `agents`, the agent's observation and action, and
+    then the actions of the other agents. So the state before an action includes every observation of its step and no
+    other action of it. Each observation and action of other agents ends with the separator.
 
-    A turn that is read as a sequence of its own in the agent's rows is one here as well: behind what others were told
-    and wrote since the agent's last turn, or, where the turn's prompt is the whole conversation, so far. So is a turn
-    for which the sequence before it has no room left: it begins with what there is room for, of all so far, and what is
-    left out are the oldest parts of others, then the oldest of the agent's own. Whether there is room depends on
-    nothing that comes later.
+    A detached turn of the agent's rows is also a separate sequence here: after the other agents' observations and
+    actions since the agent's last turn or, where the turn's prompt is the whole conversation, since the start. A turn
+    that does not fit the remaining context also starts a new sequence: it contains as much of the history as fits,
+    without the oldest parts of other agents, then without the oldest parts of the agent. Truncation never depends on
+    later tokens.
 
-    By text, an agent's own part is text as well; it has one action column for each turn: its value is that of the
-    state before the turn.
+    As text, an agent's own part is text as well; each turn has one action column, with the value of the state before
+    the turn.
     """
     ids = _tokenize_texts(episodes, agent, layout)
     rows = [_build_row(episode, agent, layout, ids) for episode in episodes]
@@ -78,7 +78,7 @@ def build_central_view(
 
 
 def _align_tokens(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
-    """Both have the same action tokens in the same order."""
+    """Map columns of rows with the same action tokens in the same order."""
     own_tokens, view_tokens = own.response_mask.nonzero(), view.response_mask.nonzero()
     column, source = torch.zeros_like(own.response_ids), torch.zeros_like(view.response_ids)
     column[own_tokens[:, 0], own_tokens[:, 1]] = view_tokens[:, 1]
@@ -87,7 +87,7 @@ def _align_tokens(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def _align_turns(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
-    """All tokens of a turn have the value of its column, which learns the targets of the turn's last token."""
+    """Map all tokens of a turn to the turn's column; that column learns the targets of the turn's last token."""
     column, source = torch.zeros_like(own.response_ids), torch.zeros_like(view.response_ids)
     for turn in range(int(own.turn.max()) + 1):
         own_mask, view_mask = own.turn == turn, view.turn == turn
@@ -99,7 +99,7 @@ def _align_turns(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
 
 
 def _tokenize_texts(episodes: Sequence[Episode], agent: str, layout: CriticLayout) -> Mapping[str, list[int]]:
-    """The ids of every text that is read as text."""
+    """The token ids of every text that the critic reads as text."""
     texts: dict[str, None] = {}
     for episode in episodes:
         texts |= dict.fromkeys(episode.last_observations.values())
@@ -135,12 +135,12 @@ def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[
                 row.write(turn)
             before = turn
         if before is own[-1] and episode.finished(agent):
-            break  # nobody asks what its part would still be worth
+            break  # no value is needed after the agent's part has ended
         for name in others:
             if name in turns:
                 completion = turns[name].completion
-                said = ids[completion.text] if layout.reads_text else completion.ids.tolist()
-                row.add_other_tokens(said if said[-1:] == end else [*said, *end])
+                tokens = ids[completion.text] if layout.reads_text else completion.ids.tolist()
+                row.add_other_tokens(tokens if tokens[-1:] == end else [*tokens, *end])
     else:
         _add_final_observations(row, episode, agent, others, layout, ids)
     row.close()
@@ -155,7 +155,7 @@ def _add_final_observations(
     layout: CriticLayout,
     ids: Mapping[str, list[int]],
 ) -> None:
-    """What agents were told at the end of an episode in which the agent's part was cut."""
+    """Add the final observations of an episode in which the agent was truncated."""
     observations = episode.last_observations
     for name in others:
         if name in observations:
@@ -175,14 +175,14 @@ def _group_by_step(turns: Iterable[Turn]) -> Iterator[dict[str, Turn]]:
 
 @dataclass(slots=True)
 class _Piece:
-    """Tokens that a new sequence may have or leave out."""
+    """Tokens that a new sequence may include or drop."""
 
     ids: list[int]
     own: bool
 
 
 class _RowBuilder:
-    """One row, which grows as the episode did."""
+    """Builds one row step by step from an episode."""
 
     def __init__(self, layout: CriticLayout) -> None:
         self.prompt: list[int] = []
@@ -191,44 +191,44 @@ class _RowBuilder:
         self.left_out = False
         self._layout = layout
         self._head: list[int] = _bos_ids(layout) if layout.reads_text else []
-        self._pieces: list[_Piece] = []  # what a sequence that begins now would have
-        self._unread: list[_Piece] = []  # the last of them, which are in no column yet
-        self._starts_sequence = False  # whether the next turn is a sequence of its own
+        self._pieces: list[_Piece] = []  # the content of a sequence that would start now
+        self._unread: list[_Piece] = []  # the last of them, not yet in a column
+        self._starts_sequence = False  # whether the next turn starts a separate sequence
         self._turns = 0
-        self._sequence = 0  # tokens of the sequence that the last column is in
+        self._sequence = 0  # number of tokens in the sequence of the last column
         self._columns = 0
 
     def add_other_tokens(self, ids: list[int]) -> None:
-        """What another agent was told or wrote, its separator included."""
+        """Add an observation or action of another agent, with its separator."""
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.own and last.ids[-1:] != [self._layout.separator]:
-            self._add(_Piece([self._layout.separator], own=True))  # behind a response that was cut
+            self._add(_Piece([self._layout.separator], own=True))  # after a truncated response
         self._add(_Piece(ids, own=False))
 
     def read(self, ids: Sequence[int], *, starts_sequence: bool) -> None:
-        """What the agent was told; `anew`: all that it reads, and nothing of its own stands before it."""
+        """Add the agent's observation; `starts_sequence`: start a new sequence containing only this observation."""
         ids = list(ids)
         if starts_sequence:
             if not self._layout.reads_text:
-                begins = int(ids[0] == self._layout.tokenizer.bos_token_id)  # a token that stays the first
+                begins = int(ids[0] == self._layout.tokenizer.bos_token_id)  # the BOS token remains first
                 self._head, ids = ids[:begins], ids[begins:]
-            heard = self._unread if self._layout.is_last_only else self._pieces
-            self._pieces = [piece for piece in heard if not piece.own]
+            candidates = self._unread if self._layout.is_last_only else self._pieces
+            self._pieces = [piece for piece in candidates if not piece.own]
             self._unread = list(self._pieces)
         self._starts_sequence = starts_sequence
         self._add(_Piece(ids, own=True))
 
     def write(self, turn: Turn) -> None:
-        """What the agent wrote, token by token."""
+        """Add the agent's action, token by token."""
         ids, layout = turn.completion.ids.tolist(), self._layout
-        # As much as it might have written, so that what is read before it does not tell how much it did write.
+        # Reserve the token limit, not the actual length: the truncation before an action must not reveal its length.
         self._place(min(layout.max_new_tokens[turn.agent], layout.contexts[turn.agent] - len(turn.prompt)))
         self._write(Part.of(ids, self._turns))
         self._pieces.append(_Piece(ids, own=True))
         self._turns += 1
 
     def write_text(self, ids: list[int], has_value: bool) -> None:
-        """What the agent wrote, as text: one action column, before which the turn's state is read."""
+        """Add the agent's action as text: one action column, for the state before the turn."""
         self._place(1)
         self._write(Part.of(ids[:1], self._turns if has_value else -1))
         self._write(Part.of(ids[1:]))
@@ -236,7 +236,7 @@ class _RowBuilder:
         self._turns += 1
 
     def close(self) -> None:
-        """Nothing is written any more: what is still unread is the last state."""
+        """Finish the row: unread tokens form the last state."""
         self._place(0)
 
     def _add(self, piece: _Piece) -> None:
@@ -244,7 +244,7 @@ class _RowBuilder:
         self._unread.append(piece)
 
     def _place(self, room: int) -> None:
-        """Put what is unread before the next column, in a sequence that has room for so many tokens more."""
+        """Place the unread tokens before the next column, in a sequence with room for `room` more tokens."""
         unread = [token for piece in self._unread for token in piece.ids]
         begins = not self.prompt
         if begins or self._starts_sequence or self._sequence + len(unread) + room > self._layout.context:
@@ -264,7 +264,7 @@ class _RowBuilder:
         self._sequence += len(part.ids)
 
     def _truncate_pieces(self, room: int) -> list[int]:
-        """All pieces that leave so much room, others' oldest left out first; of an agent's own the last tokens."""
+        """Truncate the pieces to leave `room` tokens: oldest of other agents first, then the agent's oldest tokens."""
         space = max(self._layout.context - room - len(self._head), 1)
         excess = sum(len(piece.ids) for piece in self._pieces) - space
         kept: list[int] = []
@@ -279,6 +279,6 @@ class _RowBuilder:
 
 
 def _bos_ids(layout: CriticLayout) -> list[int]:
-    """The token that the critic's tokenizer begins every text with, if it has one."""
+    """The BOS token of the critic's tokenizer, if it has one."""
     ids = layout.tokenizer("").input_ids
     return list(ids) if list(ids) == [layout.tokenizer.bos_token_id] else []

@@ -1,4 +1,4 @@
-"""Policies that only write: of a model, or of an adapter on a base that several of them share."""
+"""Frozen policies for generation: whole models, or adapters on a shared base."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from ippo_cli.config.schema import ActorConfig, Dtype, LoraActorConfig
 from ippo_cli.models.actor import Policy, load_actor_lm, load_actor_tokenizer, load_tokenizer
 
 Record = dict[str, Any]
-"""What a model is: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files. Of an adapter all
-this is its base's, and `adapter` is the same of its own folder, or None for one that does nothing yet."""
+"""Source of a model: `model` (folder or hub id), `commit` of a hub id, or `sha256` of a folder's files. For an adapter
+these describe its base, and `adapter` describes its own folder the same way; None for an untrained adapter.
+"""
 
 
 def load_frozen_agent(
     name: str, record: Mapping[str, Any], actor: ActorConfig, device: torch.device, bases: dict[Any, Any]
 ) -> FrozenAgent:
-    """Load a model, or an adapter and its base; `bases` keeps those by their model: of whoever began with it."""
+    """Load a model, or an adapter and its base; `bases` caches bases by model."""
     model, commit = record["model"], record["commit"]
-    saved = record.get("tokenizer")  # a checkpoint's own, which outlives the one that training read
+    saved = record.get("tokenizer")  # a checkpoint's own copy, which remains available when the original does not
     tokenizer = load_tokenizer(saved, None) if saved else load_actor_tokenizer(actor, model, commit)
     if "adapter" not in record:
-        # Rounding a merged model loses most of what a short training changed.
+        # Rounding a merged model would lose most of the change of a short training.
         dtype = Dtype.fp32 if has_merged_adapter(model) else actor.dtype
         policy = Policy(load_actor_lm(actor, model, commit, dtype=dtype)).to(device).eval()
         return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)

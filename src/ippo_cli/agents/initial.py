@@ -1,4 +1,4 @@
-"""Initial weights: where each agent starts from, written down when a run begins and verified when it goes on."""
+"""Initial weights of each agent: recorded at the start of a run and verified on resume."""
 
 from __future__ import annotations
 
@@ -39,37 +39,35 @@ from ippo_cli.tasks.warm_start import play_lessons, take_examples, warm_start_te
 from ippo_cli.types import Lesson
 
 WARM_START_EXAMPLES = 8192
-RANDOM_EPISODES = 512  # of random play, in which answers are many to an example
+RANDOM_EPISODES = 512  # episodes of random play, with several answers per example
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
 Progress = Callable[[str, int, int, float], None]  # agent or group, step, steps, loss
-Weights = Mapping[str, Path | str]  # by the name that they go by (`members`): a folder or hub id
+Weights = Mapping[str, Path | str]  # by name of the weights (`members`): a folder or hub id
 
 
 def initial_weights(
     config: Config, task: Task, run_folder: Path, progress: Progress, say: Callable[[str], None]
 ) -> dict[str, Path | str]:
-    """Where each actor starts from: a model made locally is made now, and copied into the run's folder.
+    """Initial weights of each actor. Models made locally are created now and copied into the run's folder.
 
-    The copy is what resuming and the KL reference use, whatever becomes of the cache. A model for whose agents no
-    answers are known starts from random weights, and `say` is told.
+    Resuming and the KL reference use the copy, so the cache may be deleted. A model without known answers starts from
+    random weights, which is reported by `say`.
     """
-    made = {
+    sources = {
         base: _resolve_weights(config, base, names, task, run_folder, progress, say)
         for base, names in agents_by_base(config).items()
     }
-    return {holder: made[base] for holder, base in base_by_policy(config).items()}
+    return {holder: sources[base] for holder, base in base_by_policy(config).items()}
 
 
 def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list[Lesson]:
-    """What a model made locally gets its characters and first lessons from, all of its agents' in turn.
+    """Characters and warm-start lessons of a model made locally, from all of its agents in turn; empty without answers.
 
-    Nothing where no answers are known.
-
-    An agent that reads its latest observation alone has a lesson from every turn: it will never read two in a row.
+    An agent with `rollout.history=latest` gets one lesson per turn, since it never reads two turns in a row.
     """
     agents = config.task.agents
     scripted = all(warm_start_template(agent) is not None for agent in agents.values())
-    # Few examples are played again and again: what is answered at random must not be learnt by heart.
+    # Few examples are replayed several times: the model must not memorise random answers.
     again = cycle(take_examples(task.train, RANDOM_EPISODES))
     examples = take_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
     environment = make_task_factory(config.task)()
@@ -84,9 +82,9 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
 
 
 def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config, task: Task) -> list[Lesson]:
-    """Lessons whose characters are those of a model made locally, beside the `lessons` that it is taught.
+    """All lessons that define the alphabet of a model made locally, in addition to its warm-start `lessons`.
 
-    A centralised critic reads the tokens of all agents, so that all have one alphabet.
+    A centralised critic reads the tokens of all agents, so all agents need one alphabet.
     """
     everyone = tuple(config.task.agents)
     if config.critic.kind is not CriticKind.centralized or set(names) == set(everyone):
@@ -95,11 +93,11 @@ def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config
 
 
 def pin_revisions(config: Config, weights: Weights, run_folder: Path) -> Config:
-    """The same configuration, with the commit as the revision of every hub model.
+    """Return the configuration with the commit of every hub model as its revision.
 
-    `initial/NAME.json` in the run's folder says what the actor of agent, group or base NAME began with: the commit, or
-    every file's sha256. It is written when the run begins; where it is there, what the folder or hub holds now must be
-    the same, since the KL reference is loaded again, and the tokenizer: `ResumeError` otherwise. Collective.
+    `initial/NAME.json` in the run's folder records the initial weights of agent, group or base NAME: the commit, or the
+    sha256 of every file. It is written at the start of a run. On resume the folder or hub must match it, since the KL
+    reference and the tokenizer are loaded again: `ResumeError` otherwise. Collective.
     """
     commits = distributed.run_on_main(lambda: _record_weights(config, weights, run_folder))
     base = {name: base for base, names in agents_by_base(config).items() for name in names}
@@ -113,15 +111,15 @@ def pin_revisions(config: Config, weights: Weights, run_folder: Path) -> Config:
 
 
 def record_path(run_folder: Path, holder: str) -> Path:
-    """What an agent or group of the run began with."""
+    """The record of the initial weights of an agent or group."""
     return run_folder / "initial" / f"{holder}.json"
 
 
 def describe_source(model: Path | str, revision: str | None, key: str = "model") -> dict[str, Any]:
-    """What a model or tokenizer is: the commit of a hub id, or the sha256 of a folder's files. `key` names it."""
+    """Source of a model or tokenizer: commit of a hub id, or sha256 of a folder's files. `key` is used in errors."""
     if Path(model).is_dir():
         files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES)
-        with ThreadPoolExecutor() as threads:  # large models come in many files
+        with ThreadPoolExecutor() as threads:  # large models have many files
             digests = dict(zip((file.name for file in files), threads.map(_sha256, files), strict=True))
         return {"model": str(model), "commit": None, "sha256": digests}
     try:
@@ -129,25 +127,25 @@ def describe_source(model: Path | str, revision: str | None, key: str = "model")
         commit = extract_commit_hash(cached_file(str(model), name, revision=revision), None)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise PreflightError(f"actor.{key}={model}: no {key} could be found ({reason})") from error
+        raise PreflightError(f"actor.{key}={model}: no {key} found ({reason})") from error
     return {"model": str(model), "commit": commit, "sha256": {}}
 
 
 def verify_record(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of what a run began with, where that is still there. Raises `ResumeError` where a file differs."""
+    """Return the record if the files still match it. Raises `ResumeError` for a file that differs."""
     if Path(model).is_dir():
         now, before = describe_source(model, None)["sha256"], record["sha256"]
         if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
             raise ResumeError(
-                f"{model}: {' '.join(changed[:3])} {'are' if len(changed) > 1 else 'is'} not what this run began with, "
-                "and its tokenizer and KL reference are loaded from there; put the files back as they were, or start a "
+                f"{model}: {' '.join(changed[:3])} {'differ' if len(changed) > 1 else 'differs'} from what this run "
+                "started with, and its tokenizer and KL reference are loaded from there; restore the files, or start a "
                 "new run, with actor.model= set to an agent's actor/ folder in a checkpoint of this one"
             )
     return dict(record)
 
 
 def check_vocabularies(config: Config, weights: Weights) -> None:
-    """Raise `ConfigError` for a critic or a reference to which its actor's token ids mean something else."""
+    """Raise `ConfigError` for a critic or a reference with another vocabulary than its actor."""
     for holder, names in agents_by_policy(config).items():
         agent = config.task.agents[names[0]]
         if not agent.frozen and (folder := _get_reference_folder(agent.actor)) is not None and not folder[1]:
@@ -156,7 +154,7 @@ def check_vocabularies(config: Config, weights: Weights) -> None:
             _check_vocabulary(f"actor.reference={agent.actor.reference}", str(folder[0]), None, tokenizer, remedy)
         critic = agent.critic
         if agent.frozen or critic.kind is not CriticKind.separate or not isinstance(critic, SeparateCriticConfig):
-            continue  # a centralised one that knows other tokens reads text
+            continue  # a centralised critic with another vocabulary reads text
         key = "warm_start" if critic.warm_start is not None else "model"
         source = getattr(critic, key)
         if source is None or source == str(weights[holder]):
@@ -176,14 +174,16 @@ def _check_vocabulary(
     size = embedding_count(source, revision)
     if size is not None and max(tokens.values()) >= size:
         raise ConfigError(
-            setting, f"knows {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}", remedy
+            setting,
+            f"has an embedding of {size} tokens, and its actor's tokenizer has {max(tokens.values()) + 1}",
+            remedy,
         )
     try:
         other = AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False).get_vocab()
-    except Exception:  # a critic's folder need not have one
+    except Exception:  # a critic's folder does not need a tokenizer
         return
     named = {number: token for token, number in other.items()}
-    # Special tokens go by other names within a family.
+    # Names of special tokens may differ within a family.
     added = tokenizer.get_added_vocab()  # pyright: ignore[reportCallIssue, reportOptionalCall]
     odd = [token for token, number in tokens.items() if token not in added and named.get(number, token) != token]
     if odd:
@@ -196,19 +196,19 @@ def _check_vocabulary(
 
 
 def embedding_count(source: str, revision: str | None) -> int | None:
-    """Tokens that a model has embeddings for; None where its configuration does not say, or cannot be read yet."""
+    """Number of embeddings of a model; None if its configuration does not give it, or cannot be read yet."""
     try:
         settings, _ = PreTrainedConfig.get_config_dict(source, revision=revision)
-    except Exception:  # told where the critic is loaded
+    except Exception:  # reported when the critic is loaded
         return None
-    settings = settings.get("backbone", settings)  # of a critic of ours
+    settings = settings.get("backbone", settings)  # of a critic of this project
     return settings.get("text_config", settings).get("vocab_size")
 
 
 def _record_weights(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
-    """Records by base, verified or written; the commits of those from the hub. Equal models are read once.
+    """Write or verify the records of all bases; return the commits of hub models. Equal models are read once.
 
-    An adapter that a frozen agent speaks with is read anew by every resume, and has a record of its own.
+    An adapter of a frozen agent has a separate record, since every resume reads it again.
     """
     known: dict[tuple[str, str | None], dict[str, Any]] = {}
     by_base = {base: weights[holder] for holder, base in base_by_policy(config).items()}
@@ -233,12 +233,12 @@ def _record_weights(config: Config, weights: Weights, run_folder: Path) -> dict[
 
 
 def _tokenizer_record(base: str) -> str:
-    """The name of what the agents of a base read with, where that is not its model's."""
+    """The record name of a base's tokenizer, if it differs from the model's."""
     return f"{base}.tokenizer"
 
 
 def _get_reference_folder(actor: ActorConfig) -> tuple[Path, bool] | None:
-    """The folder that an agent's reference is read from besides its model, and whether it is an adapter's."""
+    """The folder of an agent's reference if it is not its initial model, and whether it contains an adapter."""
     if actor.reference == ReferenceKind.base:
         return None
     if actor.reference != ReferenceKind.initial:
@@ -255,7 +255,7 @@ def _record_or_verify(
     known: dict[tuple[str, str | None], dict[str, Any]],
     key: str = "model",
 ) -> dict[str, Any]:
-    """What a run began with: written down, or verified where it is; `known` keeps what was read."""
+    """Write the record of initial weights, or verify an existing one; `known` caches records by source."""
     place = (str(model), revision)
     if file.exists():
         known[place] = known.get(place) or verify_record(model, read_record(file))
@@ -270,12 +270,12 @@ def _record_or_verify(
 
 
 def read_record(file: Path) -> dict[str, Any]:
-    """What `initial/NAME.json` says. Raises `ResumeError` where it says nothing."""
+    """The content of `initial/NAME.json`. Raises `ResumeError` if it is unreadable."""
     try:
         record = json.loads(file.read_text())
         return {"model": str(record["model"]), "commit": record["commit"], "sha256": dict(record["sha256"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{file} cannot be read ({error}): what the run began with is not known") from error
+        raise ResumeError(f"{file} cannot be read ({error}): the initial weights of the run are unknown") from error
 
 
 def _sha256(file: Path) -> str:
@@ -296,9 +296,9 @@ def _resolve_weights(
     if not isinstance(actor, TinyActorConfig):
         assert actor.model is not None  # checked before anything is loaded
         return actor.model
-    kept = run_folder / "initial" / holder
-    distributed.run_on_main(lambda: _make_tiny_model(config, actor, holder, names, task, kept, progress, say))
-    return kept
+    folder = run_folder / "initial" / holder
+    distributed.run_on_main(lambda: _make_tiny_model(config, actor, holder, names, task, folder, progress, say))
+    return folder
 
 
 def _make_tiny_model(
@@ -311,7 +311,7 @@ def _make_tiny_model(
     progress: Progress,
     say: Callable[[str], None],
 ) -> None:
-    """A model made locally, in the folder; one that is there already stays."""
+    """Create a model locally in the folder; an existing one is kept."""
     if folder.is_dir():
         return
     partial = folder.with_name(f".{holder}.partial")
@@ -324,7 +324,7 @@ def _make_tiny_model(
         )
     alphabet = alphabet_lessons(names, lessons, config, task)
     with convert_storage_errors(str(cache)):
-        made = make_tiny_actor(
+        cached = make_tiny_actor(
             actor,
             lessons,
             config.seed,
@@ -335,14 +335,14 @@ def _make_tiny_model(
     with convert_storage_errors(str(folder)):
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            shutil.copytree(made, partial)
+            shutil.copytree(cached, partial)
             partial.rename(folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_has_lessons(name: str, actor: TinyActorConfig, lessons: Sequence[Lesson]) -> None:
-    """Raise `ConfigError` where characters are to come from lessons, and there are none."""
+    """Raise `ConfigError` if characters must come from lessons and there are none."""
     if actor.alphabet is Alphabet.auto and not lessons:
         raise ConfigError(
             f"task.agents.{name}.answer=null",

@@ -1,4 +1,4 @@
-"""A learner: one engine, whose rows it learns from, how it is stepped, and its learning rate over a run."""
+"""A learner: one engine, the agents that it trains, its batch sizes and its learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -25,30 +25,28 @@ from ippo_cli.types import Minibatch, Rollout, StepContext
 
 @dataclass(kw_only=True)
 class Learner:
-    """An engine, what it is trained for, and the numbers of its update."""
+    """An engine, its training objective, and the sizes of its update."""
 
-    name: str  # of the agent or group whose weights it trains: names its metrics and its checkpoint's folder
-    trains: tuple[str, ...]  # the agents whose rows it learns from, in the task's order
+    name: str  # of the agent or group with these weights: names its metrics and checkpoint folder
+    trains: tuple[str, ...]  # the agents that provide its rows, in the task's order
     engine: Engine[Any]
     objective: Objective
     optimizer: OptimizerConfig
-    mini_batch_size: int  # rows per optimizer step, of all its agents together and over all ranks
+    mini_batch_size: int  # rows per optimizer step, over all its agents and ranks
     ppo_epochs: int
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
     forward_batch_tokens: int  # tokens per forward without gradients
-    share_prefixes: bool  # whether what packed rows begin with alike is read once
+    share_prefixes: bool  # whether shared prefixes of packed rows are computed once
     policy_groups: int = (
-        0  # how many of the engine's parameter groups hold the policy that a value head is trained with
+        0  # number of the engine's parameter groups that hold the policy, for a policy with a value head
     )
-    layout: CriticLayout | None = (
-        None  # of the views that it reads in place of its agents' rows; None: it reads the rows
-    )
-    consecutive_skips: int = 0  # optimizer steps not applied since the last applied one
+    layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
+    consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
-        """Set the rate of an iteration (counted from 0) and return it as a share of the peak.
+        """Set the learning rate of an iteration (counted from 0) and return it as a fraction of the peak.
 
-        While a value head is trained alone (`algorithm.critic_warmup`), the policy's own weights have a rate of 0.
+        While only a value head is trained (`algorithm.critic_warmup`), the policy's weights have rate 0.
         """
         factor = schedule_factor(self.optimizer, iteration, num_iterations)
         held = range(self.policy_groups) if self.objective.freezes_policy(iteration) else ()
@@ -57,12 +55,12 @@ class Learner:
 
     @property
     def stage(self) -> str:
-        """What its metrics and its checkpoint's folder are named after, below its name."""
+        """Name of its metrics and checkpoint folder, below the name of the learner."""
         return self.objective.stage
 
     @property
     def is_policy(self) -> bool:
-        """Whether agents speak with what it trains."""
+        """Whether it trains a policy."""
         return isinstance(self.engine.module, Policy)
 
     @property
@@ -71,7 +69,7 @@ class Learner:
         return bool(self.engine.module.packs)
 
     def split_batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
-        """Row numbers of the rollout in batches of that many tokens; responses to one prompt may share it there."""
+        """Split rows into batches of that many tokens; responses to one prompt may share it within a batch."""
         prompts = None
         if self.packs and self.share_prefixes:
             prompts = [row.tobytes() for row in rollout.prompt_ids.cpu().numpy()]
@@ -80,16 +78,16 @@ class Learner:
         )
 
     def iterate_sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
-        """All rows in batches to be scored, as many on every rank: a rank short of batches repeats its first."""
+        """Iterate over all rows in forward batches, equally many on every rank: a rank with fewer repeats its first."""
         batches = self.split_batches(rollout, self.forward_batch_tokens)
-        wanted = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
-        for number in range(wanted):
+        num_batches = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
+        for number in range(num_batches):
             rows = batches[number] if number < len(batches) else batches[0]
             progress.heartbeat()
             yield rows, self._build_sequences(rollout, rows, final=final)
 
     def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
-        """The losses of one micro-batch, by the stage that their metrics are named after."""
+        """The losses of one micro-batch, by the stage that names their metrics."""
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
         sequences = self._build_sequences(batch.rollout, rows, final=self.objective.needs_final_state)
         return self.objective.losses(self.engine, sequences, batch, context)
@@ -100,9 +98,9 @@ class Learner:
     def save_pretrained(
         self, folder: Path, weights: dict[str, Tensor] | None, tokenizer: PreTrainedTokenizerBase, *, merged: bool
     ) -> list[Path]:
-        """`actor/` or `critic/` as libraries read them, both of a policy with a value head; the files of them.
+        """Write `actor/` or `critic/` in Hugging Face format, both for a policy with a value head; return the files.
 
-        Written on the rank that has the weights. `merged`: adapters with their base, as one model.
+        Written on the rank that has the weights. `merged`: adapters are merged into their base.
         """
         if weights is None:
             return []
@@ -111,7 +109,7 @@ class Learner:
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:
-    """Share of the peak learning rate in an iteration (counted from 0): linear warm-up, then the schedule."""
+    """Fraction of the peak learning rate in an iteration (counted from 0): linear warm-up, then the schedule."""
     if iteration < config.warmup_iterations:
         return (iteration + 1) / config.warmup_iterations
     progress = (iteration - config.warmup_iterations) / max(num_iterations - config.warmup_iterations, 1)
@@ -126,7 +124,7 @@ def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int
 def param_groups(
     module: nn.Module, config: OptimizerConfig, learning_rate: float | None = None
 ) -> list[dict[str, Any]]:
-    """AdamW's groups: matrices with weight decay, everything else without."""
+    """AdamW's parameter groups: matrices with weight decay, everything else without."""
     settings = {
         "lr": config.learning_rate if learning_rate is None else learning_rate,
         "betas": (config.adam_beta1, config.adam_beta2),

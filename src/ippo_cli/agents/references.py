@@ -1,4 +1,4 @@
-"""Frozen weights beside those that are trained: bases of adapters, initial policies, and what KL terms compare with."""
+"""Frozen weights beside the trained ones: bases of adapters, initial policies, and KL references."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from ippo_cli.models.actor import Policy, load_actor_lm
 from ippo_cli.models.load import backbone_of
 from ippo_cli.models.packing import enable_packing
 
-if TYPE_CHECKING:  # imported where there are adapters, for peft takes seconds
+if TYPE_CHECKING:  # only imported with adapters: peft takes seconds to import
     from ippo_cli.models.lora import FrozenBase
 
 
 @dataclass
 class FrozenWeights:
-    """Weights that nothing trains, and that several agents may share."""
+    """Frozen weights that several agents may share."""
 
     device: torch.device
-    # By weights; with the engine that spreads them, at stage 3.
+    # By weights; with the engine that shards them, at ZeRO stage 3.
     references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
-    bases: dict[str, Any] = field(default_factory=dict)  # by name, of adapters
+    bases: dict[str, Any] = field(default_factory=dict)  # by name, for adapters
 
 
 def get_shared_base(
     config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
 ) -> FrozenBase:
-    """The frozen base of an agent's adapters, which others may share."""
+    """The frozen base of an agent's adapters, possibly shared."""
     from ippo_cli.models.lora import FrozenBase
 
     name = base_by_policy(config)[holder]
@@ -62,7 +62,7 @@ def get_shared_base(
         base.packs = packs
         if actor.gradient_checkpointing:
             base.checkpoint_gradients()
-        if not quantization_args(actor):  # a quantised model was loaded onto its device, and cannot be moved
+        if not quantization_args(actor):  # a quantised model was loaded onto its device and cannot be moved
             lm.to(frozen.device)  # pyright: ignore[reportArgumentType]
         frozen.bases[name] = base
     return frozen.bases[name]
@@ -101,7 +101,7 @@ def make_engine(
 def load_initial_policy(
     config: Config, holder: str, actor: ActorConfig, weights: str, frozen: FrozenWeights
 ) -> tuple[Policy, Engine[Policy] | None]:
-    """An agent's model before training, frozen; that of an adapter is its base, read without any."""
+    """An agent's model before training, frozen; for an adapter, its base without an adapter."""
     if isinstance(actor, LoraActorConfig):
         from ippo_cli.models.adapters import AdapterPolicy
 
@@ -119,10 +119,9 @@ def _load_frozen_model(
     dtype: Dtype | None = None,
     owner: str = "",
 ) -> tuple[Policy, Engine[Policy] | None]:
-    """A whole model. Agents share those of the same weights, which nothing writes to, unless one is the `owner`.
+    """Load a whole model. Agents with the same weights share it unless the model has an `owner` that updates it.
 
-    At stage 3 its weights are spread as those that are trained, by an engine of its own, where there are ranks to
-    spread them over.
+    At ZeRO stage 3 with several ranks, a separate engine shards its weights.
     """
     dtype = dtype or actor.dtype
     key = f"{source}@{revision}:{dtype.value}:{unquantized_args(actor)}:{owner}"
@@ -142,7 +141,7 @@ def _load_frozen_model(
 def load_reference_policy(
     config: Config, holder: str, actor: ActorConfig, weights: str, frozen: FrozenWeights
 ) -> tuple[Policy, Engine[Policy] | None]:
-    """What an agent's KL terms compare with: `actor.reference`. One that is updated is the agent's own."""
+    """The KL reference of an agent: `actor.reference`. A reference that is updated is not shared."""
     folder, is_adapter = None, False
     if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
         folder, is_adapter = find_reference_folder(actor.reference)
@@ -160,7 +159,7 @@ def load_reference_policy(
 def _load_reference_adapter(
     config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
 ) -> Policy:
-    """The reference of an adapter: another adapter on its base, or none."""
+    """The reference of an adapter: another adapter on its base, or the base alone."""
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import load_adapter
 
@@ -170,7 +169,7 @@ def _load_reference_adapter(
         earlier = None
     elif actor.reference != ReferenceKind.initial:
         earlier = Path(actor.reference), "actor.reference"
-    if actor.reference_update_every is not None:  # it becomes the actor, and has its settings
+    if actor.reference_update_every is not None:  # overwritten by the actor's adapter, so it has its settings
         adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         if earlier is not None:
             adapter.load(*earlier)
@@ -184,7 +183,7 @@ def _load_reference_adapter(
 
 
 def _load_adapter_with_base(config: Config, folder: Path, actor: ActorConfig, frozen: FrozenWeights) -> Policy:
-    """An adapter as the reference of an actor that is trained as a whole: the base is loaded beside it."""
+    """An adapter as the reference of a fully trained actor: loads the base as well."""
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import FrozenBase, load_adapter
 

@@ -1,4 +1,4 @@
-"""A team: the agents of a run, and the learners that train the weights of those who learn."""
+"""A team: the agents of a run and the learners that train their weights."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ippo_cli.types import CriticView, Episode, Rollout
 
 @dataclass(kw_only=True, eq=False)
 class Team(Mapping[str, Agent]):
-    """Agents who learn by name, in the task's order, and every learner once, in the same order on all ranks.
+    """Trainable agents by name, in the task's order, and every learner once, in the same order on all ranks.
 
-    As a mapping it has no frozen agents: nothing is learnt from their rows. `speakers` has all.
+    Iterates over trainable agents only; `generation_policies` has all.
     """
 
     agents: dict[str, Agent]
     learners: list[Learner]
-    frozen: dict[str, FrozenAgent] = field(default_factory=dict)  # who speak with their initial weights
-    names: tuple[str, ...] = ()  # of all, in the task's order
+    frozen: dict[str, FrozenAgent] = field(default_factory=dict)  # agents that keep their initial weights
+    names: tuple[str, ...] = ()  # of all agents, in the task's order
 
     def __getitem__(self, name: str) -> Agent:
         return self.agents[name]
@@ -36,11 +36,11 @@ class Team(Mapping[str, Agent]):
 
     @property
     def generation_policies(self) -> dict[str, GenerationPolicy]:
-        """Everyone who may be asked for responses, in the task's order."""
+        """The policies of all agents, in the task's order."""
         return {name: self.frozen.get(name) or self.agents[name] for name in self.names}
 
     def free(self) -> None:
-        """Give the engines' memory and hooks back: those of learners, and of frozen policies that are spread."""
+        """Release memory and hooks of all engines: learners and sharded frozen policies."""
         spread = [agent.reference_engine for agent in self.agents.values()]
         spread += [agent.engine for agent in self.frozen.values()]
         frozen = {id(engine): engine for engine in spread if engine is not None}
@@ -48,13 +48,13 @@ class Team(Mapping[str, Agent]):
             engine.destroy()
 
     def update_references(self, iteration: int) -> None:
-        """After that many iterations, let references that are due become what their policies are."""
+        """Copy policies into their references where this iteration requires it."""
         for agent in self._updated_references(lambda every: iteration % every == 0).values():
             assert agent.reference is not None
             agent.reference.copy_from(agent.policy.engine.module)
 
     def updated_references(self, iteration: int) -> dict[str, Agent]:
-        """By the name of their weights, agents whose references are not those that they began with."""
+        """Agents with references that differ from the initial ones, by the name of their weights."""
         return self._updated_references(lambda every: iteration >= every)
 
     def _updated_references(self, due: Callable[[int], bool]) -> dict[str, Agent]:
@@ -65,10 +65,10 @@ class Team(Mapping[str, Agent]):
         }
 
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:
-        """What a learner's rows are written in: its agents have one vocabulary."""
+        """The tokenizer of a learner's rows: its agents share one vocabulary."""
         return self.agents[learner.trains[0]].tokenizer if learner.layout is None else learner.layout.tokenizer
 
     def critic_views(self, episodes: Sequence[Episode], rollouts: Mapping[str, Rollout]) -> dict[str, CriticView]:
-        """What critics read in place of the rows of their agents, by agent; nothing of those who read the rows."""
+        """The critic inputs that replace the rows of agents, by agent; without agents that need none."""
         views = {name: agent.critic_view(episodes, rollouts[name]) for name, agent in self.agents.items()}
         return {name: view for name, view in views.items() if view is not None}

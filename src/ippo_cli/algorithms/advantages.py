@@ -1,4 +1,4 @@
-"""How good each action was: one estimator per `algorithm.advantage`, in an explicit table."""
+"""Advantage estimators, one per `algorithm.advantage`."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from ippo_cli.types import Rollout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """What an estimator may look at: one agent's rows of this rank."""
+    """Inputs of an estimator: one agent's rows of this rank."""
 
     rewards: Tensor  # [B, R], KL term and bootstrap included
     values: Tensor  # [B, R], as in `Targets`
     mask: Tensor  # [B, R] bool: action tokens
     turn: Tensor  # [B, R] int64
-    is_by_turn: bool  # whether the actions are turns; else tokens
-    group: Tensor  # [B] int64: equal for responses to the same prompt, on whatever rank
+    is_by_turn: bool  # whether actions are turns; otherwise tokens
+    group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
     baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
     valid: Tensor  # [B] bool: rows that have a score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageOutputs:
-    """What an estimator found; not whitened."""
+    """Result of an estimator; not whitened."""
 
     advantages: Tensor  # [B, R], 0 off the mask
-    returns: Tensor  # [B, R]: what values are regressed on
-    usable: Tensor  # [B] bool: rows that have an advantage at all
+    returns: Tensor  # [B, R]: regression targets of the values
+    usable: Tensor  # [B] bool: rows with a defined advantage
 
 
 Estimator = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
@@ -51,7 +51,7 @@ GroupFormula = Callable[[Tensor, Tensor, AlgorithmConfig], Tensor]  # scores and
 
 
 def gae_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-    """Generalised advantages from a critic, the critic's own returns with a lambda of their own where asked for."""
+    """GAE from a critic; the critic's returns may use a separate lambda."""
     advantages, returns = _compute_gae(inputs, config, _actor_lambda(inputs, config))
     if config.critic_gae_lambda is not None:
         _, returns = _compute_gae(inputs, config, config.critic_gae_lambda)
@@ -59,9 +59,9 @@ def gae_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> Advantag
 
 
 def reward_to_go_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-    """The discounted rewards from each action on."""
+    """Discounted sum of rewards from each action on."""
     assert config.gamma is not None
-    if inputs.is_by_turn:  # without values GAE at lambda 1 is the sum of the later rewards
+    if inputs.is_by_turn:  # without values, GAE at lambda 1 is the sum of the later rewards
         to_go, _ = turn_gae(
             inputs.rewards,
             torch.zeros_like(inputs.rewards),
@@ -77,9 +77,9 @@ def reward_to_go_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) ->
 
 
 def group_advantages(formula: GroupFormula) -> Estimator:
-    """Each response against the others to its prompt, whose rows may lie on other ranks.
+    """Compare each response with the others to its prompt, across ranks.
 
-    Rows without a score take no part; what is left alone in its group has no advantage.
+    Rows without a score are excluded; a row that remains alone in its group has no advantage.
     """
 
     def estimate(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
@@ -97,12 +97,12 @@ def group_advantages(formula: GroupFormula) -> Estimator:
 
 
 def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-    """Each response against the greedy one to the same prompt."""
+    """Score of each response minus the score of the greedy response to the same prompt."""
     score = row_scores(inputs)
     return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
 
-# Each needs what the properties of `Advantage` say.
+# Requirements of each: see the properties of `Advantage`.
 ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.gae: gae_advantages,
     Advantage.reward_to_go: reward_to_go_advantages,
@@ -115,7 +115,7 @@ ADVANTAGES: dict[Advantage, Estimator] = {
 
 
 def row_scores(inputs: AdvantageInputs) -> Tensor:
-    """All rewards of each row in one number, `[B]`."""
+    """Sum of all rewards of each row, `[B]`."""
     return torch.where(inputs.mask, inputs.rewards, 0.0).sum(dim=1)
 
 
@@ -130,11 +130,11 @@ def turn_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: 
 
 
 def substitute_final_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
-    """Values with, at `turn_value=after`, the value after the response in the place of its last token's."""
+    """At `turn_value=after`, replace the value of the last token by the value after the response."""
     if config.turn_value is not TurnValue.after:
         return values
     if bool((rollout.turn > 0).any()):
-        raise ConfigError("algorithm.turn_value=after", "knows responses of one turn only", "use first")
+        raise ConfigError("algorithm.turn_value=after", "supports responses of one turn only", "use first")
     last = place_scores(torch.ones_like(final_values)[:, None], rollout.response_mask, rollout.turn).bool()
     return torch.where(last, final_values[:, None], values)
 
@@ -155,7 +155,7 @@ def _compute_gae(inputs: AdvantageInputs, config: AlgorithmConfig, gae_lambda: f
 
 
 def _turn_pooling(config: AlgorithmConfig) -> str:
-    """Which of a turn's tokens its value stands on; that of `after` has taken the last one's place."""
+    """The pooling of a turn's values; `after` pools as final, since its value replaces that of the last token."""
     assert config.turn_value is not None
     return "final" if config.turn_value is TurnValue.after else config.turn_value.value
 
@@ -171,6 +171,6 @@ def _actor_lambda(inputs: AdvantageInputs, config: AlgorithmConfig) -> float | T
 
 
 def _broadcast_rows(inputs: AdvantageInputs, advantages: Tensor, score: Tensor, usable: Tensor) -> AdvantageOutputs:
-    """One number per row, on each of its action tokens."""
+    """Broadcast one number per row to each of its action tokens."""
     own = inputs.mask.to(advantages.dtype)
     return AdvantageOutputs(advantages=advantages[:, None] * own, returns=score[:, None] * own, usable=usable)

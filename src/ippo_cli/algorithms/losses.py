@@ -1,4 +1,4 @@
-"""From a forward pass and a micro-batch to one number to minimise, and what to log about it."""
+"""Losses of a micro-batch from the outputs of a forward pass, with their logged quantities."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Loss:
 
     total: Tensor  # scalar
     mask: Tensor  # [b, R] bool: where it has terms
-    per_token: dict[str, Tensor]  # [b, R], without gradients: what is logged, as means over the mask
+    per_token: dict[str, Tensor]  # [b, R], detached: logged as means over the mask
     maxima: dict[str, Tensor] = field(default_factory=dict)
-    weight: float = 1.0  # tokens for every entry of the mask: sums are divided by tokens
+    weight: float = 1.0  # tokens per entry of the mask: sums are divided by tokens
 
     @property
     def sums(self) -> dict[str, Tensor]:
-        """What is logged, summed over the mask."""
+        """Sums of the logged quantities over the mask."""
         return {name: masked_sum(numbers, self.mask) * self.weight for name, numbers in self.per_token.items()}
 
 
@@ -94,7 +94,7 @@ def value_objective(
 ) -> Loss:
     """`value_loss_coef` times the (clipped, squared or Huber) error of one micro-batch."""
     targets, mask = batch.targets, batch.targets.value_mask
-    # With credit=auto turns may have turned out to be tokens: then there are as many values as tokens.
+    # With credit=auto turns may equal tokens: then there are as many values as tokens.
     if config.value_unit is ValueUnit.turn and (config.credit is Credit.turn or batch.num_values < batch.num_tokens):
         new_values = turn_values(new_values, new_final_values, batch.rollout, config)
     per_value = value_loss(

@@ -1,4 +1,4 @@
-"""What a learner minimises: an engine's forward over a micro-batch becomes named losses."""
+"""Training objectives of a learner: named losses from an engine's forward pass over a micro-batch."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ippo_cli.types import Minibatch, StepContext
 
 
 class Objective(Protocol):
-    """What one engine is trained for."""
+    """The training objective of one engine."""
 
     stage: ClassVar[str]  # names the learner's metrics, its checkpoint's folder and its errors
 
     @property
     def config(self) -> AlgorithmConfig:
-        """What is learnt from a buffer."""
+        """The algorithm settings."""
         ...
 
     @property
     def target_kl(self) -> float | None:
-        """The divergence from the sampling policy at which an update ends early; None where it never does."""
+        """The KL from the sampling policy that stops an update early; None to disable."""
         ...
 
     @property
     def needs_final_state(self) -> bool:
-        """Whether a loss looks at the state after the last token."""
+        """Whether a loss uses the state after the last token."""
         ...
 
     def trains(self, context: StepContext) -> bool:
-        """Whether anything is trained in this iteration."""
+        """Whether this iteration trains anything."""
         ...
 
     def freezes_policy(self, iteration: int) -> bool:
@@ -47,13 +47,13 @@ class Objective(Protocol):
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
-        """The losses of one micro-batch, read as `sequences`, by the stage that their metrics are named after."""
+        """The losses of one micro-batch, encoded as `sequences`, by stage; stages name the metrics."""
         ...
 
 
 @runtime_checkable
 class ValueFunction(Protocol):
-    """An objective whose engine answers with values."""
+    """An objective with an engine that returns values."""
 
     def values(self, engine: Engine[Any], sequences: Sequences) -> tuple[Tensor, Tensor]:
         """Values of the states before action tokens `[b, R]` (0 elsewhere) and after all `[b]`."""
@@ -66,10 +66,10 @@ class PolicyObjective:
 
     stage: ClassVar[str] = "policy"
     config: AlgorithmConfig
-    response_budget: int  # tokens of all of an agent's turns: the constant of loss_aggregation=seq-mean-token-sum-norm
+    response_budget: int  # tokens of all turns of an agent: the constant of loss_aggregation=seq-mean-token-sum-norm
     temperature: float
     chunk_tokens: int
-    reference: Policy | None  # where the loss has the exact divergence from it; None elsewhere
+    reference: Policy | None  # where the loss has the exact KL from it; None elsewhere
 
     @property
     def target_kl(self) -> float | None:
@@ -134,7 +134,7 @@ class ValueObjective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointObjective(PolicyObjective):
-    """The policy's loss and that of the value head it carries, from one forward."""
+    """The loss of the policy and of its value head, from one forward pass."""
 
     stage: ClassVar[str] = "joint"
 
@@ -156,7 +156,7 @@ class JointObjective(PolicyObjective):
         assert output.values is not None
         assert output.final_values is not None
         policy = policy_objective(output, batch, self.config, self.response_budget)
-        if head_alone:  # the policy's term stays in the graph and moves nothing
+        if head_alone:  # the policy's term stays in the graph with weight 0
             policy = replace(policy, total=0.0 * policy.total)
         value = value_objective(output.values, output.final_values, batch, self.config, self.response_budget)
         return {"policy": policy, "value": value}

@@ -1,4 +1,4 @@
-"""`ippo-chat`: talk to an agent, or let a team answer a prompt."""
+"""`ippo-chat`: chat with one agent, or let all agents of a task answer a prompt."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ OVERRIDE_PREFIXES = (
     "launch.",
     "actor.dtype",
     "task.agents.",
-)  # beside these, what says how answers are made
-# Of a model that is no run's: nothing is read, scored or trained.
+)  # overrides that affect sampling or the prompts
+# The task for model=, which has no run: it loads no data, and `{message}` is the typed line.
 PLAIN_TASK = (
     "task=jsonl",
     *(f"task.agents.solo.{key}='{{message}}'" for key in ("template", "answer")),
@@ -43,20 +43,25 @@ def _chat(argv: list[str]) -> None:
     own, overrides = split_command_keys(argv, COMMAND_KEYS)
     if bool(own.get("run")) == bool(own.get("model")):
         check_command_keys(overrides, COMMAND_KEYS)
-        raise ConfigError(f"run={own.get('run', '')}", "or model= is needed, and not both", "say run=outputs/NAME/ID")
+        rule = "is missing" if not own.get("run") else f"cannot be combined with model={own['model']}"
+        raise ConfigError(f"run={own.get('run', '')}", rule, "use run=outputs/NAME/ID, or model=PATH")
     resolve_run(own)
     if "checkpoint" in own and "model" in own:
-        raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
+        raise ConfigError(
+            f"checkpoint={own['checkpoint']}",
+            "selects a checkpoint of a run, and model= is not a run",
+            "use run=, or remove checkpoint=",
+        )
     for text in overrides:
         if not text.lstrip("+~").startswith(OVERRIDE_PREFIXES):
             raise ConfigError(
                 text,
-                "can have no effect on a conversation",
-                f"those that can: {' '.join((*COMMAND_KEYS, *OVERRIDE_PREFIXES))}",
+                "has no effect on a chat",
+                f"keys with an effect: {' '.join((*COMMAND_KEYS, *OVERRIDE_PREFIXES))}",
             )
     greedy, raw, seed = parse_bool_key(own, "greedy", False), parse_bool_key(own, "raw", False), own.get("seed", "0")
     if not seed.isdigit():
-        raise ConfigError(f"seed={seed}", "is no number from 0 on", "use seed=0")
+        raise ConfigError(f"seed={seed}", "must be a whole number of at least 0", "use seed=0")
     if own.get("run"):
         folder = parse_path(own["run"]).absolute()
         config = load_run_config(folder, own["run"], overrides, data=False)

@@ -1,4 +1,4 @@
-"""What every command begins and ends with: help and version at once, then its own work, then an exit code."""
+"""Entry point shared by all commands: prints help and version without heavy imports, runs the command, exits."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def run_command(
     command_keys: Collection[str] = (),
     takes_overrides: bool = True,
 ) -> NoReturn:
-    """Run a command on what was typed; exit codes are in `config/errors.py`.
+    """Run a command on `sys.argv` and exit with a code of `config/errors.py`.
 
-    `own`: keys of the command beside those of a run, which one that `takes_overrides` has as well. One that
-    `needs_arguments` shows its help without any.
+    `command_keys`: keys that only this command has. `takes_overrides`: the command also accepts keys of a run.
+    `needs_arguments`: print the help if there are no arguments.
     """
     argv = sys.argv[1:]
     open_closed_streams()
@@ -37,7 +37,7 @@ def run_command(
     if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
         print_status(f"{name}: reading the configuration", terminal_only=True)
     relax_gc()
-    from ippo_cli.compose.exits import exit_process, run_guarded  # imports Hydra, which help does not wait for
+    from ippo_cli.compose.exits import exit_process, run_guarded  # imports Hydra, which --help does not need
 
     exit_process(run_guarded(lambda: command(argv), argv, command_keys if takes_overrides else None))
 
@@ -52,7 +52,7 @@ def _suggestion_text(text: str) -> NoReturn:
 
 
 def _show_help(help_text: str, topic: str | None) -> NoReturn:
-    """The command's help, or that of one group or key."""
+    """Print the help of the command, or of one group or key, and exit."""
     text = help_text if topic is None else explain_topic(topic)
     if text is None:
         print(unknown_topic_message(str(topic)), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`ippo-eval`: score a run's weights, a Hugging Face model, or agents of several checkpoints beside one another."""
+"""`ippo-eval`: score the weights of a run or a Hugging Face model, compare two, or cross-play several checkpoints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
     from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 
-# Keys of this command; all others are a run's.
+# Keys of this command; all other keys are overrides of the configuration.
 COMMAND_KEYS = (
     "run",
     "model",
@@ -55,7 +55,7 @@ def _evaluate(argv: list[str]) -> None:
     if form == "table":
         _run_evaluation(own, overrides)
         return
-    with redirect_stdout(sys.stderr):  # nothing but the report is on stdout
+    with redirect_stdout(sys.stderr):  # stdout contains only the report
         written = _run_evaluation(own, overrides)
         from ippo_cli.engine.launchers import detect_ranks
         from ippo_cli.evaluation.report import render_report
@@ -64,23 +64,23 @@ def _evaluate(argv: list[str]) -> None:
 
 
 def _output_format(own: dict[str, str]) -> str:
-    """In which form scores are printed: `format=`, or `json=true`."""
+    """The output format: the value of `format=`, or json with `json=true`."""
     from ippo_cli.config.errors import ConfigError
 
     form = own.get("format", "table")
     if form not in FORMATS:
-        raise ConfigError(f"format={form}", "is not known", f"use one of {' '.join(FORMATS)}")
+        raise ConfigError(f"format={form}", "is an unknown format", f"use one of {' '.join(FORMATS)}")
     if not parse_bool_key(own, "json", form == "json"):
         if form == "json":
-            raise ConfigError("json=false", "contradicts format=json", "leave one of them out")
+            raise ConfigError("json=false", "contradicts format=json", "remove one of them")
         return form
     if "format" in own and form != "json":
-        raise ConfigError("json=true", f"contradicts format={form}", "leave one of them out")
+        raise ConfigError("json=true", f"contradicts format={form}", "remove one of them")
     return "json"
 
 
 def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
-    """Evaluate, compare or cross-play. Returns the file or folder that was written."""
+    """Evaluate, compare or cross-play; return the file or folder with the results."""
     from ippo_cli.config.errors import ConfigError
 
     if bool(own.get("run")) == bool(own.get("model")):
@@ -89,17 +89,23 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
         raise ConfigError(
             f"run={own.get('run', '')}",
             rule,
-            "give a run's folder, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
+            "use the folder of a run, run=outputs/NAME/DATE-ID, or a Hugging Face model, model=PATH",
         )
     resolve_run(own)
     if "compare_checkpoint" in own and not own.get("compare"):
         raise ConfigError(
-            f"compare_checkpoint={own['compare_checkpoint']}", "names weights of compare=, which is missing", "add it"
+            f"compare_checkpoint={own['compare_checkpoint']}",
+            "selects a checkpoint of compare=, which is missing",
+            "add compare=RUN",
         )
     if _is_cross_play(own):
         return _run_cross_play(own, overrides)
     if "checkpoint" in own and own.get("model"):
-        raise ConfigError(f"checkpoint={own['checkpoint']}", "names the weights of a run", "give run=, or leave it out")
+        raise ConfigError(
+            f"checkpoint={own['checkpoint']}",
+            "selects a checkpoint of a run, and model= is not a run",
+            "use run=, or remove checkpoint=",
+        )
     if own.get("compare"):
         return _run_comparison(own, overrides)
     if own.get("run"):
@@ -108,36 +114,36 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
 
 
 def _start_output() -> None:
-    """From here on all keys are right, and the result is written to files as well."""
+    """Ignore a closed stdout from here on: all keys are valid, and the results are also written to files."""
     ignore_closed_output("the evaluation")
     print_status("ippo-eval: loading libraries and weights")
 
 
 def _is_cross_play(own: dict[str, str]) -> bool:
-    """Whether pairings are to be scored. Raises `ConfigError` for what means nothing with it, or without it."""
+    """Whether `crossplay=true` is set. Raises `ConfigError` for keys that contradict it or require it."""
     from ippo_cli.config.errors import ConfigError
 
     wanted = own.get("crossplay", "false")
     if wanted not in ("true", "false"):
-        raise ConfigError(f"crossplay={wanted}", "is neither true nor false", "use crossplay=true")
+        raise ConfigError(f"crossplay={wanted}", "must be true or false", "use crossplay=true")
     if wanted == "true" and "model" in own:
-        raise ConfigError(f"model={own['model']}", "is no run, and crossplay=true is between runs", "give run=")
+        raise ConfigError(f"model={own['model']}", "is not a run, and crossplay=true pairs agents of runs", "use run=")
     if wanted == "true" and "compare" in own:
-        raise ConfigError(f"compare={own['compare']}", "is between two, and crossplay=true between all", "use one")
+        raise ConfigError(f"compare={own['compare']}", "cannot be combined with crossplay=true", "remove one of them")
     if wanted == "true" and "checkpoint" in own:
         raise ConfigError(
             f"checkpoint={own['checkpoint']}",
-            "names one checkpoint, and crossplay=true takes a list",
+            "selects one checkpoint, and crossplay=true needs a list",
             f"use checkpoints=[{own['checkpoint']}]",
         )
     if wanted == "false" and "checkpoints" in own:
         raise ConfigError(
-            f"checkpoints={own['checkpoints']}", "is a list for crossplay=true", "add that, or use checkpoint="
+            f"checkpoints={own['checkpoints']}", "requires crossplay=true", "add crossplay=true, or use checkpoint="
         )
     if "run" in own and own["run"] and not parse_paths(own["run"]):
-        raise ConfigError(f"run={own['run']}", "names no run", "give a run's folder, run=outputs/NAME/DATE-ID")
+        raise ConfigError(f"run={own['run']}", "contains no run", "use the folder of a run, run=outputs/NAME/DATE-ID")
     if wanted == "false" and len(parse_paths(own.get("run", ""))) > 1:
-        raise ConfigError(f"run={own['run']}", "names several runs", "add crossplay=true, or give one")
+        raise ConfigError(f"run={own['run']}", "contains several runs", "add crossplay=true, or use one run")
     return wanted == "true"
 
 
@@ -147,7 +153,7 @@ def _run_cross_play(own: dict[str, str], overrides: list[str]) -> Path:
 
     checkpoints = list(dict.fromkeys(split_names(own.get("checkpoints", "latest"))))
     if not checkpoints or ("all" in checkpoints and len(checkpoints) > 1):
-        rule = "names nothing" if not checkpoints else "names all, and others beside"
+        rule = "is empty" if not checkpoints else "combines all with other checkpoints"
         raise ConfigError(f"checkpoints={own['checkpoints']}", rule, "use all, or a list such as [initial,best,40]")
     runs = {Path(name).absolute(): name for name in parse_paths(own["run"])}
     configs = {folder: load_run_config(folder, name, overrides) for folder, name in runs.items()}
@@ -161,7 +167,7 @@ def _run_cross_play(own: dict[str, str], overrides: list[str]) -> Path:
 
 
 def _other_seed_settings(configs: dict[Path, Config]) -> dict[Path, Config]:
-    """What the runs that do not have the first one's seed were trained with, whatever is typed now."""
+    """The saved training configurations, without overrides, of the runs with another seed than the first run."""
     from ippo_cli.compose.load import build_config
     from ippo_cli.compose.resume import saved_config
 
@@ -170,7 +176,7 @@ def _other_seed_settings(configs: dict[Path, Config]) -> dict[Path, Config]:
 
 
 def _run_comparison(own: dict[str, str], overrides: list[str]) -> Path:
-    """Two policies or teams on the same rows."""
+    """Compare two policies or teams on the same rows."""
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.evaluation import check_comparable_runs
     from ippo_cli.config.teams import policy_by_agent
@@ -180,10 +186,14 @@ def _run_comparison(own: dict[str, str], overrides: list[str]) -> Path:
     is_run, is_checkpoint = (folder / "config.yaml").is_file(), bool(CHECKPOINT_PATTERN.fullmatch(wanted))
     if model and (is_run or (is_checkpoint and not folder.exists())):
         turned = shell_command("ippo-eval", ("run", wanted), ("compare", model))
-        works = f"turn them round: {turned}" if is_run else "give another model"
-        raise ConfigError(f"compare={wanted}", "is a run's, and is compared with a model on the run's task", works)
+        remedy = f"swap them: {turned}" if is_run else "use a model for compare="
+        raise ConfigError(f"compare={wanted}", "is of a run, and model= can only be compared with a model", remedy)
     if "compare_checkpoint" in own and not is_run:
-        raise ConfigError(f"compare_checkpoint={own['compare_checkpoint']}", "names weights of a run", "leave it out")
+        raise ConfigError(
+            f"compare_checkpoint={own['compare_checkpoint']}",
+            "selects a checkpoint, and compare= is not a run",
+            "remove it",
+        )
     if model:
         config = load_model_config(model, overrides)
         _check_task_is_set(model, overrides)
@@ -228,7 +238,7 @@ def _run_comparison(own: dict[str, str], overrides: list[str]) -> Path:
 
 
 def _label_weights(typed: str, name: str) -> str:
-    """What was typed, and which weights that is."""
+    """The typed value, followed by the name of the weights."""
     return typed if Path(typed).name == name else f"{typed} {name}"
 
 
@@ -243,13 +253,11 @@ def _evaluate_run(run: str, checkpoint: str, overrides: list[str]) -> Path:
 
 
 def _check_task_is_set(model: str, overrides: list[str]) -> None:
-    """Raise `ConfigError` where a model would be scored on the embedded job's task without being asked to."""
+    """Raise `ConfigError` if no task is set: the default task would score a model on data that it does not fit."""
     from ippo_cli.config.errors import ConfigError
 
     if not any(text.lstrip("+").startswith(("task=", "experiment=")) for text in overrides):
-        raise ConfigError(
-            f"model={model}", "needs a task to be scored on", "add task=gsm8k, task=FILE.yaml or task=sorting_solo"
-        )
+        raise ConfigError(f"model={model}", "needs a task", "add task=gsm8k, task=FILE.yaml or task=sorting_solo")
 
 
 def _evaluate_model(model: str, overrides: list[str]) -> Path:

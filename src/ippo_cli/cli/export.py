@@ -1,4 +1,4 @@
-"""`ippo-export`: a run's agents as Hugging Face folders."""
+"""`ippo-export`: export the agents of a run as Hugging Face folders."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ def _export(argv: list[str]) -> None:
 
     own, rest = split_command_keys(argv, COMMAND_KEYS)
     if rest:
-        known = f"those that can: {' '.join(COMMAND_KEYS)}"
-        raise combine_errors([ConfigError(text, "can have no effect on an export", known) for text in rest])
+        known = f"keys with an effect: {' '.join(COMMAND_KEYS)}"
+        raise combine_errors([ConfigError(text, "has no effect on an export", known) for text in rest])
     for key, example in (("run", "run=outputs/NAME/DATE-ID"), ("to", "to=exported")):
         if not own.get(key):
-            raise ConfigError(f"{key}=", "is missing", f"say {example}")
+            raise ConfigError(f"{key}=", "is missing", f"use {example}")
     resolve_run(own)
     merged, critic = parse_bool_key(own, "merged", True), parse_bool_key(own, "critic", False)
     if (dtype := own.get("dtype")) not in (None, "fp32", "bf16"):
-        raise ConfigError(f"dtype={dtype}", "is not known", "use fp32, which keeps all of an adapter, or bf16")
+        raise ConfigError(
+            f"dtype={dtype}", "is an unknown type", "use fp32, which merges an adapter without loss, or bf16"
+        )
     folder, to = parse_path(own["run"]).absolute(), parse_path(own["to"]).absolute()
     config = load_run_config(folder, own["run"], [], data=False)
     ignore_closed_output("the export")

@@ -1,4 +1,4 @@
-"""What `--help` prints: written by `scripts/docs.py`, read without importing anything heavy."""
+"""Texts of `--help`; `scripts/docs.py` generates those of groups and keys. Imports only the standard library."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ run= also takes outputs/NAME (its newest run), latest, and RUN/checkpoints/step_
 Other keys change the configuration for this evaluation: task, reward, evaluation. (size, seed,
 sampled, greedy, num_generations), how responses are sampled (rollout.), prompts and held-out data
 (task.), actor.dtype, launch.device; ippo-eval --help KEY explains one. Keys without an effect are
-refused. Scores with 95 % intervals are printed and written to evaluations/ in the run's folder
-(for model= in output_dir), with every response in a file beside them.
+errors. Scores with 95 % intervals are printed and written to evaluations/ in the run's folder (for
+model= in output_dir), with every response in a separate file.
 """
 EXPORT_HELP = """\
 ippo-export: write a run's agents as Hugging Face folders, verified to load identically.
@@ -52,8 +52,8 @@ ippo-export: write a run's agents as Hugging Face folders, verified to load iden
 
 An adapter is merged into its base in float32, without loss; AGENT/adapter/ is the adapter itself.
 
-Folders are read by transformers (an adapter by peft) without this program. What they compute is
-compared with the run's own weights before the folder gets its name: a command that was stopped
+Folders load with transformers (adapters with peft), without this program. Their outputs are
+compared with those of the run before the folder is renamed to its final name: an interrupted export
 leaves nothing under to=. ippo-eval model=exported evaluates the whole team.
 """
 CHAT_HELP = """\
@@ -64,10 +64,10 @@ ippo-chat: talk to an agent of a run, or let its agents answer a prompt together
   ippo-chat run=outputs/default/RUN agent=low raw=true   prompts are used as typed, without template
   ippo-chat model=PATH                                   a Hugging Face folder or hub id
 
-What is typed goes into the templates of the task, field by field; later messages to one agent are
-used as they are. greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is
-rollout.temperature=0.5) say how answers are sampled. /reset starts again, /exit and the end of the
-input leave. Lines may be piped in. Control characters in answers are shown escaped.
+Typed lines fill the templates of the task, field by field; later messages to one agent are used
+unchanged. greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is
+rollout.temperature=0.5) control sampling. /reset starts a new conversation; /exit or the end of the
+input exits. Lines may be piped in. Control characters in answers are shown escaped.
 """
 SWEEP_HELP = """\
 ippo-sweep: one table and one picture for a sweep, finished or not.
@@ -76,32 +76,32 @@ ippo-sweep: one table and one picture for a sweep, finished or not.
   ippo-sweep outputs/grpo-seeds                           or a folder of runs, as of a job array
   ippo-sweep outputs/default/multirun-... to=report       write the report elsewhere
 
-One line for each configuration: jobs that differ only in their seed are one line, with the mean of
-the finished ones and a 95 % t-interval. Then the jobs that failed, and the command that resumes the
-missing jobs. The same is written as summary.json and summary.csv, and with matplotlib as
-summary.png, into the folder. Nothing else is read or changed.
+Prints one line per configuration: jobs that differ only in the seed share a line with the mean of
+the finished jobs and a 95 % t-interval; then failed jobs and the command that resumes missing jobs.
+The report is also written into the folder as summary.json and summary.csv, and as summary.png if
+matplotlib is installed. No other file is changed.
 """
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:
-    """Whether anything that was typed is a question for help."""
+    """Whether the arguments ask for help."""
     return list(argv) == ["help"] or any(argument in HELP_FLAGS for argument in argv)
 
 
 def has_version_flag(argv: Sequence[str]) -> bool:
-    """Whether anything that was typed is a question for the version."""
+    """Whether the arguments ask for the version."""
     return any(argument in VERSION_FLAGS for argument in argv)
 
 
 def help_topic(argv: Sequence[str]) -> str | None:
-    """The group or key behind the flag for help."""
+    """The group or key that follows the help flag; None without one."""
     flag = next((place for place, text in enumerate(argv) if text in HELP_FLAGS), len(argv))
     following = argv[flag + 1].partition("=")[0].lstrip("+~") if flag + 1 < len(argv) else ""
     return following if following and not following.startswith("-") else None
 
 
 def explain_topic(topic: str) -> str | None:
-    """What a group or key means, from `help_keys.json`, which `scripts/docs.py` writes; None where it is unknown."""
+    """The help page of a group or key from `help_keys.json`; None if the topic is unknown."""
     known = json.loads(KEYS_FILE.read_text())
     key = re.sub(r"^task\.agents\.\w+\.(?=\w+\.)", "", topic)
     if key in known["groups"]:
@@ -116,7 +116,7 @@ def explain_topic(topic: str) -> str | None:
 
 
 def unknown_topic_message(topic: str) -> str:
-    """An error for a group or key that does not exist, with the nearest ones."""
+    """The error message for an unknown group or key, with the closest known names."""
     known = json.loads(KEYS_FILE.read_text())
     names = [*known["groups"], *known["keys"]]
     tails = {name.rpartition(".")[2]: name for name in known["keys"]}
@@ -125,7 +125,7 @@ def unknown_topic_message(topic: str) -> str:
     ]
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
     advice = f"did you mean {' or '.join((same or close)[:3])}?" if same or close else "ippo-train --help lists groups"
-    return f"ippo: --help {topic} is no group or key; {advice}"
+    return f"ippo: --help {topic} is not a group or key; {advice}"
 
 
 def _group_page(group: str, known: dict[str, Any]) -> str:
@@ -163,7 +163,7 @@ def _peer_answer(key: str, peers: dict[str, str]) -> str | None:
 
 
 def _format_columns(left: str, right: str, width: int) -> list[str]:
-    """A name and its meaning beside it, over as many lines as the meaning takes."""
+    """A name and its meaning in two columns; the meaning is wrapped to `WIDTH`."""
     lines = textwrap.wrap(right, WIDTH - width, break_on_hyphens=False) or [""]
     first = [f"{left:<{width}}{lines[0]}".rstrip()] if len(left) < width else [left, " " * width + lines[0]]
     return [*first, *(" " * width + line for line in lines[1:])]

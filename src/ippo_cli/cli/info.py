@@ -1,4 +1,4 @@
-"""What `--info` prints: versions of the program and its libraries, and where options are found."""
+"""Text of `--info`: versions of the program and its libraries, and the folders of options."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIBRARIES = ("torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "p
 
 
 def show_info(overrides: Sequence[str]) -> str:
-    """One line for each of them."""
+    """The text of `--info`, one line per entry."""
     rows = [("ippo-cli", __version__), ("python", platform.python_version()), ("system", platform.platform(terse=True))]
     rows += [(library, _version(library)) for library in LIBRARIES]
     rows.append(("options", str(config_dir())))

@@ -1,4 +1,4 @@
-"""One rank of a run on several machines: `python -m ippo_cli.cli.node OVERRIDES`, told in its environment which."""
+"""One rank of a run on several machines: `python -m ippo_cli.cli.node OVERRIDES`, rank number in the environment."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Plan every configuration of a sweep in one process: `python -m ippo_cli.cli.plan_jobs FILE`.
 
-The file is a JSON list of configurations, and is replaced by a list of answers: null, or the error's words and code.
-A process of its own, for the sweep's must not hold what data, rewards and models' libraries take.
+The file contains a JSON list of configurations, and is overwritten with a list of results: null, or error message and
+exit code. It is a separate process so that the sweep's process does not keep data, rewards and libraries in memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ippo_cli.runs.garbage_collection import relax_gc
 
 
 def main() -> None:
-    """Answer for all configurations; what planning prints is not wanted."""
+    """Plan all configurations and write the results; the output of planning is discarded."""
     relax_gc()
     file = Path(sys.argv[1])
     with redirect_stdout(StringIO()):

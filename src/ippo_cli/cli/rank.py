@@ -12,7 +12,7 @@ from ippo_cli.runs.parent import launcher_pid, terminate_with_parent
 
 
 def main() -> NoReturn:
-    """Train with the configuration that the folder holds."""
+    """Train with the configuration in the run folder."""
     terminate_with_parent(launcher_pid())
     ignore_closed_output()
     relax_gc()

@@ -1,4 +1,4 @@
-"""`ippo-sweep FOLDER`: one table, one picture and the same as data for a sweep, while it goes on as well."""
+"""`ippo-sweep FOLDER`: report a running or finished sweep as a table, a picture, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main() -> NoReturn:
 
 
 def write_report(argv: Sequence[str]) -> None:
-    """Show the table, and write it as data and as a picture into the sweep's folder, or another one."""
+    """Print the table; write JSON, CSV and the picture into the folder of the sweep or into `to=`."""
     from ippo_cli.config.errors import convert_storage_errors
     from ippo_cli.runs.folder import display_path, write_atomically
     from ippo_cli.sweeps.plot import can_draw, draw_summary
@@ -50,30 +50,32 @@ def write_report(argv: Sequence[str]) -> None:
 
 
 def _parse_folders(argv: Sequence[str]) -> tuple[Path, Path]:
-    """The sweep's folder, and where the report goes."""
+    """The folder of the sweep and the folder of the report. Raises `ConfigError`."""
     from ippo_cli.config.errors import ConfigError
 
     folders = [text for text in argv if "=" not in text or Path(text).is_dir()]
     options = [text for text in argv if text not in folders]
     for text in options:
         if text.partition("=")[0] != TO_KEY or not text.partition("=")[2]:
-            raise ConfigError(text, "is no option of ippo-sweep", f"use {TO_KEY}=FOLDER, or leave it out")
+            raise ConfigError(text, "is not an option of ippo-sweep", f"use {TO_KEY}=FOLDER, or remove it")
     if len(folders) != 1 or folders[0].startswith("-"):
-        raise ConfigError(" ".join(folders) or "FOLDER", "is not one folder", "give the folder that has sweep.json")
+        raise ConfigError(
+            " ".join(folders) or "FOLDER", "is not exactly one folder", "use the folder that contains sweep.json"
+        )
     folder = Path(folders[0]).absolute()
     if not folder.is_dir():
-        raise ConfigError(folders[0], "is no folder", "give the folder that has sweep.json")
+        raise ConfigError(folders[0], "is not a folder", "use the folder that contains sweep.json")
     return folder, Path(options[-1].partition("=")[2]).absolute() if options else folder
 
 
 def format_summary(summary: SweepSummary) -> str:
-    """One line for each configuration, or member of a population; then what failed, and how to go on."""
+    """One line per configuration or population member, then failed jobs and the command that resumes the sweep."""
     from ippo_cli.config.text import format_table
     from ippo_cli.runs.folder import resume_command
     from ippo_cli.sweeps.summary import count_states
 
     states = ", ".join(f"{number} {state}" for state, number in count_states(summary.jobs).items())
-    head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is going on" if summary.going_on else "")
+    head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is running" if summary.going_on else "")
     by_number = {job.number: job for job in summary.jobs}
     of_population = any(job.generation is not None for job in summary.jobs)
     if of_population:
@@ -85,13 +87,13 @@ def format_summary(summary: SweepSummary) -> str:
     body = "\n".join(format_table([heading, *rows]))
     metric = summary.metric or "score"
     note = f"{metric} on held-out data; best and last of a run" + (
-        "" if of_population else ", means over the n jobs that ended, with 95% t-intervals"
+        "" if of_population else ", means over the n finished jobs, with 95% t-intervals"
     )
     lines = [head, "", body, "", note, *_failure_lines(summary)]
     missing = [str(job.number) for job in summary.jobs if job.state == "missing"]
     if summary.going_on and missing:
-        which = f"job {missing[0]} is" if len(missing) == 1 else f"jobs {' '.join(missing)} are"
-        lines.append(f"{which} gone, and the sweep waits all the same: end it with Ctrl-C twice, then go on")
+        which = f"job {missing[0]} has" if len(missing) == 1 else f"jobs {' '.join(missing)} have"
+        lines.append(f"{which} no process, and the sweep still waits: stop it with Ctrl-C twice, then resume it")
     if summary.command is not None and summary.left and (missing or not summary.going_on):
         lines.append(f"resume the missing jobs: {resume_command(summary.folder, sweep=True)}")
     return "\n".join(lines)
@@ -104,7 +106,7 @@ def _member_order(job: JobSummary) -> tuple[int, float]:
 def _configuration_row(group: Configuration) -> list[str]:
     last = group.mean("last")
     return [
-        " ".join(group.overrides) or "(all alike)",
+        " ".join(group.overrides) or "(all equal)",
         ", ".join(_state_label(state, number, group) for state, number in group.states.items()),
         str(last.count if last else 0),
         *(_format_mean(group.mean(name)) for name in ("first", "best", "last")),
@@ -112,14 +114,14 @@ def _configuration_row(group: Configuration) -> list[str]:
 
 
 def _state_label(state: str, number: int, group: Configuration) -> str:
-    """`2 done`; of one that runs how far it is."""
+    """A count and a state, such as `2 done`; running jobs with their highest iteration."""
     iterations = [job.iteration for job in group.jobs if job.state == state and job.iteration is not None]
     where = f" (iteration {max(iterations)})" if state == "running" and iterations else ""
     return f"{number} {state}{where}"
 
 
 def _member_row(job: JobSummary, by_number: Mapping[int, JobSummary]) -> list[str]:
-    """A member's line: its values, or what is another one than its parent's."""
+    """The row of a population member: its values, or only those that differ from its parent."""
     parent = by_number[job.parent].overrides if job.parent is not None else ()
     own = [text for text in job.overrides if text not in parent and not text.startswith("stop_after=")]
     return [
@@ -127,7 +129,7 @@ def _member_row(job: JobSummary, by_number: Mapping[int, JobSummary]) -> list[st
         str(job.member),
         str(job.number),
         "-" if job.parent is None else str(job.parent),
-        " ".join(own) or ("as they were" if job.parent is not None else ""),
+        " ".join(own) or ("unchanged" if job.parent is not None else ""),
         job.state,
         "-" if job.last is None else f"{job.last:.3f}",
     ]
@@ -150,13 +152,13 @@ def _failure_lines(summary: SweepSummary) -> list[str]:
     for job in failed[:MAX_ERRORS]:
         own = " ".join([*job.overrides, *([f"seed={job.seed}"] if job.seed else [])])
         lines.append(
-            truncate_text(f"job {job.number}: {own}: {job.state}: {' '.join((job.error or 'no word').split())}")
+            truncate_text(f"job {job.number}: {own}: {job.state}: {' '.join((job.error or 'no message').split())}")
         )
     return [*lines, *([f"and {len(failed) - MAX_ERRORS} more"] if len(failed) > MAX_ERRORS else [])]
 
 
 def format_csv(summary: SweepSummary) -> str:
-    """One line for each configuration."""
+    """CSV with one line per configuration."""
     text = io.StringIO()
     writer = csv.writer(text)
     names = ("first", "best", "last")

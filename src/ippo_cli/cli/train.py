@@ -25,7 +25,7 @@ def main() -> NoReturn:
 
 
 def _dispatch_command(typed: Sequence[str]) -> None:
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and leaving with exit code 1
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing the error and exiting with code 1
     from ippo_cli.cli.info import INFO_FLAGS, show_info
     from ippo_cli.cli.new_task import write_task_file
     from ippo_cli.compose.arguments import normalize_arguments
@@ -45,7 +45,7 @@ def _dispatch_command(typed: Sequence[str]) -> None:
         print(show_info(argv), end="")
         return
     for text in argv:
-        if text.startswith("="):  # not even Hydra's own checks expect this
+        if text.startswith("="):  # Hydra has no check for this
             raise ConfigError(repr(text), "is an unexpected argument", "write key=value; see ippo-train --help")
     register_schemas()
     check_user_files(argv)
@@ -63,8 +63,10 @@ def _dispatch_command(typed: Sequence[str]) -> None:
 
 
 def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> None:
-    """One run through Hydra, which takes its overrides from `sys.argv`; `folder`: the run to resume; `typed`: what was
-    typed, for the ranks of several machines."""
+    """Start one run through Hydra, which reads its overrides from `sys.argv`.
+
+    `folder`: the run to resume, or None. `typed`: the original arguments, for ranks on several machines.
+    """
     import hydra
 
     from ippo_cli.compose.diagnose import filter_completions
@@ -77,7 +79,7 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
     def job(node: DictConfig) -> None:
         try:
             train(node, folder, typed)
-        except Exception as error:  # raised below: Hydra would print it in its own words
+        except Exception as error:  # raised below: Hydra would print its own message
             failures.append(error)
 
     if any(flag in argv for flag in ("-sc", "--shell-completion")):
@@ -92,9 +94,9 @@ def _run_job(argv: Sequence[str], folder: Path | None, typed: Sequence[str]) -> 
 
 
 def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> None:
-    """One run: check the composition, then train in this process, in ranks of its own, or as one of outside ranks.
+    """Check the configuration, then train: in this process, in child ranks, or as one rank of an external launcher.
 
-    `folder` is the run to resume; None starts a new one. `arguments` are what every rank of several machines is given.
+    `folder`: the run to resume; None starts a new run. `arguments`: passed to every rank of a run on several machines.
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -208,12 +210,12 @@ def _start_line(config: Config, folder: Path, processes: int) -> str:
     from ippo_cli.runs.folder import display_path
 
     line, target = f"ippo-train: {', '.join(parts)}", f"-> {display_path(folder)}"
-    # A path is there to be copied: a long one has a line of its own.
+    # A long path gets its own line, so that it can be copied.
     return f"{line} {target}" if text_width(f"{line} {target}") <= LINE_WIDTH else f"{line}\n  {target}"
 
 
 def _critic_label(config: Config) -> str:
-    """Which critic the agents have, or each of them."""
+    """The common critic of all agents, or the critic of each agent."""
     kinds = {name: agent.critic.kind.value for name, agent in config.task.agents.items()}
     if len(set(kinds.values())) == 1:
         return f"critic={next(iter(kinds.values()))}"
@@ -221,7 +223,7 @@ def _critic_label(config: Config) -> str:
 
 
 def _job_config_text(argv: Sequence[str]) -> str | None:
-    """The text for `--cfg job`: the composition without the leaves that no agent overrides."""
+    """The text of `--cfg job`: the composed configuration without agent keys that are not overridden. Else None."""
     from hydra._internal.utils import get_args_parser
 
     from ippo_cli.compose.load import compose_node, format_composition
@@ -240,7 +242,7 @@ def _job_config_text(argv: Sequence[str]) -> str | None:
 
 
 def _sweep_config_text(overrides: Sequence[str], *, resolve: bool) -> str:
-    """One YAML document for each job of a grid, after a line that names what it sweeps over."""
+    """One YAML document per job of a grid, each after a comment with the overrides that differ between jobs."""
     from ippo_cli.compose.diagnose import config_groups
     from ippo_cli.compose.load import compose_node, format_composition
     from ippo_cli.compose.searchpath import SEARCH_PATH

@@ -1,1 +1,1 @@
-"""From a command line to a checked configuration: Hydra, user files, aliases, resuming, errors, exit codes."""
+"""Configuration from a command line: Hydra, user files, aliases, resume, errors, exit codes."""

@@ -1,4 +1,4 @@
-"""Settings of other projects, and what to type here instead: a reader of `peers.yaml`."""
+"""Settings of other projects and their counterparts here, read from `peers.yaml`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import yaml
 PEERS_FILE = Path(__file__).with_name("peers.yaml")
 EARLIER_VERSION = "an earlier version"
 LONGEST = 3
-"""Parts of the longest name in the table."""
+"""Maximum number of dotted parts of a name in the table."""
 
 
 class SuggestionKind(str, Enum):
-    use = "use"  # a key of ours
-    how = "how"  # how the same is done here
-    absent = "not"  # why there is nothing like it
-    unlisted = "unlisted"  # a key below a root of the project's, which the table does not have
+    use = "use"  # a key of this project
+    how = "how"  # another way to do the same
+    absent = "not"  # reason why there is no counterpart
+    unlisted = "unlisted"  # the key has a root of the project but is not in the table
 
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What somebody who types another project's key is answered."""
+    """Suggestion for a key of another project."""
 
     project: str
     kind: SuggestionKind
@@ -45,16 +45,16 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Project:
-    """One project's part of the table."""
+    """The entries of one project."""
 
-    roots: tuple[str, ...]  # first parts of keys that only this project has
-    runs: tuple[tuple[str, str], ...]  # what a typical run was, and the command here
+    roots: tuple[str, ...]  # first parts of keys that occur in this project only
+    runs: tuple[tuple[str, str], ...]  # a typical run of the project, and the equivalent command here
     keys: Mapping[str, Suggestion]
 
 
 @cache
 def read_projects() -> dict[str, Project]:
-    """The table, by the project's name."""
+    """The table by name of the project."""
     plain = yaml.safe_load(PEERS_FILE.read_text())
     return {
         name: Project(
@@ -68,7 +68,7 @@ def read_projects() -> dict[str, Project]:
 
 @cache
 def read_earlier_names() -> dict[str, Suggestion]:
-    """Names that keys of this project had before."""
+    """Suggestions for former names of keys of this project."""
     return {
         key: _parse_suggestion(EARLIER_VERSION, text)
         for key, text in yaml.safe_load(PEERS_FILE.read_text())["earlier"].items()
@@ -76,10 +76,10 @@ def read_earlier_names() -> dict[str, Suggestion]:
 
 
 def find_suggestion(key: str) -> Suggestion | None:
-    """What to type instead of `key`; `None` for a key that no project has."""
+    """Return the suggestion for `key`; None for a key of no project."""
     parts = key.lower().split(".")
     tables = [read_earlier_names(), *(project.keys for project in read_projects().values())]
-    for length in range(min(LONGEST, len(parts)), 0, -1):  # the longer name is the more certain one
+    for length in range(min(LONGEST, len(parts)), 0, -1):  # longer names are more specific
         name = ".".join(parts[-length:])
         for table in sorted(tables, key=lambda table: _root_sort_key(table, parts[0])):
             if name in table:
@@ -91,7 +91,7 @@ def find_suggestion(key: str) -> Suggestion | None:
 
 
 def _root_sort_key(table: Mapping[str, Suggestion], root: str) -> bool:
-    """Sorts the project first of which a key's first part is."""
+    """Sort key that puts projects with this root first."""
     project = next(iter(table.values())).project
     return not (project in read_projects() and root in read_projects()[project].roots)
 

@@ -1,4 +1,4 @@
-"""What was typed, in the form in which Hydra takes it."""
+"""Normalisation of command-line arguments for Hydra."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SWEEP_FLAGS = ("-m", "--multirun")
 SWEEP_MODE = "hydra.mode=MULTIRUN"
 RUN_HYDRA_KEYS = ("hydra.searchpath", "hydra.callbacks", "hydra.job.env_")
 SWEEP_HYDRA_KEYS = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.job.", "hydra.mode")
-"""Keys of Hydra's that have an effect, by how they begin; sweepers are `hydra.sweeper`."""
+"""Prefixes of Hydra keys that have an effect; hydra.sweep also covers `hydra.sweeper`."""
 FOLDER_FLAGS = ("--config-dir", "-cd")
-REMOTE_TRACKERS = ("wandb", "mlflow")  # in the order in which the option of both is named
-LAUNCHER_FLAGS = ("--local_rank", "--local-rank")  # what the deepspeed launcher adds
+REMOTE_TRACKERS = ("wandb", "mlflow")  # in the order of the option wandb_mlflow
+LAUNCHER_FLAGS = ("--local_rank", "--local-rank")  # added by the deepspeed launcher
 YAML_FILES = (".yaml", ".yml")
 AGENTS_KEY = "task.agents"
-# Hydra's keys that would move a run, and what to use instead.
+# Hydra keys that would change the run's folder, and their remedies.
 UNSUPPORTED_HYDRA_KEYS = {
-    "hydra.run.dir": "choose it with output_dir= and name=",
-    "hydra.output_subdir": "Hydra writes nothing there; choose it with output_dir= and name=",
-    "hydra.job.chdir": "the run stays where it was started",
+    "hydra.run.dir": "set the folder with output_dir= and name=",
+    "hydra.output_subdir": "Hydra writes no files; set the folder with output_dir= and name=",
+    "hydra.job.chdir": "the working directory stays unchanged",
 }
 
 
@@ -34,17 +34,19 @@ FREE_KEYS = (
     r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights)"
     r"|(task\.agents\.\w+\.)?((actor|critic)\.(rank|alpha)_pattern|actor\.model_args))(\..+)?"
 )
-"""Keys below which others may be typed."""
+"""Keys with user-defined subkeys."""
 
 
 def normalize_arguments(typed: Sequence[str]) -> list[str]:
-    """Flags first, since Hydra refuses overrides on both sides of one; folders and files of one's own as a search
-    path, so that they are kept with a run's other overrides; files and folders in full; agents that are added by
-    typing them; the kind of one agent's actor or critic; and quotes around values that Hydra's grammar cannot read,
-    such as `{question}`."""
+    """Convert arguments to the form that Hydra parses. Raises `ConfigError`.
+
+    Moves flags to the front, because Hydra rejects overrides on both sides of a flag; converts user folders and files
+    to a search path, which is saved with the run's overrides; makes paths absolute; creates agents; expands the kind of
+    one agent's actor or critic; quotes values that Hydra's grammar cannot parse, such as `{question}`.
+    """
     _check_shell_splits(typed)
     remaining, folders = _split_config_dirs([text for text in typed if not text.startswith(LAUNCHER_FLAGS)])
-    resumed = last_value(remaining, "resume") not in (None, "never", "auto", "must")  # it may be a sweep
+    resumed = last_value(remaining, "resume") not in (None, "never", "auto", "must")  # may be the folder of a sweep
     sweeps = resumed or bool({*SWEEP_FLAGS, SWEEP_MODE} & {*remaining})
     flags = [text for text in remaining if not is_override(text)]
     overrides: list[str] = []
@@ -54,13 +56,13 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
             raise ConfigError(
                 text,
                 "cannot be deleted",
-                f"give it another value, as {key}=VALUE",
+                f"set another value: {key}=VALUE",
             )
         if key in UNSUPPORTED_HYDRA_KEYS:
             raise ConfigError(text, "is not supported", UNSUPPORTED_HYDRA_KEYS[key])
         _check_has_effect(text, key, sweeps=sweeps)
         if re.fullmatch(FREE_KEYS, key):
-            text = "++" + text.lstrip("+")  # keys of the user's choice, which no schema names
+            text = "++" + text.lstrip("+")  # user-defined subkeys are in no schema
         text = _normalize_choice(text)
         text, files = _resolve_option_files(text)
         folders += files
@@ -71,24 +73,24 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
 
 
 def _check_has_effect(text: str, key: str, *, sweeps: bool) -> None:
-    """Raise `ConfigError` for a key of Hydra's that changes nothing here."""
+    """Raise `ConfigError` for a Hydra key without effect."""
     if not key.startswith(("hydra.", "hydra/")) or key.startswith(RUN_HYDRA_KEYS):
         return
     if key.startswith(SWEEP_HYDRA_KEYS):
         if not sweeps:
-            raise ConfigError(text, "has an effect on sweeps only", "add -m, or leave it out")
+            raise ConfigError(text, "has an effect on sweeps only", "add -m, or remove it")
         return
-    raise ConfigError(text, "is Hydra's, and has no effect in this program", "leave it out")
+    raise ConfigError(text, "is a Hydra key that has no effect in this program", "remove it")
 
 
 def _check_one_value(text: str) -> None:
-    """Raise `ConfigError` for a value of a sweep that Hydra cannot read and that has commas: one value, or several?"""
+    """Raise `ConfigError` for an unparsable value with commas in a sweep: it may be one value or several."""
     key, _, value = text.partition("=")
     parts = ",".join(f'"{part.strip()}"' for part in value.split(","))
     if "'" not in value and '"' not in value and not value.startswith(("[", "{")):
         raise ConfigError(
             text,
-            "has commas, and -m leaves open whether it is one value or several",
+            "has commas, and with -m it may be one value or several",
             f"quote each value: {quote_for_shell(f'{key}={parts}')}, "
             f"or all as one: {quote_for_shell(f'{key}={_literal(value)}')}",
         )
@@ -99,14 +101,14 @@ def _strip_quoted(value: str) -> str:
 
 
 def _check_shell_splits(typed: Sequence[str]) -> None:
-    """Raise `ConfigError` for a value that the shell took apart: `KEY={a:1,b:2}` without quotes is two arguments."""
+    """Raise `ConfigError` for a value split by the shell: `KEY={a:1,b:2}` without quotes is two arguments."""
     values: dict[str, list[str]] = {}
     for text in typed:
         key, equals, value = text.partition("=")
         if equals and not key.startswith("-"):
             values.setdefault(key, []).append(value)
     errors = [
-        ConfigError(f"{key}={parts[0]}", "was taken apart by the shell", f"quote it: '{key}={{{','.join(parts)}}}'")
+        ConfigError(f"{key}={parts[0]}", "was split by the shell", f"quote it: '{key}={{{','.join(parts)}}}'")
         for key, parts in values.items()
         if (len(parts) > 1 and any(map(_is_unbalanced, parts))) or re.match(r"\w+:\[", parts[0])
     ]
@@ -115,13 +117,13 @@ def _check_shell_splits(typed: Sequence[str]) -> None:
 
 
 def _is_unbalanced(value: str) -> bool:
-    """Whether brackets outside of quotes do not match."""
+    """Whether brackets outside quotes do not match."""
     bare = re.sub(r"'[^']*'|\"[^\"]*\"", "", value)
     return any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}", "()"))
 
 
 def _normalize_choice(text: str) -> str:
-    """`experiment=` is written with a plus, and a list of trackers is the option that has them all."""
+    """Add the plus of `+experiment=`, and replace a list of trackers by the option with all of them."""
     key, equals, value = text.partition("=")
     if equals and key == "experiment":
         return f"+{text}"
@@ -131,23 +133,23 @@ def _normalize_choice(text: str) -> str:
     unknown = names - {"tensorboard", *REMOTE_TRACKERS}
     if unknown or not names:
         known = " ".join(("tensorboard", *REMOTE_TRACKERS))
-        raise ConfigError(text, "is no list of trackers", f"choose from {known}, or tracker=none alone")
+        raise ConfigError(text, "is not a list of trackers", f"choose from {known}, or use tracker=none")
     remote = "_".join(name for name in REMOTE_TRACKERS if name in names)
-    return f"tracker={remote or 'tensorboard'}"  # tracker.tensorboard says whether its files are written beside them
+    return f"tracker={remote or 'tensorboard'}"  # tracker.tensorboard also enables event files with other trackers
 
 
 def _expand_agent_kind(text: str) -> str:
-    """`task.agents.low.critic=value_head` chooses for one agent what `critic=value_head` chooses for all."""
+    """Expand `task.agents.low.critic=value_head` to `task.agents.low.critic.kind=value_head`."""
     return re.sub(rf"^(\+*{re.escape(AGENTS_KEY)}\.\w+\.(?:actor|critic))=(?=\w+(,\w+)*$)", r"\1.kind=", text)
 
 
 def is_override(text: str) -> bool:
-    """Whether an argument is one, and no flag nor a flag's value."""
+    """Whether an argument is an override, not a flag or a flag's value."""
     return not text.startswith("-") and ("=" in text or text.startswith(("+", "~")))
 
 
 def quote_override(text: str) -> str:
-    """The override with quotes around its value where only that can be read."""
+    """Quote the value of an override if Hydra can parse it only with quotes."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -156,9 +158,9 @@ def quote_override(text: str) -> str:
     parser = OverridesParser.create()
     key, _, value = text.partition("=")
     if key in PATH_KEYS:
-        return text  # the commands read these themselves
+        return text  # parsed by the commands, not by Hydra
     if re.fullmatch(rf"\+*{re.escape(AGENTS_KEY)}(\.\w+)?", key):
-        return text  # what is wrong with them is told when they are read
+        return text  # parsed later, with specific errors
     for attempt in (text, f"{key}={_literal(value)}"):
         try:
             parser.parse_override(attempt)
@@ -169,8 +171,7 @@ def quote_override(text: str) -> str:
 
 
 def merge_search_paths(overrides: Sequence[str], places: Sequence[str] = ()) -> list[str]:
-    """The overrides with all that they and `places` add to the search path in one, last: Hydra reads the first such
-    override alone."""
+    """Merge all additions to the search path into one override at the end, because Hydra reads only the first."""
     from ippo_cli.compose.searchpath import SEARCH_PATH, search_path_entries
 
     if not places and sum(text.startswith(SEARCH_PATH) for text in overrides) < 2:
@@ -181,7 +182,7 @@ def merge_search_paths(overrides: Sequence[str], places: Sequence[str] = ()) -> 
 
 
 def _resolve_override_paths(text: str) -> str:
-    """The override with the absolute path of each file or folder that it names, and with `${` in texts as text."""
+    """Make paths in an override absolute, and escape `${` in text values."""
     key, _, value = text.partition("=")
     if TEXT_KEYS.fullmatch(key) and (escaped := escape_interpolations(value)) != value:
         return f"{key}={escaped}"
@@ -193,13 +194,13 @@ def _resolve_override_paths(text: str) -> str:
         listed = _parse_list(text)
         return text if listed is None else f"{key}=[{','.join(map(_literal, make_absolute(key, listed)))}]"
     full = make_absolute(key, value)
-    if full == value:  # a name on the hub, a module, a text, or a mistake that is told later
+    if full == value:  # a hub name, a module, a text, or a mistake that is reported later
         return text
     return f"{key}={full}" if re.fullmatch(r"[\w./:-]+", full) else f"{key}={_literal(full)}"
 
 
 def _parse_list(text: str) -> list[str] | None:
-    """The texts of a list that is typed as a value."""
+    """Parse a list value as strings; None if it is not a list."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -211,7 +212,7 @@ def _parse_list(text: str) -> list[str] | None:
 
 
 def _split_config_dirs(typed: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The arguments without folders of one's own, and these, in full."""
+    """Split arguments into the others and the absolute folders of `--config-dir`."""
     rest: list[str] = []
     folders: list[str] = []
     waiting = iter(typed)
@@ -223,12 +224,14 @@ def _split_config_dirs(typed: Sequence[str]) -> tuple[list[str], list[str]]:
             rest.append(text)
     for folder in folders:
         if not folder or not Path(folder).expanduser().is_dir():
-            raise ConfigError(f"{FOLDER_FLAGS[0]}={folder}", "is no folder", "give one that has, say, task/mine.yaml")
+            raise ConfigError(
+                f"{FOLDER_FLAGS[0]}={folder}", "is not a folder", "use a folder with files such as task/mine.yaml"
+            )
     return rest, [str(Path(folder).expanduser().absolute()) for folder in folders]
 
 
 def _resolve_option_files(text: str) -> tuple[str, list[str]]:
-    """`task=mine` for `task=path/to/mine.yaml`, and the file's entry in the search path."""
+    """Convert `task=path/to/mine.yaml` to `task=mine` and the file's entry in the search path."""
     from ippo_cli.compose.load import config_dir
     from ippo_cli.compose.searchpath import search_path_entry
 
@@ -244,27 +247,27 @@ def _resolve_option_files(text: str) -> tuple[str, list[str]]:
             continue
         file = Path(part).expanduser().absolute()
         if not file.is_file():
-            raise ConfigError(f"{group}={part}", "is no file here", "give the path of one, or the name of an option")
+            raise ConfigError(f"{group}={part}", "is not a file", "use the path of a file or the name of an option")
         if not re.fullmatch(r"[\w.-]+", file.stem):
             raise ConfigError(
-                f"{group}={part}", "cannot name an option", "name the file with letters, digits, '-' and '_'"
+                f"{group}={part}", "has an invalid option name", "use letters, digits, '-' and '_' in the file name"
             )
         names.append(file.stem)
-        # A file in a folder of its group's name may start from others that lie there.
+        # A file in a folder named after its group may start from other files of that folder.
         below = file.parent.name == group and file.suffix == ".yaml"
         files.append(search_path_entry(file.parent.parent) if below else search_path_entry(file, group))
     return f"{key}={','.join(names)}", files
 
 
 def _split_options(value: str) -> list[str]:
-    """The options of a list such as `a,b`, as a sweep has them."""
+    """Split options of a sweep, such as `a,b`."""
     return [part.strip().strip("'\"") for part in value.split(",")]
 
 
 def _create_agents(overrides: list[str]) -> list[str]:
-    """The overrides with agents that the task does not have made first, in a form that keeps their types.
+    """Insert overrides that create new agents before their values are set, in a form that keeps types.
 
-    `task.agents={a: ..., b: ...}` names all agents, and those of the task give way; `+task.agents.a.template=` adds.
+    `task.agents={a: ..., b: ...}` replaces all agents of the task; `+task.agents.a.template=` adds one.
     """
     wanted = [text for text in overrides if text.lstrip("+").startswith(AGENTS_KEY) and _adds_agents(text)]
     existing = _existing_agents(overrides) if wanted else None
@@ -296,14 +299,14 @@ def _create_agents(overrides: list[str]) -> list[str]:
 
 
 def _adds_agents(text: str) -> bool:
-    """Whether an override names agents that may be new; what `_create_agents` makes of one does not."""
+    """Whether an override may add agents; overrides created by `_create_agents` do not count."""
     key, _, value = text.partition("=")
     added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS_KEY)}\.\w+(\..+)?", key) is not None
     return added or (key.lstrip("+") == AGENTS_KEY and not re.fullmatch(r"\{(\w+:\{\},?)+\}", value))
 
 
 def _existing_agents(overrides: Sequence[str]) -> list[str] | None:
-    """The agents of the chosen task; None where the choices cannot be composed, which is then told as such."""
+    """The agents of the chosen task; None if composition fails, which is reported later."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -319,7 +322,7 @@ def _existing_agents(overrides: Sequence[str]) -> list[str] | None:
 
 
 def _parse_agents(text: str, value: str) -> dict[str, Any]:
-    """The agents of `task.agents={...}`."""
+    """Parse the agents of `task.agents={...}`."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
@@ -327,7 +330,7 @@ def _parse_agents(text: str, value: str) -> dict[str, Any]:
     try:
         agents = OverridesParser.create().parse_override(f"{AGENTS_KEY}={value}").value()
     except HydraException as error:
-        raise ConfigError(text, "cannot be read", f"put quotes around templates, such as '{example}'") from error
+        raise ConfigError(text, "cannot be parsed", f"put quotes around templates, such as '{example}'") from error
     named = agents if isinstance(agents, dict) else {}
     if not named or not all(isinstance(agent, dict) and agent for agent in named.values()):
         raise ConfigError(text, "does not name agents with their templates", f"write '{example}'")

@@ -1,4 +1,4 @@
-"""What commands about trained weights share: their own keys apart from a run's, and a run's configuration today."""
+"""Shared by commands on trained weights: parsing of their own keys, and the configuration of a run or model."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 from ippo_cli.config.commands import hydra_override, parse_path, parse_paths
 
 SPLIT_KEYS = ("task.eval_share", "task.columns", "task.map", "task.filter", "task.data_config", "task.streaming")
-"""Keys on which it depends which of the training rows are held out."""
+"""Keys that determine which training rows `task.eval_share` holds out."""
 EXPORT_LISTING = "export.json"
-"""The file of a folder that ippo-export wrote, which has one folder for each agent."""
+"""File that ippo-export writes beside the folders of agents."""
 
 if TYPE_CHECKING:
     from ippo_cli.config.schema import Config
 
 
 def split_command_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[str, str], list[str]]:
-    """What is typed for a command's own keys, and the overrides of a run beside them."""
+    """Split arguments into values of the command's own keys and overrides of a run."""
     from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.flags import check_flags
 
@@ -38,7 +38,7 @@ def split_command_keys(argv: Sequence[str], own: Collection[str]) -> tuple[dict[
 
 
 def check_command_keys(overrides: Sequence[str], own: Collection[str]) -> None:
-    """Where a key of the command's own is missing, the one that was meant as it."""
+    """Raise `ConfigError` for an override that is close to one of the command's own keys."""
     from ippo_cli.config.errors import ConfigError
 
     for text in overrides:
@@ -47,15 +47,15 @@ def check_command_keys(overrides: Sequence[str], own: Collection[str]) -> None:
 
 
 def split_names(text: str) -> list[str]:
-    """The names of a list, `[a,b]` or `a,b`."""
+    """Split a list of names, `[a,b]` or `a,b`."""
     inner = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     return [name for part in inner.split(",") if (name := part.strip().strip("'\""))]
 
 
 def resolve_run(own: dict[str, str]) -> None:
-    """Replace `run=`, where it is one run, by its folder, and `checkpoint=` by what the path names.
+    """Replace a single `run=` by the run's folder in place, and set `checkpoint=` if the path names one.
 
-    Raises `ConfigError` where `checkpoint=` says something else.
+    Raises `ConfigError` if `checkpoint=` names another one.
     """
     from ippo_cli.compose.run_folders import find_run
     from ippo_cli.config.errors import ConfigError
@@ -72,12 +72,12 @@ def resolve_run(own: dict[str, str]) -> None:
         own["run"] = str(path_text)
     if checkpoint is not None and own.setdefault("checkpoint", checkpoint) != checkpoint:
         raise ConfigError(
-            f"checkpoint={own['checkpoint']}", f"contradicts run={typed[0]}", f"leave it out, or use run={folder}"
+            f"checkpoint={own['checkpoint']}", f"contradicts run={typed[0]}", f"remove it, or use run={folder}"
         )
 
 
 def parse_bool_key(own: dict[str, str], key: str, default: bool) -> bool:
-    """A key that is true or false."""
+    """Parse a key that is true or false."""
     from ippo_cli.config.errors import ConfigError
 
     typed = own.get(key, str(default).lower())
@@ -87,13 +87,13 @@ def parse_bool_key(own: dict[str, str], key: str, default: bool) -> bool:
 
 
 def load_run_config(folder: Path, run: str, overrides: list[str], *, data: bool = True) -> Config:
-    """A run's configuration with what is typed now; without `data` no held-out rows are looked for."""
+    """Load a run's configuration with additional overrides; `data=False` does not check the data's hub access."""
     from ippo_cli.compose.resume import check_unchanged_config, saved_overrides
     from ippo_cli.config.errors import ResumeError
     from ippo_cli.runs.input_files import changed_input_warnings, input_files
 
     if not (folder / "config.yaml").is_file():
-        raise ResumeError(f"run={run}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+        raise ResumeError(f"run={run}: is not a run; use a run's folder such as outputs/NAME/DATE-ID")
     saved = saved_overrides(folder)
     config = compose_checked([*saved, *overrides], overrides, of_model=False, data=data)
     check_unchanged_config(folder, saved, overrides)
@@ -107,14 +107,14 @@ def load_run_config(folder: Path, run: str, overrides: list[str], *, data: bool 
 
 
 def load_model_config(model: str, overrides: list[str], *, data: bool = True) -> Config:
-    """The configuration of a model that is asked by every agent of a task."""
+    """Configuration for the evaluation of a model or an exported team on a task."""
     config = compose_checked([*model_overrides(model, overrides), *overrides], overrides, of_model=True, data=data)
     _check_local_models(config)
     return config
 
 
 def model_overrides(model: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides that `model=` stands for: one model for every agent, or those of a team that was exported."""
+    """Overrides for `model=`: one model for all agents, or one model per agent of an exported team."""
     folder = parse_path(model)
     if not (folder / EXPORT_LISTING).is_file():
         return ["actor=full", hydra_override("actor.model", str(folder.absolute()) if folder.exists() else model)]
@@ -125,12 +125,12 @@ def model_overrides(model: str, overrides: Sequence[str]) -> list[str]:
 
 
 def exported_models(folder: Path, config: Config) -> dict[str, str] | None:
-    """By agent the folders of a team that was exported; None for a folder that is a model itself."""
+    """Folders of an exported team by agent; None for the folder of a single model."""
     return _match_agents(folder, list(config.task.agents)) if (folder / EXPORT_LISTING).is_file() else None
 
 
 def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
-    """By the task's agents the folders of those exported. Raises `ConfigError` where they are others."""
+    """Folders of an exported team by the task's agents. Raises `ConfigError` if an agent has no model."""
     from ippo_cli.config.errors import ConfigError
 
     exported = list(json.loads((folder / EXPORT_LISTING).read_text())["agents"])
@@ -140,20 +140,20 @@ def _match_agents(folder: Path, agents: Sequence[str]) -> dict[str, str]:
         raise ConfigError(
             f"model={folder}",
             f"has the agents {' '.join(exported)}, and the task also has {' '.join(missing)}",
-            f"choose the task that they were trained on with task=, or use one of them: model={folder / exported[0]}",
+            f"set task= to the task of the training, or use a single model: model={folder / exported[0]}",
         )
     else:
         found = {name: folder / name for name in agents}
     for place in found.values():
         if not (place / "config.json").is_file():
             raise ConfigError(
-                f"model={folder}", f"has an adapter alone in {place.name}/", "export it with merged=true, or use run="
+                f"model={folder}", f"has only an adapter in {place.name}/", "export it with merged=true, or use run="
             )
     return {name: str(place.absolute()) for name, place in found.items()}
 
 
 def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: bool, data: bool = True) -> Config:
-    """The configuration of these overrides, of which those typed now must have an effect."""
+    """Compose and check a configuration; every override in `typed_now` must have an effect on the evaluation."""
     from ippo_cli.compose.arguments import merge_search_paths
     from ippo_cli.compose.hub_names import check_hub_access
     from ippo_cli.compose.load import build_config, compose_node, resolve_config
@@ -164,7 +164,7 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
 
     combined = merge_search_paths(overrides)
     check_user_files(combined)
-    node = compose_node(combined)  # first: what is no key at all is told as such
+    node = compose_node(combined)  # first, so that unknown keys are reported as unknown
     check_evaluation_overrides(typed_now, of_model=of_model)
     config = build_config(resolve_config(node))
     check_config(config, 1, training=False)
@@ -173,7 +173,7 @@ def compose_checked(overrides: list[str], typed_now: list[str], *, of_model: boo
 
 
 def _check_local_models(config: Config) -> None:
-    """Raise `ConfigError` for an agent whose task file has it made by a run."""
+    """Raise `ConfigError` for an agent with a locally created model."""
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.schema import TinyActorConfig
 
@@ -181,13 +181,13 @@ def _check_local_models(config: Config) -> None:
         if isinstance(agent.actor, TinyActorConfig):
             raise ConfigError(
                 f"task.agents.{name}.actor.kind={agent.actor.kind.value}",
-                "is a model that a run makes, and model= is there already",
+                "is created by training, and model= is an existing model",
                 f"add task.agents.{name}.actor=full, or evaluate the run",
             )
 
 
 def _check_split_keys(config: Config, typed: Collection[str]) -> None:
-    """Where a share of the training rows is held out, what else says which rows there are decides which these are."""
+    """Raise `ConfigError` for overrides that change which training rows `task.eval_share` holds out."""
     from ippo_cli.config.errors import ConfigError
     from ippo_cli.config.schema import JsonlConfig
 
@@ -197,14 +197,14 @@ def _check_split_keys(config: Config, typed: Collection[str]) -> None:
         if key.startswith(SPLIT_KEYS):
             raise ConfigError(
                 key,
-                f"would hold out other rows than the run did (task.eval_share={config.task.eval_share}), trained ones "
-                "among them",
-                "name other data: task.eval_share=null task.eval=FILE",
+                f"changes the held-out rows of the run (task.eval_share={config.task.eval_share}), so that they may "
+                "include training rows",
+                "use other data: task.eval_share=null task.eval=FILE",
             )
 
 
 def _check_unseen_examples(config: Config, folder: Path) -> None:
-    """Of generated examples the first ones are held out, and the run was trained on those that follow."""
+    """Raise `ConfigError` for a larger `task.eval_size` on generated examples: training used the examples after it."""
     from ippo_cli.compose.load import build_config
     from ippo_cli.compose.resume import saved_config
     from ippo_cli.config.errors import ConfigError
@@ -213,8 +213,8 @@ def _check_unseen_examples(config: Config, folder: Path) -> None:
     task, trained = config.task, build_config(saved_config(folder)).task
     if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
         return
-    wanted, held_out = (getattr(each, "eval_size") for each in (task, trained))  # noqa: B009 (every generated task's)
+    wanted, held_out = (getattr(owner, "eval_size") for owner in (task, trained))  # noqa: B009 (every generated task's)
     if wanted > held_out:
         raise ConfigError(
-            f"task.eval_size={wanted}", "would reach into what the run was trained on", f"use at most {held_out}"
+            f"task.eval_size={wanted}", "would include training examples of the run", f"use at most {held_out}"
         )

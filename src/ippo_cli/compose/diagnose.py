@@ -1,4 +1,4 @@
-"""From Hydra's errors to ours: which overrides are wrong, and what would work."""
+"""Conversion of Hydra's errors: which overrides are wrong, and what would work."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HIDDEN_GROUPS = ("base", "schema")
 
 
 def diagnose_error(overrides: Sequence[str], error: Exception) -> ConfigError:
-    """The overrides that cannot be applied, with their remedies; Hydra's own words where none is to blame."""
+    """Find the overrides that cannot be applied, with remedies; Hydra's message if there is none."""
     several = re.search(r"Ambiguous value for argument '(.*)'", str(error)) is not None
     errors, _ = check_overrides(overrides, sweeps=not several)
     if errors:
@@ -33,11 +33,11 @@ def diagnose_error(overrides: Sequence[str], error: Exception) -> ConfigError:
 def check_overrides(
     overrides: Sequence[str], base: Sequence[str] = (), *, sweeps: bool = False
 ) -> tuple[list[ConfigError], list[str]]:
-    """The mistakes among these overrides, and those that can be applied to `base`, each with a single value.
+    """Return errors of invalid overrides, and `base` plus the valid overrides, each with a single value.
 
-    `sweeps`: whether several values of a key are a sweep, of which the first is checked.
+    `sweeps`: several values of a key are a sweep; only the first value is checked.
     """
-    compose_cached.cache_clear()  # files of the user's may have changed
+    compose_cached.cache_clear()  # user files may have changed
     ordered = sorted(overrides, key=_composition_order)
     errors: list[ConfigError] = []
     good = list(base)
@@ -50,7 +50,7 @@ def check_overrides(
 
 
 def config_groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
-    """The configuration groups and their options, those in folders that the overrides add included."""
+    """Configuration groups and their options, including user options that the overrides add."""
     found: dict[str, list[str]] = {}
     for group, file in (*list_options(config_dir()), *user_option_files(overrides)):
         if group.split("/")[0] not in HIDDEN_GROUPS:
@@ -59,13 +59,13 @@ def config_groups(overrides: Sequence[str] = ()) -> dict[str, list[str]]:
 
 
 def filter_completions(completions: str) -> str:
-    """Hydra's answer to a shell's question, without the groups that are no user's choice."""
+    """Remove internal groups from Hydra's shell completions."""
     internal = "|".join(HIDDEN_GROUPS)
     return re.sub(rf"(?<!\S)[+~]?(?:{internal})(?:[=/]\S*)?(?!\S)[ \n]?", "", completions)
 
 
 def _bisect_overrides(ordered: Sequence[str], good: list[str], errors: list[ConfigError]) -> None:
-    """Add those that can be applied to `good`, and the mistakes of the others to `errors`: halves are tried at once."""
+    """Add valid overrides to `good` and errors of invalid ones to `errors`, by bisection."""
     single = [part for text in ordered for part in _first_value(text)]
     try:
         compose_cached((*good, *single))
@@ -82,7 +82,7 @@ def _bisect_overrides(ordered: Sequence[str], good: list[str], errors: list[Conf
 
 
 def _drop_follow_up_errors(errors: list[ConfigError]) -> list[ConfigError]:
-    """Without keys of a group of which the chosen option is a mistake itself."""
+    """Drop unknown keys of groups with an invalid option."""
     wrong = {error.key.lstrip("+") for error in errors if error.key.lstrip("+") in KINDS}
     return [
         error
@@ -92,12 +92,12 @@ def _drop_follow_up_errors(errors: list[ConfigError]) -> list[ConfigError]:
 
 
 def _composition_order(text: str) -> tuple[bool, bool]:
-    """Folders first, for the options in them; then choices: they decide what keys exist."""
+    """Sort key: search path first, then options of groups, because they determine which keys exist."""
     return not text.startswith(SEARCH_PATH), text.split("=")[0].lstrip("+~") not in config_groups()
 
 
 def _first_value(text: str) -> list[str]:
-    """The override with the first value of a sweep: `seed=1,2` is no value outside a sweep."""
+    """Return the override with the first value of a sweep, because `seed=1,2` is invalid outside a sweep."""
     try:
         parsed = OverridesParser.create().parse_override(text)
     except HydraException:
@@ -109,7 +109,7 @@ def _first_value(text: str) -> list[str]:
 
 
 def _several_values_error(text: str, good: Sequence[str]) -> ConfigError | None:
-    """What to say of several values, unless the first of them is a mistake already."""
+    """The error for several values outside a sweep; None if the first value already has an error."""
     if _first_value(text)[0] not in good:
         return None
     node = compose_cached(tuple(good))

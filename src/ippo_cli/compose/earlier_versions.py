@@ -1,4 +1,4 @@
-"""Configurations that earlier versions wrote down."""
+"""Migration of configurations saved by earlier versions."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ippo_cli.config import schema
 
 
 def fill_missing_keys(plain: dict[str, Any], today: dict[str, Any]) -> dict[str, Any]:
-    """A configuration that an earlier version wrote down: keys that it did not know have their values of `today`.
+    """Return a saved configuration with missing keys filled from `today`.
 
-    `today` is what the same overrides give now, so that these are the defaults of keys that came later.
+    `today` is the composition of the same overrides by this version: it has the defaults of newer keys.
     """
     whole = copy.deepcopy(plain)
     if not isinstance(whole.get("task"), dict):
@@ -36,7 +36,7 @@ def fill_missing_keys(plain: dict[str, Any], today: dict[str, Any]) -> dict[str,
 def _fill_group(group: str, value: Any, now: dict[str, Any], cls: type[Any] | None = None) -> None:
     if isinstance(value, dict):
         if group == "tracker":
-            value.setdefault("kind", now["kind"])  # there was one kind, which had no name
+            value.setdefault("kind", now["kind"])  # earlier versions had one kind, without a name
         cls = cls or SINGLE_SCHEMAS.get(group) or KINDS[group].get(str(value.get("kind")))
         if cls is not None:
             _fill_dataclass(cls, value, now)

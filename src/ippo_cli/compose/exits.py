@@ -1,4 +1,4 @@
-"""Ending a command: one block for errors that users can act on, and the exit code that scripts rely on."""
+"""Command exit: error reports in one block, and exit codes."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from ippo_cli.runs.output import OutputClosed, flush_output
 
 MAX_LINES = 12
 WIDTH = 100
-MAX_PATH_LENGTH = 4096  # of Linux: longer words are no paths
-SHELL_WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
+MAX_PATH_LENGTH = 4096  # PATH_MAX of Linux
+SHELL_WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""
 COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){SHELL_WORD})+|python -c '[^']*'")
-NO_BREAK = "\ue000"  # stands for a space inside of a command; not printable, and so in no message
+NO_BREAK = "\ue000"  # replaces spaces inside commands; unprintable, so messages never contain it
 
 
 def run_guarded(command: Callable[[], None], argv: Sequence[str], command_keys: Collection[str] | None = None) -> int:
-    """Run a command and return its exit code; every expected failure is reported in one block.
+    """Run a command and return its exit code; reports every expected failure in one block.
 
-    `own`: keys of the command beside those of a run; None for a command that takes no overrides.
+    `command_keys`: keys of the command in addition to a run's; None for a command without overrides.
     """
-    # Threads that spin while they wait make every operation wait for a time slice when other processes want the cores.
+    # Spinning threads delay every operation when other processes use the same cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Large tensors come and go: in pages of 2 MiB rather than of 4 KiB, where the system offers them.
+    # Use transparent huge pages (2 MiB) for large tensors.
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # the profiler announces itself otherwise
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost connection is twenty lines of C++ frames otherwise
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silence the profiler's messages
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack traces of lost connections
     try:
         code = _run(command, argv, command_keys)
         flush_output()
@@ -70,7 +70,7 @@ def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] 
                 file=sys.stderr,
             )
         return INTERRUPTED
-    except SystemExit as leaving:  # Hydra and argparse leave this way
+    except SystemExit as leaving:  # raised by Hydra and argparse
         return leaving.code if isinstance(leaving.code, int) else (0 if leaving.code is None else 2)
     except Exception as error:
         if is_disk_full(error):
@@ -81,7 +81,7 @@ def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] 
 
 
 def _report_mistakes(error: Exception, argv: Sequence[str], own: Collection[str] | None) -> int:
-    """Report every mistake of the command line of which one made the command fail."""
+    """Report all mistakes of the command line after one of them raised `error`."""
     if _is_reported(error):
         return error.exit_code if isinstance(error, ConfigError) else 2
     from ippo_cli.compose.mistakes import find_mistakes
@@ -90,7 +90,7 @@ def _report_mistakes(error: Exception, argv: Sequence[str], own: Collection[str]
     if not errors:
         print(format_block(str(error)), file=sys.stderr)
         return 2
-    messages = [_append_notes(f"{one}{_error_location(one, argv)}", one) for one in errors]
+    messages = [_append_notes(f"{mistake}{_error_location(mistake, argv)}", mistake) for mistake in errors]
     print(
         format_block(f"ippo: {messages[0]}") if len(messages) == 1 else format_list_block(messages),
         file=sys.stderr,
@@ -100,16 +100,16 @@ def _report_mistakes(error: Exception, argv: Sequence[str], own: Collection[str]
 
 
 def exit_process(code: int) -> NoReturn:
-    """End this process with that exit code.
+    """Exit the process with this code.
 
-    At once if a process group ran in it: its threads may want the interpreter while that shuts down, and are then
-    ended in a way that turns a finished run into SIGABRT.
+    Skips the interpreter's shutdown if a process group was used: its threads may access the interpreter during
+    shutdown, which ends a finished run with SIGABRT.
     """
     distributed = sys.modules.get("ippo_cli.engine.distributed")
     if distributed is None or not distributed.has_run():
         sys.exit(code)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)  # how it ended is known
+        signal.signal(number, signal.SIG_IGN)  # the exit code must not change any more
     atexit._run_exitfuncs()
     with suppress(OutputClosed):
         flush_output()
@@ -117,7 +117,7 @@ def exit_process(code: int) -> NoReturn:
 
 
 def format_block(message: str) -> str:
-    """A message of at most `MAX_LINES` lines of a terminal's width; it may quote model text, so nothing in it acts."""
+    """Wrap a message to at most `MAX_LINES` lines; escapes control characters, as it may quote model output."""
     source_lines = redact_text(message)[: 2 * MAX_LINES * WIDTH].replace("\t", " ").splitlines()
     spelled = ["".join(c if c.isprintable() else repr(c)[1:-1] for c in line) for line in source_lines]
     lines = [part for line in spelled for part in _wrap_line(line) or [""]]
@@ -125,7 +125,7 @@ def format_block(message: str) -> str:
 
 
 def format_list_block(messages: Sequence[str]) -> str:
-    """Several messages in at most `MAX_LINES` lines: the longest are cut, and the last are counted."""
+    """Format several messages in at most `MAX_LINES` lines: truncates the longest and counts those that do not fit."""
     room = MAX_LINES - 1
     visible = list(messages) if len(messages) <= room else messages[: room - 1]
     parts = [format_block(message).splitlines() for message in visible]
@@ -144,7 +144,7 @@ def _mark_first_line(lines: Sequence[str]) -> list[tuple[bool, str]]:
 
 
 def _wrap_line(line: str) -> list[str]:
-    """The line in parts of a terminal's width; commands and paths stay whole, so that they can be copied."""
+    """Wrap a line; commands and paths are not broken, so that they can be copied."""
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
     parts: list[str] = []
     for part in textwrap.wrap(whole, WIDTH - 2, break_on_hyphens=False, break_long_words=False):
@@ -154,13 +154,13 @@ def _wrap_line(line: str) -> list[str]:
 
 
 def _error_location(error: ConfigError, argv: Sequence[str]) -> str:
-    """Where a file of the user's says what is wrong."""
+    """Format file and line of a user file that sets the wrong key; empty if there is none."""
     from ippo_cli.compose.arguments import normalize_arguments
     from ippo_cli.compose.user_files import find_key_location
 
     try:
         place = find_key_location(error.key, normalize_arguments(argv))
-    except Exception:  # whatever is wrong with the arguments themselves is what the error is about
+    except Exception:  # invalid arguments are the error itself
         return ""
     return f" ({place})" if place else ""
 
@@ -176,7 +176,7 @@ def _report_error(error: IppoError, place: str = "") -> int:
 
 
 def _is_reported(error: BaseException) -> bool:
-    """Whether another rank tells of it. Before the ranks have met, those of one machine find the same."""
+    """Whether another rank reports the error; before ranks connect, only local rank 0 reports."""
     distributed = sys.modules.get("ippo_cli.engine.distributed")
     if distributed is None or not distributed.has_run():
         return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"

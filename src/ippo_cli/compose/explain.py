@@ -1,4 +1,4 @@
-"""Why one override cannot be applied, and what would work."""
+"""Explanation of a single invalid override, with a remedy."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ippo_cli.config.text import closest_hint
 
 LIST_RULE = "must be a list"
 TYPO_CUTOFF = 0.8
-"""How similar a name must be to one of ours to be taken for a mistyped one: below that an answer would be a guess."""
+"""Minimum similarity to a known name for a suggestion."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 YAML_FILES = (".yaml", ".yml")
 
 
 @lru_cache(maxsize=8)
 def compose_cached(overrides: tuple[str, ...]) -> DictConfig:
-    """A composition to be read; one takes half a second, and several mistakes are explained by the same."""
+    """Cached composition, which must not be modified; composing takes half a second."""
     return compose_node(overrides)
 
 
 def explain_override(text: str, good: list[str], error: Exception, options: Mapping[str, Sequence[str]]) -> ConfigError:
-    """Why this override cannot be applied after those in `good`; `options`: those of each group."""
+    """Explain why an override cannot be applied after those in `good`; `options`: options by group."""
     key, equals, value = text.partition("=")
     name = key.lstrip("+~")
     if name in PACKAGES:
@@ -54,9 +54,9 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
 
 
 def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigError:
-    """An argument without `=`: what it names says which key it may be the value of."""
+    """Explain an argument without `=`: suggest the key that it may be a value of."""
     place = Path(text).expanduser()
-    meant = "write key=value; see ippo-train --help"
+    meant = "use key=value; see ippo-train --help"
     if text.endswith(YAML_FILES):
         meant = f"did you mean task={text}?"
     elif (place / "config.yaml").is_file() and (place / "overrides.json").is_file():
@@ -76,12 +76,12 @@ def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigE
 
 
 def explain_several_values(text: str, field_value: Any) -> ConfigError:
-    """Values with commas between them outside a sweep; `field_value` is what the key has now."""
+    """Explain comma-separated values outside a sweep; `field_value` is the current value of the key."""
     key, _, value = text.partition("=")
     if DECIMAL_COMMA.fullmatch(value) and isinstance(field_value, float):
         return ConfigError(text, "has a decimal comma", f"use {key}={value.replace(',', '.')}")
     sweep = "add -m to train once with each of them"
-    is_text = not isinstance(field_value, int | float | list)  # True and False are numbers
+    is_text = not isinstance(field_value, int | float | list)  # bool is an int
     quoted = "" if not is_text else f"; one text with a comma needs quotes: '{key}=\"{value}\"'"
     return ConfigError(text, "has several values", f"{sweep}{quoted}")
 
@@ -93,7 +93,7 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
         known = " ".join(f"~task.agents.{known}" for known in node.task.agents)
         return ConfigError(
             text,
-            "names agents at once, and they are added and removed one by one",
+            "sets several agents, but agents are added and removed one by one",
             "use +task.agents.NAME.template=TEXT to add one" + (f", and {known} to remove these" if known else ""),
         )
     if agent := re.fullmatch(r"task\.agents\.(\w+)(\..+)?", name):
@@ -104,8 +104,7 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
             return ConfigError(
                 text,
                 f"names no agent{closest_hint(agent[1], known.split())}",
-                f"there {'are' if known else 'is'} {known or 'none yet'}; "
-                f"+{name}{'' if agent[2] else '.template'}= adds one",
+                f"known agents: {known or 'none'}; +{name}{'' if agent[2] else '.template'}= adds one",
             )
     return None
 
@@ -114,7 +113,7 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
     bare = value.strip("'\"")
     if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
         key = text.partition("=")[0]
-        return ConfigError(text, "opens a bracket and does not close it", f"use '{key}={bare}{')' * missing}'")
+        return ConfigError(text, "has an unclosed bracket", f"use '{key}={bare}{')' * missing}'")
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
         return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
     rule, remedy = value_rule(summarize_message(error), name)
@@ -124,7 +123,7 @@ def _explain_value(text: str, name: str, value: str, error: Exception) -> Config
 
 
 def value_rule(words: str, name: str) -> tuple[str, str]:
-    """OmegaConf's words about a value as a rule, and what would work."""
+    """Convert OmegaConf's message about a value to rule and remedy."""
     if "could not be converted to Float" in words:
         return "must be a number", f"use one such as {name}=0.1"
     if "could not be converted to Integer" in words:
@@ -134,16 +133,16 @@ def value_rule(words: str, name: str) -> tuple[str, str]:
     if known := re.search(r"expected one of \[(.*)\]", words):
         return "is not known", "use one of " + known[1].replace(", ", " ")
     if "not Optional" in words or "Incompatible value 'None'" in words or "Non optional field" in words:
-        return "must not be null", f"give a value, or leave {name} out"
+        return "must not be null", f"set a value, or remove {name}"
     if "ListConfig" in words:
         return LIST_RULE, f"write '{name}=[a,b]'"
-    return "is no value of this key", words
+    return "is not a valid value", words
 
 
 def explain_key(
     text: str, name: str, node: DictConfig, keys: Sequence[str], options: Mapping[str, Sequence[str]]
 ) -> ConfigError:
-    """A name that the composition does not have."""
+    """Explain an unknown key: suggest another option, a counterpart of another project's key, or similar keys."""
     group, _, leaf = name.partition(".")
     kinds = SWEEP_SCHEMAS if group == "sweep" else KINDS.get(group, {})
     others = [kind for kind, cls in kinds.items() if leaf in {field.name for field in fields(cls)}]
@@ -153,7 +152,7 @@ def explain_key(
             f"is no key of {group}={node[group].kind.value}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
-    corrected = list(dict.fromkeys(one for key in keys if (one := _correct_one_part(name, key))))
+    corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
     answer = None if corrected or ".agents." in name else find_suggestion(name)
     if answer is not None and answer.text != name and answer.text.rpartition(".")[2] != name:
         return ConfigError(text, answer.rule, answer.remedy)
@@ -171,19 +170,19 @@ def explain_key(
 
 
 def _correct_one_part(name: str, key: str) -> str | None:
-    """A long name as it was typed, but for one part that is spelled as the key's: an agent's own name stays."""
+    """Replace a single mistyped part of a long name by the key's part; keeps an agent's name."""
     typed, known = name.split("."), key.split(".")
     if len(typed) != len(known) or len(typed) < 3:
         return None
     known = [typed[at] if known[at - 1 : at] == ["agents"] else part for at, part in enumerate(known)]
-    wrong = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
+    wrong = [(part, known_part) for part, known_part in zip(typed, known, strict=True) if part != known_part]
     return ".".join(known) if len(wrong) == 1 and _find_typos(wrong[0][0], [wrong[0][1]]) else None
 
 
 def _explain_choice(
     text: str, group: str, value: str, good: Sequence[str], options: Sequence[str], error: Exception
 ) -> ConfigError:
-    """A group's option that does not exist, or one that cannot be composed."""
+    """Explain an option that does not exist, or that cannot be composed."""
     option = value.strip("'\"")
     if option in options:
         own = [shorten_path(file) for at, file in user_option_files(good) if (at, file.stem) == (group, option)]
@@ -191,22 +190,22 @@ def _explain_choice(
             text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{summarize_message(error)}"
         )
     if option.startswith("{"):
-        return ConfigError(text, f"gives values to {group}=, whose values are set one by one", f"use {group}.KEY=VALUE")
+        return ConfigError(text, f"sets several keys of {group}", f"set them one by one: {group}.KEY=VALUE")
     if option.startswith("["):
         return ConfigError(
-            text, "names several options, and this group takes one", _choose_option_hint(option, options)
+            text, "names several options of a group with one choice", _choose_option_hint(option, options)
         )
     for folder in search_path_entries(good):
         if (file := Path(folder) / group / f"{option}.yml").is_file():
             return ConfigError(
                 text,
-                f"lies in {shorten_path(file)}, and options end in .yaml",
+                f"is {shorten_path(file)}, but files of options must end in .yaml",
                 f"rename it, or use {group}={shorten_path(file)}",
             )
     for ending in YAML_FILES:
         if (file := Path(f"{option}{ending}").expanduser()).is_file():
             return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
-    own_file = "" if "/" in option else f"; a file of your own is chosen by its path, {group}=path/to/{option}.yaml"
+    own_file = "" if "/" in option else f"; choose your own file by its path: {group}=path/to/{option}.yaml"
     return ConfigError(text, "is an unknown option", _choose_option_hint(option, options) + own_file)
 
 
@@ -216,32 +215,32 @@ def _choose_option_hint(name: str, options: Sequence[str]) -> str:
 
 
 def _candidate_keys(name: str, keys: Iterable[str], options: Iterable[str]) -> list[str]:
-    """Keys and groups that the name may have meant; agents' keys only for a name about agents."""
+    """Candidates for a mistyped name: keys and groups; agents' keys only for a name of an agent."""
     wanted = [key for key in keys if (".agents." in key) == (".agents." in name)]
     return [*wanted, *(group for group in options if "." not in name)]
 
 
 def _similar_names(name: str, known: Sequence[str]) -> list[str]:
-    """The names that a mistyped one may have meant."""
+    """Known names similar to a mistyped one."""
     own = name.rsplit(".", 1)[-1]
     tails = dict.fromkeys(key.rsplit(".", 1)[-1] for key in known)
-    # In long names all that is similar may be the group, which the keys of a group share.
+    # Long names may be similar only in their group, so compare the last part too.
     near = [key for key in known if "." not in name or _find_typos(own, [key.rsplit(".", 1)[-1]])]
     close = difflib.get_close_matches(name, near, n=3, cutoff=0.6) if "." in name else _find_typos(name, near)
     return close or [key for tail in _find_typos(own, tails) for key in known if key.rsplit(".", 1)[-1] == tail][:3]
 
 
 def _find_typos(text: str, known: Iterable[str]) -> list[str]:
-    """Names that are spelled like the given one, or with its letters in another order, as `seed` for `sede`."""
+    """Known names with a similar spelling or the same letters in another order, such as `seed` for `sede`."""
     names = list(known)
     reordered = [name for name in names if sorted(name) == sorted(text)]
     return list(dict.fromkeys([*reordered, *difflib.get_close_matches(text, names, n=3, cutoff=TYPO_CUTOFF)]))[:3]
 
 
 def summarize_message(error: Exception) -> str:
-    """The part of a message that is about values, on one line, without Hydra's advice to use `+`."""
+    """Summarise Hydra's message in one line, without its advice to use `+`."""
     words = str(error.__cause__)
-    words = str(error) if words in ("None", "") else words  # a parser's cause may have none
+    words = str(error) if words in ("None", "") else words  # causes of parser errors may have no message
     lines = [line.strip() for line in words.splitlines() if line.strip()]
     noise = ("To append", "full_key", "object_type", "reference_type")
     return "; ".join(line for line in lines if not line.startswith(noise))[:400]

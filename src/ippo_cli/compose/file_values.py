@@ -1,4 +1,4 @@
-"""Keys and values of a YAML file of the user's, each against the dataclasses that may have it."""
+"""Checks of keys and values in user YAML files against the schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KIND_NAMES = {int: "a whole number", float: "a number", bool: "true or false", s
 
 
 def check_global_file(source: YamlSource, body: Iterable[tuple[str, yaml.Node, int]]) -> None:
-    """A file that sets values of several groups, whichever options those have."""
+    """Check a file that sets values of several groups with unknown options."""
     groups = {
         **{group: (cls,) for group, cls in SINGLE_SCHEMAS.items()},
         **{g: tuple(k.values()) for g, k in KINDS.items()},
@@ -43,16 +43,16 @@ def check_mapping(
     prefix: str,
     owner: str,
 ) -> None:
-    """Every key is one of some of the classes, with a value of its type."""
+    """Check that every key is a field of one of the classes, with a value of its type."""
     hints = {name: hint for cls in reversed(classes) for name, hint in get_type_hints(cls).items()}
     for key, node, line in body:
         full = prefix + key
         if key not in hints:
             _raise_unknown_key(source, line, key, full, list(hints), owner)
         hint = hints[key]
-        if get_origin(hint) is dict and not is_dataclass(get_args(hint)[1]):  # keys of the user's choice
+        if get_origin(hint) is dict and not is_dataclass(get_args(hint)[1]):  # user-defined keys
             continue
-        if get_origin(hint) is dict:  # the named agents
+        if get_origin(hint) is dict:  # agents by name
             _check_agents(source, node, line, full)
         elif is_dataclass(hint):
             if not isinstance(node, yaml.MappingNode):
@@ -61,7 +61,7 @@ def check_mapping(
                 source.refuse(
                     line,
                     full,
-                    f"is {_describe_node(source, node)}, and has keys of its own",
+                    f"is {_describe_node(source, node)}, and must be a mapping",
                     "it has: " + " ".join(leaf.name for leaf in fields(hint)),
                 )
             assert isinstance(hint, type)
@@ -71,13 +71,13 @@ def check_mapping(
 
 
 def _check_agents(source: YamlSource, node: yaml.Node, line: int, full: str) -> None:
-    """The named agents, each with a prompt."""
+    """Check that the node is a mapping of agents with templates."""
     if not isinstance(node, yaml.MappingNode):
         source.refuse(
             line,
             full,
             f"is {_describe_node(source, node)}, and must be named agents",
-            'write below it a line for each, such as: solver: {template: "{question}"}',
+            'add one line per agent, such as: solver: {template: "{question}"}',
         )
     for agent, value, at in keys_with_lines(node):
         if not isinstance(value, yaml.MappingNode):
@@ -101,13 +101,13 @@ def _check_leaf(
 ) -> None:
     written = node_text(source, node)
     if hint is Any or (isinstance(node, yaml.ScalarNode) and "${" in written):
-        return  # what an interpolation stands for is known when all is composed
+        return  # interpolations are resolved after composition
     try:
         value = cast(DictConfig, OmegaConf.create(_single_key_document(node, key)))[key]
     except (
         yaml.YAMLError,
         OmegaConfBaseException,
-    ):  # an anchor that lies elsewhere, say: composing tells what is wrong with it
+    ):  # for example an anchor defined elsewhere; composition reports such errors
         return
     if any(_is_valid_value(cls, key, value) for cls in classes):
         return
@@ -132,14 +132,14 @@ def _is_valid_value(cls: type[Any], key: str, value: Any) -> bool:
 
 
 def _single_key_document(node: yaml.Node, key: str) -> str:
-    """A document of this key and value alone."""
+    """Serialise a YAML document with only this key and value."""
     return yaml.serialize(
         yaml.MappingNode("tag:yaml.org,2002:map", [(yaml.ScalarNode("tag:yaml.org,2002:str", key), node)])
     )
 
 
 def describe_type(hint: Any) -> str:
-    """A type in words."""
+    """Describe a type in words."""
     if get_origin(hint) is list:
         (item,) = get_args(hint)
         return "a list" + (f" of {' '.join(part.value for part in item)}" if _is_enum(item) else "")
@@ -155,7 +155,7 @@ def _is_enum(kind: Any) -> bool:
 
 
 def _describe_node(source: YamlSource, node: yaml.Node) -> str:
-    """What a node is, in words."""
+    """Describe a YAML node in words."""
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     if isinstance(node, yaml.MappingNode):

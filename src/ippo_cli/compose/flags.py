@@ -1,4 +1,4 @@
-"""Flags that are taken; an option typed with dashes is answered with the override that it must have meant."""
+"""Checks of command-line flags; suggests overrides for settings written with dashes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ UNSUPPORTED_FLAGS = ("--config-path", "-cp", "--config-name", "-cn", "--experime
 
 
 def check_flags(typed: Sequence[str], command_keys: Collection[str] = ()) -> None:
-    """Raise `ConfigError` with every argument that is no flag of this program; `own` are a command's keys."""
+    """Raise `ConfigError` with every invalid flag; `command_keys` are the command's own keys."""
     if errors := list(flag_errors(typed, command_keys)):
         raise combine_errors(errors)
 
 
 def flag_errors(typed: Sequence[str], command_keys: Collection[str] = ()) -> Iterator[ConfigError]:
-    """The mistakes among the flags."""
+    """Yield errors of invalid flags."""
     names = [text.partition("=")[0] for text in typed]
     for place, (text, flag) in enumerate(zip(typed, names, strict=True)):
         if not text.startswith("-") or text.startswith(LAUNCHER_FLAGS):
@@ -41,26 +41,26 @@ def flag_errors(typed: Sequence[str], command_keys: Collection[str] = ()) -> Ite
         if flag in UNSUPPORTED_FLAGS:
             yield ConfigError(flag, "is not supported", "add a folder of your own with --config-dir=FOLDER")
         elif flag in CFG_FLAGS and value not in ("job", "hydra", "all"):
-            yield ConfigError(text, "shows nothing", "use --cfg job, or --cfg job --resolve")
+            yield ConfigError(text, "needs a value", "use --cfg job, or --cfg job --resolve")
         elif flag in CFG_OPTION_FLAGS and not set(names) & set(CFG_FLAGS):
             yield ConfigError(flag, "has an effect with --cfg only", "use --cfg job --resolve")
         elif flag not in (*VALUELESS_FLAGS, *VALUE_FLAGS):
             flag_text = f"{text} {value}" if value and "=" not in text else text
             yield ConfigError(
                 flag_text,
-                "is no flag; settings are written without dashes, as key=value",
+                "is not a flag; settings are written without dashes, as key=value",
                 _suggest_override(flag, value, command_keys),
             )
 
 
 def _next_argument(typed: Sequence[str], place: int) -> str:
-    """The argument behind a flag, if it may be the flag's value."""
+    """The argument after a flag if it may be the flag's value, else an empty string."""
     following = typed[place + 1] if place + 1 < len(typed) else ""
     return "" if following.startswith("-") or "=" in following else following
 
 
 def _suggest_override(flag: str, value: str, command_keys: Collection[str]) -> str:
-    """What to type: the same key without dashes if there is one, else what a mistyped key is answered with."""
+    """Suggest the key without dashes if it exists, else the remedy for that key as a mistyped override."""
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException

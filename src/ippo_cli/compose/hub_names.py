@@ -1,4 +1,4 @@
-"""Names of models and datasets that are no files here: told at once where no hub can answer for them."""
+"""Early checks of model and dataset names that are not local files: hub access, offline mode, cache."""
 
 from __future__ import annotations
 
@@ -18,28 +18,27 @@ from ippo_cli.config.python_names import is_code_reference
 from ippo_cli.config.schema import Config, Hub, JsonlConfig
 
 ENDPOINT = "https://huggingface.co"
-PROBE_TIMEOUT_S = 5.0  # how long the hub may take to answer
+PROBE_TIMEOUT_S = 5.0  # timeout of the request that tests hub access
 TRUE_VALUES = ("1", "ON", "YES", "TRUE")
-UNREACHABLE = "IPPO_HUB_UNREACHABLE"  # why this program, and no user, has set HF_HUB_OFFLINE; child processes read it
+UNREACHABLE = "IPPO_HUB_UNREACHABLE"  # why this program set HF_HUB_OFFLINE (not the user); read by child processes
 DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz", ".txt")
 
 
 class HubName(NamedTuple):
-    """What may have to be looked up on the hub."""
+    """A name that may need the hub."""
 
     setting: str
     name: str
     revision: str | None
-    file: str | None  # one that is in the cache if anything is; None where the cache has no such file
+    file: str | None  # file that is in the cache if the model is cached; None for datasets
 
 
 def check_hub_access(config: Config, *, models: bool = True, training: bool = True, data: bool = True) -> None:
-    """Raise `PreflightError` for a path that is not there, or a model that cannot be had; go offline where a hub is
-    needed and none answers.
+    """Raise `PreflightError` for a missing path or an unavailable model; set offline mode if the hub does not answer.
 
-    Libraries that look a name up try again and again for a minute before they say so; offline they look into their
-    cache and answer at once. To be called before any of them is imported. Without `models` the data and reward models
-    alone count, and of the data without `training` the held-out ones; without `data` none.
+    Hub libraries retry for a minute without a connection; in offline mode they use their cache at once. Call this
+    before importing them. `models=False` checks data and reward models only; `training=False` skips training data;
+    `data=False` skips all data.
     """
     check_hub(config)
     named = [*_model_hub_names(config)] if models else []
@@ -51,7 +50,7 @@ def check_hub_access(config: Config, *, models: bool = True, training: bool = Tr
 
 
 def check_model_access(models: Iterable[tuple[str, str]]) -> None:
-    """The same of models that a command's own keys name."""
+    """Check hub access for models in a command's own keys: pairs of setting and name."""
     _check_access([HubName(setting, name, None, "config.json") for setting, name in models])
 
 
@@ -62,33 +61,33 @@ def _check_access(named: Iterable[HubName]) -> None:
     if not wanted:
         return
     if is_offline():
-        why = os.environ.get(UNREACHABLE) or "HF_HUB_OFFLINE is set"
+        reason = os.environ.get(UNREACHABLE) or "HF_HUB_OFFLINE is set"
     elif is_hub_reachable():
         return
     else:
-        why = f"{_endpoint()} does not answer"
-        os.environ.update({"HF_HUB_OFFLINE": "1", UNREACHABLE: why})
+        reason = f"{_endpoint()} does not answer"
+        os.environ.update({"HF_HUB_OFFLINE": "1", UNREACHABLE: reason})
     for setting, name, revision, file in wanted:
         if file is not None and not _is_cached(name, revision, file):
             raise PreflightError(
-                f"{setting}={name} is no folder here and not in this machine's cache, and {why}; "
-                "give a folder, or download it first"
+                f"{setting}={name} is neither a local folder nor in this machine's cache, and {reason}; "
+                "use a folder, or download it first"
             )
     print(
-        f"ippo: {why}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
+        f"ippo: {reason}: {' '.join(f'{setting}={name}' for setting, name, _, _ in wanted)} from this machine's cache",
         file=sys.stderr,
         flush=True,
     )
 
 
 def _check_path(setting: str, name: str) -> None:
-    """Raise `PreflightError` for a path that is not there."""
+    """Raise `PreflightError` for a path that does not exist."""
     if not Path(name).exists() and is_path_like(name):
         raise PreflightError(f"{setting}={name}: there is no such file or folder")
 
 
 def is_path_like(name: str) -> bool:
-    """Whether a name can only be one of a file or folder: hub ids are `name` or `owner/name`."""
+    """Whether a name can only be a path: hub ids are `name` or `owner/name`."""
     return (
         name.startswith(("/", "./", "../", "~"))
         or name in (".", "..")
@@ -99,19 +98,19 @@ def is_path_like(name: str) -> bool:
 
 
 def is_offline() -> bool:
-    """Whether the user wants no hub to be asked."""
+    """Whether offline mode is set."""
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in TRUE_VALUES
 
 
 def is_hub_reachable() -> bool:
-    """Whether the hub sends anything within a few seconds. In a thread, since looking up its address has no limit."""
+    """Whether the hub answers within a few seconds; uses a thread, because name resolution has no timeout."""
     answers: list[bool] = []
 
     def send_request() -> None:
         try:
             urllib.request.urlopen(urllib.request.Request(_endpoint(), method="HEAD"), timeout=PROBE_TIMEOUT_S).close()
         except urllib.error.HTTPError:
-            answers.append(True)  # it answers
+            answers.append(True)  # an HTTP error is an answer
         except (OSError, ValueError):
             return
         else:
@@ -145,7 +144,7 @@ def _model_hub_names(config: Config) -> Iterator[HubName]:
 
 
 def _dataset_hub_names(config: Config, *, training: bool) -> Iterator[HubName]:
-    """Names of datasets, patterns of files and functions apart."""
+    """Yield names of datasets, except file patterns and functions."""
     task = config.task
     if not isinstance(task, JsonlConfig):
         return

@@ -1,4 +1,4 @@
-"""From YAML and overrides to a checked `Config`: the only place where OmegaConf nodes exist."""
+"""Composition of YAML and overrides to a typed `Config`; other modules do not use OmegaConf nodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
 
 T = TypeVar("T")
 
-# Which schema a group's values follow, by the group's `kind`.
+# Schema of a group by its `kind`.
 KINDS: dict[str, dict[str, type[Any]]] = {
     "task": {
         "sorting": schema.SortingConfig,
@@ -86,7 +86,7 @@ KINDS: dict[str, dict[str, type[Any]]] = {
         "wandb_mlflow": schema.WandbMlflowTrackerConfig,
     },
 }
-# Groups of one schema.
+# Groups with a single schema.
 SINGLE_SCHEMAS: dict[str, type[Any]] = {
     "algorithm": schema.AlgorithmConfig,
     "deepspeed": schema.DeepspeedConfig,
@@ -95,13 +95,13 @@ SINGLE_SCHEMAS: dict[str, type[Any]] = {
     "launch": schema.LaunchConfig,
     "plan": schema.PlanConfig,
 }
-# Kinds of `sweep=`, which a run knows nothing of.
+# Kinds of `sweep=`, which is not part of a run's configuration.
 SWEEP_SCHEMAS: dict[str, type[schema.SweepConfig]] = {
     "grid": schema.GridSweepConfig,
     "optuna": schema.OptunaSweepConfig,
     "population": schema.PopulationSweepConfig,
 }
-# Groups of which an agent has values of its own: of some any kind with all its keys, of others a few keys.
+# Groups that agents may override: all keys and the kind (KINDS_PER_AGENT), or some keys (KEYS_PER_AGENT).
 KINDS_PER_AGENT = ("actor", "critic")
 KEYS_PER_AGENT: dict[str, type[Any]] = {
     "rollout": schema.SamplingConfig,
@@ -112,13 +112,13 @@ PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
 
 def config_dir() -> Path:
-    """The folder of YAML groups: inside the installed package, else the checkout's."""
+    """The folder of YAML groups: in the installed package, else in the checkout."""
     return BUILTIN_OPTIONS
 
 
 @cache
 def register_schemas() -> None:
-    """Make every schema known to Hydra, so that a YAML file can name its own first, and single files as options."""
+    """Register all schemas with Hydra, so that YAML files can list them first, and register user option files."""
     register_option_files()
     OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
     store = ConfigStore.instance()
@@ -127,7 +127,7 @@ def register_schemas() -> None:
 
 
 def compose_node(overrides: Sequence[str]) -> DictConfig:
-    """Compose without Hydra's application (resume lookup, diagnosis, tests)."""
+    """Compose without `hydra.main` (resume lookup, diagnosis, tests)."""
     register_schemas()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(config_dir()), version_base="1.3"):
@@ -135,7 +135,7 @@ def compose_node(overrides: Sequence[str]) -> DictConfig:
 
 
 def load_config(overrides: Sequence[str] = ()) -> schema.Config:
-    """The typed configuration that these overrides give."""
+    """Compose a typed configuration from overrides."""
     return build_config(resolve_config(compose_node(overrides)))
 
 
@@ -145,14 +145,14 @@ def resolve_config(node: DictConfig) -> dict[str, Any]:
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
         if OmegaConf.is_missing(agent, "template"):
-            raise ConfigError(f"task.agents.{name}.template", "is missing", "give the prompt, such as '{question}'")
+            raise ConfigError(f"task.agents.{name}.template", "is missing", "set the prompt, such as '{question}'")
         own = {leaf: _read_value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}
         agents[str(name)] = own | _agent_groups(node, agent, name)
     bare = copy.deepcopy(node)
     with open_dict(bare):
         bare.pop("hydra", None)
         bare.pop("sweep", None)
-        bare.task.agents = {}  # their partial groups have missing values: they are replaced, not resolved
+        bare.task.agents = {}  # partial groups of agents have missing values; they are added resolved below
     plain = _to_container(bare)
     plain["task"]["agents"] = agents
     complete_parts(plain["reward"], config_dir() / "reward")
@@ -162,21 +162,21 @@ def resolve_config(node: DictConfig) -> dict[str, Any]:
 
 
 def _make_paths_absolute(value: Any, key: str = "") -> Any:
-    """The values with the full paths of files and folders: a run is resumed and evaluated from anywhere."""
+    """Make all paths absolute, so that a run can be resumed and evaluated from any folder."""
     if isinstance(value, dict):
         return {name: _make_paths_absolute(part, f"{key}.{name}" if key else str(name)) for name, part in value.items()}
     return make_absolute(key, value)
 
 
 def _complete_reward_models(reward: dict[str, Any]) -> None:
-    """Give reward models that are folders their full paths, in place; the model of a judge is a name at a server."""
+    """Make folders of reward models absolute, in place; a judge's model is a name at a server."""
     for part in (reward, *(reward.get("parts") or {}).values()):
         if part["kind"] == schema.RewardKind.model.value and part.get("model"):
             part["model"] = absolute_path(part["model"])
 
 
 def build_config(plain: dict[str, Any]) -> schema.Config:
-    """Dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
+    """Build dataclasses from plain values (a resolved composition, or a run's `config.yaml`)."""
     groups = {name: _build_group(name, _get_group(plain, name, "")) for name in (*KINDS, *SINGLE_SCHEMAS)}
     if isinstance(reward := groups["reward"], schema.MixRewardConfig):
         reward.parts = build_parts(reward, lambda part, where: _build_kind("reward", part, f"{where}."))
@@ -200,38 +200,38 @@ def build_sweep_config(node: DictConfig) -> schema.SweepConfig:
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
-    """The text of a run's `config.yaml`, in which secrets are names of variables."""
+    """Format a run's `config.yaml`; secrets are replaced by names of variables."""
     return dump_yaml(mask_secrets(plain))
 
 
 def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
-    """The configuration that a run's folder holds. It is data: nothing in it is instantiated or interpolated.
+    """Read a run's configuration; nothing in it is instantiated or interpolated.
 
-    `with_secrets`: for the run itself, names of variables that hold secrets are their values again.
+    `with_secrets`: replace names of variables by the secrets, for the run itself.
     """
     plain = read_run_config(path)
     return build_config(restore_secrets(plain) if with_secrets else plain)
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """The plain values of a run's `config.yaml`, as they stand there."""
+    """Read the plain values of a run's `config.yaml`."""
     try:
         plain = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     if not isinstance(plain, dict):
-        raise ConfigError(str(path), "is no configuration", "use the config.yaml that a run wrote")
+        raise ConfigError(str(path), "is not a configuration", "use the config.yaml of a run")
     return plain  # type: ignore[return-value]
 
 
 def format_composition(node: DictConfig, *, resolve: bool) -> str:
-    """The composition as YAML without what no agent overrides: what `--cfg job` prints."""
+    """Format a composition as YAML for `--cfg job`, without missing values of agents."""
     plain = OmegaConf.to_container(node, resolve=resolve, enum_to_str=True)
     return OmegaConf.to_yaml(OmegaConf.create(_drop_missing(plain)))
 
 
 def iter_leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted names and values of all leaves."""
+    """Yield dotted names and values of all leaves."""
     if isinstance(plain, dict) and plain:
         for key, value in plain.items():
             yield from iter_leaves(value, f"{prefix}.{key}" if prefix else str(key))
@@ -240,13 +240,13 @@ def iter_leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _check_kinds(node: DictConfig) -> None:
-    """Raise where `kind` alone was changed: the other keys of the group are those of another kind."""
+    """Raise `ConfigError` if only `kind` was changed, because the group's other keys belong to another kind."""
     for group, kinds in KINDS.items():
         kind = str(getattr(node[group].kind, "value", node[group].kind))
         if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
             remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
-            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it comes with an option", remedy)
+            raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it depends on the option", remedy)
 
 
 def _drop_missing(plain: Any) -> Any:
@@ -257,10 +257,10 @@ def _drop_missing(plain: Any) -> Any:
 
 
 def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, Any]:
-    """One agent's values of every group: its own over the run's.
+    """One agent's values of every group: the run's values with the agent's overrides.
 
-    Where its actor is of another kind than the run's, its own values of actor and critic stand over what options of
-    these kinds give; where only its critic is, those of the critic do. Nothing that is said of the run's reaches it.
+    If its actor has another kind than the run's, its actor and critic start from the options of their kinds instead of
+    the run's values; if only its critic has another kind, only its critic does.
     """
     kinds = {group: _agent_kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
     others = [group for group, kind in kinds.items() if kind != node[group].kind.value]
@@ -274,7 +274,7 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
         own = _merge_group(node, group, agent[group], name)
         if group == "actor" and any(not OmegaConf.is_missing(agent.actor, leaf) for leaf in agent.actor):
             node = copy.deepcopy(node)
-            node.actor = own  # what a critic takes from its actor, such as the number format, is taken from this one
+            node.actor = own  # interpolations of the critic, such as the dtype, refer to this agent's actor
         found[group] = _to_container(own)
         if group in KEYS_PER_AGENT:
             known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
@@ -283,19 +283,19 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
 
 
 def _compose_kinds(task: str, kinds: Mapping[str, str]) -> DictConfig:
-    """The composition with options of these kinds: beside a world, what a model made locally starts with follows it."""
-    world = [f"task={task}"] if (config_dir() / "base" / "actor" / f"{task}.yaml").is_file() else []
-    return compose_node([*world, *(f"{group}={kind}" for group, kind in kinds.items())])
+    """Compose options of these kinds; defaults of a local model depend on the environment."""
+    environment = [f"task={task}"] if (config_dir() / "base" / "actor" / f"{task}.yaml").is_file() else []
+    return compose_node([*environment, *(f"{group}={kind}" for group, kind in kinds.items())])
 
 
 def _agent_kind(own: DictConfig, shared: DictConfig) -> str:
-    """Which kind of a group an agent has: its own choice, or the run's."""
+    """An agent's kind of a group: its own, else the run's."""
     kind = shared.kind if OmegaConf.is_missing(own, "kind") else own.kind
     return str(kind.value)
 
 
 def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictConfig:
-    """A group's values with those of one agent over them."""
+    """Merge one agent's overrides over a group's values."""
     overrides = {leaf: own[leaf] for leaf in own if not OmegaConf.is_missing(own, leaf)}
     for leaf, value in overrides.items():
         if leaf not in node[group]:
@@ -328,10 +328,10 @@ def _to_container(node: Any) -> dict[str, Any]:
 
 
 def _get_group(plain: Any, name: str, where: str) -> dict[str, Any]:
-    """A group of a configuration that was written down."""
+    """A group of a saved configuration."""
     part = plain.get(name) if isinstance(plain, dict) else None
     if not isinstance(part, dict):
-        raise ConfigError(f"{where}{name}", "is no group of values here", "use the config.yaml that a run wrote")
+        raise ConfigError(f"{where}{name}", "is not a mapping", "use the config.yaml of a run")
     return part
 
 
@@ -351,7 +351,7 @@ def _build_kind(group: str, value: dict[str, Any], where: str) -> Any:
 
 
 def _check_keys_of_kind(group: str, kind: str, value: dict[str, Any], where: str) -> None:
-    """Raise for a key that another kind of the group has: it was added by force, for it may have any keys below it."""
+    """Raise `ConfigError` for a key of another kind of the group; user-defined subkeys bypass Hydra's check."""
     known = {option: {leaf.name for leaf in fields(cls)} for option, cls in KINDS[group].items()}
     for leaf in value.keys() - known[kind]:
         if others := [f"{group}={option}" for option in known if leaf in known[option]]:
@@ -363,7 +363,7 @@ def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
         return OmegaConf.to_object(OmegaConf.merge(_structured_schema(cls), _escape_values(value)))  # type: ignore
     except (ConfigKeyError, ConfigAttributeError) as error:
         known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
-        raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
+        raise ConfigError(f"{where}{error.full_key}", "is an unknown key", "use one of " + " ".join(known)) from error
     except MissingMandatoryValue as error:
         raise ConfigError(
             f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}",
@@ -382,7 +382,7 @@ def _structured_schema(cls: type[Any]) -> DictConfig:
 
 
 def _escape_values(value: Any) -> Any:
-    """The same values for OmegaConf to take as they are: a string of the user's may hold `${`."""
+    """Escape `${` in strings, so that OmegaConf does not interpolate them."""
     if isinstance(value, dict):
         return {key: _escape_values(part) for key, part in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""All mistakes of a command line: what made a command fail, and what would make it fail next."""
+"""All mistakes of a command line, not only the first that made the command fail."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ NO_OVERRIDES = ("--new-task",)
 
 
 def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collection[str] | None) -> list[ConfigError]:
-    """The mistakes of a command line on which a command failed with `error`, which is among them.
+    """Return all mistakes of a command line, `error` included.
 
-    `own`: keys of the command that are no run's; None for a command that takes no overrides. Empty where Hydra failed
-    for another reason than a mistake.
+    `command_keys`: the command's own keys; None for a command without overrides. Empty if Hydra failed for a reason
+    other than a mistake.
     """
     first = list(split_errors(error)) if isinstance(error, ConfigError) else []
     if command_keys is None or any(text.startswith(NO_OVERRIDES) for text in typed):
@@ -28,7 +28,7 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
     try:
         others = _check_command_line(typed, command_keys)
     except (IppoError, HydraException, OmegaConfBaseException, OSError, ValueError):
-        others = []  # nothing more can be checked with what failed
+        others = []  # the error prevents further checks
     if first or others:
         return collect_errors([lambda: others], first)
     from ippo_cli.compose.arguments import is_override, normalize_arguments
@@ -45,7 +45,7 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
 
 
 def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[ConfigError]:
-    """The mistakes of flags, of arguments one by one, and of the configuration that the good ones give."""
+    """Errors of flags, of single arguments, and of the configuration composed of the valid arguments."""
     from ippo_cli.compose.arguments import SWEEP_FLAGS
     from ippo_cli.compose.diagnose import check_overrides
     from ippo_cli.compose.flags import flag_errors
@@ -65,13 +65,13 @@ def _check_command_line(typed: Sequence[str], own: Collection[str]) -> list[Conf
 
 
 def _run_overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
-    """What is typed for a run's keys; the folder after `--config-dir` stays, as its options are known by it."""
+    """Arguments for a run's keys; includes `--config-dir`, because it defines options."""
     from ippo_cli.compose.arguments import FOLDER_FLAGS
     from ippo_cli.compose.flags import VALUELESS_FLAGS
 
     others = (*own, "resume")
     result: list[str] = []
-    flag = ""  # whose value may follow
+    flag = ""  # previous flag, if the next argument may be its value
     for text in typed:
         key, equals, _ = text.partition("=")
         is_value = bool(flag) and not equals and not text.startswith("-")
@@ -83,7 +83,7 @@ def _run_overrides(typed: Sequence[str], own: Collection[str]) -> list[str]:
 
 
 def _normalize_valid(texts: Sequence[str], errors: list[ConfigError]) -> list[str]:
-    """The arguments in the form that Hydra takes, without those that have a mistake by themselves."""
+    """Normalise arguments for Hydra; adds errors of invalid arguments to `errors` and drops these arguments."""
     from ippo_cli.compose.arguments import normalize_arguments
 
     try:
@@ -101,9 +101,9 @@ def _normalize_valid(texts: Sequence[str], errors: list[ConfigError]) -> list[st
 
 
 def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training: bool) -> list[ConfigError]:
-    """Rules that the configuration of the good overrides breaks.
+    """Errors of rules for the configuration composed of the valid overrides.
 
-    Beside a mistake only typed keys are judged, and no rule with a key that may have been meant by a mistaken one.
+    After other errors only rules about typed keys are reported, and none about keys that a mistyped key may mean.
     """
     from ippo_cli.compose.diagnose import config_groups
     from ippo_cli.compose.explain import compose_cached
@@ -131,7 +131,7 @@ def _rule_errors(good: Sequence[str], errors: Sequence[ConfigError], *, training
 
 
 def _saved_overrides(typed: Sequence[str]) -> list[str]:
-    """The overrides of the run that the command is about."""
+    """Saved overrides of the run in `resume=` or `run=`."""
     from ippo_cli.compose.resume import saved_overrides
 
     for text in typed:

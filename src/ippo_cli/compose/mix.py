@@ -1,4 +1,4 @@
-"""The parts of `reward=mix`: each has the keys of its own kind, and the mix's what all rewards have."""
+"""Parts of `reward=mix`: keys of the part's kind, plus common reward keys of the mix."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ COMMON_KEYS = tuple(leaf.name for leaf in fields(RewardConfig))
 
 
 def complete_parts(reward: dict[str, Any], options: Path) -> None:
-    """Give each part of a mix, in place, what the option of its kind in this folder says of keys that it leaves out."""
+    """Fill missing keys of each part of a mix, in place, from the option of its kind in the folder `options`."""
     if reward.get("kind") != RewardKind.mix.value:
         return
     reward["parts"] = {name: _complete_part(name, part, options) for name, part in reward["parts"].items()}
 
 
 def build_parts(mix: MixRewardConfig, typed: BuildReward) -> dict[str, RewardConfig]:
-    """Each part as a reward of its kind; what all rewards have is the mix's."""
+    """Build each part as a reward of its kind, with the mix's values of common keys."""
     common = {name: getattr(mix, name) for name in COMMON_KEYS if name != "kind"}
     common["processor"] = list(mix.processor)
     parts: dict[str, RewardConfig] = {}
     for name, part in mix.parts.items():
         where = f"reward.parts.{name}"
         if not isinstance(part, Mapping) or "kind" not in part:
-            raise ConfigError(where, "does not say which reward it is", "write {kind: length, high: 200}")
+            raise ConfigError(where, "has no kind", "use a mapping such as {kind: length, high: 200}")
         if idle := [key for key in part if key in common]:
-            raise ConfigError(f"{where}.{idle[0]}", "is what the whole mix has", f"set reward.{idle[0]}")
+            raise ConfigError(f"{where}.{idle[0]}", "is a key of the whole mix", f"set reward.{idle[0]}")
         parts[name] = typed({**common, **part}, where)
     return parts
 
@@ -43,9 +43,9 @@ def _complete_part(name: str, part: Any, options: Path) -> Any:
     where = f"reward.parts.{name}"
     known = [member.value for member in RewardKind if member is not RewardKind.mix]
     if kind is None:
-        raise ConfigError(where, "does not say which reward it is", "write {kind: length, high: 200}")
+        raise ConfigError(where, "has no kind", "use a mapping such as {kind: length, high: 200}")
     if kind not in known:
-        raise ConfigError(f"{where}.kind={kind}", "is no reward that can be a part", f"use one of {' '.join(known)}")
+        raise ConfigError(f"{where}.kind={kind}", "cannot be a part", f"use one of {' '.join(known)}")
     option = OmegaConf.to_container(OmegaConf.load(options / f"{kind}.yaml"))
     assert isinstance(option, dict)
     return {key: value for key, value in option.items() if key != "defaults" and key not in COMMON_KEYS} | {**part}

@@ -1,4 +1,4 @@
-"""Keys that may name a file or a folder, and keys that are texts: how their values are completed before composing."""
+"""Keys with paths and keys with text: makes paths absolute and escapes `${` before composition."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import yaml
 from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import ReferenceKind, RunConfig
 
-CODE_KEYS = (".function", "task.protocol", "task.environment", "tracker.callback")  # a file, and a name in it
+CODE_KEYS = (".function", "task.protocol", "task.environment", "tracker.callback")  # path.py:name
 PATH_PATTERN = re.compile(
     r"\+{0,2}(task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.protocol|task\.environment"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)|tracker\.callback"
     r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer)|critic\.(model|warm_start)))"
 )
-MAYBE_CODE_KEYS = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or a text
+MAYBE_CODE_KEYS = re.compile(r".*\.(filter|map|template|turn_template|answer|warm_start_answer|processor)")  # or text
 TEXT_KEYS = re.compile(
     r"\+{0,2}(task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer|system)"
     r"|reward\.(parts\.\w+\.)?template|task\.filter)"
@@ -27,14 +27,14 @@ _DOLLAR = re.compile(r"(\\*)\$\{(?!\w+(?:\.\w+)+\}|\w[\w.]*:)(?:(\w+)\})?")
 
 
 def is_path_value(key: str, value: str) -> bool:
-    """Whether a value may name a file or folder: of keys that may be texts too, only a function's name does."""
+    """Whether a value may be a path; for keys that may also be text, only `path.py:name` is."""
     if key.endswith("actor.reference") and value in [kind.value for kind in ReferenceKind]:
         return False
     return PATH_PATTERN.fullmatch(key) is not None and (not MAYBE_CODE_KEYS.fullmatch(key) or is_function_path(value))
 
 
 def make_absolute(key: str, value: Any, base: Path | None = None) -> Any:
-    """The value with absolute paths for files and folders that exist, relative to `base` or where the user is."""
+    """Make existing paths in a value absolute; relative paths start from `base` or the working directory."""
     if isinstance(value, list) and PATH_PATTERN.fullmatch(key):
         return [make_absolute(key, part, base) for part in value]
     if not isinstance(value, str) or not is_path_value(key, value):
@@ -42,12 +42,12 @@ def make_absolute(key: str, value: Any, base: Path | None = None) -> Any:
     is_code = key.endswith(CODE_KEYS) or MAYBE_CODE_KEYS.fullmatch(key)
     place, colon, name = value.rpartition(":") if is_code else (value, "", "")
     if colon and not place.endswith(".py"):
-        return value  # a module, which may have the name of a folder here
+        return value  # module:name, even if a folder has the module's name
     return f"{absolute_path(place, base)}{colon}{name}"
 
 
 def absolute_path(place: str, base: Path | None = None) -> str:
-    """An absolute path if there is such a file or folder, or files of such a pattern, or a file with a name in it."""
+    """Make a path, a pattern or `path.py:name` absolute if it exists; otherwise return it unchanged."""
     from ippo_cli.config.data import expand_pattern, is_pattern
 
     if not place:
@@ -56,7 +56,7 @@ def absolute_path(place: str, base: Path | None = None) -> str:
         file, _, name = place.rpartition(":")
         return f"{absolute_path(file, base)}:{name}" if file.endswith(".py") else place
     try:
-        path = Path(place).expanduser()  # no shell does this behind a `=`
+        path = Path(place).expanduser()  # shells do not expand `~` after `=`
         path = path if base is None else base / path
         exists = path.exists() or (is_pattern(str(path)) and bool(expand_pattern(str(path))))
         return str(path.absolute()) if exists else place
@@ -65,9 +65,9 @@ def absolute_path(place: str, base: Path | None = None) -> str:
 
 
 def escape_interpolations(text: str) -> str:
-    """A text in which `${` is text, unless it begins `${group.key}`, `${resolver:...}` or is a run's key, `${seed}`.
+    """Escape `${` in a text, except in `${group.key}`, `${resolver:...}` and top-level keys such as `${seed}`.
 
-    `${name}` is a dollar sign and a field: rows have names more often than texts name a run.
+    `${name}` is escaped too: it is more likely a field of a row than the run's name.
     """
     if "${" not in text:
         return text
@@ -82,20 +82,20 @@ def escape_interpolations(text: str) -> str:
 
 
 def read_option(text: str, group: str, folder: Path) -> Any:
-    """The values of a user's YAML file of a group: paths are relative to its folder, and texts may hold `${`."""
+    """Read a user's YAML file of a group; paths are relative to its folder, and text may contain `${`."""
     is_global = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE) is not None
     return _resolve_option_value(load_yaml(text), "" if is_global else group.replace("/", "."), folder)
 
 
 def load_yaml(text: str) -> Any:
-    """The values of a YAML text, as OmegaConf reads numbers and words, with `${` as it is written."""
+    """Parse YAML with OmegaConf's types, without interpolation."""
     from omegaconf._utils import get_yaml_loader
 
     return yaml.load(text, Loader=get_yaml_loader())
 
 
 def dump_yaml(plain: Any) -> str:
-    """Values as YAML, in OmegaConf's format; unlike `OmegaConf.to_yaml` for any text, such as `${{x}}`."""
+    """Format values as YAML like `OmegaConf.to_yaml`, but for any text, such as `${{x}}`."""
     from omegaconf._utils import get_omega_conf_dumper
 
     return yaml.dump(

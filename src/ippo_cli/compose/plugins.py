@@ -1,4 +1,4 @@
-"""Hydra's launchers and sweepers that are packages of their own: what to install for them."""
+"""Hydra launchers and sweepers in separate packages: errors with the package to install."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PACKAGES = {
 
 
 def missing_plugin_error(group: str, option: str) -> ConfigError:
-    """What to say of an option of `hydra/launcher` or `hydra/sweeper` that Hydra does not find."""
+    """The error for an option of `hydra/launcher` or `hydra/sweeper` that Hydra does not find."""
     if (group, option) == ("hydra/sweeper", "optuna"):
-        return ConfigError(f"{group}={option}", "is a plugin for optuna below 3", "use sweep=optuna")
+        return ConfigError(f"{group}={option}", "needs optuna below version 3", "use sweep=optuna")
     package = PACKAGES[group].get(option)
     if package is not None:
         return ConfigError(f"{group}={option}", "needs a plugin that is not installed here", f"pip install {package}")
@@ -34,6 +34,6 @@ def missing_plugin_error(group: str, option: str) -> ConfigError:
 
 
 def plugin_error_from_message(words: str) -> ConfigError | None:
-    """The same, from Hydra's message about an option that a file of one's own chooses; None if it is about others."""
+    """The same error from Hydra's message, for an option chosen in a user file; None for other messages."""
     match = re.search(r"(hydra/launcher|hydra/sweeper)/(\w+)", words)
     return missing_plugin_error(match[1], match[2]) if match else None

@@ -1,4 +1,4 @@
-"""Finding the run that `resume=` means, and what it may change."""
+"""`resume=`: finds the run to resume, and checks which keys may change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ippo_cli.runs.folder import (
     run_folders,
 )
 
-# Prefixes of what a run is: another value would be another run, or, from `deepspeed.` on, could not read its shards.
+# Prefixes of keys that must not change within a run; another value of `deepspeed.` keys could not read its shards.
 FROZEN_KEYS = (
     "seed",
     "task.",
@@ -46,7 +46,7 @@ FROZEN_KEYS = (
     "deepspeed.stage",
     "deepspeed.offload_",
 )
-# Below task.agents.<name>.actor, .critic, .rollout and .algorithm the same holds as for the groups themselves.
+# Keys below task.agents.<name>.actor, .critic, .rollout and .algorithm that may change, as in the groups themselves.
 CHANGEABLE_AGENT_KEYS = (
     "learning_rate",
     "lr_schedule",
@@ -66,9 +66,9 @@ CHANGEABLE_AGENT_KEYS = (
 
 
 def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
-    """The arguments to compose with, and the run's folder to continue; None for a new run.
+    """Return the arguments to compose with, and the folder of the run to resume; None for a new run.
 
-    A resumed run starts from its saved overrides; those typed now come after them and win.
+    A resumed run starts from its saved overrides; overrides typed now follow and take precedence.
     """
     wanted = last_value(argv, "resume")
     if wanted in (None, "never"):
@@ -84,9 +84,9 @@ def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
 
 
 def check_resume_config(folder: Path, now: Mapping[str, object], typed: Sequence[str] = ()) -> None:
-    """Raise `ResumeError` where a configuration, given by its leaves, would make another run of this one.
+    """Raise `ResumeError` if a configuration (leaves by key) changes frozen keys of the run.
 
-    Keys that changed because an option was `typed` are reported by that option.
+    Keys that change because of an option in `typed` are reported as that option.
     """
     refused = _frozen_changes(folder, now)
     if refused:
@@ -103,7 +103,7 @@ def check_resume_config(folder: Path, now: Mapping[str, object], typed: Sequence
         lines += [f"  {key}: {before} -> {now}" for key, before, now in refused]
         details = "\n".join(lines[:8])
         raise ResumeError(
-            f"resume={folder}: these cannot change within a run; start a new one, or leave them out\n{details}"
+            f"resume={folder}: these cannot change within a run; start a new one, or remove them\n{details}"
         )
 
 
@@ -115,9 +115,9 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
     if wanted not in ("auto", "must"):
         folder = parse_path(wanted).absolute()
         if not (folder / "config.yaml").is_file():
-            raise ResumeError(f"resume={wanted}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+            raise ResumeError(f"resume={wanted}: is not a run; use a run's folder such as outputs/NAME/DATE-ID")
         if is_run_locked(folder):
-            raise ResumeError(f"resume={wanted}: the run is going on in another process")
+            raise ResumeError(f"resume={wanted}: the run is active in another process")
         if not _has_checkpoint(folder):
             raise ResumeError(f"resume={wanted}: the run ended before its first checkpoint; start a new one")
         return folder
@@ -142,15 +142,16 @@ def _find_resumable_run(wanted: str, overrides: Sequence[str]) -> Path | None:
 
 
 def _new_run_reason(root: Path, job: str | None) -> str:
-    """Why `resume=auto` begins a new run."""
+    """The message why `resume=auto` starts a new run."""
     description = "of this configuration" if job is None else f"that job {job} began with these overrides"
     newest = next(iter(run_folders(root)), None)
     seen = "" if newest is None else f" (the newest run there, {newest.name}, {_mismatch_reason(newest)})"
-    return f"resume=auto: no unfinished run {description} below {display_path(root.absolute())}{seen}; a new run begins"
+    place = display_path(root.absolute())
+    return f"resume=auto: no unfinished run {description} below {place}{seen}; starting a new run"
 
 
 def _mismatch_reason(folder: Path) -> str:
-    """Why a run is not the one to go on with."""
+    """The reason why a run cannot be resumed."""
     try:
         state = read_run_state(folder)
     except ResumeError:
@@ -163,9 +164,9 @@ def _mismatch_reason(folder: Path) -> str:
 
 
 def _matches_resume(folder: Path, now: Mapping[str, object], overrides: Sequence[str], job: str | None) -> bool:
-    """Whether a run is the one to go on with: outside of jobs of this configuration, in a job the one that it began.
+    """Whether to resume a run: in a scheduler's job a run that it began, otherwise a run of this configuration.
 
-    The runs of other jobs are left to them, as they may be waiting to be started again.
+    Runs of other jobs are skipped, because these jobs may be requeued.
     """
     began_by, began_with = read_owner_job(folder)
     if began_by != job:
@@ -174,34 +175,36 @@ def _matches_resume(folder: Path, now: Mapping[str, object], overrides: Sequence
 
 
 def _exit_finished_job(folder: Path, job: str | None) -> NoReturn:
-    """A job that was started again after its run was done has nothing left to do."""
+    """Exit with code 0: the job was restarted after its run was done."""
     if detect_ranks(os.environ).rank == 0:
         done = f"{display_path(folder.absolute())} is done, which job {job} began with these overrides"
-        print(f"{done}; resume=never begins another run", flush=True)
+        print(f"{done}; resume=never starts a new run", flush=True)
     raise SystemExit(0)
 
 
 def _run_overrides(overrides: Sequence[str]) -> list[str]:
-    """Those of the overrides that a run keeps."""
+    """The overrides that a run saves."""
     return [text for text in mask_secrets(list(overrides)) if not text.startswith(("-", "hydra.", "hydra/", "resume="))]
 
 
 def _has_checkpoint(folder: Path) -> bool:
-    """Whether there is anything to go on from. That all checkpoints are damaged is told when they are read."""
+    """Whether a run has a checkpoint, possibly damaged: checkpoints are verified when they are read."""
     return bool(list_checkpoints(folder / "checkpoints"))
 
 
 def saved_overrides(folder: Path) -> list[str]:
-    """The overrides that a run was started with, those of later resumes included."""
+    """The overrides of a run, including those of later resumes."""
     try:
         return [str(text) for text in json.loads((folder / "overrides.json").read_text())]
     except (OSError, ValueError, TypeError) as error:
-        raise ResumeError(f"{folder} is no run to go on from: overrides.json cannot be read ({error})") from error
+        raise ResumeError(f"{folder} cannot be resumed: overrides.json cannot be read ({error})") from error
 
 
 def check_unchanged_config(folder: Path, overrides: Sequence[str], typed_now: Sequence[str]) -> None:
-    """Raise `ResumeError` where a run's own overrides ask, sample or score otherwise today than when it was trained: a
-    file of the user's has changed, or this is another version. What is typed now is meant."""
+    """Raise `ResumeError` if a run's saved overrides now give other prompts, sampling or rewards than in training.
+
+    The reason is a changed user file or another version of this program. Keys in `typed_now` are excluded.
+    """
     typed_keys = tuple(text.partition("=")[0].lstrip("+~") for text in typed_now)
 
     def is_typed(key: str) -> bool:
@@ -216,13 +219,13 @@ def check_unchanged_config(folder: Path, overrides: Sequence[str], typed_now: Se
     if changed:
         changed_lines = "\n".join(f"  {key}: {before} -> {now}" for key, before, now in changed[:8])
         raise ResumeError(
-            f"run={folder}: its overrides give another configuration today than the run had; restore the files that it "
-            f"was started with, or type these\n{changed_lines}"
+            f"run={folder}: its overrides now give another configuration than the run had; restore the files that it "
+            f"was started with, or set these keys\n{changed_lines}"
         )
 
 
 def _compose_leaves(overrides: Sequence[str]) -> dict[str, object]:
-    """Every leaf that these arguments give."""
+    """Compose arguments and return all leaves by key."""
     return dict(iter_leaves(_compose_plain(overrides)))
 
 
@@ -231,7 +234,7 @@ def _compose_plain(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _matches_config(folder: Path, now: Mapping[str, object]) -> bool:
-    """Whether the run is one of this configuration; another version's is none of ours."""
+    """Whether a run has this configuration; False if it cannot be read, such as from another version."""
     try:
         return not _frozen_changes(folder, now)
     except ResumeError:
@@ -239,9 +242,9 @@ def _matches_config(folder: Path, now: Mapping[str, object]) -> bool:
 
 
 def config_changes(folder: Path, now: Mapping[str, object]) -> list[str]:
-    """What another configuration, given by its leaves, changes of a run: `key: before -> now`.
+    """Lines `key: before -> now` for the keys of a run that a configuration (leaves by key) changes.
 
-    Agents follow their groups; those are told of only where they differ from them.
+    Keys of agents are listed only if they change differently from their group.
     """
     differing = _differences(folder, now)
     of_groups = {f".{key}": values for key, *values in differing if not key.startswith("task.agents.")}
@@ -258,12 +261,12 @@ def _agent_key_suffix(key: str) -> str:
 
 
 def _frozen_changes(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Frozen leaves of the run that would change."""
+    """Frozen keys of the run that would change: key, saved value, new value."""
     return [difference for difference in _differences(folder, now) if is_frozen_key(difference[0])]
 
 
 def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Leaves that are not what the run's folder says: their names, what it says, and what they are now."""
+    """Leaves that differ from the run's saved configuration: key, saved value, new value."""
     before = dict(iter_leaves(saved_config(folder)))
     now = mask_secrets(dict(now))
     return [
@@ -274,19 +277,19 @@ def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, obj
 
 
 def saved_config(folder: Path) -> dict[str, Any]:
-    """The values that a run was started with; those of keys that are younger than the run are its overrides' today."""
+    """The saved values of a run; keys added by later versions have the values that its overrides give now."""
     try:
         plain = read_run_config(folder / "config.yaml")
         try:
             build_config(plain)
         except ConfigError:
             plain = fill_missing_keys(plain, mask_secrets(_compose_plain(saved_overrides(folder))))
-            build_config(plain)  # refuses what is no configuration of ours
+            build_config(plain)  # raises ConfigError for an invalid configuration
     except ConfigError as error:
-        raise ResumeError(f"{folder} is no run that can be resumed: {error}") from error
+        raise ResumeError(f"{folder} is not a run that can be resumed: {error}") from error
     return plain
 
 
 def is_frozen_key(key: str) -> bool:
-    """Whether a run that goes on must have the value of this key that it began with."""
+    """Whether a key must keep its value when a run is resumed."""
     return key.startswith(FROZEN_KEYS) and key.rsplit(".", 1)[-1] not in CHANGEABLE_AGENT_KEYS

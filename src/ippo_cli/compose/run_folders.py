@@ -1,4 +1,4 @@
-"""Which run and checkpoint `run=` means: a run's folder, one above or below it, or the newest run."""
+"""Resolution of `run=` to a run and a checkpoint: a run's folder, a folder above or below it, or the newest run."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from ippo_cli.config.errors import ConfigError, ResumeError
 
 DEFAULT_ROOT = "outputs"
-"""Where `run=latest` looks: the default of `output_dir`."""
+"""Folder searched by `run=latest`: the default of `output_dir`."""
 CHECKPOINT = re.compile(r"step_0*(\d+)")
 
 
 def find_run(typed: str, key: str = "run") -> tuple[Path, str | None]:
-    """The run's folder, and the checkpoint that the path names, if it does. Raises `ResumeError` where there is none.
+    """Return the run's folder, and the checkpoint if the path names one. Raises `ResumeError` if there is no run.
 
-    `outputs/NAME` is its newest run, `latest` the newest below `outputs`, and `RUN/checkpoints/step_N` the run's
-    iteration N.
+    `outputs/NAME` is the newest run of that name, `latest` the newest below `outputs`, and `RUN/checkpoints/step_N`
+    iteration N of the run.
     """
     folder = Path(typed).expanduser().absolute()
     if _is_run(folder):
@@ -29,7 +29,7 @@ def find_run(typed: str, key: str = "run") -> tuple[Path, str | None]:
     runs = sorted({file.parent for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(f"{pattern}/config.yaml")})
     runs = [run for run in runs if _is_run(run)]
     if not runs:
-        raise ResumeError(f"{key}={typed}: there is no run; give a run's folder such as outputs/NAME/DATE-ID")
+        raise ResumeError(f"{key}={typed}: is not a run; use a run's folder such as outputs/NAME/DATE-ID")
     return max(runs, key=lambda run: (run / "overrides.json").stat().st_mtime), None
 
 
@@ -38,7 +38,7 @@ def _is_run(folder: Path) -> bool:
 
 
 def _checkpoint_from_path(run: Path, place: Path, setting: str) -> str | None:
-    """The iteration of the checkpoint that a path below a run lies in; None for the folder of all of them."""
+    """The checkpoint of a path below a run; None for the folder of all checkpoints."""
     parts = place.relative_to(run).parts
     if parts == ("checkpoints",):
         return None

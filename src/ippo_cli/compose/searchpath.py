@@ -1,4 +1,4 @@
-"""Options of one's own: folders, and single YAML files, that Hydra looks for options in besides `conf/`."""
+"""User-defined options: folders and single YAML files on Hydra's search path, besides `conf/`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BUILTIN_OPTIONS = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.p
 
 
 class OptionFile(ConfigSource):
-    """One file as one option of one group: `option://task=/home/me/mine.yaml` is what `task=mine` chooses."""
+    """A single file as an option of a group: `option://task=/home/me/mine.yaml` is chosen by `task=mine`."""
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider=provider, path=path)
@@ -61,7 +61,7 @@ class OptionFile(ConfigSource):
 
 
 class OptionFolder(FileConfigSource):
-    """A folder of groups. In files of the user's, paths are relative to the file, and texts may hold `${`."""
+    """A folder of groups. In user files, paths are relative to the file, and text may contain `${`."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path, self._normalize_file_name(config_path)).resolve()
@@ -77,25 +77,25 @@ class OptionFolder(FileConfigSource):
 
 
 def register_option_files() -> None:
-    """Make Hydra understand single files on its search path, and read folders of files as ours."""
+    """Register `OptionFile` and `OptionFolder` as Hydra's config sources."""
     Plugins.instance().register(OptionFile)
     SourcesRegistry.instance().types["file"] = OptionFolder
 
 
 def search_path_entry(place: Path, group: str | None = None) -> str:
-    """A place as it stands in the search path: a folder of groups, or the file of one option of a group."""
+    """Format an entry of the search path: a folder of groups, or the file of an option of `group`."""
     return f"{FILE_SCHEME}://{group}={place}" if group else str(place)
 
 
 def search_path_entries(overrides: Iterable[str]) -> list[str]:
-    """What the overrides add to the search path, each once."""
+    """Entries that the overrides add to the search path, without duplicates."""
     parser = OverridesParser.create()
     added = [parser.parse_override(text).value() for text in overrides if text.startswith(SEARCH_PATH)]
     return list(dict.fromkeys(str(place) for places in added if isinstance(places, list) for place in places))
 
 
 def user_option_files(overrides: Sequence[str]) -> list[tuple[str, Path]]:
-    """Group and file of every option that the overrides add."""
+    """Group and file of every user option that the overrides add."""
     files: list[tuple[str, Path]] = []
     for place in search_path_entries(overrides):
         if place.startswith(f"{FILE_SCHEME}://"):

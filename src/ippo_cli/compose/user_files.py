@@ -1,4 +1,4 @@
-"""YAML files of one's own, read against their schema: file, line and key of what cannot be meant."""
+"""Checks of user YAML files against their schema; errors name file, line and key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Options = Mapping[tuple[str, str], Path]
 
 
 def check_user_files(overrides: Sequence[str]) -> None:
-    """Raise `ConfigError` for the first mistake in a file of the user's that the overrides choose."""
+    """Raise `ConfigError` for the first mistake in a user file that the overrides choose."""
     own = {(group, file.stem): file for group, file in user_option_files(overrides)}
     if not own:
         return
@@ -40,14 +40,14 @@ def check_user_files(overrides: Sequence[str]) -> None:
             if name in builtin:
                 raise ConfigError(
                     shorten_path(own[name]),
-                    f"has the name of {'='.join(name)}, which would be used instead",
-                    "give the file a name of its own",
+                    f"has the name of the built-in {'='.join(name)}, which would be used instead",
+                    "rename the file",
                 )
             _check_file(name, own, builtin | own, None, ())
 
 
 def chosen_options(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Group and option of everything that may be a choice; of a sweep, all of its values."""
+    """Yield group and option of every override that may choose an option; all values of a sweep."""
     for text in overrides:
         key, equals, value = text.lstrip("+").partition("=")
         if equals and re.fullmatch(r"[\w/]+", key):
@@ -55,7 +55,7 @@ def chosen_options(overrides: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def find_key_location(key: str, overrides: Sequence[str]) -> str | None:
-    """File and line where the user's files give a key, dotted as in errors; None where none of them does."""
+    """File and line where a user file sets a dotted key; None if none sets it or the key is typed."""
     if any(text.lstrip("+").startswith(f"{key}=") for text in overrides):
         return None
     own = {(group, file.stem): file for group, file in user_option_files(overrides)}
@@ -79,7 +79,7 @@ def find_key_location(key: str, overrides: Sequence[str]) -> str | None:
 def _check_file(
     name: tuple[str, str], own: Options, options: Options, parent: type[Any] | None, seen: Sequence[tuple[str, str]]
 ) -> None:
-    """Check one file and, before it, the user's own files that it starts from."""
+    """Check one file, after the user files in its defaults list."""
     group, _ = name
     source = YamlSource(own[name], group, read_source_text(own[name]))
     root = parse_tree(source)
@@ -102,18 +102,18 @@ def _check_file(
         source.refuse(
             1,
             "defaults",
-            f"name no schema, so that no key of {group}= could be checked",
-            f"begin the file with a line 'defaults:' and below it '{first}' and '  - {SELF}'"
+            f"name no schema, so that keys of {group}= cannot be checked",
+            f"start the file with the line 'defaults:', followed by '{first}' and '  - {SELF}'"
             + (f"; NAME is one of {' '.join(names)}" if len(names) > 1 else ""),
         )
 
 
 def _defaults(source: YamlSource, node: yaml.Node | None, options: Options) -> list[tuple[str, str]]:
-    """Group and option of everything that the file starts from, each known to be there."""
+    """Group and option of every entry of a defaults list; raises `ConfigError` for an unknown option."""
     if node is None:
         return []
     if not isinstance(node, yaml.SequenceNode):
-        source.refuse(node, "defaults", "is no list", f"write one entry per line, such as '  - {SELF}'")
+        source.refuse(node, "defaults", "is not a list", f"write one entry per line, such as '  - {SELF}'")
     names: list[tuple[str, str]] = []
     for part in node.value:
         name = _default_option(source, part)
@@ -123,16 +123,16 @@ def _defaults(source: YamlSource, node: yaml.Node | None, options: Options) -> l
         known = list(schema.SCHEMAS) if group == "schema" else [o for g, o in options if g == group]
         if option not in known and "${" not in option:
             groups = sorted({g for g, _ in options} | {"schema"})
-            remedy = f"there are {' '.join(known)}" if known else f"there are the groups {' '.join(groups)}"
+            remedy = f"use one of {' '.join(known)}" if known else f"use one of the groups {' '.join(groups)}"
             source.refuse(
-                part, node_text(source, part), f"names nothing that is there{closest_hint(option, known)}", remedy
+                part, node_text(source, part), f"names no existing option{closest_hint(option, known)}", remedy
             )
         names.append(name)
     return names
 
 
 def _default_option(source: YamlSource, node: yaml.Node) -> tuple[str, str] | None:
-    """Group and option of an entry of a defaults list; None for what chooses nothing."""
+    """Group and option of an entry of a defaults list; None for `_self_`, null and optional entries."""
     if isinstance(node, yaml.MappingNode) and len(node.value) == 1:
         (key, value) = node.value[0]
         if not isinstance(value, yaml.ScalarNode) or value.value in ("null", "~", ""):
@@ -149,14 +149,14 @@ def _default_option(source: YamlSource, node: yaml.Node) -> tuple[str, str] | No
 
 
 def _absolute_group(source: YamlSource, group: str) -> str:
-    """A group as seen from the file's own: `/base` is at the top, and so is every group from `experiment/`."""
+    """Resolve a group relative to the file's group; `/base` is absolute."""
     if group.startswith("/") or not source.group:
         return group.strip("/")
     return f"{source.group}/{group}"
 
 
 def _option_schema(name: tuple[str, str], options: Options, seen: Sequence[tuple[str, str]] = ()) -> type[Any] | None:
-    """The schema that an option names, itself or through what it starts from."""
+    """The schema of an option, from its defaults list or the defaults of its base options."""
     group, option = name
     if group == "schema":
         return schema.SCHEMAS.get(option)
@@ -175,15 +175,15 @@ def _option_schema(name: tuple[str, str], options: Options, seen: Sequence[tuple
 
 
 def _check_has_agents(source: YamlSource, root: yaml.Node, kind: type[Any], named: Mapping[str, yaml.Node]) -> None:
-    """A task file names its agents, unless it starts from another one that does."""
+    """Raise `ConfigError` for a task file without agents, unless it starts from another task."""
     if not issubclass(kind, schema.TaskConfig) or "agents" in named:
         agents = named.get("agents")
         if isinstance(agents, yaml.MappingNode) and not agents.value:
-            source.refuse(agents, "agents", "names nobody", 'name one: solver: {template: "{question}"}')
+            source.refuse(agents, "agents", "is empty", 'add an agent: solver: {template: "{question}"}')
         return
     listed = named.get("defaults")
     entries = [
         _default_option(source, part) for part in (listed.value if isinstance(listed, yaml.SequenceNode) else ())
     ]
     if all(entry is None or entry[0] in ("schema", "base") for entry in entries):
-        source.refuse(root, "agents", "are missing", 'add, for one: agents: {solver: {template: "{question}"}}')
+        source.refuse(root, "agents", "are missing", 'add agents, such as: agents: {solver: {template: "{question}"}}')

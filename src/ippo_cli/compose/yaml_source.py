@@ -1,4 +1,4 @@
-"""A YAML file of the user's as nodes that know their lines."""
+"""Parsing of user YAML files to nodes with line numbers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import yaml
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
 
-QUOTE_HINT = 'text with {braces}, a colon or a # stands in quotes: template: "{question}"'
+QUOTE_HINT = 'put text with {braces}, a colon or a # in quotes: template: "{question}"'
 
 
 @dataclass(frozen=True, slots=True)
 class YamlSource:
-    """A file of the user's: where it lies, which group it is an option of, and its text."""
+    """A user file: its path, the group that it is an option of, and its text."""
 
     path: Path
     group: str
@@ -29,7 +29,7 @@ class YamlSource:
 
 
 def shorten_path(path: Path) -> str:
-    """A path relative to where one stands, if it lies below."""
+    """Make a path relative to the working directory if it is below it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
@@ -44,7 +44,7 @@ def read_source_text(path: Path) -> str:
 
 
 def parse_tree(source: YamlSource) -> yaml.MappingNode:
-    """The file's nodes, with their lines; no key stands twice in one mapping."""
+    """Parse a file to nodes with line numbers; raises `ConfigError` for invalid YAML and duplicate keys."""
     try:
         root = yaml.compose(source.text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
@@ -53,13 +53,15 @@ def parse_tree(source: YamlSource) -> yaml.MappingNode:
         line_text = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
         if "'\\t'" in str(error.problem):
             source.refuse(line, line_text, "begins with a tab", "indent with spaces")
-        source.refuse(line, line_text, f"is no YAML ({error.problem})", f"close every bracket and quote; {QUOTE_HINT}")
+        source.refuse(
+            line, line_text, f"is invalid YAML ({error.problem})", f"close every bracket and quote; {QUOTE_HINT}"
+        )
     except yaml.YAMLError as error:
-        source.refuse(1, "", f"is no YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
-    if root is None:  # nothing, or comments alone
-        raise ConfigError(shorten_path(source.path), "is empty", "ippo-train --new-task FILE writes one to start from")
+        source.refuse(1, "", f"is invalid YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
+    if root is None:  # empty, or comments only
+        raise ConfigError(shorten_path(source.path), "is empty", "create a file with ippo-train --new-task FILE")
     if not isinstance(root, yaml.MappingNode):
-        source.refuse(root, node_text(source, root), "is no mapping", "write 'key: value' lines")
+        source.refuse(root, node_text(source, root), "is not a mapping", "write 'key: value' lines")
     _check_duplicates(source, root)
     return root
 
@@ -73,9 +75,9 @@ def _check_duplicates(source: YamlSource, node: yaml.Node) -> None:
     lines: dict[str, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            source.refuse(key, node_text(source, key), "is no key", QUOTE_HINT)
+            source.refuse(key, node_text(source, key), "is not a key", QUOTE_HINT)
         if key.value in lines:
-            source.refuse(key, key.value, f"stands twice; first in line {lines[key.value]}", "keep one of them")
+            source.refuse(key, key.value, f"occurs twice; first in line {lines[key.value]}", "keep one of them")
         lines[key.value] = key.start_mark.line + 1
         _check_duplicates(source, value)
 
@@ -85,10 +87,10 @@ def mapping_items(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node]]:
 
 
 def keys_with_lines(node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
-    """Keys and values, with the line of the key."""
+    """Yield keys and values, with the line of the key."""
     yield from ((key.value, value, key.start_mark.line + 1) for key, value in node.value if key.value != "<<")
 
 
 def node_text(source: YamlSource, node: yaml.Node) -> str:
-    """A node as it stands in the file, on one line."""
+    """The source text of a node on one line, truncated."""
     return " ".join(source.text[node.start_mark.index : node.end_mark.index].split())[:60]

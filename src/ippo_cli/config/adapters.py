@@ -1,4 +1,4 @@
-"""Folders of adapters in PEFT's format, as far as their settings and the header of their weights tell."""
+"""Adapter folders in PEFT format: settings and ranks, read from the configuration and the weights' header."""
 
 from __future__ import annotations
 
@@ -16,59 +16,59 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 ADAPTER_SUBFOLDER = "adapter"
-"""In the folder of a model that an adapter is merged into: the adapter."""
-PEFT_PREFIX = "base_model.model."  # before a module's path in PEFT's files
+"""Subfolder with the adapter, in the folder of a model with the adapter merged into it."""
+PEFT_PREFIX = "base_model.model."  # prefix of module paths in PEFT's files
 UNSUPPORTED_SETTINGS: dict[str, tuple[tuple[Any, ...], str]] = {
     "bias": (("none",), "biases belong to the base, which agents and the reference share"),
     "modules_to_save": ((None, []), "whole modules belong to the base, which agents and the reference share"),
-    "lora_bias": ((False,), "adapters here are two matrices"),
+    "lora_bias": ((False,), "an adapter consists of two matrices"),
     "fan_in_fan_out": ((False, True), ""),
-    "target_parameters": ((None, []), "adapters here are on linear maps, and not on the experts' tensors"),
-    "layer_replication": ((None, []), "adapters here keep the base's layers"),
+    "target_parameters": ((None, []), "adapters are on linear layers, not on expert tensors"),
+    "layer_replication": ((None, []), "an adapter keeps the layers of its base"),
 }
-"""Of an adapter of another making: the values that it may have, and why no others."""
+"""Settings of PEFT without full support: supported values, and the reason why others are rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredAdapter:
-    """An adapter's folder."""
+    """Settings and ranks of a saved adapter."""
 
     folder: Path
-    settings: LoraConfig  # its modules by their whole paths
+    settings: LoraConfig  # target_modules are full module paths
     ranks: dict[str, int]  # by module path
-    base: str | None  # the model that it was made for, as its settings name it
+    base: str | None  # name of the base model, from the settings
 
     def rank(self, path: str) -> int:
-        """Of a module; 0 where it has none."""
+        """The rank on a module; 0 without an adapter."""
         return self.ranks.get(path, 0)
 
 
 def has_merged_adapter(model: str) -> bool:
-    """Whether an adapter is merged into the model of a folder."""
+    """Whether the model of a folder has an adapter merged into it."""
     return (Path(model) / ADAPTER_SUBFOLDER / ADAPTER_CONFIG).is_file()
 
 
 def find_adapter_folder(folder: Path, setting: str) -> Path:
-    """Where in the folder an adapter is: at its top, beside the model that it is merged into, or in `actor/`."""
+    """Find the adapter in a folder: at the top level, in `adapter/`, or in `actor/`. Raises `PreflightError`."""
     for place in (folder, folder / ADAPTER_SUBFOLDER, folder / "actor", folder / "actor" / ADAPTER_SUBFOLDER):
         if all((place / name).is_file() for name in ADAPTER_FILES):
             return place
     if setting == "critic.warm_start" and (folder / "config.json").is_file():
         raise PreflightError(
             f"{setting}={folder}: it holds a whole model, and critic=adapter trains an adapter on its actor's base; "
-            "use critic=separate, which starts from a critic or a reward model, or give an agent's critic/ folder of a "
+            "use critic=separate, which starts from a critic or a reward model, or an agent's critic/ folder of a "
             "run with critic=adapter"
         )
     raise PreflightError(
-        f"{setting}={folder}: no adapter is there; give a folder with {' and '.join(ADAPTER_FILES)}, such as an "
+        f"{setting}={folder}: has no adapter; use a folder with {' and '.join(ADAPTER_FILES)}, such as an "
         "agent's actor/ folder in a checkpoint"
     )
 
 
 def find_reference_folder(reference: str) -> tuple[Path, bool]:
-    """The folder that `actor.reference` names, or what of a run's agent is in it, and whether that is an adapter.
+    """Return the folder of `actor.reference` or its `actor/` subfolder, and whether it holds an adapter.
 
-    Raises `PreflightError` where it is neither an adapter nor a model.
+    Raises `PreflightError` if it holds neither an adapter nor a model.
     """
     for place in (Path(reference), Path(reference) / "actor"):
         if (place / "config.json").is_file():
@@ -82,12 +82,12 @@ def find_reference_folder(reference: str) -> tuple[Path, bool]:
 
 
 def read_adapter(folder: Path, setting: str) -> StoredAdapter:
-    """The settings of an adapter. Raises `PreflightError` where it is of a kind that cannot be trained here."""
+    """Read the settings of an adapter. Raises `PreflightError` for an unsupported adapter."""
     where, place = f"{setting}={folder}", find_adapter_folder(folder, setting)
     try:
         stored = json.loads((place / ADAPTER_CONFIG).read_text())
         if stored["peft_type"] != "LORA":
-            raise PreflightError(f"{where}: it is {stored['peft_type']}, and adapters here are LORA")
+            raise PreflightError(f"{where}: peft_type={stored['peft_type']} is not supported; use LORA")
         settings = LoraConfig(
             rank=int(stored["r"]),
             alpha=float(stored["lora_alpha"]),
@@ -103,7 +103,7 @@ def read_adapter(folder: Path, setting: str) -> StoredAdapter:
         raise PreflightError(f"{where}: {ADAPTER_CONFIG} cannot be read ({error!r})") from error
     for key, (values, reason) in UNSUPPORTED_SETTINGS.items():
         if key in stored and stored[key] not in values:
-            raise PreflightError(f"{where}: its {key} is {stored[key]}, which adapters here cannot have: {reason}")
+            raise PreflightError(f"{where}: its {key} is {stored[key]}, which is not supported: {reason}")
     ranks = _read_ranks(place / ADAPTER_WEIGHTS, where)
     return StoredAdapter(
         folder=place,
@@ -114,7 +114,7 @@ def read_adapter(folder: Path, setting: str) -> StoredAdapter:
 
 
 def _read_ranks(file: Path, where: str) -> dict[str, int]:
-    """By module path, from the header of the weights."""
+    """Ranks by module path, from the header of the weights."""
     try:
         with file.open("rb") as opened:
             header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
@@ -130,7 +130,7 @@ def _read_ranks(file: Path, where: str) -> dict[str, int]:
 
 
 def pattern_value(pattern: Mapping[str, Any], path: str, otherwise: Any) -> Any:
-    """What a module has by `rank_pattern` or `alpha_pattern`: that of the first key that its path ends with."""
+    """The value of a module in `rank_pattern` or `alpha_pattern`: of the first key that matches the end of its path."""
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", path)), otherwise)
 
 
@@ -140,16 +140,16 @@ def rank_for_module(settings: LoraConfig, path: str) -> int:
 
 
 def scale_for_module(settings: LoraConfig, path: str, rank: int | None = None) -> float:
-    """What `B A` is multiplied with on a module."""
+    """The factor of `B A` on a module."""
     alpha = float(pattern_value(settings.alpha_pattern, path, settings.alpha))
     rank = rank_for_module(settings, path) if rank is None else rank
     return alpha / (rank**0.5 if settings.use_rslora else rank)
 
 
 def merge_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable[str]) -> LoraConfig:
-    """Settings of an adapter that both fit into: the larger rank of each module, and the modules of both.
+    """Settings of an adapter that can hold both: the larger rank of each module, and the modules of both.
 
-    `paths` are the modules that `settings` mean. The scale stays that of `settings`.
+    `paths` are the target modules of `settings`. The scale is that of `settings`.
     """
     wanted = list(paths)
     rank = max([settings.rank, *stored.ranks.values()])
@@ -166,9 +166,9 @@ def merge_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable[
 def resolve_initial_settings(
     settings: LoraConfig, earlier: str | None, key: str, paths: Callable[[], Iterable[str]]
 ) -> LoraConfig:
-    """Settings of an adapter that starts from an `earlier` one, whose folder `key` names.
+    """Settings of an adapter that starts from the folder `earlier`, the value of `key`.
 
-    Raises `PreflightError` where the two differ and are not to be merged.
+    Raises `PreflightError` if the settings differ and `adapter_mismatch` is not merge.
     """
     if earlier is None:
         return settings
@@ -176,7 +176,7 @@ def resolve_initial_settings(
     if settings.adapter_mismatch is AdapterMismatch.merge:
         if settings.use_dora or stored.settings.use_dora:
             raise PreflightError(
-                f"{key}={earlier}: adapter_mismatch=merge is for adapters without use_dora, whose norms belong to one "
+                f"{key}={earlier}: adapter_mismatch=merge does not support use_dora, because its norms depend on "
                 "rank and scale; use the earlier adapter's settings with adapter_mismatch=error"
             )
         return merge_settings(settings, stored, paths())
@@ -185,7 +185,7 @@ def resolve_initial_settings(
 
 
 def check_same_settings(settings: LoraConfig, stored: StoredAdapter, where: str) -> None:
-    """Raise `PreflightError` where an adapter has other settings than are configured; its modules are not looked at."""
+    """Raise `PreflightError` if the settings of an adapter differ from the configured ones; ignores modules."""
     for key in ("rank", "alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern"):
         has, wanted = getattr(stored.settings, key), getattr(settings, key)
         if has != wanted:

@@ -1,4 +1,4 @@
-"""Rules of `algorithm`: which of its keys, critics, buffers and scores mean something together."""
+"""Rules of `algorithm`: valid combinations of its keys with critics, buffers and rewards."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _check_steps(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(
                 f"{where}algorithm.mini_batch_size={own.mini_batch_size or 'null'} "
                 f"{where}algorithm.ppo_epochs={own.ppo_epochs}",
-                f"make {steps} optimizer steps per buffer, and objective=on_policy is right for the first one only",
+                f"make {steps} optimizer steps per buffer, but objective=on_policy is correct for the first one only",
                 "use one step, algorithm=ppo, or algorithm.allow_off_policy_steps=true",
             )
             if shared:
@@ -65,30 +65,30 @@ def _check_critic(config: Config) -> None:
         if advantage.needs_critic and critic is CriticKind.none:
             raise ConfigError(
                 setting,
-                f"leaves algorithm.advantage={advantage.value} without values",
+                f"has no values, which algorithm.advantage={advantage.value} needs",
                 "use critic=separate or critic=value_head, or an algorithm without a critic, such as algorithm=grpo",
             )
         if not advantage.needs_critic and critic is not CriticKind.none:
             raise ConfigError(
                 setting,
-                f"trains values that algorithm.advantage={advantage.value} has no use for",
+                f"trains values that algorithm.advantage={advantage.value} does not use",
                 "use critic=none, or an algorithm with a critic, such as algorithm=ppo",
             )
         if config.algorithm.needs_centralized_critic and critic not in (CriticKind.centralized, CriticKind.none):
             raise ConfigError(
                 setting,
-                "reads one agent's rows alone, and algorithm.needs_centralized_critic=true (algorithm=mappo) asks for "
-                "one that reads what all agents saw and said",
-                "use critic=centralized, or algorithm=ppo, which takes any critic",
+                "reads one agent's rows only, and algorithm.needs_centralized_critic=true (algorithm=mappo) requires "
+                "a critic that reads observations and responses of all agents",
+                "use critic=centralized, or algorithm=ppo, which allows any critic",
             )
         if (critic is CriticKind.centralized) is not (config.critic.kind is CriticKind.centralized):
-            raise ConfigError(setting, "is not for some agents alone", "choose critic=centralized for all, or for none")
+            raise ConfigError(setting, "differs between agents", "use critic=centralized for all agents, or for none")
         if isinstance(agent.critic, CentralizedCriticConfig):
             _check_centralized(config, agent.critic)
         if config.algorithm.truncation is Truncation.bootstrap and critic is CriticKind.none:
             raise ConfigError(
                 "algorithm.truncation=bootstrap",
-                "needs a critic's value of going on, and critic=none",
+                "needs a critic's value of the last state, and critic=none",
                 "use none, penalty or mask",
             )
 
@@ -97,7 +97,7 @@ def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
     if config.algorithm.turn_value is TurnValue.after:
         raise ConfigError(
             "algorithm.turn_value=after",
-            "is the value behind a response, and there critic=centralized has read what others answered at once",
+            "is the value after a response, and critic=centralized has read simultaneous responses of others by then",
             "use first, mean or final, or critic=separate",
         )
     limit = critic.context_limit
@@ -105,13 +105,13 @@ def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
     if limit is not None and limit <= most:
         raise ConfigError(
             f"critic.context_limit={limit}",
-            f"has no room for a response of rollout.max_new_tokens={most} and what it answers",
+            f"is too small for a response of rollout.max_new_tokens={most} and its prompt",
             f"use more than {most}, or null",
         )
 
 
 def _check_applicability(config: Config) -> Iterator[ConfigError]:
-    """Every key that has no part in this algorithm is at rest, and every key that has one is set."""
+    """Check that every key without effect has its inactive value, and that every required key is set."""
     for key, value, inactive, reason, needed in applicability_rules(config):
         rests = value is inactive or value == inactive
         value_text = "null" if value is None else str(getattr(value, "value", value))
@@ -123,28 +123,26 @@ def _check_applicability(config: Config) -> Iterator[ConfigError]:
 
 
 def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
-    """Keys of `algorithm` that mean something only beside others.
+    """Keys of `algorithm` that have an effect only together with others.
 
-    Each with its value, the value that leaves it out, why it means nothing here (None where it does), and what to set
-    where it must be set.
+    Yields key, value, inactive value, reason why it has no effect (None if it has one), and the suggested value if the
+    key is required.
     """
     algorithm = config.algorithm
     advantage = algorithm.advantage.value
-    scored = (
-        None if algorithm.advantage.is_per_action else f"advantage={advantage} gives one number to a whole response"
-    )
+    scored = None if algorithm.advantage.is_per_action else f"advantage={advantage} gives one advantage per response"
     valued = None if algorithm.advantage.needs_critic else f"advantage={advantage} has no values"
-    grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} divides by no deviation"
+    grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} has no standard deviation"
     turned = valued or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     clipped = None if algorithm.objective is Objective.clip else "objective=on_policy has no ratio"
-    pooled = clipped or (None if algorithm.ratio_level is not RatioLevel.token else "ratio_level=token pools nothing")
+    pooled = clipped or (None if algorithm.ratio_level is not RatioLevel.token else "ratio_level=token has no pooling")
     fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
-    plain = None if algorithm.objective is Objective.on_policy else "objective=clip is made for several steps"
+    plain = None if algorithm.objective is Objective.on_policy else "objective=clip always allows several steps"
     several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
-    single = None if several_steps else "there is one optimizer step per buffer, and none to skip"
+    single = None if several_steps else "there is one optimizer step per buffer, which is never skipped"
     unpenalised = None if algorithm.truncation is Truncation.penalty else f"truncation={algorithm.truncation.value}"
     method, level = algorithm.reweight.method, algorithm.behavior_correction.level
-    unpowered = None if method is Reweight.pow else f"reweight.method={method.value} takes no power"
+    unpowered = None if method is Reweight.pow else f"reweight.method={method.value} has no power"
     unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
     pooling = algorithm.sequential_correction.pooling
     unfactored = None if pooling is not None else "sequential_correction.pooling=null has no factors"
@@ -183,26 +181,26 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
 
 
 def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
-    """What an algorithm asks of the buffer, its scores and its sampler."""
+    """Requirements of an algorithm on the buffer, its scores and its sampler."""
     algorithm, rollout, reward = config.algorithm, config.rollout, config.reward
     advantage, correction = algorithm.advantage, algorithm.behavior_correction
     several = advantage.needs_group or algorithm.reweight.method is not Reweight.none
     if several and rollout.num_generations < 2:
-        what = (
+        setting = (
             f"reweight.method={algorithm.reweight.method.value}"
             if not advantage.needs_group
             else (f"advantage={advantage.value}")
         )
         yield ConfigError(
             f"rollout.num_generations={rollout.num_generations}",
-            f"leaves algorithm.{what} nothing to compare a response with",
+            f"is too small: algorithm.{setting} compares the responses to a prompt",
             "use one of " + " ".join(format_divisors(rollout.buffer_size).split()[1:]),
         )
     if advantage is Advantage.greedy_baseline and Processor.zscore in reward.processor:
         yield ConfigError(
             "reward.processor=[zscore]",
-            "centres the greedy responses' scores on their own, and algorithm.advantage=greedy_baseline subtracts them",
-            "leave zscore out",
+            "centres the scores of greedy responses separately, and algorithm.advantage=greedy_baseline subtracts them",
+            "remove zscore",
         )
     if algorithm.turn_value is TurnValue.after and (
         algorithm.credit is not Credit.turn or algorithm.value_unit is not ValueUnit.turn
@@ -223,14 +221,14 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
     if correction.level is not WeightLevel.none and not filters and not rollout.recompute_logprobs:
         yield ConfigError(
             f"algorithm.behavior_correction.level={correction.level.value}",
-            f"corrects nothing: rollout={rollout.kind.value} without filters samples from the policy",
+            f"has no effect: rollout={rollout.kind.value} without filters samples from the policy",
             "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p repetition_penalty",
         )
     low, high = correction.band_low, correction.band_high
     if (low is None) != (high is None) or (low is not None and high is not None and low >= high):
         yield ConfigError(
             f"algorithm.behavior_correction.band_low={low} band_high={high}",
-            "are no interval",
+            "are not an interval",
             "set both, the first below the second, or neither",
         )
 
@@ -247,22 +245,22 @@ def _check_kl(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             f"algorithm.kl.reward.target={kl.reward.target}",
             "adapts a coefficient that is 0",
-            "set algorithm.kl.reward.coef to where the adaptation starts",
+            "set algorithm.kl.reward.coef to the initial coefficient",
         )
-    # A buffer takes at most the share .2 * size / horizon from the coefficient, and must leave some of it.
+    # A buffer changes the coefficient by a factor of at least 1 - 0.2 * size / horizon, which must be positive.
     if kl.reward.target is not None and kl.reward.horizon is not None and size >= 5 * kl.reward.horizon:
         yield ConfigError(
             f"algorithm.kl.reward.horizon={kl.reward.horizon}",
-            f"lets one buffer of rollout.buffer_size={size} take the coefficient to 0 or below",
+            f"lets one buffer of rollout.buffer_size={size} lower the coefficient to 0 or below",
             f"use more than a fifth of the buffer, at least {size // 5 + 1}; 10000 is usual",
         )
     if kl.loss.estimator == "k1" and kl.loss.coef:
         yield ConfigError(
             "algorithm.kl.loss.estimator=k1",
-            "has a gradient that is zero on average as a loss",
+            "has a loss gradient of zero mean",
             "use k2, k3, k1+ or full",
         )
 
 
 ALGORITHM_RULES = (_check_steps, _check_critic, _check_kl, _check_applicability, _check_buffer_requirements)
-"""Each yields every error that it finds, or raises the first one."""
+"""Each rule yields all errors, or raises the first."""

@@ -1,4 +1,4 @@
-"""Batch arithmetic: every size that follows from the configuration, computed in one place."""
+"""Batch sizes and step counts that follow from the configuration."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from ippo_cli.config.schema import AgentConfig, Config, OptimizedCriticConfig
 from ippo_cli.config.teams import agents_by_critic
 
 CRITIC_STEPS = 8
-"""At most so many optimizer steps of a separate critic per buffer and epoch where neither it nor the algorithm has
-mini-batches; the last one may have fewer rows."""
+"""Maximum optimizer steps of a separate critic per buffer and epoch without a mini-batch size; the last step may have
+fewer rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSizes:
-    """The sizes that follow from the configuration."""
+    """Batch sizes and step counts of a run."""
 
     num_iterations: int
-    last_iteration: int  # after which this process ends: the same, unless the run is to stop before
+    last_iteration: int  # last iteration of this process: num_iterations, or stop_after if smaller
     prompts_per_iteration: int
-    samples_per_rank: tuple[int, int]  # fewest, most
+    samples_per_rank: tuple[int, int]  # minimum, maximum
     actor_steps: dict[str, int]  # optimizer steps per iteration, by agent
-    critic_steps: dict[str, int]  # likewise, by the critic's name; of critics that are models of their own
+    critic_steps: dict[str, int]  # optimizer steps per iteration of critics with a separate optimizer, by critic
 
 
 def compute_batch_sizes(config: Config, world_size: int, train_rows: int) -> BatchSizes:
-    """All batch sizes; `train_rows` is the number of training examples (used with `num_epochs` only)."""
+    """Compute all batch sizes; `train_rows` is the number of training examples (used with `num_epochs` only)."""
     size, generations = config.rollout.buffer_size, config.rollout.num_generations
     prompts = size // generations
     if config.num_iterations is not None:
@@ -56,15 +56,14 @@ def policy_steps(config: Config, agent: AgentConfig) -> int:
 
 
 def mini_batch_size(config: Config, agent: AgentConfig) -> int:
-    """An agent's sequences per optimizer step of its actor."""
+    """Sequences per optimizer step of an agent's actor."""
     return agent.algorithm.mini_batch_size or config.rollout.buffer_size
 
 
 def critic_mini_batch_size(config: Config, agent: AgentConfig) -> int:
-    """Sequences per optimizer step of an agent's separate critic: its own, or its policy's.
+    """Sequences per optimizer step of an agent's separate critic: the critic's setting, else the policy's.
 
-    Where the policy takes the whole buffer in one step, the critic takes `CRITIC_STEPS`: with one it follows the mean
-    of the returns and nothing else.
+    If the policy makes one step per buffer, the critic makes `CRITIC_STEPS`: one step only fits the mean return.
     """
     assert isinstance(agent.critic, OptimizedCriticConfig)
     return (
@@ -75,10 +74,10 @@ def critic_mini_batch_size(config: Config, agent: AgentConfig) -> int:
 
 
 def fit_mini_batch(preset: int, buffer_size: int) -> int:
-    """A preset's mini-batch size for a buffer: a smaller buffer as a whole, else the largest divisor of the buffer
-    between half the preset and the preset.
+    """Fit a preset's mini-batch size to a buffer: the whole buffer if it is smaller, else the largest divisor of the
+    buffer between half the preset and the preset.
 
-    Where there is no such divisor the preset stays, which the checks then refuse.
+    Without such a divisor it returns the preset, which the checks reject.
     """
     if buffer_size < preset:
         return max(buffer_size, 1)
@@ -87,5 +86,5 @@ def fit_mini_batch(preset: int, buffer_size: int) -> int:
 
 
 def format_divisors(number: int) -> str:
-    """All numbers that divide it, to be offered in an error."""
+    """All divisors of a number, for error messages."""
     return " ".join(str(divisor) for divisor in range(1, number + 1) if number % divisor == 0)

@@ -1,4 +1,4 @@
-"""What types cannot say: the constraints of single values and rules between groups, checked before any loading."""
+"""Checks of a configuration before any model loads: constraints of single values, and rules between groups."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from ippo_cli.config.schema import (
 from ippo_cli.config.teams import check_team, check_usable_name
 from ippo_cli.config.time_limit import check_deadline
 
-# What names a world, with an example.
+# Keys that name an environment, with an example.
 WORLD_NAMES = {
     "env_id": "FrozenLake-v1 (gymnasium) or classic/tictactoe_v3 (pettingzoo)",
     "dataset": "chain_sum",
@@ -55,7 +55,7 @@ WORLD_NAMES = {
 
 
 def check_config(config: Config, world_size: int, *, training: bool = True) -> None:
-    """Raise `ConfigError` with every rule that the configuration breaks; an evaluation needs no training data."""
+    """Raise `ConfigError` with all broken rules; `training=False` skips rules about training."""
     rules: list[Check] = [
         *(partial(rule, config) for rule in RUN_RULES),
         *(partial(_check_agent, config, name, agent) for name, agent in config.task.agents.items()),
@@ -79,7 +79,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
 def constrained_leaves(
     node: Any, prefix: str = "", of_fields: Callable[[type[Any]], Mapping[str, Any]] = constraints
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted name, value and constraint of every leaf, or what else `of_fields` gives for its field."""
+    """Yield dotted name, value and constraint of every leaf; `of_fields` maps a class to values by field."""
     known = of_fields(type(node)) if is_dataclass(node) else {}
     parts = node if isinstance(node, dict) else {leaf.name: getattr(node, leaf.name) for leaf in fields(node)}
     for name, value in parts.items():
@@ -90,10 +90,10 @@ def constrained_leaves(
 
 
 def constraint_errors(node: Any, prefix: str = "") -> list[ConfigError]:
-    """Every value that breaks the constraint written with its type."""
+    """One error for every value that violates its field's constraint."""
     errors: list[ConfigError] = []
     broken_by_group: dict[str, Any] = {}
-    # Agents last: what a group gives to all of them is reported under the group's name.
+    # Agents last: a value that all agents inherit from a group is reported once, under the group's key.
     for key, value, constraint in sorted(
         constrained_leaves(node, prefix), key=lambda leaf: leaf[0].startswith("task.agents.")
     ):
@@ -107,7 +107,7 @@ def constraint_errors(node: Any, prefix: str = "") -> list[ConfigError]:
 
 
 def check_constraints(node: Any, prefix: str = "") -> None:
-    """Raise `ConfigError` with every value that breaks the constraint written with its type."""
+    """Raise `ConfigError` with every value that violates its field's constraint."""
     if errors := constraint_errors(node, prefix):
         raise combine_errors(errors)
 
@@ -119,8 +119,8 @@ def _find_violation(value: Any, constraint: Constraint | None) -> tuple[str, str
 
 
 def _check_resume(config: Config) -> None:
-    if config.resume != "never":  # what is typed is acted upon, and taken out, before anything is composed
-        raise ConfigError(f"resume={config.resume}", "has an effect on the command line only", "type it there")
+    if config.resume != "never":  # resume= of the command line is removed before composition
+        raise ConfigError(f"resume={config.resume}", "has an effect on the command line only", "set it there")
 
 
 def _check_iterations(config: Config) -> Iterator[ConfigError]:
@@ -150,13 +150,13 @@ def _check_processes(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
             f"is shorter than launch.watchdog_s={config.launch.watchdog_s:g}",
-            "loading takes longer than a step does: use at least as much",
+            "use at least as much: loading takes longer than a step",
         )
 
 
 def _check_name(config: Config) -> None:
     if not re.fullmatch(r"[\w.-]+", config.name) or config.name.startswith("."):
-        raise ConfigError(f"name={config.name}", "is used as a folder", "use letters, digits, '-', '_' and '.'")
+        raise ConfigError(f"name={config.name}", "is not a folder name", "use letters, digits, '-', '_' and '.'")
 
 
 def _check_agents(config: Config) -> None:
@@ -169,8 +169,8 @@ def _check_primary_metric(config: Config) -> None:
     if mode not in ("sampled", "greedy") or not metric:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
-            "is no evaluation metric",
-            "use sampled/score, or greedy/ and a metric",
+            "is not an evaluation metric",
+            "use sampled/METRIC or greedy/METRIC, such as sampled/score",
         )
     if mode == "greedy" and not config.evaluation.greedy:
         raise ConfigError(
@@ -201,7 +201,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> Iterator[ConfigError]:
     if isinstance(task, SortingConfig) and task.length > len(set(task.alphabet)):
         raise ConfigError(
             f"task.length={task.length}",
-            f"is more than the {len(set(task.alphabet))} letters there are",
+            f"is more than the {len(set(task.alphabet))} letters of task.alphabet",
             "shorten it, or lengthen task.alphabet",
         )
     if isinstance(task, RelayConfig | LadderConfig) and len(set(task.alphabet)) < 2:
@@ -209,7 +209,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> Iterator[ConfigError]:
     if isinstance(task, LadderConfig) and task.strides >= len(set(task.alphabet)):
         raise ConfigError(
             f"task.strides={task.strides}",
-            f"leads once around the {len(set(task.alphabet))} letters",
+            f"must be less than the {len(set(task.alphabet))} letters of task.alphabet",
             f"use at most {len(set(task.alphabet)) - 1}",
         )
     if isinstance(task, SignallingConfig):
@@ -221,7 +221,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> Iterator[ConfigError]:
 def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
     signals, messages = len(set(task.signals)), len(set(task.symbols)) ** task.message_length
     if signals < 2:
-        yield ConfigError(f"task.signals={task.signals}", "tells nobody anything", "use at least two characters")
+        yield ConfigError(f"task.signals={task.signals}", "has only one signal", "use at least two characters")
     if messages < signals:
         yield ConfigError(
             f"task.symbols={task.symbols} task.message_length={task.message_length}",
@@ -232,7 +232,7 @@ def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
         if getattr(task, key) < signals:
             yield ConfigError(
                 f"task.{key}={getattr(task, key)}",
-                f"leaves some of the {signals} signals out",
+                f"is less than the {signals} signals",
                 f"use at least {signals}",
             )
 
@@ -252,19 +252,19 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if actor.model is not None:
             raise ConfigError(
                 f"actor.model={actor.model}",
-                f"cannot be set for actor={actor.kind.value}, which is made locally",
+                f"cannot be set for actor={actor.kind.value}, which is created locally",
                 "use actor=lora" if isinstance(actor, LoraActorConfig) else "use actor=full",
             )
         if actor.tokenizer is not None:
             raise ConfigError(
                 f"actor.tokenizer={actor.tokenizer}",
-                f"cannot be set for actor={actor.kind.value}, whose tokenizer is made with it",
+                f"cannot be set for actor={actor.kind.value}, which creates its tokenizer",
                 "use actor.alphabet, or actor=" + ("lora" if isinstance(actor, LoraActorConfig) else "full"),
             )
         if actor.hidden_size % 2:
             raise ConfigError(
                 f"actor.hidden_size={actor.hidden_size}",
-                "is odd, and positions are written in pairs",
+                "is odd, but position embeddings need an even size",
                 f"use {actor.hidden_size + 1}",
             )
         if actor.hidden_size % actor.num_heads or (actor.hidden_size // actor.num_heads) % 2:
@@ -276,7 +276,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
         if chat is True:
             raise ConfigError(
                 "task.chat_template=true",
-                "needs a tokenizer with a chat template, and actor=tiny's has none",
+                "needs a tokenizer with a chat template, and actor=tiny has none",
                 "use actor=full, or task.chat_template=auto",
             )
         known = (
@@ -317,7 +317,7 @@ def _check_turns(config: Config) -> None:
         raise ConfigError(
             f"task.protocol={task.protocol}",
             "is not known",
-            f"use {', '.join(PROTOCOLS)}, or one of your own as path.py:Name",
+            f"use {', '.join(PROTOCOLS)}, or your own protocol as path.py:Name",
         )
     if task.protocol == "sequential" and task.num_turns > 1:
         raise ConfigError(
@@ -331,7 +331,7 @@ def _check_turns(config: Config) -> None:
         if agent.turn_template is not None:
             raise ConfigError(
                 f"task.agents.{name}.turn_template={agent.turn_template!r}",
-                f"is told from a second turn on, and task.protocol={task.protocol} task.num_turns=1 have one",
+                f"is used from the second turn on, and task.protocol={task.protocol} task.num_turns=1 have one turn",
                 "set it to null, or use task.protocol=dialogue task.num_turns=2",
             )
     if history is not History.prefix:
@@ -346,7 +346,7 @@ def _check_world(task: EnvironmentTaskConfig, history: History) -> None:
     for key, example in WORLD_NAMES.items():
         if hasattr(task, key) and getattr(task, key) is None:
             raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
-    # Those whose own value is `latest` have it with one turn as well.
+    # Tasks with the preset `latest` keep it with one turn.
     at_rest = (History.prefix, *((History.latest,) if isinstance(task, GymnasiumConfig | PettingzooConfig) else ()))
     for key in ("max_turns", "num_turns", "num_rungs"):
         if getattr(task, key, None) == 1 and history not in at_rest:
@@ -376,7 +376,7 @@ def _check_buffer(config: Config, world_size: int) -> None:
 
 def _check_rollout(config: Config) -> None:
     rollout = config.rollout
-    _check_sampling("", rollout)  # agents after it: what the group gives to all is told by the group's name
+    _check_sampling("", rollout)  # the group first: values that agents inherit are reported under the group's key
     for name, agent in config.task.agents.items():
         _check_sampling(f"task.agents.{name}.", agent.rollout)
     if rollout.zero3_gather is Zero3Gather.layer and config.deepspeed.stage != 3:

@@ -1,4 +1,4 @@
-"""Settings that are allowed and likely wrong: a table of rules over the configuration and the data's size."""
+"""Warnings about valid but suspicious settings, from the configuration and the size of the data."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from ippo_cli.config.schema import (
 from ippo_cli.config.teams import agents_by_policy
 from ippo_cli.config.text import join_names
 
-MAX_TYPICAL_RATE = 1e-5  # of PPO on all weights of a pretrained model: verl takes 1e-6 for actors, 1e-5 for critics
-MAX_ACTOR_RATE = 1e-4  # above this, small models included, somebody likely meant another model
+MAX_TYPICAL_RATE = 1e-5  # PPO on all weights of a pretrained model: verl uses 1e-6 for actors, 1e-5 for critics
+MAX_ACTOR_RATE = 1e-4  # warn above this rate, also for small models
 MAX_CRITIC_RATE = 5e-4
-FEWEST_PASSES, MOST_PASSES = 0.1, 50.0  # over the training data
+FEWEST_PASSES, MOST_PASSES = 0.1, 50.0  # passes over the training data
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarningInputs:
-    """What the rules look at."""
+    """Inputs of the rules."""
 
     config: Config
     plan: BatchSizes
     train_rows: int
     held_out_rows: int | None = None
-    dry_run_failure: str = ""  # what the user's code raised where placeholders stood for answers
-    newer_environment: str | None = None  # the newest version of an environment that is configured in an older one
+    dry_run_failure: str = ""  # error of the user's code in a dry run with placeholder responses
+    newer_environment: str | None = None  # newest version of an environment that is configured in an older version
 
 
 def config_warnings(settings: WarningInputs) -> dict[str, str]:
-    """What each rule that is broken has to say: `key=value; what is unusual; what would be usual`."""
+    """Warnings by name of the rule: `key=value; what is unusual; what would be usual`."""
     warnings = {name: rule(settings) for name, rule in RULES.items()}
     return {name: text for name, text in warnings.items() if text is not None}
 
@@ -80,7 +80,7 @@ def _rates_above(group: str, rates: Mapping[str, float], agents: Collection[str]
         f"{group}.learning_rate" if len(unusual) == len(agents) else f"{group}.learning_rate of {join_names(unusual)}"
     )
     return (
-        f"{where} is {highest:g}, {highest / MAX_TYPICAL_RATE:.0f} times what pretrained weights usually take; "
+        f"{where} is {highest:g}, {highest / MAX_TYPICAL_RATE:.0f} times the usual rate for pretrained weights; "
         "use 1e-6 to 1e-5"
     )
 
@@ -96,7 +96,7 @@ def _few_prompts(settings: WarningInputs) -> str | None:
 
 
 def _epoch_count(settings: WarningInputs) -> str | None:
-    """Of data that somebody chose; generated tasks are as large as they are."""
+    """Warn about few or many passes over the user's data; generated tasks have a fixed size."""
     if not isinstance(settings.config.task, JsonlConfig) or settings.config.num_iterations is None:
         return None
     passes = settings.plan.num_iterations * settings.plan.prompts_per_iteration / settings.train_rows
@@ -113,7 +113,7 @@ def _warmups(settings: WarningInputs) -> str | None:
     iterations = settings.plan.num_iterations
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:
-        return f"algorithm.critic_warmup={warmup} is all of the {iterations} iterations: no actor is trained; lower it"
+        return f"algorithm.critic_warmup={warmup} covers all {iterations} iterations: no actor is trained; lower it"
     agents = settings.config.task.agents
     slow = {name: agent.actor.warmup_iterations for name, agent in agents.items()}
     slow = {name: steps for name, steps in slow.items() if steps >= iterations}
@@ -121,7 +121,7 @@ def _warmups(settings: WarningInputs) -> str | None:
         return None
     subject = f"{join_names(list(slow))} never" if len(slow) < len(agents) else "no actor ever"
     return (
-        f"actor.warmup_iterations={max(slow.values())} is all of the {iterations} iterations: "
+        f"actor.warmup_iterations={max(slow.values())} covers all {iterations} iterations: "
         f"{subject} reaches the learning rate; lower it"
     )
 
@@ -130,8 +130,8 @@ def _dry_run_failure(settings: WarningInputs) -> str | None:
     if not settings.dry_run_failure:
         return None
     return (
-        f"an episode fails with placeholders as answers ({settings.dry_run_failure}); "
-        "if it fails with others as well, nothing will be trained on"
+        f"an episode fails with placeholder responses ({settings.dry_run_failure}); "
+        "if it fails with real responses too, there is no data to train on"
     )
 
 
@@ -143,7 +143,7 @@ def _outdated_environment(settings: WarningInputs) -> str | None:
 
 
 def _identical_prompts(settings: WarningInputs) -> str | None:
-    """Of agents that are asked at once about the same example, by one policy, for different answers."""
+    """Warn about agents that share a policy and a prompt but have different reference answers."""
     task = settings.config.task
     if not isinstance(task, ConversationConfig) or task.protocol != "parallel":
         return None
@@ -154,14 +154,14 @@ def _identical_prompts(settings: WarningInputs) -> str | None:
             first = agents_by_prompt.setdefault((agent.template, agent.system), name)
             if agent.answer != task.agents[first].answer:
                 return (
-                    f"{join_names([first, name])} are one policy and have the same prompt for different answers; "
-                    "say in their templates who is asked"
+                    f"{join_names([first, name])} share one policy and one prompt, but have different answers; "
+                    "name the agent in each template"
                 )
     return None
 
 
 def _unknown_characters(settings: WarningInputs) -> str | None:
-    """Of agents that know the characters of known answers alone, and hear somebody who may write any."""
+    """Warn about agents with a limited alphabet that receive messages with arbitrary characters."""
     task, agents = settings.config.task, settings.config.task.agents
     if isinstance(task, ConversationConfig) and task.protocol == "parallel":
         return None
@@ -174,8 +174,8 @@ def _unknown_characters(settings: WarningInputs) -> str | None:
     if not free or not limited:
         return None
     return (
-        f"{join_names(limited)} reads characters of known answers alone (actor.alphabet=auto), and all else that "
-        f"{join_names(free)} may write as <unk>; use task.agents.{limited[0]}.actor.alphabet=printable"
+        f"{join_names(limited)} knows only characters of reference answers (actor.alphabet=auto) and reads others from "
+        f"{join_names(free)} as <unk>; use task.agents.{limited[0]}.actor.alphabet=printable"
     )
 
 
@@ -183,8 +183,7 @@ def _unsafe_sandbox(settings: WarningInputs) -> str | None:
     for where, own in rewards_with_prefixes(settings.config):
         if isinstance(own.reward, CodeRunConfig) and own.reward.sandbox is Sandbox.unsafe_local:
             return (
-                f"{where}.sandbox=unsafe_local runs what a model writes as you, with your files and your network; "
-                "use bwrap"
+                f"{where}.sandbox=unsafe_local runs generated code as your user, with your files and network; use bwrap"
             )
     return None
 
@@ -197,13 +196,13 @@ def _same_rows(settings: WarningInputs) -> str | None:
     if not both:
         return None
     return (
-        f"task.eval={both[0]} is in task.train too: held-out scores are of rows that are trained on; "
+        f"task.eval={both[0]} is in task.train too: held-out rows are also training rows; "
         "use task.eval=null task.eval_share=0.1"
     )
 
 
 def _unread_split(settings: WarningInputs) -> str | None:
-    """A part of a dataset that somebody asks for, where a file gives all of its rows."""
+    """Warn about a split of a source without splits, such as a file."""
     task = settings.config.task
     if not isinstance(task, JsonlConfig):
         return None
@@ -212,20 +211,21 @@ def _unread_split(settings: WarningInputs) -> str | None:
         whole = _unsplit_sources(getattr(task, key))
         if "[" in split and whole:
             return (
-                f"task.{key}_split={split} is of datasets; of {whole[0]} all rows are used, or task.{key}_size of them"
+                f"task.{key}_split={split} has an effect on hub datasets only: all rows of {whole[0]} are used; "
+                f"use task.{key}_size"
             )
     return None
 
 
 def _unsplit_sources(sources: str | list[str] | None) -> list[str]:
-    """Those of which all rows are read."""
+    """Sources without splits: all their rows are read."""
     return [
         source for source in (sources if isinstance(sources, list) else [sources]) if source and not has_splits(source)
     ]
 
 
 def _rounded_merge(settings: WarningInputs) -> str | None:
-    """Merged models have float32 weights, for bf16 loses most of what a short training changed."""
+    """Warn about a merged model loaded in bf16: rounding loses most of the changes of a short training."""
     for agent in settings.config.task.agents.values():
         actor, critic = agent.actor, agent.critic
         loaded = [("actor.model", actor.model, "actor.dtype", actor.dtype)]
@@ -235,30 +235,30 @@ def _rounded_merge(settings: WarningInputs) -> str | None:
         for key, folder, dtype_key, dtype in loaded:
             if folder is not None and dtype is Dtype.bf16 and has_merged_adapter(folder):
                 return (
-                    f"{key} has an adapter merged into it, of whose changes {dtype_key}=bf16 may lose most to "
+                    f"{key} has an adapter merged into it, and {dtype_key}=bf16 may lose most of its changes by "
                     f"rounding; use {dtype_key}=fp32"
                 )
     return None
 
 
 def _constant_prompts(settings: WarningInputs) -> str | None:
-    """Templates that name nothing of their rows, so that every row has the same prompt or the same reference."""
+    """Warn about templates without fields: all rows have the same prompt or the same reference answer."""
     task = settings.config.task
     if not isinstance(task, JsonlConfig) or task.protocol not in PROTOCOLS:
         return None
     for name, agent in task.agents.items():
         for leaf, text in (("template", agent.template), ("answer", agent.answer)):
             if text and is_constant_template(text):
-                what = "prompt" if leaf == "template" else "reference"
+                part = "prompt" if leaf == "template" else "reference"
                 return (
-                    f"task.agents.{name}.{leaf}={text!r:.40} names no field of rows: every row has the same {what}; "
-                    "write {FIELD}, or FILE.py:NAME"
+                    f"task.agents.{name}.{leaf}={text!r:.40} names no field of rows: every row has the same {part}; "
+                    "use {FIELD}, or FILE.py:NAME"
                 )
     return None
 
 
 def is_constant_template(template: str) -> bool:
-    """Whether a template is a text without a field."""
+    """Whether a template has no field."""
     if is_function_path(template) or template.startswith("messages:"):
         return False
     if template.startswith("jinja:"):
@@ -267,7 +267,7 @@ def is_constant_template(template: str) -> bool:
 
 
 def _sizes_beyond_data(settings: WarningInputs) -> str | None:
-    """Sizes that ask for more rows than there are."""
+    """Warn about sizes above the number of rows."""
     task, held_out = settings.config.task, settings.held_out_rows
     if (line := eval_size_warning(settings.config, held_out)) is not None:
         return line
@@ -275,25 +275,25 @@ def _sizes_beyond_data(settings: WarningInputs) -> str | None:
         for key, available in (("train_size", settings.train_rows), ("eval_size", held_out)):
             size = getattr(task, key)
             if size is not None and available is not None and size > available:
-                return f"task.{key}={size} is more than the {available} rows there are: all of them are used"
+                return f"task.{key}={size} is more than the {available} available rows: all rows are used"
     return None
 
 
 def eval_size_warning(config: Config, held_out: int | None) -> str | None:
-    """A line about `evaluation.size` where it is more than the rows that are held out."""
+    """A warning if `evaluation.size` is more than the number of held-out rows."""
     size = config.evaluation.size
     if size is None or held_out is None or size <= held_out:
         return None
-    return f"evaluation.size={size} is more than the {held_out} held-out rows: all of them are used"
+    return f"evaluation.size={size} is more than the {held_out} held-out rows: all rows are used"
 
 
 def _atypical_values(settings: WarningInputs) -> str | None:
-    """Numbers far from what their fields usually hold: a slip of the key, or another library's unit."""
+    """Warn about numbers outside the usual range of their field."""
     found: dict[str, str] = {}
     leaves = constrained_leaves(settings.config, of_fields=typical_ranges)
     for key, value, usual in sorted(leaves, key=lambda leaf: leaf[0].startswith("task.agents.")):
         if usual is not None and (why := usual.warning(value)) is not None:
-            short = re.sub(r"^task\.agents\.\w+\.", "", key)  # agents repeat what their group says
+            short = re.sub(r"^task\.agents\.\w+\.", "", key)  # agents inherit values of their group
             if found.get(short) != f"{value:g}; {why}":
                 found[key] = f"{value:g}; {why}"
     return None if not found else " and ".join(f"{key}={text}" for key, text in list(found.items())[:2])
@@ -317,4 +317,4 @@ RULES: dict[str, Callable[[WarningInputs], str | None]] = {
     "unread_split": _unread_split,
     "constant_prompts": _constant_prompts,
 }
-"""By the name under which `run.json` keeps what was said."""
+"""Rules by name; `run.json` stores the warnings under these names."""

@@ -1,4 +1,4 @@
-"""What a value must be beyond its type: written at its field in the schema, checked and documented from there."""
+"""Constraints of values beyond their type: annotations of schema fields, used by checks and documentation."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hint
 
 class Constraint(Protocol):
     def violation(self, value: Any) -> tuple[str, str] | None:
-        """The rule and what would work, where this value breaks it; values of other types are let through."""
+        """Return rule and remedy if the value violates the constraint, else None; ignores values of other types."""
         ...
 
 
 @dataclass(frozen=True)
 class Range:
-    """Numbers of an interval; infinite limits are open."""
+    """An interval of numbers; infinite limits are open."""
 
     low: float = -math.inf
     high: float = math.inf
     open_low: bool = False
     open_high: bool = False
-    at_low: str = ""  # what somebody who typed the lower limit may want instead
+    at_low: str = ""  # remedy for a value equal to the excluded lower limit
 
     def __str__(self) -> str:
         if math.isinf(self.high):
@@ -44,18 +44,18 @@ class Range:
             remedy = f"use a number {'below' if self.open_high else 'of at most'} {self.high:.12g}"
         else:
             return None
-        return f"is out of range; it must lie in {self._interval()}", remedy
+        return f"is out of range; it must be in {self._interval()}", remedy
 
 
 @dataclass(frozen=True)
 class TypicalRange:
-    """The interval of values that users mean; others are allowed, with a warning. 0 switches something off."""
+    """The usual interval of values; other values are allowed with a warning. 0 means off."""
 
     low: float = 0.0
     high: float = math.inf
 
     def warning(self, value: Any) -> str | None:
-        """How the value differs from usual ones; None where it does not."""
+        """Return the usual limit that the value exceeds, else None."""
         if not isinstance(value, int | float) or value == 0 or self.low <= abs(value) <= self.high:
             return None
         return f"usual values are {f'at most {self.high:g}' if abs(value) > self.high else f'at least {self.low:g}'}"
@@ -63,12 +63,12 @@ class TypicalRange:
 
 @dataclass(frozen=True)
 class OneOf:
-    """Texts that are known; where code has a member for each, an enumeration is better."""
+    """Allowed strings; use an enumeration if code refers to single members."""
 
     choices: tuple[str, ...]
 
     def __str__(self) -> str:
-        return ""  # the field's comment explains them one by one
+        return ""  # the field's comment lists them
 
     def violation(self, value: Any) -> tuple[str, str] | None:
         return None if value in self.choices else ("is not known", "use one of " + " ".join(self.choices))
@@ -76,13 +76,13 @@ class OneOf:
 
 @dataclass(frozen=True)
 class NotEmpty:
-    """What names a file, a folder or anything else."""
+    """A name that must not be empty, such as a file or a folder."""
 
     def __str__(self) -> str:
         return ""
 
     def violation(self, value: Any) -> tuple[str, str] | None:
-        return ("names nothing", "give a file, a folder or a name") if value in ("", []) else None
+        return ("is empty", "use a file, a folder or a name") if value in ("", []) else None
 
 
 PositiveInt = Annotated[int, Range(1)]
@@ -97,8 +97,8 @@ WeightDecay = Annotated[float, Range(0.0), TypicalRange(high=1.0)]
 Epsilon = Annotated[float, Range(0.0, open_low=True), TypicalRange(high=1e-2)]
 GradNorm = Annotated[float, Range(0.0), TypicalRange(1e-3, 1e4)]
 GREEDY = (
-    "a policy without randomness learns nothing, and greedy decoding is for evaluation: evaluation.greedy=true (and "
-    "evaluation.sampled=false for nothing else), or greedy=true in ippo-chat"
+    "training needs random samples; greedy decoding is for evaluation: evaluation.greedy=true (with "
+    "evaluation.sampled=false for greedy only), or greedy=true in ippo-chat"
 )
 Temperature = Annotated[float, Range(0.0, open_low=True, at_low=GREEDY), TypicalRange(0.05, 5.0)]
 RepetitionPenalty = Annotated[float, Range(0.0, open_low=True), TypicalRange(0.2, 5.0)]
@@ -112,20 +112,20 @@ Name = Annotated[str, NotEmpty()]
 
 @cache
 def constraints(cls: type[Any]) -> dict[str, Constraint]:
-    """The constraint of each field of a schema class that has one."""
+    """Constraints by field of a schema class."""
     by_field = {name: constraint_from_hint(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
     return {name: constraint for name, constraint in by_field.items() if constraint is not None}
 
 
 @cache
 def typical_ranges(cls: type[Any]) -> dict[str, TypicalRange]:
-    """The usual values of each field of a schema class that has some."""
+    """Usual ranges by field of a schema class."""
     hints = get_type_hints(cls, include_extras=True).items()
     return {name: usual for name, hint in hints for usual in _find_metadata(hint) if isinstance(usual, TypicalRange)}
 
 
 def constraint_from_hint(hint: Any) -> Constraint | None:
-    """What is written with a type, or with the type beside `None`."""
+    """Return the constraint annotated to a type, or to a member of a union."""
     return next((part for part in _find_metadata(hint) if not isinstance(part, TypicalRange)), None)
 
 

@@ -1,4 +1,4 @@
-"""Rules of `task=jsonl` and what is made of it: where rows come from, and what is done with them."""
+"""Rules of `task=jsonl` and its variants: data sources and row processing."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import JsonlConfig
 
 CHAT_TEMPLATES = ("auto", True, False)
-MIX_RESOLUTION = 1000  # prompts in which every source has its share; a smaller share than one of these cannot be had
+MIX_RESOLUTION = 1000  # prompts over which the weights of sources hold; the smallest possible weight is 1 of these
 
 
 def is_pattern(source: str) -> bool:
-    """Whether a source of rows is all files of a pattern, such as `data/*.jsonl`."""
+    """Whether a source is a file pattern, such as `data/*.jsonl`."""
     return has_magic(source) and not Path(source).exists()
 
 
 def expand_pattern(source: str) -> list[str]:
-    """The files of a pattern, by name. Leading folders that exist are names, with brackets and all."""
+    """The files of a pattern, sorted by name. Leading folders that exist are literal, brackets included."""
     parts = Path(source).parts
     known = next(n for n in range(len(parts) - 1, -1, -1) if not n or Path(*parts[:n]).is_dir())
     place = str(Path(escape(str(Path(*parts[:known]))), *parts[known:])) if known else source
@@ -28,19 +28,19 @@ def expand_pattern(source: str) -> list[str]:
 
 
 def has_splits(source: str) -> bool:
-    """Whether one part of a source is read, as of folders and datasets; of files, patterns and functions it is all."""
+    """Whether a source has splits (folders, datasets); files, patterns and functions are read as a whole."""
     return not (is_code_reference(source) or is_pattern(source) or Path(source).is_file())
 
 
 def check_data(task: JsonlConfig, *, training: bool) -> None:
-    """Raise `ConfigError` for the first rule that is broken; an evaluation needs no training data."""
+    """Raise `ConfigError` for the first broken rule; `training=False` ignores training data."""
     if task.chat_template not in CHAT_TEMPLATES:
         raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
     if task.eval_share is not None and task.eval is not None:
         raise ConfigError(
             f"task.eval_share={task.eval_share} task.eval={task.eval}",
-            "both say what is held out",
-            "set task.eval=null, or leave task.eval_share out",
+            "both define the held-out rows",
+            "set task.eval=null, or remove task.eval_share",
         )
     divided = task.eval_share is not None
     for key in ("train",) if divided else ("train", "eval") if training else ("eval",):
@@ -55,9 +55,9 @@ def check_data(task: JsonlConfig, *, training: bool) -> None:
                 f"task.columns.{name}={wanted}", "names no column", f"use task.columns.{name}=COLUMN or [ONE,OTHER]"
             )
     if task.map is not None and ":" not in task.map:
-        raise ConfigError(f"task.map={task.map}", "does not say where and what", "write path/to/file.py:function")
+        raise ConfigError(f"task.map={task.map}", "is not a function", "use path/to/file.py:function")
     if task.filter is not None and task.filter.endswith(".py") and not is_function_path(task.filter):
-        raise ConfigError(f"task.filter={task.filter}", "names a file, and not what in it", "write file.py:function")
+        raise ConfigError(f"task.filter={task.filter}", "names a file without a function", "use file.py:function")
 
 
 def _check_source(key: str, listed: Any) -> None:
@@ -81,33 +81,34 @@ def _check_weights(task: JsonlConfig) -> None:
         return
     sources = len(task.train) if isinstance(task.train, list) else 1
     numbers = isinstance(weights, list) and all(
-        isinstance(one, int | float) and not isinstance(one, bool) and 0 < one < float("inf") for one in weights
+        isinstance(weight, int | float) and not isinstance(weight, bool) and 0 < weight < float("inf")
+        for weight in weights
     )
     if not numbers or len(weights) != sources or sources < 2:
         raise ConfigError(
             f"task.weights={weights}",
-            f"must have a number above 0 for each of several sources, and task.train names {sources}",
+            f"must have a number above 0 for each of at least two sources, and task.train has {sources}",
             "use task.train=[a.jsonl,b.jsonl] task.weights=[2,1]",
         )
     if min(weights) / sum(weights) < 1 / MIX_RESOLUTION:
         raise ConfigError(
             f"task.weights={weights}",
             f"gives a source less than 1 of {MIX_RESOLUTION} prompts",
-            "leave that source out",
+            "remove that source",
         )
     if task.train_size is not None:
         raise ConfigError(
             f"task.train_size={task.train_size} task.weights={weights}",
-            "cannot be used together: the first rows would be those of the first sources",
-            "leave task.train_size out",
+            "cannot be used together: the first rows would come from the first sources only",
+            "remove task.train_size",
         )
 
 
 def _check_streaming(task: JsonlConfig, *, training: bool) -> None:
     if task.eval_share is not None:
         raise ConfigError(
-            "task.streaming=true", "reads the first rows alone, and task.eval_share all", "leave one of the two out"
+            "task.streaming=true", "reads the first rows only, and task.eval_share needs all rows", "use one of them"
         )
     for key in ("train_size", "eval_size") if training else ("eval_size",):
         if getattr(task, key) is None:
-            raise ConfigError("task.streaming=true", "needs to know how many rows are wanted", f"set task.{key}")
+            raise ConfigError("task.streaming=true", "needs the number of rows", f"set task.{key}")

@@ -1,4 +1,4 @@
-"""What can end a run, each with the exit code that scripts and schedulers see."""
+"""Errors that end a run, with their exit codes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class IppoError(Exception):
-    """A failure that users are told about in one block, without a traceback."""
+    """A failure that is reported to the user in one block, without a traceback."""
 
     exit_code = 1
-    told = False  # whether another rank tells of it
+    told = False  # whether another rank reports it
 
     def __reduce__(self) -> tuple[Callable[..., IppoError], tuple[type[IppoError], str]]:
-        return _rebuild_error, (type(self), str(self))  # between ranks, whatever the arguments of its kind are
+        return _rebuild_error, (type(self), str(self))  # pickling between ranks must not depend on __init__ arguments
 
 
 def _rebuild_error(kind: type[IppoError], message: str) -> IppoError:
@@ -27,7 +27,7 @@ def _rebuild_error(kind: type[IppoError], message: str) -> IppoError:
 
 
 class ConfigError(IppoError):
-    """`key=value; the rule; what would work`, raised before any model is loaded."""
+    """`key=value; the rule; what would work`, raised before any model loads."""
 
     exit_code = 2
 
@@ -37,7 +37,7 @@ class ConfigError(IppoError):
 
 
 class ConfigErrors(ConfigError):
-    """Several mistakes of one command line, reported together."""
+    """Several mistakes of one command, reported together."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         lines = "".join(f"\n  {error}" for error in errors)
@@ -47,24 +47,24 @@ class ConfigErrors(ConfigError):
 
 
 def combine_errors(errors: Sequence[ConfigError]) -> ConfigError:
-    """One error for all of these; a single one is returned as it is."""
+    """Combine errors into one; a single error is returned unchanged."""
     return errors[0] if len(errors) == 1 else ConfigErrors(errors)
 
 
 def split_errors(error: ConfigError) -> tuple[ConfigError, ...]:
-    """The single mistakes of which an error consists."""
+    """The single mistakes of a combined error."""
     return error.errors if isinstance(error, ConfigErrors) else (error,)
 
 
 Check = Callable[[], Iterable[ConfigError] | None]
-"""Raises one error, or yields several that do not depend on each other."""
+"""Raises one error, or yields several independent errors."""
 
 
 def collect_errors(checks: Iterable[Check], found: Sequence[ConfigError] = ()) -> list[ConfigError]:
-    """The mistakes in `found`, then those that the checks raise or yield.
+    """Collect `found` and the errors that the checks raise or yield.
 
-    A check that names a key with an earlier mistake would only report a consequence of it, and is left out. Once there
-    is a mistake, checks may fail in other ways, since they rely on each other.
+    Errors that mention a key of an earlier error are consequences of it and are dropped. After the first error other
+    exceptions of checks are ignored, because checks rely on each other.
     """
     errors = list(found)
     for check in checks:
@@ -97,7 +97,7 @@ class PreflightError(IppoError):
 
 
 class NonFiniteError(IppoError):
-    """Losses or gradients stayed NaN or infinite."""
+    """Losses or gradients were NaN or infinite in several consecutive steps."""
 
     exit_code = 10
 
@@ -115,38 +115,38 @@ class StorageError(IppoError):
 
 
 class ResumeError(IppoError):
-    """There is nothing to resume, or it does not fit."""
+    """There is no run to resume, or it does not match the configuration."""
 
     exit_code = 14
 
 
 class Preempted(IppoError):
-    """The run was asked to leave, saved, and can be resumed."""
+    """The run received a preemption signal, was saved, and can be resumed."""
 
     exit_code = 75
 
 
 class OtherRankFailed(IppoError):
-    """This rank leaves because another one failed; the reason is told there."""
+    """This rank exits because another rank failed, which reports the reason."""
 
     def __init__(self, rank: int, exit_code: int) -> None:
-        super().__init__(f"left because rank {rank} failed")
+        super().__init__(f"exiting because rank {rank} failed")
         self.rank, self.exit_code = rank, exit_code
 
 
 class PreemptionRequested(BaseException):
-    """Abandons what is going on, which is done again after resuming. Like Ctrl-C's, no failure that code may catch."""
+    """Aborts the current iteration, which is repeated after resuming; a `BaseException`, as KeyboardInterrupt is."""
 
 
 INTERRUPTED = 130  # Ctrl-C
-BROKEN_PIPE = 141  # what a shell says of SIGPIPE: the output of a command that only prints is read no more
-HUNG = 11  # ended by its watchdog
+BROKEN_PIPE = 141  # a shell's exit code of SIGPIPE: the reader of the output exited
+HUNG = 11  # ended by the watchdog
 UNEXPECTED = 1
 
 
 @contextmanager
 def convert_storage_errors(target: str) -> Iterator[None]:
-    """Raise `StorageError` where a file cannot be written; `what` says which."""
+    """Convert errors of writing a file to `StorageError`; `target` names the file in the message."""
     try:
         yield
     except Exception as error:
@@ -156,10 +156,10 @@ def convert_storage_errors(target: str) -> Iterator[None]:
 
 
 def storage_error_message(error: BaseException) -> str | None:
-    """The operating system's words where a file could not be written or read; None for any other failure.
+    """The operating system's message if a file could not be written or read; None for other failures.
 
-    `torch.save` raises a RuntimeError in the place of its OSError, and safetensors and tokenizers have kinds of their
-    own, which quote the system.
+    `torch.save` raises a RuntimeError instead of an OSError; safetensors and tokenizers raise their own exceptions,
+    which quote the system's message.
     """
     cause = find_os_error(error)
     if cause is not None:
@@ -169,7 +169,7 @@ def storage_error_message(error: BaseException) -> str | None:
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether there was no room for a file."""
+    """Whether the disk is full or a quota or size limit is exceeded."""
     cause = find_os_error(error)
     return (
         cause.errno in DISK_FULL_ERRNOS
@@ -179,7 +179,7 @@ def is_disk_full(error: BaseException) -> bool:
 
 
 def find_os_error(error: BaseException) -> OSError | None:
-    """The OSError of the operating system that an exception is, or was raised for."""
+    """The OSError in the cause chain of an exception; None without one."""
     link: BaseException | None = error
     while link is not None and not (isinstance(link, OSError) and link.errno is not None):
         if isinstance(link, shutil.Error) and (first := _first_copy_error(link)) is not None:
@@ -189,6 +189,6 @@ def find_os_error(error: BaseException) -> OSError | None:
 
 
 def _first_copy_error(error: shutil.Error) -> OSError | None:
-    """Why the first file of a folder could not be copied: `copytree` keeps its errors as text alone."""
+    """The first OSError of `copytree`, which keeps its errors as text only."""
     number = re.search(r"\[Errno (\d+)\]", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None

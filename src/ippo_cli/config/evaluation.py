@@ -1,4 +1,4 @@
-"""Which keys of a run can have an effect on an evaluation: all others are refused, since its result would name them."""
+"""Keys that affect an evaluation. Other keys are rejected, because the result file lists the overrides."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ippo_cli.config.checks import constrained_leaves
 from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.schema import Config, JsonlConfig
 
-# Groups of which another option may be chosen, and keys; `*` stands for an agent's name.
+# Groups and keys; `*` is an agent's name.
 EVALUATION_KEYS = (
     "task",
     "reward",
@@ -135,7 +135,7 @@ EVALUATION_KEYS = (
     "launch.timeout_s",
     "deterministic",
 )
-# Of a Hugging Face model; a run has these, and another value would be another run's.
+# Additional keys for the evaluation of a Hugging Face model; for a run they are fixed.
 MODEL_EVALUATION_KEYS = (
     "seed",
     "hub",
@@ -153,7 +153,7 @@ MODEL_EVALUATION_KEYS = (
     "task.agents.*.actor.tokenizer_revision",
     "task.agents.*.actor.model_args",
 )
-# Of OF_BOTH, what says how fast or on what an evaluation is computed, and not what is asked or how it is scored.
+# Keys in EVALUATION_KEYS that affect speed or hardware, but not prompts, samples or scores.
 COMPUTE_KEYS = (
     "actor.dtype",
     "task.agents.*.actor.dtype",
@@ -171,7 +171,7 @@ EXPERIMENT = "experiment"
 
 
 def check_comparable_runs(first: str, config: Config, run: str, other: Config) -> None:
-    """Raise `ConfigError` where two runs do not ask the same agents in the same way, or score them otherwise."""
+    """Raise `ConfigError` if two runs have different agents, prompts, sampling or rewards."""
     agents, others = list(config.task.agents), list(other.task.agents)
     if agents != others:
         raise ConfigError(
@@ -180,40 +180,41 @@ def check_comparable_runs(first: str, config: Config, run: str, other: Config) -
             "cross-play is between runs with the same agents",
         )
     first_settings, other_settings = dict(_scoring_settings(config)), dict(_scoring_settings(other))
-    # Agents last: what a group gives to all of them is told by the group's name.
+    # Agents last: values that all agents inherit from a group are reported under the group's key.
     for key in sorted(
         dict.fromkeys((*first_settings, *other_settings)), key=lambda key: key.startswith("task.agents.")
     ):
         if first_settings.get(key) != other_settings.get(key):
             raise ConfigError(
                 f"run={run}",
-                f"has {key}={_format_value(other_settings.get(key))}, and {first} has {_format_value(first_settings.get(key))}",
-                f"leave it out, or give all of them one: {key}=VALUE",
+                f"has {key}={_format_value(other_settings.get(key))}, and {first} has "
+                f"{_format_value(first_settings.get(key))}",
+                f"remove the run, or set one value for all runs: {key}=VALUE",
             )
     _check_same_split(first, config, run, other)
 
 
 def _check_same_split(first: str, config: Config, run: str, other: Config) -> None:
-    """Raise `ConfigError` where rows that the first run holds out are among those that the other was trained on."""
+    """Raise `ConfigError` if held-out rows of one run may be training rows of the other."""
     if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
         return
     assert isinstance(other.task, JsonlConfig)
     sides = [
-        {"seed": each.seed, "task.train": task.train, "task.train_split": task.train_split}
-        for each, task in ((config, config.task), (other, other.task))
+        {"seed": run_config.seed, "task.train": task.train, "task.train_split": task.train_split}
+        for run_config, task in ((config, config.task), (other, other.task))
     ]
     for key, value in sides[0].items():
         if sides[1][key] != value:
             raise ConfigError(
                 f"run={run}",
-                f"has {key}={_format_value(sides[1][key])}, and {first} has {_format_value(value)}: rows that one of them holds out "
-                f"(task.eval_share={config.task.eval_share}) the other was trained on",
-                "name data that is new to both: task.eval_share=null task.eval=FILE",
+                f"has {key}={_format_value(sides[1][key])}, and {first} has {_format_value(value)}: held-out rows of "
+                f"one run (task.eval_share={config.task.eval_share}) may be training rows of the other",
+                "use data that is new to both: task.eval_share=null task.eval=FILE",
             )
 
 
 def _scoring_settings(config: Config) -> Iterator[tuple[str, Any]]:
-    """What is asked, how it is sampled and how it is scored."""
+    """Keys and values that determine prompts, samples and scores."""
     known = {*EVALUATION_KEYS, "task.kind", "reward.kind"} - {*COMPUTE_KEYS}
     for key, value, _ in constrained_leaves(config):
         if key.startswith(("task.", "rollout.", "reward.", "evaluation.")) and _wildcard_key(key) in known:
@@ -225,7 +226,7 @@ def _format_value(value: Any) -> str:
 
 
 def _wildcard_key(key: str) -> str:
-    """A key with `*` for an agent's name, without what is of the user's choice."""
+    """Replace an agent's name by `*`, and cut user-defined subkeys."""
     return re.sub(
         r"^((?:task|(?:task\.agents\.\*\.)?actor)\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
         r"\1",
@@ -234,7 +235,7 @@ def _wildcard_key(key: str) -> str:
 
 
 def check_evaluation_overrides(overrides: Iterable[str], *, of_model: bool) -> None:
-    """Raise `ConfigError` with every override that can change nothing about an evaluation."""
+    """Raise `ConfigError` with every override that has no effect on an evaluation."""
     known = (*EVALUATION_KEYS, *MODEL_EVALUATION_KEYS) if of_model else EVALUATION_KEYS
     errors: list[ConfigError] = []
     for text in overrides:
@@ -242,15 +243,15 @@ def check_evaluation_overrides(overrides: Iterable[str], *, of_model: bool) -> N
         if _wildcard_key(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
             continue
         of = "a model's" if of_model else "a run's"
-        errors.append(ConfigError(text, f"can have no effect on {of} evaluation", _suggest_keys(key, known)))
+        errors.append(ConfigError(text, f"has no effect on {of} evaluation", _suggest_keys(key, known)))
     if errors:
         raise combine_errors(errors)
 
 
 def _suggest_keys(key: str, known: Sequence[str]) -> str:
-    """For a name without a group the keys of that name, else those of its group that have an effect; else all groups.
+    """Suggest keys of the same name for a name without a group, else valid keys of its group, else all groups.
 
-    A key of a group has another meaning in other groups: `reward.model` is no `actor.model`.
+    Other groups are not searched, because the meaning differs: `reward.model` is not `actor.model`.
     """
     group, _, leaf = _wildcard_key(key).rpartition(".")
     same = [other for other in known if not group and other.rpartition(".")[2] == leaf and "*" not in other]
@@ -258,13 +259,13 @@ def _suggest_keys(key: str, known: Sequence[str]) -> str:
         return "did you mean " + " or ".join(f"{other}=" for other in same) + "?"
     of_group = [other for other in known if group and other.startswith(f"{group}.")]
     if of_group:
-        return f"those of this group that can: {_join_keys(of_group)}"
+        return f"keys of this group with an effect: {_join_keys(of_group)}"
     groups = dict.fromkeys(other.partition(".")[0] for other in known)
-    return f"those that can are keys of {' '.join(groups)}; see ippo-eval --help KEY"
+    return f"groups with an effect: {' '.join(groups)}; see ippo-eval --help KEY"
 
 
 def _join_keys(keys: Iterable[str]) -> str:
-    """Keys with what they have in common written once: `rollout.{temperature,top_p}`."""
+    """Join keys and write common prefixes once: `rollout.{temperature,top_p}`."""
     groups: dict[str, list[str]] = {}
     for key in keys:
         group, dot, leaf = key.rpartition(".")

@@ -1,4 +1,4 @@
-"""`debug_faults`: what is to go wrong on purpose, at which point of a run, and on which rank."""
+"""`debug_faults`: fault injection at a given point of a run, on a given rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULT_POINTS = (
     "save.pointer",
     "prune",
 )
-"""Where a fault may happen, in the order in which a run comes by; each stands in the code as `fault_point(NAME)`."""
+"""Points of a run where a fault may be injected, in order; the code calls `fault_point(NAME)` at each."""
 SIGNALS = {
     number.name.lower(): number
     for number in (
@@ -37,13 +37,13 @@ SIGNALS = {
     )
 }
 DISK_ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO, "eacces": errno.EACCES}
-HANG = "hang"  # nothing more happens, and no signal is heard
+HANG = "hang"  # block forever and ignore signals
 FAULT_KINDS = (*SIGNALS, *DISK_ERRORS, "error", HANG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One thing that goes wrong: the `time`-th time that `rank` comes by the point."""
+    """One fault, injected when `rank` reaches the point for the `time`-th time."""
 
     point: str
     kind: str
@@ -52,16 +52,20 @@ class Fault:
 
 
 def parse_fault(text: str) -> Fault:
-    """`POINT:KIND[:TIME[:RANK]]`, such as `save.rename:sigkill:2:1`. Raises `ConfigError` for anything else."""
+    """Parse `POINT:KIND[:TIME[:RANK]]`, such as `save.rename:sigkill:2:1`. Raises `ConfigError`."""
     wanted = "use POINT:KIND[:TIME[:RANK]], such as save.rename:sigkill:2"
     parts = text.split(":")
     if not 2 <= len(parts) <= 4:
         raise ConfigError(f"debug_faults=[{text}]", f"has {len(parts)} parts", wanted)
     point, kind, time, rank = parts + ["1", "0"][len(parts) - 2 :]
     if point not in FAULT_POINTS:
-        raise ConfigError(f"debug_faults=[{text}]", f"names no point; these are {' '.join(FAULT_POINTS)}", wanted)
+        raise ConfigError(
+            f"debug_faults=[{text}]", f"has an unknown point; known points: {' '.join(FAULT_POINTS)}", wanted
+        )
     if kind not in FAULT_KINDS:
-        raise ConfigError(f"debug_faults=[{text}]", f"names no kind; these are {' '.join(FAULT_KINDS)}", wanted)
+        raise ConfigError(
+            f"debug_faults=[{text}]", f"has an unknown kind; known kinds: {' '.join(FAULT_KINDS)}", wanted
+        )
     if not re.fullmatch(r"[1-9]\d*", time) or not re.fullmatch(r"\d+", rank):
-        raise ConfigError(f"debug_faults=[{text}]", "has no whole numbers for a time and a rank", wanted)
+        raise ConfigError(f"debug_faults=[{text}]", "needs whole numbers for time and rank", wanted)
     return Fault(point=point, kind=kind, time=int(time), rank=int(rank))

@@ -1,4 +1,4 @@
-"""Rules of `actor.model_args`: what may be given to `from_pretrained`, and which key works for what may not."""
+"""Rules of `actor.model_args`: allowed arguments of `from_pretrained`, and replacements for others."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import ActorConfig, CheckpointWeights, Config, LoraActorConfig, TinyActorConfig
 
-# Arguments of `from_pretrained` that the loader decides about, and what to use instead.
+# Arguments of `from_pretrained` that other keys control, and their replacements.
 LOADER_ARGS = {
     "pretrained_model_name_or_path": "use actor.model",
-    "config": "give the values of the configuration one by one",
+    "config": "set single values of the model's configuration",
     "dtype": "use actor.dtype",
     "torch_dtype": "use actor.dtype",
     "revision": "use actor.revision",
-    "trust_remote_code": "use a model that transformers has code for: code of a repository is never run",
+    "trust_remote_code": "use an architecture of transformers: code of a repository is never run",
     "device_map": "use launch.device and deepspeed",
     "max_memory": "use deepspeed=zero3_offload",
     "offload_folder": "use deepspeed=zero3_offload",
     "offload_state_dict": "use deepspeed=zero3_offload",
     "offload_buffers": "use deepspeed=zero3_offload",
-    "low_cpu_mem_usage": "leave it out: weights are mapped into memory in any case",
+    "low_cpu_mem_usage": "remove it: weights are always memory-mapped",
     "tp_plan": "use deepspeed=zero3",
     "tp_size": "use deepspeed=zero3",
     "device_mesh": "use deepspeed=zero3",
     "distributed_config": "use deepspeed=zero3",
     "quantization_config": "use actor.model_args.load_in_4bit=true or actor.model_args.load_in_8bit=true",
-    "use_safetensors": "leave it out: weights are always read from safetensors",
-    "weights_only": "leave it out: weights are always read from safetensors",
+    "use_safetensors": "remove it: weights are always read from safetensors",
+    "weights_only": "remove it: weights are always read from safetensors",
     "from_tf": "save the model as safetensors",
     "from_flax": "save the model as safetensors",
     "gguf_file": "save the model as safetensors",
-    "variant": "save the weights of that variant as a model of their own",
-    "subfolder": "give the folder itself as actor.model",
+    "variant": "save the weights of that variant as a separate model",
+    "subfolder": "use the subfolder as actor.model",
     "state_dict": "use actor.model",
-    "output_loading_info": "leave it out",
-    "ignore_mismatched_sizes": "leave it out: a model without all of its weights is refused",
-    "return_unused_kwargs": "leave it out",
-    "key_mapping": "save the model under the names of its architecture",
+    "output_loading_info": "remove it",
+    "ignore_mismatched_sizes": "remove it: a model with missing weights is an error",
+    "return_unused_kwargs": "remove it",
+    "key_mapping": "save the model with the parameter names of its architecture",
     "adapter_kwargs": "use actor.adapter",
     "adapter_name": "use actor.adapter",
     "cache_dir": "set HF_HOME in the environment",
@@ -48,23 +48,23 @@ LOADER_ARGS = {
     "local_files_only": "set HF_HUB_OFFLINE=1 in the environment",
     "token": "set HF_TOKEN in the environment",
     "use_auth_token": "set HF_TOKEN in the environment",
-    "use_cache": "leave it out: generation keeps keys and values, training does not",
+    "use_cache": "remove it: generation uses a KV cache, training does not",
     "_attn_implementation": "use actor.model_args.attn_implementation",
     "use_flash_attention_2": "use actor.model_args.attn_implementation=flash_attention_2",
 }
 ATTENTION = "attn_implementation"
 QUANTIZATION_BITS = {"load_in_4bit": 4, "load_in_8bit": 8}
 BITSANDBYTES = ("bnb_4bit_quant_type", "bnb_4bit_use_double_quant", "bnb_4bit_compute_dtype", "llm_int8_threshold")
-"""What belongs to the quantisation beside its width."""
+"""Other arguments of the quantisation."""
 
 
 def quantized_bits(actor: ActorConfig) -> int | None:
-    """Bits of a weight in the frozen base of an adapter; None where it has the model's number format."""
+    """Bits per weight of an adapter's frozen base; None without quantisation."""
     return next((bits for key, bits in QUANTIZATION_BITS.items() if actor.model_args.get(key)), None)
 
 
 def quantization_args(actor: ActorConfig) -> dict[str, Any]:
-    """What a `BitsAndBytesConfig` is made of; empty without quantisation."""
+    """Arguments of `BitsAndBytesConfig`; empty without quantisation."""
     if quantized_bits(actor) is None:
         return {}
     return {key: value for key, value in actor.model_args.items() if key in QUANTIZATION_BITS or key in BITSANDBYTES}
@@ -80,12 +80,12 @@ def unquantized_args(actor: ActorConfig) -> dict[str, Any]:
 
 
 def model_config_overrides(actor: ActorConfig) -> dict[str, Any]:
-    """Of the arguments, values of the model's configuration."""
+    """The arguments that override values of the model's configuration."""
     return {key: value for key, value in unquantized_args(actor).items() if key != ATTENTION}
 
 
 def check_model_args(config: Config) -> Iterator[ConfigError]:
-    """Every argument that the loader owns, and quantisation where it cannot be trained with."""
+    """Yield an error for every argument that other keys control, and for unsupported quantisation."""
     seen: set[str] = set()
     for name, agent in config.task.agents.items():
         where = (
@@ -122,16 +122,16 @@ def _check_quantization(config: Config, actor: ActorConfig, where: str) -> Itera
     elif not isinstance(actor, LoraActorConfig) or isinstance(actor, TinyActorConfig):
         yield ConfigError(
             setting,
-            f"makes weights that cannot be trained, and actor={actor.kind.value} "
-            + ("has a small base of its own" if isinstance(actor, LoraActorConfig) else "trains all of them"),
+            f"quantises weights, which cannot be trained, and actor={actor.kind.value} "
+            + ("creates its base locally" if isinstance(actor, LoraActorConfig) else "trains all weights"),
             "use actor=lora, which trains an adapter on a quantised base",
         )
     elif config.checkpoint.weights is CheckpointWeights.full:
-        yield ConfigError(setting, "has no whole weights to merge an adapter into", "use checkpoint.weights=adapter")
+        yield ConfigError(setting, "has quantised weights, which cannot be merged", "use checkpoint.weights=adapter")
 
 
 def check_quantization_device(config: Config, device: str, *, is_local: bool) -> None:
-    """Raise `PreflightError` where a quantised base cannot be held: on a CPU, or `here` without its library."""
+    """Raise `PreflightError` if quantisation is not available: on a CPU, or (`is_local`) without bitsandbytes."""
     for agent in config.task.agents.values():
         bits = quantized_bits(agent.actor)
         if bits is None:
@@ -139,11 +139,11 @@ def check_quantization_device(config: Config, device: str, *, is_local: bool) ->
         setting = f"actor.model_args.load_in_{bits}bit=true"
         if device != "cuda":
             raise PreflightError(
-                f"{setting}: weights of {bits} bits are computed with on a CUDA GPU, and this run is on a {device}; "
-                "leave it out, or plan for a GPU: mode=plan plan=h100"
+                f"{setting}: weights of {bits} bits need a CUDA GPU, and this run is on a {device}; "
+                "remove it, or plan for a GPU: mode=plan plan=h100"
             )
         if is_local and find_spec("bitsandbytes") is None:
-            raise PreflightError(f"{setting}: it needs the package bitsandbytes; pip install 'ippo-cli[quantization]'")
+            raise PreflightError(f"{setting}: needs the package bitsandbytes; pip install 'ippo-cli[quantization]'")
 
 
 def check_model_config_overrides(values: Mapping[str, Any], unused: Mapping[str, Any], model: str, kind: str) -> None:
@@ -152,6 +152,6 @@ def check_model_config_overrides(values: Mapping[str, Any], unused: Mapping[str,
         key = sorted(unused)[0]
         raise ConfigError(
             f"actor.model_args.{key}={values[key]}",
-            f"is no argument, and no value of the configuration of {model} ({kind})",
+            f"is neither an argument nor a value of the configuration of {model} ({kind})",
             f"use {ATTENTION}, {', '.join(QUANTIZATION_BITS)}, or a key of its config.json",
         )

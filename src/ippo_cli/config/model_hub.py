@@ -1,4 +1,4 @@
-"""`hub=`: where names of models that are no folders here are downloaded from."""
+"""`hub=`: downloads of models that are not local folders."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriti
 
 
 def find_model_keys(config: Config, *, agents: bool = True) -> Iterator[tuple[str, Any, str, str | None]]:
-    """Every key that may name a model: how it is typed, what holds it, the key's name there, and its revision's.
+    """Yield every key that may name a model: setting, owner dataclass, field, and field of the revision.
 
-    Without `agents` those of reward models alone.
+    `agents=False` yields reward models only.
     """
     for agent in config.task.agents.values() if agents else ():
         yield "actor.model", agent.actor, "model", "revision"
@@ -30,7 +30,7 @@ def find_model_keys(config: Config, *, agents: bool = True) -> Iterator[tuple[st
 
 
 def check_hub(config: Config) -> None:
-    """Raise `ConfigError` where models are to come from ModelScope and its package is not installed."""
+    """Raise `ConfigError` for hub=modelscope if its package is not installed."""
     if config.hub is Hub.modelscope and find_spec("modelscope") is None:
         raise ConfigError(
             "hub=modelscope",
@@ -40,9 +40,9 @@ def check_hub(config: Config) -> None:
 
 
 def download_models(config: Config, *, agents: bool = True) -> Config:
-    """The configuration with folders in the place of names on ModelScope; of Hugging Face's hub names stay names.
+    """Return the configuration with ModelScope names replaced by local folders; Hugging Face names are unchanged.
 
-    A model that was downloaded before is taken from ModelScope's cache.
+    ModelScope's cache is used for models downloaded before.
     """
     if config.hub is Hub.huggingface:
         return config
@@ -65,4 +65,4 @@ def _download(setting: str, name: str, revision: str | None) -> str:
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         at = f" at revision {revision}" if revision else ""
-        raise PreflightError(f"{setting}={name}: ModelScope gives no such model{at} ({reason})") from error
+        raise PreflightError(f"{setting}={name}: ModelScope cannot provide this model{at} ({reason})") from error

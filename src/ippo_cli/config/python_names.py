@@ -1,4 +1,4 @@
-"""Names of functions and classes in files of the user's, read without running them."""
+"""References to functions and classes in user files, parsed without running the files."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _CODE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 
 
 def is_code_reference(value: str) -> bool:
-    """Whether a value is `path.py:name` or `module:name`, which no file of data and no name on the hub is."""
+    """Whether a value is `path.py:name` or `module:name`; data files and hub names never match."""
     return _CODE.fullmatch(value) is not None
 
 
 def is_function_path(value: str) -> bool:
-    """Whether a text is `path.py:name` and nothing else: of a text that is asked with, a function is meant then.
+    """Whether a template is exactly `path.py:name`, and so means a function.
 
-    A path with a space must be one of a file: `Fix main.py:run` is a prompt.
+    A path with a space must exist: `Fix main.py:run` is a prompt.
     """
     if _OF_FILE.fullmatch(value) is None:
         return False
@@ -27,7 +27,7 @@ def is_function_path(value: str) -> bool:
 
 
 def public_definitions(file: Path) -> list[str]:
-    """Functions and classes that a file defines, in its order; none where it cannot be read as Python."""
+    """Public functions and classes of a file, in order; empty if it cannot be parsed."""
     try:
         nodes = ast.parse(file.read_text(encoding="utf-8")).body
     except (OSError, ValueError, SyntaxError):
@@ -37,13 +37,13 @@ def public_definitions(file: Path) -> list[str]:
 
 
 def missing_name_message(key: str, value: str) -> tuple[str, str, str]:
-    """Setting, rule and remedy for a key whose value names a file and nothing in it."""
+    """Setting, rule and remedy for a value that names a file without a function or class."""
     candidates = public_definitions(Path(value))[:MAX_SUGGESTIONS]
     remedy = (
         " or ".join(f"{key}={value}:{name}" for name in candidates[:2]) if candidates else f"write {key}={value}:NAME"
     )
     return (
         f"{key}={value}",
-        "names a file, and not what in it",
+        "names a file without a function or class",
         f"use {remedy}{'; it has: ' + ' '.join(candidates) if len(candidates) > 2 else ''}" if candidates else remedy,
     )

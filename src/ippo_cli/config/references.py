@@ -1,4 +1,4 @@
-"""Rules for `actor.reference`: what KL terms compare an actor with."""
+"""Rules for `actor.reference`, the reference of KL terms."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ippo_cli.config.schema import ActorConfig, AdapterMismatch, Config, LoraAct
 
 
 def check_references(config: Config) -> None:
-    """Raise `ConfigError` or `PreflightError` for a reference that cannot be, or that nothing compares with."""
+    """Raise `ConfigError` or `PreflightError` for an invalid or unused reference."""
     for name, agent in config.task.agents.items():
         if agent.frozen:
             continue
@@ -21,7 +21,7 @@ def check_references(config: Config) -> None:
 
 
 def is_default_reference(actor: ActorConfig) -> bool:
-    """Whether the reference is what every actor of this kind has: its initial weights, or the base of its adapter."""
+    """Whether the reference is the default of this kind of actor: its initial weights, or its adapter's base."""
     if actor.reference_update_every is not None:
         return False
     return actor.reference == (ReferenceKind.base if isinstance(actor, LoraActorConfig) else ReferenceKind.initial)
@@ -37,19 +37,19 @@ def _check_effect(config: Config, actor: ActorConfig, where: str) -> None:
     if kl.reward.coef == 0.0 and kl.loss.coef == 0.0:
         raise ConfigError(
             key,
-            "has no effect: no KL term compares the actor with its reference",
-            "set algorithm.kl.reward.coef or algorithm.kl.loss.coef, or leave it out",
+            "has no effect: no KL term uses the reference",
+            "set algorithm.kl.reward.coef or algorithm.kl.loss.coef, or remove it",
         )
     if needs_replays(config):
         raise ConfigError(
             key,
-            "changes the policies that credit is measured against, which are the initial ones",
-            "use reward.credit_assignment=none with reward.measure_credit_every=0, or leave it out",
+            "changes the policies for measuring credit, which must be the initial ones",
+            "use reward.credit_assignment=none with reward.measure_credit_every=0, or remove it",
         )
 
 
 def _starts_from_base(actor: ActorConfig) -> bool:
-    """Whether the initial weights are the base's as well."""
+    """Whether the initial weights equal the base's."""
     return actor.reference_update_every is None and getattr(actor, "adapter", None) is None
 
 
@@ -59,9 +59,7 @@ def _check_reference(actor: ActorConfig, where: str) -> None:
         return
     if actor.reference == ReferenceKind.base:
         if not isinstance(actor, LoraActorConfig):
-            raise ConfigError(
-                key, f"is the model below an adapter, and actor={actor.kind.value} has none", "use initial"
-            )
+            raise ConfigError(key, f"is the base of an adapter, and actor={actor.kind.value} has none", "use initial")
         return
     folder, is_adapter = find_reference_folder(actor.reference)
     if not is_adapter:
@@ -69,7 +67,7 @@ def _check_reference(actor: ActorConfig, where: str) -> None:
     adapter = read_adapter(folder, f"{where}.reference")
     if not isinstance(actor, LoraActorConfig) and adapter.base is None:
         raise ConfigError(
-            key, "is an adapter that does not name its base", "write base_model_name_or_path into adapter_config.json"
+            key, "is an adapter without the name of its base", "set base_model_name_or_path in adapter_config.json"
         )
 
 
@@ -81,7 +79,7 @@ def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
     if config.deepspeed.stage == 3:
         raise ConfigError(
             key,
-            "copies the actor into its reference, and deepspeed.stage=3 spreads both over the ranks",
+            "copies the actor to its reference, and deepspeed.stage=3 shards both over the ranks",
             "use deepspeed=zero0, zero1 or zero2",
         )
     if actor.reference in (ReferenceKind.initial, ReferenceKind.base):
@@ -91,8 +89,8 @@ def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
         has, needs = ("an adapter", "whole models") if is_adapter else ("a whole model", "adapters")
         raise ConfigError(
             key,
-            f"lets the reference become the actor: both must be {needs}, and reference={actor.reference} is {has}",
-            f"use {where}.reference=initial, or leave it out",
+            f"copies the actor to its reference: both must be {needs}, and reference={actor.reference} is {has}",
+            f"use {where}.reference=initial, or remove it",
         )
     if isinstance(actor, LoraActorConfig) and actor.adapter_mismatch is AdapterMismatch.error:
         check_same_settings(actor, read_adapter(folder, f"{where}.reference"), f"{where}.reference={actor.reference}")
@@ -104,6 +102,6 @@ def _check_stage(config: Config, actor: ActorConfig, where: str) -> None:
     if find_reference_folder(actor.reference)[1]:
         raise ConfigError(
             f"{where}.reference={actor.reference}",
-            "is an adapter, whose base lies whole on every rank, and deepspeed.stage=3 spreads models",
-            "use deepspeed=zero0, zero1 or zero2, or the model that it is merged into",
+            "is an adapter with an unsharded base, and deepspeed.stage=3 shards models",
+            "use deepspeed=zero0, zero1 or zero2, or a model with the adapter merged into it",
         )

@@ -1,4 +1,4 @@
-"""Rules of rewards that other models or servers give: http, judge and model."""
+"""Rules of rewards from other models or servers: http, judge and model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEVICES = re.compile(r"auto|cpu|cuda|cuda:\d+")
 
 
 def check_reward_model(reward: RewardConfig, where: str) -> None:
-    """Raise `ConfigError` for keys that name no server or model, or that its answers cannot be read with."""
+    """Raise `ConfigError` for an invalid server, model or answer format."""
     if isinstance(reward, RemoteRewardConfig):
         _check_remote(reward, where)
     if isinstance(reward, JudgeRewardConfig):
@@ -21,7 +21,7 @@ def check_reward_model(reward: RewardConfig, where: str) -> None:
         if reward.model is None:
             raise ConfigError(f"{where}.model=null", "names no reward model", f"set {where}.model=FOLDER or a hub id")
         if not DEVICES.fullmatch(reward.device):
-            raise ConfigError(f"{where}.device={reward.device}", "is no device", "use auto, cpu, cuda or cuda:0")
+            raise ConfigError(f"{where}.device={reward.device}", "is not a device", "use auto, cpu, cuda or cuda:0")
 
 
 def _check_remote(reward: RemoteRewardConfig, where: str) -> None:
@@ -29,10 +29,10 @@ def _check_remote(reward: RemoteRewardConfig, where: str) -> None:
     if reward.url is None:
         raise ConfigError(f"{where}.url=null", "names no server", f"set {where}.url={example}")
     if not _is_http_url(reward.url):
-        raise ConfigError(f"{where}.url={reward.url}", "is no address of HTTP", f"write {where}.url={example}")
+        raise ConfigError(f"{where}.url={reward.url}", "is not an HTTP address", f"use {where}.url={example}")
     if reward.token_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", reward.token_env):
-        raise ConfigError(  # which is not repeated: it may be the token
-            f"{where}.token_env", "is no name of an environment variable", f"set {where}.token_env=MY_API_KEY"
+        raise ConfigError(  # without the value, which may be the token
+            f"{where}.token_env", "is not the name of an environment variable", f"set {where}.token_env=MY_API_KEY"
         )
 
 
@@ -47,11 +47,11 @@ def _is_http_url(url: str) -> bool:
 
 def _check_judge(reward: JudgeRewardConfig, where: str) -> None:
     if reward.model is None:
-        raise ConfigError(f"{where}.model=null", "names no model", f"set {where}.model=NAME, as the endpoint calls it")
+        raise ConfigError(f"{where}.model=null", "names no model", f"set {where}.model=NAME of the endpoint")
     if (reward.pattern is None) == (reward.field is None):
         raise ConfigError(
             f"{where}.pattern={reward.pattern} {where}.field={reward.field}",
-            "say " + ("not" if reward.field is None else "twice") + " where the number stands",
+            "define the position of the number " + ("nowhere" if reward.field is None else "twice"),
             f"set one of them, the other to null: {where}.pattern=null {where}.field=score",
         )
     if reward.pattern is not None:
@@ -59,14 +59,14 @@ def _check_judge(reward: JudgeRewardConfig, where: str) -> None:
     if reward.lowest >= reward.highest:
         raise ConfigError(
             f"{where}.lowest={reward.lowest} {where}.highest={reward.highest}",
-            "are no interval",
+            "are not an interval",
             "set lowest below highest",
         )
     if not re.search(r"\bresponse\b|\bagents\b|\.py:", reward.template):
         raise ConfigError(
             f"{where}.template={reward.template!r:.60}",
-            "shows the judge no response",
-            "write {response} where it belongs",
+            "does not contain the response",
+            "add {response}",
         )
 
 
@@ -75,6 +75,6 @@ def _check_number(pattern: str, setting: str) -> None:
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        raise ConfigError(setting, f"is no regular expression ({error})", remedy) from error
+        raise ConfigError(setting, f"is not a regular expression ({error})", remedy) from error
     if groups != 1:
-        raise ConfigError(setting, f"has {groups} groups", remedy)
+        raise ConfigError(setting, f"has {groups} groups instead of one", remedy)

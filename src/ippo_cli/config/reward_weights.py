@@ -1,4 +1,4 @@
-"""What counts in each agent's score, and weights that would leave nothing of it or do nothing."""
+"""Weights of each agent's score, and checks for weights without effect."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from ippo_cli.config.schema import (
 
 
 def reward_weights(config: Config) -> dict[str, RewardWeightsConfig]:
-    """By agent, in the task's order."""
+    """Weights by agent, in the task's order."""
     return {name: agent.reward for name, agent in config.task.agents.items()}
 
 
 def check_reward_weights(config: Config) -> None:
-    """Raise `ConfigError` for weights that leave no reward, and for those of numbers that a reward never gives.
+    """Raise `ConfigError` for weights that leave no reward, or that weight numbers which the reward never returns.
 
-    What a reward function gives is known when it is asked for the first time.
+    The numbers of a reward function are known only after its first call.
     """
     for name, weights in reward_weights(config).items():
         common = all(getattr(config.reward, key) == value for key, value in vars(weights).items())
@@ -32,24 +32,24 @@ def check_reward_weights(config: Config) -> None:
         if isinstance(config.reward, EnvironmentRewardConfig):
             if not weights.turn_weight:
                 raise ConfigError(
-                    f"{where}.turn_weight=0", "leaves no reward: reward=environment pays turn by turn", "use 1.0"
+                    f"{where}.turn_weight=0", "leaves no reward: reward=environment rewards single turns", "use 1.0"
                 )
         elif not isinstance(config.reward, FunctionRewardConfig | MixRewardConfig):
             _check_unused_weights(config, where, weights)
 
 
 def _check_unused_weights(config: Config, where: str, weights: RewardWeightsConfig) -> None:
-    """Of a reward that judges examples: it gives nothing by turn, and walks have no share that is one agent's own."""
+    """Raise for weights without effect: these rewards give no turn rewards, and some give no agent rewards."""
     kind = config.reward.kind.value
     if weights.turn_weight != 1.0:
         raise ConfigError(
             f"{where}.turn_weight={weights.turn_weight}",
-            f"has no effect: reward={kind} gives no numbers by turn",
+            f"has no effect: reward={kind} gives no turn rewards",
             "use 1.0, or reward=function or environment",
         )
     if isinstance(config.reward, GridRewardConfig | CodePairRewardConfig) and weights.agent_weight:
         raise ConfigError(
             f"{where}.agent_weight={weights.agent_weight}",
-            f"has no effect: reward={kind} gives the team's numbers alone",
+            f"has no effect: reward={kind} gives team rewards only",
             "use 0.0",
         )

@@ -1,4 +1,4 @@
-"""Rules of single rewards: what their keys need, and what they ask of a task."""
+"""Rules of rewards: their keys, and their requirements on the task."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from ippo_cli.config.schema import (
     Sandbox,
 )
 
-SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local where nothing can be lost"
+SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local on a disposable machine"
 REFERENCE_REWARDS = (ExactMatchConfig, Gsm8kRewardConfig, MathRewardConfig, NumberRewardConfig)
 EXAMPLE_REWARDS = (*REFERENCE_REWARDS, CodeRunConfig, GridRewardConfig)
 
 
 def rewards_with_prefixes(config: Config) -> Iterator[tuple[str, Config]]:
-    """The run's reward, or each part of a mix in its place; and what its keys begin with."""
+    """Yield the prefix of the keys, and the configuration with that reward: the run's, or each part of a mix."""
     if isinstance(config.reward, MixRewardConfig):
         for name, part in config.reward.parts.items():
             yield f"reward.parts.{name}", replace(config, reward=part)
@@ -51,7 +51,7 @@ def rewards_with_prefixes(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 def check_rewards(config: Config) -> None:
-    """Raise `ConfigError` for a reward that cannot work as it is set, or with this task."""
+    """Raise `ConfigError` for a reward with invalid settings, or one that does not support the task."""
     if isinstance(config.reward, MixRewardConfig):
         _check_mix(config, config.reward)
     _check_reward(config)
@@ -63,7 +63,7 @@ def check_rewards(config: Config) -> None:
 
 
 def needs_whole_batch(reward: RewardConfig) -> bool:
-    """Whether its numbers compare the rows of a batch."""
+    """Whether scores depend on the other rows of a batch."""
     parts = reward.parts.values() if isinstance(reward, MixRewardConfig) else [reward]
     return any(isinstance(part, FunctionRewardConfig) and part.whole_batch for part in parts)
 
@@ -71,20 +71,20 @@ def needs_whole_batch(reward: RewardConfig) -> bool:
 def _check_keys(reward: RewardConfig, where: str) -> None:
     if isinstance(reward, FunctionRewardConfig) and reward.per_sample and reward.whole_batch:
         raise ConfigError(
-            f"{where}.per_sample=true", f"calls it row by row, and {where}.whole_batch=true rules that out", "set one"
+            f"{where}.per_sample=true", f"calls it row by row, and {where}.whole_batch=true forbids that", "set one"
         )
     if isinstance(reward, LengthRewardConfig):
         _check_length(reward, where)
     if isinstance(reward, FormatRewardConfig):
         _check_pattern(reward, where)
     if isinstance(reward, CodeRunConfig) and reward.sandbox is Sandbox.none:
-        raise ConfigError(f"{where}.sandbox=none", "runs nothing that a model wrote", f"set {SANDBOXES}")
+        raise ConfigError(f"{where}.sandbox=none", "runs no generated code", f"set {SANDBOXES}")
     if isinstance(reward, CodePairRewardConfig):
         if not (reward.parses or reward.defines or reward.calls or reward.tests):
             keys = " ".join(f"{where}.{key}=0" for key in ("parses", "defines", "calls", "tests"))
             raise ConfigError(keys, "leave no reward", "set one of them")
         if not reward.helper.isidentifier():
-            raise ConfigError(f"{where}.helper={reward.helper}", "is no name of a function", "use a name such as aux")
+            raise ConfigError(f"{where}.helper={reward.helper}", "is not a function name", "use a name such as aux")
 
 
 def _check_length(reward: LengthRewardConfig, where: str) -> None:
@@ -92,20 +92,20 @@ def _check_length(reward: LengthRewardConfig, where: str) -> None:
         raise ConfigError(f"{where}.low=0 {where}.high=null", "allow every length", f"set {where}.high=200")
     if reward.high is not None and reward.high < reward.low:
         raise ConfigError(
-            f"{where}.low={reward.low} {where}.high={reward.high}", "are no interval", "set low to at most high"
+            f"{where}.low={reward.low} {where}.high={reward.high}", "are not an interval", "set low to at most high"
         )
 
 
 def _check_pattern(reward: FormatRewardConfig, where: str) -> None:
     if reward.pattern is None:
-        raise ConfigError(f"{where}.pattern=null", "says of no form", f"set {where}.pattern='<think>.*</think>.*'")
+        raise ConfigError(f"{where}.pattern=null", "is missing", f"set {where}.pattern='<think>.*</think>.*'")
     try:
         re.compile(reward.pattern)
     except re.error as error:
         raise ConfigError(
             f"{where}.pattern={reward.pattern}",
-            f"is no regular expression ({error})",
-            r"correct it, as in -?[0-9]+, or write \( for a bracket",
+            f"is not a regular expression ({error})",
+            r"correct it, such as -?[0-9]+; write \( for a literal bracket",
         ) from error
 
 
@@ -114,7 +114,7 @@ def _check_mix(config: Config, mix: MixRewardConfig) -> None:
         raise ConfigError(
             "reward.parts={}",
             "leaves no reward",
-            "name some: 'reward.parts={right: {kind: gsm8k}, brief: {kind: length}}'",
+            "add parts: 'reward.parts={right: {kind: gsm8k}, brief: {kind: length}}'",
         )
     for name in mix.parts:
         if not re.fullmatch(r"\w+", name):
@@ -122,19 +122,19 @@ def _check_mix(config: Config, mix: MixRewardConfig) -> None:
     for key, named in (("weights", mix.weights), ("normalize", mix.normalize)):
         if others := [name for name in named if name not in mix.parts]:
             raise ConfigError(
-                f"reward.{key}", f"names {others[0]}, which is no part", f"there are {' '.join(mix.parts)}"
+                f"reward.{key}", f"names {others[0]}, which is not a part", f"use one of {' '.join(mix.parts)}"
             )
     if idle := [name for name, weight in mix.weights.items() if not weight and name in mix.normalize]:
-        raise ConfigError(f"reward.normalize={mix.normalize}", f"names {idle[0]}, of weight 0", "leave it out")
+        raise ConfigError(f"reward.normalize={mix.normalize}", f"names {idle[0]}, which has weight 0", "remove it")
     if all(mix.weights.get(name, 1.0) == 0 for name in mix.parts):
         raise ConfigError("reward.weights", "leave no reward", "set one of them")
     credit = mix.credit_assignment is not CreditAssignment.none or mix.measure_credit_every
     if mix.normalize and (credit or config.algorithm.advantage is Advantage.greedy_baseline):
-        what = "reward.credit_assignment" if credit else "algorithm.advantage=greedy_baseline"
+        setting = "reward.credit_assignment" if credit else "algorithm.advantage=greedy_baseline"
         raise ConfigError(
             f"reward.normalize={mix.normalize}",
-            f"measures a buffer's scores by their own mean, and {what} compares with scores of other buffers",
-            "leave one of them out",
+            f"normalises scores within a buffer, and {setting} compares scores of different buffers",
+            "use one of them",
         )
 
 
@@ -145,7 +145,7 @@ def _check_reward(config: Config) -> None:
     if Processor.clip in reward.processor and reward.clip_low >= reward.clip_high:
         raise ConfigError(
             f"reward.clip_low={reward.clip_low} reward.clip_high={reward.clip_high}",
-            "are no interval",
+            "are not an interval",
             "set clip_low below clip_high",
         )
     for where, own in rewards_with_prefixes(config):
@@ -153,14 +153,14 @@ def _check_reward(config: Config) -> None:
     if needs_whole_batch(reward) and reward.reward_batch_rows:
         raise ConfigError(
             f"reward.reward_batch_rows={reward.reward_batch_rows}",
-            "asks about parts of a batch, and reward.whole_batch=true rules that out",
+            "scores parts of a batch, and reward.whole_batch=true forbids that",
             "set one of them to 0 or false",
         )
     if needs_whole_batch(reward) and config.algorithm.advantage is Advantage.greedy_baseline:
         raise ConfigError(
             "reward.whole_batch=true",
             "compares greedy responses with each other, and algorithm.advantage=greedy_baseline subtracts their scores "
-            "from those of sampled ones",
+            "from the scores of sampled responses",
             "set it to false, or use another algorithm",
         )
 
@@ -195,44 +195,44 @@ def _check_reward_batches(config: Config) -> None:
     ):
         raise ConfigError(
             f"reward.reward_batch_rows={reward.reward_batch_rows}",
-            "rewards rows while others are written, and rows of several turns end together",
+            "rewards rows during generation, and rows with several turns finish together",
             "use 0, or task.protocol=parallel or sequential with task.num_turns=1",
         )
 
 
 def _check_reward_of_task(config: Config, where: str) -> None:
-    """What a reward asks of the task."""
+    """Check the requirements of a reward on the task."""
     reward = config.reward
-    world = isinstance(config.task, EnvironmentTaskConfig)
+    is_environment = isinstance(config.task, EnvironmentTaskConfig)
     own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
-    if isinstance(reward, EnvironmentRewardConfig) and not (world or own_protocol):
+    if isinstance(reward, EnvironmentRewardConfig) and not (is_environment or own_protocol):
         raise ConfigError(
             f"{where}.kind=environment",
-            f"is what a world pays, or a protocol of your own, and task.kind={config.task.kind.value} has neither",
+            f"needs an environment or your own protocol, and task.kind={config.task.kind.value} has neither",
             "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
         )
-    if isinstance(reward, EXAMPLE_REWARDS) and world:
+    if isinstance(reward, EXAMPLE_REWARDS) and is_environment:
         raise ConfigError(
             f"{where}.kind={reward.kind.value}",
-            f"judges answers to examples, and those of task.kind={config.task.kind.value} are seeds",
+            f"compares responses with examples, and examples of task.kind={config.task.kind.value} are seeds",
             "use reward=environment or reward=function",
         )
     if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
         raise ConfigError(
             f"{where}.kind=grid",
-            "scores walks, and this task's examples have no grid to walk on",
+            "scores walks on a grid, and this task has none",
             "use task=probe_grid, or another reward",
         )
     if isinstance(reward, CodePairRewardConfig) and len(config.task.agents) != 2:
         raise ConfigError(
             f"{where}.kind=code_pair",
-            f"is for two agents, and there are {len(config.task.agents)}",
+            f"needs two agents, and the task has {len(config.task.agents)}",
             "use task=code_pair, or reward=code",
         )
     answers = [agent.answer for agent in config.task.agents.values() if agent.answer is not None]
     if isinstance(reward, REFERENCE_REWARDS) and not answers:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.answer=null",
-            f"leaves {reward.kind.value} nothing to compare with",
-            "give the reference answer as a template such as '{answer}'",
+            f"gives reward={reward.kind.value} no reference answer",
+            "set it to a template of the reference answer, such as '{answer}'",
         )

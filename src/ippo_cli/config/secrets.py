@@ -1,7 +1,7 @@
-"""Secrets stay in the environment: a configuration names the variable, and what is written down holds the name alone.
+"""Secrets stay in environment variables: configurations and run files hold only the variable's name.
 
-A value that is a secret is refused where it is typed. One that came from the environment is written as `${oc.env:NAME}`
-into everything that a run keeps, and read from there again; in what a run says it is left out.
+A secret typed as a value is an error. A secret from the environment is saved as `${oc.env:NAME}` in all run files and
+restored from the variable; log messages omit it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 
-MIN_SECRET_LENGTH = 8  # characters: below this a value is no secret, and occurs by chance
+MIN_SECRET_LENGTH = 8  # characters; shorter values are not secrets and may occur by chance
 SECRET_NAME = re.compile(
     r"(?:.*[_.-])?(?:(?:api|access|private|secret|signing)[_-]?key|secret|password|passwd|passphrase|credentials?"
     r"|(?:auth|access|api|bearer|hf|hub|hugging_?face|github|gitlab|refresh|session)[_-]?token|token)",
     re.IGNORECASE,
 )
 HARMLESS_NAME = re.compile(r".*(?:pad|eos|bos|unk|sep|mask|end|new|special)[_-]?token", re.IGNORECASE)
-# What services give out, by the beginnings that they chose to be found by; passwords in addresses; private keys.
+# Tokens of services, by their prefixes; passwords in URLs; private keys.
 SECRET_VALUE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[oprsu]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]+)"
@@ -29,19 +29,19 @@ SECRET_VALUE = re.compile(
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
     re.DOTALL,
 )
-# Names are read whole or not at all: a text of megabytes without a blank would be read again from each character.
+# Possessive quantifier: backtracking would take quadratic time for megabytes of text without spaces.
 ASSIGNMENT = re.compile(r"""(?<![\w.+~-])([\w.+~-]++)=("[^"]*"|'[^']*'|[^\s;,&)'"]+)""")
 ENV_REFERENCE = re.compile(r"\$\{oc\.env:(\w+)\}")
 REDACTED = "<secret>"
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what has this name is likely a secret: `api_key`, `HF_TOKEN`; not `pad_token`."""
+    """Whether a value of this name is likely a secret: `api_key`, `HF_TOKEN`; not `pad_token`."""
     return SECRET_NAME.fullmatch(name) is not None and HARMLESS_NAME.fullmatch(name) is None
 
 
 def environment_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Variables that hold secrets, the longest values first, so that none is taken for a part of another."""
+    """Environment variables with secrets, longest values first, because a value may contain another."""
     found = {
         name: value
         for name, value in environ.items()
@@ -51,7 +51,7 @@ def environment_secrets(environ: Mapping[str, str] = os.environ) -> dict[str, st
 
 
 def check_secrets(plain: Any, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise `ConfigError` for a value of a configuration that is a secret and is not the environment's."""
+    """Raise `ConfigError` for a secret in a configuration that does not come from the environment."""
     of_environment = [value for value in environ.values() if len(value) >= MIN_SECRET_LENGTH]
     for key, value in _iter_texts(plain):
         rest = value
@@ -68,7 +68,7 @@ def check_secrets(plain: Any, environ: Mapping[str, str] = os.environ) -> None:
 
 
 def mask_secrets(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
-    """What is written of plain values: secrets of the environment by the names of their variables."""
+    """Replace secrets of the environment in plain values by references to their variables."""
     secrets = environment_secrets(environ)
     return _replace_secrets(value, secrets) if secrets else value
 
@@ -85,7 +85,7 @@ def _replace_secrets(value: Any, secrets: Mapping[str, str]) -> Any:
 
 
 def restore_secrets(value: Any, environ: Mapping[str, str] = os.environ) -> Any:
-    """Plain values as they were before `kept`. Raises `ConfigError` where a variable is not there any more."""
+    """Undo `mask_secrets`. Raises `ConfigError` if a variable is not set."""
     if isinstance(value, dict):
         return {key: restore_secrets(part, environ) for key, part in value.items()}
     if isinstance(value, list):
@@ -100,12 +100,12 @@ def _resolve_reference(reference: re.Match[str], environ: Mapping[str, str]) -> 
     if name in environ and (is_secret_name(name) or SECRET_VALUE.search(environ[name])):
         return environ[name]
     if is_secret_name(name):
-        raise ConfigError(f"${{oc.env:{name}}}", "is not set", f"the run was started with a secret in it: set {name}")
-    return reference[0]  # a text of the user's
+        raise ConfigError(f"${{oc.env:{name}}}", "is not set", f"set {name}: the run was started with a secret in it")
+    return reference[0]  # literal text of the user
 
 
 def redact_text(text: str, environ: Mapping[str, str] = os.environ) -> str:
-    """What may be said of a text: without the environment's secrets, what looks like one, and values of such names."""
+    """Remove secrets from a text: values of the environment, known token formats, and assignments to secret names."""
     for name, secret in environment_secrets(environ).items():
         text = text.replace(secret, f"<{name}>")
     text = SECRET_VALUE.sub(REDACTED, text)
@@ -119,7 +119,7 @@ def _redact_assignment(typed: re.Match[str]) -> str:
 
 
 def _iter_texts(plain: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Texts below plain values, by their dotted names; those of a list by the list's."""
+    """Yield dotted name and value of every string; items of a list have the list's name."""
     if isinstance(plain, dict):
         for key, value in plain.items():
             yield from _iter_texts(value, f"{prefix}.{key}" if prefix else str(key))

@@ -1,4 +1,4 @@
-"""Rules of `sweep=`, and between it and the runs that it makes."""
+"""Rules of `sweep=` and of its jobs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ippo_cli.config.schema import Config, OptunaSweepConfig, PopulationSweepCon
 
 
 def check_sweep(sweep: SweepConfig) -> None:
-    """Raise `ConfigError` for the first rule that the sweep breaks, whatever its jobs are."""
+    """Raise `ConfigError` for the first rule that the sweep breaks, independent of its jobs."""
     check_constraints(sweep, "sweep.")
     if isinstance(sweep, OptunaSweepConfig) and sweep.startup_trials > sweep.trials:
         raise ConfigError(
             f"sweep.startup_trials={sweep.startup_trials}",
-            f"are more than sweep.trials={sweep.trials}",
-            "use fewer, so that some are drawn from what was learnt",
+            f"is more than sweep.trials={sweep.trials}",
+            "use fewer, so that some trials depend on earlier results",
         )
     if isinstance(sweep, PopulationSweepConfig) and sweep.tournament_size > sweep.members:
         raise ConfigError(
@@ -24,15 +24,15 @@ def check_sweep(sweep: SweepConfig) -> None:
 
 
 def check_sweep_job(sweep: SweepConfig, config: Config) -> None:
-    """Raise `ConfigError` for a run that a sweep of this kind can do nothing with."""
+    """Raise `ConfigError` for a job that the sweep does not support."""
     if config.launch.nodes > 1:
         raise ConfigError(
-            f"launch.nodes={config.launch.nodes}", "is of one run, and jobs of a sweep have one machine", "leave it out"
+            f"launch.nodes={config.launch.nodes}", "is not supported in sweeps: a job runs on one machine", "remove it"
         )
     if isinstance(sweep, OptunaSweepConfig) and sweep.prune and config.evaluation.every == 0:
         raise ConfigError(
             "sweep.prune=true",
-            "judges jobs by their held-out scores while they train, and evaluation.every=0 has none",
+            "compares evaluation scores during training, and evaluation.every=0 has none",
             "use evaluation.every=5, or sweep.prune=false",
         )
     if isinstance(sweep, PopulationSweepConfig):
@@ -40,17 +40,17 @@ def check_sweep_job(sweep: SweepConfig, config: Config) -> None:
 
 
 def check_multirun_flag(sweep: SweepConfig) -> None:
-    """Raise `ConfigError` for a sweep that is chosen without `-m`."""
+    """Raise `ConfigError` for `sweep=` without `-m`."""
     if sweep.kind is not SweepKind.grid or sweep.at_once != 1:
         setting = f"sweep={sweep.kind.value}" if sweep.kind is not SweepKind.grid else f"sweep.at_once={sweep.at_once}"
-        raise ConfigError(setting, "is about the jobs of a sweep, and this is one run", "add -m, or leave it out")
+        raise ConfigError(setting, "has an effect on sweeps only", "add -m, or remove it")
 
 
 def _check_generations(sweep: PopulationSweepConfig, config: Config) -> None:
     iterations = config.num_iterations
     if iterations is None:
         raise ConfigError(
-            f"num_epochs={config.num_epochs}", "cannot be divided into generations", "give num_iterations instead"
+            f"num_epochs={config.num_epochs}", "cannot be divided into generations", "use num_iterations instead"
         )
     if iterations % sweep.generations:
         raise ConfigError(

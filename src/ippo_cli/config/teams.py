@@ -1,4 +1,4 @@
-"""Whose weights an agent has, and on whose base: the one place that knows who shares them."""
+"""Weight sharing: which agents share a policy, a critic and a base model."""
 
 from __future__ import annotations
 
@@ -24,40 +24,40 @@ from ippo_cli.config.schema import (
 
 SHARED_GROUP = "shared"  # the group of all agents where none is named
 TEAM_CRITIC = "team"  # the critic of all agents
-RESERVED_NAMES = ("eval", "time", "perf", "iteration")  # what stands in metric names where an agent or a group may
+RESERVED_NAMES = ("eval", "time", "perf", "iteration")  # prefixes of metric names that are not agents or groups
 
 REFERENCE_KEYS = {"reference", "reference_update_every"}
 
 
 def agents_by_policy(config: Config) -> dict[str, tuple[str, ...]]:
-    """The agents of each set of trained weights, in the task's order, by the name that the weights go by.
+    """Agents by policy, in the task's order.
 
-    That name stands in metrics, in the folders of checkpoints and initial weights, and in errors. It is the agent's
-    own where nobody else has its weights, as those of a frozen agent.
+    The policy's name occurs in metrics, folders of checkpoints and initial weights, and errors. It is the agent's name
+    if the agent shares its weights with no other, such as a frozen agent.
     """
     groups = _team_groups(config) if isinstance(config.team, SharedPolicyConfig) else {}
     return _agents_by_group(config, groups)
 
 
 def agents_by_base(config: Config) -> dict[str, tuple[str, ...]]:
-    """The agents whose actors begin as one model, in the task's order, by the name that it goes by.
+    """Agents by initial model, in the task's order.
 
-    Under `team=shared_base` one model lies frozen in memory below the adapters of a group. Elsewhere whoever has
-    weights of its own has a base of its own, of the same name.
+    With `team=shared_base` the adapters of a group share one frozen model in memory. Otherwise every policy has its own
+    base of the same name.
     """
     return _agents_by_group(config, _team_groups(config))
 
 
 def base_by_policy(config: Config) -> dict[str, str]:
-    """By the name that trained weights go by, that of the model they begin as."""
+    """Name of the base by policy."""
     return {
         holder: base for base, names in agents_by_base(config).items() for holder in _policies_for_agents(config, names)
     }
 
 
 def _policies_for_agents(config: Config, names: Sequence[str]) -> list[str]:
-    holder_of = policy_by_agent(config)
-    return list(dict.fromkeys(holder_of[name] for name in names))
+    policy_of = policy_by_agent(config)
+    return list(dict.fromkeys(policy_of[name] for name in names))
 
 
 def _team_groups(config: Config) -> Mapping[str, Sequence[str]]:
@@ -76,18 +76,18 @@ def _agents_by_group(config: Config, groups: Mapping[str, Sequence[str]]) -> dic
 
 
 def trained_agents_by_policy(config: Config) -> dict[str, tuple[str, ...]]:
-    """The same without agents that are frozen: whose weights have a learner."""
+    """Agents by policy, trained policies only."""
     agents = config.task.agents
     return {holder: names for holder, names in agents_by_policy(config).items() if not agents[names[0]].frozen}
 
 
 def policy_by_agent(config: Config) -> dict[str, str]:
-    """By agent, the name that its weights go by."""
+    """Name of the policy by agent."""
     return {agent: holder for holder, agents in agents_by_policy(config).items() for agent in agents}
 
 
 def agents_by_critic(config: Config) -> dict[str, tuple[str, ...]]:
-    """The agents of each critic with an optimizer of its own, in the task's order, by the name that it goes by."""
+    """Agents by critic, in the task's order; only critics with a separate optimizer."""
     agents = config.task.agents
     if shares_critic(config):
         return {TEAM_CRITIC: tuple(name for name, agent in agents.items() if not agent.frozen)}
@@ -96,22 +96,22 @@ def agents_by_critic(config: Config) -> dict[str, tuple[str, ...]]:
 
 
 def shares_critic(config: Config) -> bool:
-    """Whether all agents have one centralised critic."""
+    """Whether all agents share one centralised critic."""
     return isinstance(config.critic, CentralizedCriticConfig) and config.critic.shared
 
 
 def check_usable_name(where: str, name: str) -> None:
-    """Raise `ConfigError` for an agent's or a group's name that cannot stand in metric names and folders."""
+    """Raise `ConfigError` for an agent's or a group's name that is invalid in metric names or folders."""
     if not re.fullmatch(r"[A-Za-z]\w*", name) or name in RESERVED_NAMES:
         raise ConfigError(
             where,
             "is used in metric names and folders",
-            "use letters, digits and '_', and none of " + " ".join(RESERVED_NAMES),
+            "use letters, digits and '_', but none of " + " ".join(RESERVED_NAMES),
         )
 
 
 def check_team(config: Config) -> None:
-    """Raise `ConfigError` for groups that cannot be, and for agents of one group whose settings differ."""
+    """Raise `ConfigError` for invalid groups, and for different settings of agents that share weights."""
     team, agents = config.team, config.task.agents
     for name, agent in agents.items():
         if agent.frozen:
@@ -124,7 +124,7 @@ def check_team(config: Config) -> None:
     if not team.groups and SHARED_GROUP in agents:
         raise ConfigError(
             "team.groups={}",
-            f"puts all agents into a group named {SHARED_GROUP}, and one of them has that name",
+            f"puts all agents into a group named {SHARED_GROUP}, and an agent has that name",
             f"name the group: team.groups={{team:[{','.join(agents)}]}}",
         )
     _check_groups(team.groups, agents)
@@ -138,12 +138,12 @@ def check_team(config: Config) -> None:
 
 
 def _check_adapters(config: Config) -> None:
-    """Adapters need a frozen base below them, and engines that do not spread it."""
+    """Check that adapters have a frozen, unsharded base."""
     for name, agent in config.task.agents.items():
         if isinstance(agent.actor, LoraActorConfig) and config.team.partners.every:
             raise ConfigError(
                 f"team.partners.every={config.team.partners.every}",
-                f"keeps earlier models as partners, and actor={agent.actor.kind.value} of {name} trains an adapter",
+                f"keeps snapshots of whole models, and actor={agent.actor.kind.value} of {name} trains an adapter",
                 "use 0, or actor=full or actor=tiny",
             )
         if isinstance(agent.critic, AdapterCriticConfig) and not isinstance(agent.actor, LoraActorConfig):
@@ -158,8 +158,8 @@ def _check_adapters(config: Config) -> None:
                 if config.deepspeed.stage == 3:
                     raise ConfigError(
                         "deepspeed.stage=3",
-                        f"spreads trained weights over ranks, and those of {part}={settings.kind.value} are adapters: "
-                        "their base lies whole on every rank",
+                        f"shards trained weights over ranks, and {part}={settings.kind.value} trains an adapter with "
+                        "an unsharded base",
                         "use deepspeed=zero0, zero1 or zero2",
                     )
 
@@ -176,11 +176,11 @@ def _check_targets(part: str, targets: Any) -> None:
 
 
 def _check_bases(config: Config) -> None:
-    """Agents on one base: all with adapters, and of one model."""
+    """Check that agents with one base train adapters and have the same base model."""
     agents = config.task.agents
     for group, names in agents_by_base(config).items():
         if agents[names[0]].frozen:
-            continue  # who is frozen stands alone
+            continue  # frozen agents share no base
         for name in names:
             actor = agents[name].actor
             if not isinstance(actor, LoraActorConfig):
@@ -207,18 +207,20 @@ def _check_groups(groups: Mapping[str, Sequence[str]], agents: Mapping[str, Agen
         if group in agents:
             raise ConfigError(where, "has the name of an agent", "give the group another name")
         if not names:
-            raise ConfigError(written, "names nobody", f"name some of {' '.join(agents)}, or leave it out")
+            raise ConfigError(written, "is empty", f"name some of {' '.join(agents)}, or remove it")
         for name in names:
             if name not in agents:
-                raise ConfigError(written, f"names {name}, who is no agent", f"there are {' '.join(agents)}")
+                raise ConfigError(written, f"names {name}, which is not an agent", f"use some of {' '.join(agents)}")
             if agents[name].frozen:
                 raise ConfigError(
                     written,
-                    f"names {name}, whose weights are its initial ones (task.agents.{name}.frozen=true)",
-                    "leave it out: whoever is in no group has weights of its own",
+                    f"names {name}, which is not trained (task.agents.{name}.frozen=true)",
+                    "remove it from the group: agents outside groups have their own weights",
                 )
             if name in group_of:
-                raise ConfigError(written, f"names {name}, who is in group {group_of[name]}", "name each agent once")
+                raise ConfigError(
+                    written, f"names {name}, which is already in group {group_of[name]}", "name each agent once"
+                )
             group_of[name] = group
 
 
@@ -227,26 +229,26 @@ def _check_shared_critic(config: Config) -> None:
     if TEAM_CRITIC in agents_by_policy(config) or TEAM_CRITIC in agents:
         raise ConfigError(
             "critic.shared=true",
-            f"makes a critic named {TEAM_CRITIC}, and an agent or a group has that name",
-            "give the agent or the group another name, or use critic.shared=false",
+            f"creates a critic named {TEAM_CRITIC}, and an agent or a group has that name",
+            "rename the agent or the group, or use critic.shared=false",
         )
     first, *others = [name for name, agent in agents.items() if not agent.frozen]
     why = "critic.shared=true has one for all", "use critic.shared=false"
     for name in others:
         _check_equal_settings({"critic": ()}, why, first, agents[first], name, agents[name])
-        for key in ("mini_batch_size", "ppo_epochs"):  # what the critic takes from its agents where it has none
-            one, other = (getattr(agents[agent].algorithm, key) for agent in (first, name))
-            if getattr(agents[first].critic, key) is None and one != other:
+        for key in ("mini_batch_size", "ppo_epochs"):  # null = the value of the critic's agents
+            wanted, value = (getattr(agents[agent].algorithm, key) for agent in (first, name))
+            if getattr(agents[first].critic, key) is None and wanted != value:
                 raise ConfigError(
                     f"critic.{key}=null",
-                    f"follows algorithm.{key}, which is {_format_value(one)} of {first} and {_format_value(other)} of {name}, and "
-                    "critic.shared=true has one critic for all",
+                    f"follows algorithm.{key}, which is {_format_value(wanted)} of {first} and {_format_value(value)} "
+                    f"of {name}, and critic.shared=true has one critic for all",
                     f"set critic.{key}",
                 )
 
 
-# What the agents of a group have as one, and the keys of it where not all. Log-probabilities of all its rows are taken
-# at one temperature; how else each of them is sampled is its own.
+# Settings that agents of a group share; () = all keys of the part. All rows of a policy use one temperature in
+# log-probabilities; other sampling settings may differ.
 SHARED_SETTINGS: dict[str, tuple[str, ...]] = {"actor": (), "critic": (), "algorithm": (), "rollout": ("temperature",)}
 
 
@@ -259,28 +261,28 @@ def _check_equal_settings(
     own: AgentConfig,
     free: Collection[str] = (),
 ) -> None:
-    """Raise where two agents that are to have one actor, critic or base ask for different ones: why, and the remedy.
+    """Raise `ConfigError` if two agents that share an actor, critic or base have different settings.
 
-    Of each part all keys are compared, or those that are named; never those that are `free`.
+    `why` is rule and remedy. Compares the listed keys of each part, or all keys if none is listed, except `free` keys.
     """
     rule, remedy = why
     for part, keys in parts.items():
-        one, other = getattr(its, part), getattr(own, part)
-        # The kind comes before the keys of kinds.
-        for key in keys or sorted((field.name for field in fields(one)), key=lambda key: key != "kind"):
-            wanted, value = getattr(one, key), getattr(other, key, None)
+        expected, actual = getattr(its, part), getattr(own, part)
+        # Compare `kind` first: other keys depend on it.
+        for key in keys or sorted((field.name for field in fields(expected)), key=lambda key: key != "kind"):
+            wanted, value = getattr(expected, key), getattr(actual, key, None)
             if key not in free and wanted != value:
                 raise ConfigError(
                     f"task.agents.{name}.{part}.{key}={_format_value(value)}",
                     f"differs from {first}'s {_format_value(wanted)}, and {rule.format(part=key if keys else part)}",
-                    f"set {part}.{key} for all of them, or {remedy}",
+                    f"set {part}.{key} for all agents, or {remedy}",
                 )
 
 
 def _check_frozen_settings(config: Config, name: str, agent: AgentConfig) -> None:
-    """Raise where a frozen agent is given values of training that others do not have: nothing would read them.
+    """Raise `ConfigError` for training settings of a frozen agent, which have no effect.
 
-    Those of an agent with another kind of actor are that kind's, whether or not they were given.
+    Actor and critic of another kind are not checked, because their defaults differ from the shared settings.
     """
     read = {field.name for field in fields(agent.actor)} - {field.name for field in fields(OptimizerConfig)}
     read -= REFERENCE_KEYS
@@ -293,8 +295,8 @@ def _check_frozen_settings(config: Config, name: str, agent: AgentConfig) -> Non
             if field.name not in free and value != getattr(common, field.name):
                 raise ConfigError(
                     f"task.agents.{name}.{part}.{field.name}={_format_value(value)}",
-                    f"has no effect: task.agents.{name}.frozen=true, and who is frozen is not trained",
-                    "leave it out, or set frozen=false",
+                    f"has no effect: task.agents.{name}.frozen=true, and frozen agents are not trained",
+                    "remove it, or set frozen=false",
                 )
 
 

@@ -1,4 +1,4 @@
-"""Text for one line of a log: how wide it is, cut to a width, names listed shortly, and the nearest one."""
+"""Text formatting for logs and terminals: width, truncation, lists of names, tables, closest names."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-LINE_WIDTH = 160  # columns of the longest line of a log: an iteration has one
-PAGE_WIDTH = 100  # columns of what a command prints to be read as a page: help, plans, tables, errors
-COLUMN_WIDTH = 12  # to which a table's column is narrowed at most
+LINE_WIDTH = 160  # maximum columns of a log line
+PAGE_WIDTH = 100  # maximum columns of help, plans, tables and errors
+COLUMN_WIDTH = 12  # minimum columns of a narrowed table column
 NAME_WIDTH = 24
 
 
 def text_width(text: str) -> int:
-    """Columns that a text takes on a terminal: wide characters take two, combining ones none."""
+    """Columns of a text on a terminal: wide characters count 2, combining characters 0."""
     wide = sum(unicodedata.east_asian_width(c) in "WF" for c in text)
     return len(text) + wide - sum(unicodedata.category(c) in ("Mn", "Me") for c in text)
 
 
 def truncate_text(text: str, width: int = LINE_WIDTH) -> str:
-    """The text, ended with an ellipsis where it is wider than `width` columns."""
+    """Truncate a text to `width` columns, with an ellipsis at the end."""
     if text_width(text) <= width:
         return text
     while text and text_width(text) >= width:
@@ -30,7 +30,7 @@ def truncate_text(text: str, width: int = LINE_WIDTH) -> str:
 
 
 def shorten_name(name: str, width: int = NAME_WIDTH) -> str:
-    """A name of at most `width` columns; its end, which often tells it from others, stays."""
+    """Shorten a name to `width` columns; keeps its end, which often distinguishes it."""
     if text_width(name) <= width:
         return name
     end = name[-(width // 3) :] if width >= 3 else ""
@@ -38,7 +38,7 @@ def shorten_name(name: str, width: int = NAME_WIDTH) -> str:
 
 
 def join_names(names: Sequence[str], most: int = 3) -> str:
-    """Names in a sentence: `low and high`, `a, b and c`, `a, b, c and 17 more`."""
+    """Join names for a sentence: `low and high`, `a, b and c`, `a, b, c and 17 more`."""
     parts = [shorten_name(name) for name in names[:most]]
     if len(names) > most:
         parts.append(f"{len(names) - most} more")
@@ -46,7 +46,7 @@ def join_names(names: Sequence[str], most: int = 3) -> str:
 
 
 def join_fitting(parts: Sequence[str], width: int) -> str:
-    """As many parts as fit, separated by commas, and how many more there are."""
+    """Join as many parts as fit with commas, and count the others."""
     for count in range(len(parts), 0, -1):
         left = [f"and {len(parts) - count} more"] if count < len(parts) else []
         if text_width(text := ", ".join([*parts[:count], *left])) <= width:
@@ -55,15 +55,15 @@ def join_fitting(parts: Sequence[str], width: int) -> str:
 
 
 def format_table(rows: Sequence[Sequence[str]], *, width: int = PAGE_WIDTH, numbers: bool = False) -> list[str]:
-    """Lines of a table whose first row is its heading; cells of the widest columns are wrapped where it is too wide.
+    """Format a table as lines; the first row is the heading. Wraps cells of the widest columns if it is too wide.
 
-    `numbers`: all columns but the first are aligned at their right.
+    `numbers`: right-align all columns except the first.
     """
     widths = [max(text_width(row[column]) for row in rows) for column in range(len(rows[0]))]
     words = [
         max(text_width(word) for row in rows for word in (row[column].split() or [""])) for column in range(len(widths))
     ]
-    for floors in (words, [0] * len(widths)):  # words are broken only where nothing else makes the table fit
+    for floors in (words, [0] * len(widths)):  # break words only if the table does not fit otherwise
         _shrink_columns(widths, [max(floor, COLUMN_WIDTH) for floor in floors], width - 2 * (len(widths) - 1))
     lines = []
     for row in rows:
@@ -81,7 +81,7 @@ def format_table(rows: Sequence[Sequence[str]], *, width: int = PAGE_WIDTH, numb
 
 
 def _shrink_columns(widths: list[int], floors: Sequence[int], width: int) -> None:
-    """Lower the greatest widths until their sum fits, none below its floor."""
+    """Reduce the largest widths in place until their sum fits, none below its floor."""
     while sum(widths) > width:
         wide = [column for column, size in enumerate(widths) if size > floors[column]]
         if not wide:
@@ -90,11 +90,11 @@ def _shrink_columns(widths: list[int], floors: Sequence[int], width: int) -> Non
 
 
 def format_columns(names: Iterable[str]) -> str:
-    """Names of a table's columns or an example's fields, those in quotes of which one would not see where they end."""
+    """Join names of columns or fields; quotes names with special characters."""
     return " ".join(name if re.fullmatch(r"[\w.-]+", name) else repr(name) for name in map(str, names))
 
 
 def closest_hint(name: str, known: Sequence[str]) -> str:
-    """The known name that a mistyped one is nearest to, in brackets; nothing where none is near."""
+    """Format the closest known name as ` (closest: NAME)`; empty if none is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (closest: {close[0]})" if close else ""

@@ -1,14 +1,14 @@
-"""Text files of users: UTF-8, with the place of the first byte that is not."""
+"""Encoding checks of user text files: position of the first byte that is not UTF-8."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-ENCODING_REMEDY = "save it as UTF-8, such as by iconv -f latin1 -t utf-8"
+ENCODING_REMEDY = "save it as UTF-8, for example with iconv -f latin1 -t utf-8"
 
 
 def locate_undecodable_byte(data: bytes, error: UnicodeDecodeError, first_line: int = 1) -> str:
-    """`byte 0xe9 at character 7 of line 3 is not UTF-8`."""
+    """Format the position: `byte 0xe9 at character 7 of line 3 is not UTF-8`."""
     before = data[: error.start]
     line_start = before.rfind(b"\n") + 1
     line = first_line + before.count(b"\n")
@@ -17,7 +17,7 @@ def locate_undecodable_byte(data: bytes, error: UnicodeDecodeError, first_line: 
 
 
 def find_undecodable_byte(path: Path) -> str | None:
-    """Where a file is not UTF-8; None where it is, or where it cannot be read."""
+    """Position of the first byte that is not UTF-8; None if there is none or the file cannot be read."""
     try:
         data = path.read_bytes()
         data.decode("utf-8")

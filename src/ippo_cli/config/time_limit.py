@@ -1,4 +1,4 @@
-"""`checkpoint.must_save_by`: the moment before which a run must have saved and left."""
+"""`checkpoint.must_save_by`: deadline before which a run must save and exit."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ DEADLINE_KEY = "checkpoint.must_save_by"
 
 
 def resolve_deadline(setting: str | None, began: float, job_end: Callable[[], float | None]) -> float | None:
-    """The limit in seconds since 1970, of a process that began at such a second; None for none.
+    """Deadline in seconds since 1970, for a process that began at `began` (same unit); None without a deadline.
 
-    `job_end_time` is asked where the setting leaves it to the scheduler.
+    `job_end` returns the end of the scheduler's job, for the setting auto.
     """
     if setting is None:
         return None
@@ -27,12 +27,12 @@ def resolve_deadline(setting: str | None, began: float, job_end: Callable[[], fl
     except ValueError:
         return _parse_time(setting)
     if not math.isfinite(seconds) or seconds <= 0:
-        raise ConfigError(f"{DEADLINE_KEY}={setting}", "is no time to come", "use seconds from the start, above 0")
+        raise ConfigError(f"{DEADLINE_KEY}={setting}", "is not in the future", "use seconds from the start, above 0")
     return began + seconds
 
 
 def check_deadline(setting: str | None) -> None:
-    """Raise `ConfigError` for what is no time, or for one that has passed."""
+    """Raise `ConfigError` for an invalid or past deadline."""
     limit = resolve_deadline(setting, time.time(), lambda: None)
     if limit is not None and limit <= time.time():
         raise ConfigError(
@@ -42,10 +42,10 @@ def check_deadline(setting: str | None) -> None:
 
 def _parse_time(text: str) -> float:
     try:
-        return datetime.fromisoformat(text).timestamp()  # one without a zone is the machine's
+        return datetime.fromisoformat(text).timestamp()  # without a time zone: local time
     except ValueError:
         raise ConfigError(
             f"{DEADLINE_KEY}={text}",
-            "is no time",
+            "is not a time",
             f"use {AUTO_DEADLINE}, null, seconds from the start, or a time such as 2030-01-31T18:00:00",
         ) from None

@@ -1,4 +1,4 @@
-"""What a tracker's own package needs, told before anything is started."""
+"""Checks that the packages of trackers are installed."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ippo_cli.config.schema import MlflowTrackerConfig, TrackerConfig, WandbTrac
 
 
 def remote_trackers(config: TrackerConfig) -> list[str]:
-    """The packages that the run's metrics are sent with."""
+    """Packages of the tracking services of a run."""
     kinds = {"wandb": WandbTrackerConfig, "mlflow": MlflowTrackerConfig}
     return [name for name, kind in kinds.items() if isinstance(config, kind)]
 
 
 def check_tracker_packages(config: TrackerConfig) -> None:
-    """Raise `ConfigError` where the package of W&B or MLflow is asked for and not installed."""
+    """Raise `ConfigError` if the package of a configured tracker is not installed."""
     for package in remote_trackers(config):
         spec = find_spec(package)
-        if spec is None or spec.origin is None:  # a folder of that name, such as wandb leaves behind, is no package
+        if spec is None or spec.origin is None:  # a folder of that name, such as wandb's output, is not a package
             raise ConfigError(
                 f"tracker={config.kind.value}",
                 f"needs the package {package}, which is not installed",

@@ -1,7 +1,7 @@
-"""Ranks and collectives: who am I, what do all of us have together.
+"""Ranks and collectives.
 
-Every function works without a process group, as a world of one: sums are the tensor itself, gathers have one entry.
-All of them are collective: every rank calls them, in the same order.
+Every function works without a process group, as with a world size of 1: sums are the tensor itself, gathers have one
+entry. Unless noted, functions are collective: every rank calls them, in the same order.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ T = TypeVar("T")
 SCATTER_CHUNK = 1 << 20  # elements, of all ranks together
 
 
-_stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can meet again
-_store: Any = None  # of the training that runs now
-_trainings = 0  # keys of one training must not be found by the next in the same store
+_stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept so that a second training can reuse them
+_store: Any = None  # of the current training
+_trainings = 0  # prefixes keys, so that trainings that share a store have separate keys
 _timeout = timedelta(seconds=1800)
 
 
 def init(*, device: str, timeout_s: float) -> Ranks:
-    """Starts the process group, of one rank if need be, and returns where this process stands.
+    """Start the process group, with one rank if there is no launcher, and return this process's ranks.
 
-    `device` is `cpu` or `cuda`; on `cuda` this also picks the GPU that `rank_device` names. A world of one opens no
-    port, so any number of single processes run side by side. After `shutdown` it may be called again.
+    `device` is `cpu` or `cuda`; on `cuda` this also selects the GPU given by `rank_device`. A world size of 1 opens no
+    port, so any number of single processes can run on one machine. After `shutdown` it may be called again.
     """
     global _store, _timeout, _trainings
     if dist.is_initialized():
@@ -44,7 +44,7 @@ def init(*, device: str, timeout_s: float) -> Ranks:
     ranks = detect_ranks(os.environ)
     _timeout = timedelta(seconds=timeout_s)
     _trainings += 1
-    # Saving a model may import DeepSpeed, through another library, and it settles on a device when it is imported.
+    # Saving a model may import DeepSpeed through another library, and DeepSpeed selects its device on import.
     os.environ.setdefault("DS_ACCELERATOR", device)
     if device == "cuda":
         torch.cuda.set_device(rank_device(device, ranks))
@@ -61,13 +61,13 @@ def init(*, device: str, timeout_s: float) -> Ranks:
 
 
 def _open_store(ranks: Ranks) -> Any:
-    """The store the ranks meet in; a port is opened once per process, since it cannot be reused at once."""
+    """The rendezvous store; a port is opened once per process, since it cannot be reused immediately."""
     if ranks.world_size == 1:
         return dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
     address, port = rendezvous_address(os.environ)
     key = (address, port, ranks.rank, ranks.world_size)
     if key not in _stores:
-        # torchrun already listens on this port, and says so.
+        # torchrun already listens on this port, and sets this variable.
         listens = ranks.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
         _stores[key] = dist.TCPStore(  # pyright: ignore[reportPrivateImportUsage]
             address, port, ranks.world_size, listens, timeout=_timeout, master_listen_fd=_take_listening_socket()
@@ -76,16 +76,16 @@ def _open_store(ranks: Ranks) -> Any:
 
 
 def _take_listening_socket() -> int | None:
-    """The socket that this process was started with to meet others, by its number; it is this process's alone."""
-    given = os.environ.pop(LISTENING_SOCKET, None)
-    if given is None:
+    """The file descriptor of the listening socket that the parent passed to this process; not inherited further."""
+    descriptor = os.environ.pop(LISTENING_SOCKET, None)
+    if descriptor is None:
         return None
-    os.set_inheritable(int(given), False)
-    return int(given)
+    os.set_inheritable(int(descriptor), False)
+    return int(descriptor)
 
 
 def shutdown() -> None:
-    """Ends the process group, if there is one."""
+    """End the process group, if there is one."""
     global _store
     _store = None
     if dist.is_initialized():
@@ -93,17 +93,17 @@ def shutdown() -> None:
 
 
 def was_initialized() -> bool:
-    """Whether a process group ever ran in this process."""
+    """Whether a process group was ever initialised in this process."""
     return _trainings > 0
 
 
 def collective_timeout() -> timedelta:
-    """How long a collective waits for the other ranks, as given to `init`."""
+    """The timeout of collectives, as given to `init`."""
     return _timeout
 
 
 def rank_device(device: str, ranks: Ranks) -> torch.device:
-    """The device of a rank. A launcher may show each rank its own GPU alone, which is then number 0."""
+    """The device of a rank. If a launcher shows each rank only its own GPU, that GPU has number 0."""
     if device == "cuda":
         return torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
     return torch.device(device)
@@ -118,18 +118,18 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Whether this is rank 0, the one that writes what is written once."""
+    """Whether this is rank 0, which writes the shared files."""
     return rank() == 0
 
 
 def barrier() -> None:
-    """Waits for every rank."""
+    """Wait for every rank."""
     if world_size() > 1:
         dist.barrier()
 
 
 def all_sum(tensor: Tensor) -> Tensor:
-    """The sum over ranks, as a new tensor of the same shape, the same bits on every rank."""
+    """The sum over ranks, as a new tensor of the same shape, bitwise equal on every rank."""
     return _all_reduce(tensor, dist.ReduceOp.SUM)
 
 
@@ -146,17 +146,18 @@ def _all_reduce(tensor: Tensor, op: Any) -> Tensor:
 
 
 def any_rank(flag: bool) -> bool:
-    """Whether the flag is up on any rank: how all ranks take the same branch."""
-    # A CPU tensor: gloo is part of every group that init makes.
+    """Whether the flag is true on any rank, so that all ranks take the same branch."""
+    # A CPU tensor: every group of `init` includes gloo.
     return bool(all_max(torch.tensor(int(flag))).item())
 
 
 @contextmanager
 def synchronize_errors(kinds: tuple[type[BaseException], ...] = (Exception, PreemptionRequested)) -> Iterator[None]:
-    """What one rank raises inside ends all ranks at the end of the block: elsewhere as `OtherRankFailed`.
+    """Raise errors of one rank on all ranks at the end of the block: as `OtherRankFailed` on the other ranks.
 
-    Inside no rank may wait for one that failed; where this holds for some `kinds` of errors alone, others pass as they
-    are. A `PreemptionRequested` is raised on all ranks as itself, and comes before failures, which will be met again.
+    Inside, no rank may wait for a failed one; if this holds only for some errors, pass them as `kinds`, and other
+    errors propagate unchanged. A `PreemptionRequested` is raised on all ranks as itself, and has priority over
+    failures, which will recur.
     """
     own_error: BaseException | None = None
     try:
@@ -166,7 +167,7 @@ def synchronize_errors(kinds: tuple[type[BaseException], ...] = (Exception, Pree
     level = 2 if isinstance(own_error, PreemptionRequested) else int(own_error is not None)
     try:
         highest = int(all_max(torch.tensor(level)).item())
-    except RuntimeError:  # another rank is gone
+    except RuntimeError:  # another rank has exited
         if own_error is not None:
             raise own_error from None
         raise
@@ -183,25 +184,25 @@ def synchronize_errors(kinds: tuple[type[BaseException], ...] = (Exception, Pree
 
 
 def lost_connection(error: BaseException) -> bool:
-    """Whether an error says no more than that another rank cannot be reached."""
+    """Whether an error only reports that another rank is unreachable."""
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
 
 
 def collective_count() -> int:
-    """Collectives of the process group so far: ranks that count alike can go on with the same one."""
+    """Number of collectives of the process group so far: ranks with equal counts can continue with the same one."""
     if world_size() == 1:
         return 0
     try:
         return distributed_c10d._get_default_group()._get_sequence_number_for_group()  # pyright: ignore[reportAttributeAccessIssue]
-    except RuntimeError:  # not every backend counts
+    except RuntimeError:  # not all backends count
         return 0
 
 
 def exchange_exit_reports(report: str, patience_s: float) -> dict[int, str]:
-    """What ranks that are about to leave say, this one's `words` among it, by rank. To be called once.
+    """Exchange the exit reports of all ranks, including this one's `report`, by rank. Call it once.
 
-    Not collective, and it works where the process group is broken: ranks that are gone, or do not leave within
-    `patience_s`, are missing. Without rank 0, which may keep the store, all others can be.
+    Not collective, and it works with a broken process group: ranks that have exited, or do not report within
+    `patience_s`, are missing. Without rank 0, which may host the store, all others may be missing.
     """
     by_rank = {rank(): report}
     if world_size() == 1:
@@ -223,18 +224,18 @@ def exchange_exit_reports(report: str, patience_s: float) -> dict[int, str]:
 
 
 def set_flag(name: str) -> bool:
-    """Leave a word that `announced` finds on every rank; False where that failed. Waits for nobody, in any thread."""
+    """Set a flag that `flag_is_set` reads on every rank; return False if it failed. Does not block; thread-safe."""
     store = _store
     try:
         if store is not None:
             store.set(f"announced/{name}", "")
-    except RuntimeError:  # the rank that keeps the store is gone
+    except RuntimeError:  # the rank that hosts the store has exited
         return False
     return store is not None
 
 
 def flag_is_set(name: str) -> bool:
-    """Whether some rank of this training has left the word. Waits for nobody, in any thread."""
+    """Whether a rank of this training has set the flag. Does not block; thread-safe."""
     store = _store
     try:
         return store is not None and bool(store.check([f"announced/{name}"]))
@@ -243,8 +244,9 @@ def flag_is_set(name: str) -> bool:
 
 
 def add_to_counter(name: str, increment: int) -> int:
-    """What all ranks of this training have counted together, with `more` of this one; 0 where nobody answers. Waits for
-    no rank but the one that keeps the store, in any thread."""
+    """Add `increment` to a counter of all ranks of this training and return the total; 0 if the store is unreachable.
+    Waits only for the rank that hosts the store; thread-safe.
+    """
     store = _store
     try:
         return 0 if store is None else int(store.add(f"counted/{name}", increment))
@@ -253,7 +255,7 @@ def add_to_counter(name: str, increment: int) -> int:
 
 
 def local_row_slice(tensor: Tensor) -> slice:
-    """Where this rank's rows stand in what `all_gather_rows` gives for a tensor of as many rows. Collective."""
+    """The position of this rank's rows in the result of `all_gather_rows` for a tensor of as many rows. Collective."""
     first = sum(_row_counts(tensor)[: rank()])
     return slice(first, first + len(tensor))
 
@@ -271,7 +273,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     sizes = _row_counts(tensor)
     if max(sizes) == 0:
         return tensor.detach().clone()
-    # Padded, since a gather moves equal shapes; as bytes, since not every backend gathers every dtype.
+    # Padded, since a gather needs equal shapes; as bytes, since not every backend gathers every dtype.
     padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
     padded[: len(tensor)] = tensor.detach()
     parts = [torch.empty_like(padded) for _ in sizes]
@@ -280,10 +282,10 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
 
 
 def scatter(values: Tensor, into: Tensor, device: torch.device) -> None:
-    """Writes into each rank's `into [count]` its part of what rank 0 has in `values [n]`, wherever these two lie.
+    """Write to each rank's `into [count]` its part of rank 0's `values [n]`, on any devices.
 
-    Rank 0's part comes first; what stands beyond the end is 0. Other ranks' values are not looked at. The device is
-    where messages are; little is sent, and cast, at a time. Collective.
+    Parts are in rank order; positions after the end are 0. Values of other ranks are ignored. `device` is that of the
+    messages; values are cast and sent in chunks. Collective.
     """
     count = len(into)
     for start in range(0, count, max(SCATTER_CHUNK // world_size(), 1)):
@@ -299,7 +301,7 @@ def scatter(values: Tensor, into: Tensor, device: torch.device) -> None:
 
 
 def _pad_like(values: Tensor, like: Tensor) -> Tensor:
-    """The values with the type, the device and the length of another tensor, 0 where they end before it."""
+    """The values with the dtype, device and length of another tensor, zero-padded."""
     values = values.to(like)
     return values if len(values) == len(like) else torch.cat([values, values.new_zeros(len(like) - len(values))])
 
@@ -309,7 +311,7 @@ def _as_bytes(tensor: Tensor) -> Tensor:
 
 
 def broadcast_object(obj: Any, src: int = 0) -> Any:
-    """What `src` holds, on every rank (pickled between our own ranks)."""
+    """The object of rank `src`, on every rank (pickled; only between our own ranks)."""
     if world_size() == 1:
         return obj
     box = [obj]
@@ -318,7 +320,7 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
 
 
 def run_on_main(work: Callable[[], T]) -> T:
-    """What `work` returns on rank 0, on every rank. What it raises there every rank raises: none waits for it alone."""
+    """Run `work` on rank 0 and return its result on every rank. An exception is raised on every rank."""
     if world_size() == 1:
         return work()
     result: T | None = None
@@ -326,7 +328,7 @@ def run_on_main(work: Callable[[], T]) -> T:
     if is_main():
         try:
             result = work()
-        except Exception as raised:  # once the others know
+        except Exception as raised:  # after the other ranks are notified
             error = raised
     known = error if error is None or isinstance(error, IppoError) else OtherRankFailed(0, UNEXPECTED)
     result, main_error = broadcast_object((result, known))
@@ -339,7 +341,7 @@ def run_on_main(work: Callable[[], T]) -> T:
 
 
 def gather_objects(obj: Any) -> list[Any]:
-    """What each rank holds, in rank order, on every rank."""
+    """The objects of all ranks, in rank order, on every rank."""
     if world_size() == 1:
         return [obj]
     boxes: list[Any] = [None] * world_size()
@@ -350,8 +352,8 @@ def gather_objects(obj: Any) -> list[Any]:
 def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of the masked entries of all ranks, with Bessel's correction, as float64 scalars.
 
-    Two passes in float64, so that a large mean does not eat the variance. No entry: (0, 0); one: (itself, 0).
-    Entries off the mask may be anything, NaN included.
+    Two passes in float64, so that a large mean does not cancel the variance. No entry: (0, 0); one: (itself, 0).
+    Entries off the mask may have any value, NaN included.
     """
     keep = mask.to(torch.bool)
     values = x.detach().double().masked_fill(~keep, 0.0)
@@ -363,17 +365,17 @@ def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def claim_log_once(message: str) -> bool:
-    """Whether no rank of this training has said this before: for what all of them find out. Waits for nobody."""
+    """Whether this rank is the first to log a message that all ranks would log. Does not block."""
     if _store is None:
         return True
     try:
         return int(_store.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1)) == 1
-    except RuntimeError:  # the rank that keeps the store is gone: better said twice than never
+    except RuntimeError:  # the rank that hosts the store has exited: a repeated message is better than none
         return True
 
 
 def check_same_on_ranks(value: str, name: str) -> None:
-    """Raises RuntimeError on every rank, naming those whose `value` differs from rank 0's."""
+    """Raise RuntimeError on every rank, with the ranks on which `value` differs from rank 0's."""
     values = gather_objects(value)
     odd = [index for index, other in enumerate(values) if other != values[0]]
     if odd:

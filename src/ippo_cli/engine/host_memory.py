@@ -1,4 +1,4 @@
-"""Memory of this machine: what this process may use of it, what is left, and giving back what was freed."""
+"""Host memory: the limit of this process, what is available, and returning freed memory to the system."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCARCE_FRACTION = 0.25
-"""Share of what this process may use; with less than it left, freed memory goes back to the system."""
+"""Fraction of the memory limit; with less than it available, freed memory is returned to the system."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """Bytes that this process may use and that are left of them."""
+    """Memory limit of this process and the available part of it, in bytes."""
 
     total: int
     left: int
@@ -26,19 +26,20 @@ class HostMemory:
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
-    """The least of this machine and the control groups with a limit that this process is in, such as a container's or
-    a SLURM job's. `root` is where `/proc` and `/sys` lie."""
+    """The minimum over this machine and the control groups of this process with a limit, such as a container's or a
+    SLURM job's. `root` contains `/proc` and `/sys`.
+    """
     machine = _machine_memory(root)
-    found = [machine, *_cgroup_limits(root, machine.total)]
-    return HostMemory(total=min(one.total for one in found), left=min(one.left for one in found))
+    limits = [machine, *_cgroup_limits(root, machine.total)]
+    return HostMemory(total=min(limit.total for limit in limits), left=min(limit.left for limit in limits))
 
 
 def release_free_memory() -> None:
-    """Return to the system what this process has freed and glibc still holds, where memory is scarce.
+    """Return memory that this process has freed and glibc still holds to the system, if memory is scarce.
 
-    Tensors of mini-batches of unlike lengths leave blocks that those of the next ones do not fit into, so that a
-    process grows to two or three times what its tensors need. To return them takes some 15 ms, and to touch them anew
-    up to a tenth of an update: where there is room they are kept. Nothing is done without glibc.
+    Mini-batches of different lengths leave free blocks that the next ones do not fit, so that a process grows to two or
+    three times the size of its tensors. Returning them takes some 15 ms, and touching the pages again up to a tenth of
+    an update: with enough memory they are kept. No-op without glibc.
     """
     trim = getattr(_LIBC, "malloc_trim", None)
     if trim is not None and host_memory().is_scarce:
@@ -55,19 +56,22 @@ def _machine_memory(root: Path) -> HostMemory:
 
 
 def _cgroup_limits(root: Path, most: int) -> Iterator[HostMemory]:
-    """Of every group with a limit below `most` that this process is in, of both versions of control groups."""
+    """Limits below `most` of all control groups of this process, of both cgroup versions."""
     for version, folder in _mounted_cgroups(root):
         total = _read_number(folder / version.limit)
-        # Of a group without a limit nothing is read: the root's statistics take seconds on machines with many groups.
+        # Groups without a limit are skipped: reading the root's statistics takes seconds on machines with many
+        # groups.
         if total is not None and 0 < total < most:
-            said = _parse_fields(folder / "memory.stat")
-            used = (_read_number(folder / version.usage) or 0) - sum(said.get(name, 0) for name in version.reclaimable)
+            statistics = _parse_fields(folder / "memory.stat")
+            used = (_read_number(folder / version.usage) or 0) - sum(
+                statistics.get(name, 0) for name in version.reclaimable
+            )
             yield HostMemory(total=total, left=total - used)
 
 
 @dataclass(frozen=True, slots=True)
 class _CgroupVersion:
-    """Names of files of a control group, and in its `memory.stat` of what the system can take back."""
+    """File names of a control group, and the fields of reclaimable memory in its `memory.stat`."""
 
     limit: str
     usage: str
@@ -81,8 +85,9 @@ _CGROUP_V2 = _CgroupVersion("memory.max", "memory.current", ("inactive_file", "a
 
 
 def _mounted_cgroups(root: Path) -> Iterator[tuple[_CgroupVersion, Path]]:
-    """This process's group and those that it lies in, as far as they are mounted. What is mounted in a container is
-    often its own group, under a path that only the machine around it knows."""
+    """The control group of this process and its parents, if mounted. A container often mounts only its own group, under
+    a path that is known only to the host.
+    """
     mount = root / "sys" / "fs" / "cgroup"
     paths = {_CGROUP_V1: "", _CGROUP_V2: ""}
     for line in _read_text(root / "proc" / "self" / "cgroup").splitlines():
@@ -101,7 +106,7 @@ def _mounted_cgroups(root: Path) -> Iterator[tuple[_CgroupVersion, Path]]:
 
 
 def _parse_fields(file: Path) -> dict[str, int]:
-    """Lines of a name and a number."""
+    """Parse lines of a name and a number."""
     pairs = (line.split()[:2] for line in _read_text(file).splitlines())
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 

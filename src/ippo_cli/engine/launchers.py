@@ -1,4 +1,4 @@
-"""What launchers and schedulers say, in environment variables, to the processes that they start. Imports no torch."""
+"""Reads the environment variables of launchers and schedulers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from datetime import datetime
 
 from ippo_cli.config.errors import ConfigError
 
-LISTENING_SOCKET = "IPPO_LISTENING"  # the socket, by its number, that whoever started rank 0 has opened for it
-STARTED_BY = "IPPO_STARTED_BY"  # the process that started a rank of its own
+LISTENING_SOCKET = "IPPO_LISTENING"  # file descriptor of the socket that the parent process has opened for rank 0
+STARTED_BY = "IPPO_STARTED_BY"  # the process that started this rank
 NODE_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK")
 WORLD_SIZES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
@@ -22,7 +22,7 @@ LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Where this process stands: `rank` of `world_size`, and `local_rank` within its machine."""
+    """The position of this process: `rank` of `world_size`, and `local_rank` within its machine."""
 
     rank: int
     world_size: int
@@ -30,41 +30,40 @@ class Ranks:
 
 
 def external_world_size(environ: Mapping[str, str] = os.environ) -> int | None:
-    """How many ranks torchrun, the deepspeed launcher or srun started this process among; None if none of them did."""
+    """The world size given by torchrun, the deepspeed launcher or srun; None without a launcher."""
     if "RANK" in environ and "WORLD_SIZE" in environ:
         return _parse_number(environ, "WORLD_SIZE")
     return _srun_tasks(environ)
 
 
 def unused_world_size_warning(environ: Mapping[str, str], ranks: int) -> str | None:
-    """A line about a number of processes that the environment names, and that this run of `ranks` does not use."""
+    """A warning about a world size in the environment that this run of `ranks` ranks does not use."""
     if "RANK" in environ or _srun_tasks(environ) is not None:
         return None
     for name in WORLD_SIZES:
         text = environ.get(name, "")
         if text.isdecimal() and int(text) not in (0, 1, ranks):
             return (
-                f"{name}={text} is set in the environment, and no launcher has started this process as one of "
+                f"{name}={text} is set in the environment, but no launcher has started this process as one of "
                 f"{text} ranks: this run has {ranks}; launch.processes={text} starts {text} on this machine"
             )
     return None
 
 
 def _srun_tasks(environ: Mapping[str, str]) -> int | None:
-    """The tasks of the step that this process is one of; None outside of steps, and in those of one task.
+    """The number of tasks of this process's SLURM step; None outside of steps, and in steps of one task.
 
-    SLURM_NTASKS is no answer: a batch script sees the job's, and so does the shell that salloc opens, which may be a
-    step of its own.
+    SLURM_NTASKS is unsuitable: a batch script has the job's value, and so does a shell of salloc, which may be a step.
     """
     tasks = int(environ.get("SLURM_STEP_NUM_TASKS", "1")) if "SLURM_STEP_ID" in environ else 1
     return tasks if tasks > 1 else None
 
 
 def detect_ranks(environ: Mapping[str, str]) -> Ranks:
-    """The ranks that torchrun's variables name, else those of srun, else one process alone.
+    """The ranks given by torchrun's variables, or by srun's, or else a single process.
 
-    SLURM's variables count only inside a step of several tasks: a batch script sees them too, and so does a
-    single task that starts its own ranks. Raises `ConfigError` for an incomplete or impossible set.
+    SLURM's variables count only inside a step of several tasks: a batch script has them too, and so does a single task
+    that starts its own ranks. Raises `ConfigError` for an incomplete or impossible set.
     """
     if "RANK" in environ:
         names = ("RANK", "WORLD_SIZE")
@@ -73,8 +72,8 @@ def detect_ranks(environ: Mapping[str, str]) -> Ranks:
     else:
         return Ranks(rank=0, world_size=1, local_rank=0)
     if missing := [name for name in names if name not in environ]:
-        given = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
-        raise ConfigError(given, f"needs {' and '.join(missing)}", f"set {' and '.join(names)}, or unset both")
+        settings = " ".join(f"{name}={environ[name]}" for name in names if name in environ)
+        raise ConfigError(settings, f"needs {' and '.join(missing)}", f"set {' and '.join(names)}, or unset both")
     rank, world_size = (_parse_number(environ, name) for name in names)
     if rank >= world_size:
         raise ConfigError(
@@ -84,7 +83,7 @@ def detect_ranks(environ: Mapping[str, str]) -> Ranks:
 
 
 def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
-    """The rank within the machine: as the launcher says, or where its other variables leave one possibility."""
+    """The rank within the machine: given by the launcher, or derived if the other variables determine it."""
     for name in LOCAL_RANKS:
         if name in environ:
             return _parse_number(environ, name)
@@ -95,7 +94,7 @@ def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
         return rank
     raise ConfigError(
         f"RANK={rank} WORLD_SIZE={world_size}",
-        "leaves open which device of this machine is meant",
+        "does not determine the device of this rank",
         "set LOCAL_RANK, or LOCAL_WORLD_SIZE to the number of ranks per machine",
     )
 
@@ -107,7 +106,7 @@ def _parse_number(environ: Mapping[str, str], name: str) -> int:
 
 
 def node_rank(environ: Mapping[str, str], nodes: int) -> int:
-    """Which of several machines this is, where the same line is typed on each. Raises `ConfigError` where none says."""
+    """The index of this machine among several that run the same command. Raises `ConfigError` if it is not set."""
     setting = f"launch.nodes={nodes}"
     missing = [name for name in NODE_VARIABLES if name not in environ]
     example = "MASTER_ADDR=node1 MASTER_PORT=29500 NODE_RANK=0 ippo-train ..., with another NODE_RANK on each machine"
@@ -120,7 +119,7 @@ def node_rank(environ: Mapping[str, str], nodes: int) -> int:
 
 
 def local_world_size(environ: Mapping[str, str]) -> int | None:
-    """How many of the ranks share this process's machine; None where the launcher does not say."""
+    """The number of ranks on this process's machine; None if the launcher does not give it."""
     if "RANK" in environ:
         return max(_parse_number(environ, "LOCAL_WORLD_SIZE"), 1) if "LOCAL_WORLD_SIZE" in environ else None
     if _srun_tasks(environ) is None or not {"SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID"} <= environ.keys():
@@ -134,24 +133,26 @@ def local_world_size(environ: Mapping[str, str]) -> int | None:
 
 
 def cores_per_rank(environ: Mapping[str, str], world_size: int) -> int:
-    """Processor cores for each rank: those that srun gave its task, or the machine's, divided by the ranks there."""
-    given = environ.get("SLURM_CPUS_PER_TASK") if "SLURM_STEP_ID" in environ else None
-    if given is not None and "RANK" not in environ and _srun_tasks(environ) is not None:
-        return int(given)  # one rank a task
-    cores = (os.cpu_count() or 1) if given is None else int(given)
+    """Processor cores per rank: those of its srun task, or the machine's cores divided by its ranks."""
+    cores_of_task = environ.get("SLURM_CPUS_PER_TASK") if "SLURM_STEP_ID" in environ else None
+    if cores_of_task is not None and "RANK" not in environ and _srun_tasks(environ) is not None:
+        return int(cores_of_task)  # one rank per task
+    cores = (os.cpu_count() or 1) if cores_of_task is None else int(cores_of_task)
     return max(cores // (local_world_size(environ) or world_size), 1)
 
 
 def rendezvous_address(environ: Mapping[str, str]) -> tuple[str, int]:
-    """Address and port where the ranks meet: MASTER_ADDR and MASTER_PORT, else the first machine of the SLURM step.
+    """The rendezvous address and port: MASTER_ADDR and MASTER_PORT, else the first machine of the SLURM step.
 
-    The port that srun's ranks agree on without a word is made from the job and step id.
+    Without MASTER_PORT the port is a function of the job and step id, equal on all ranks.
     """
     if "MASTER_ADDR" in environ and "MASTER_PORT" in environ:
         return environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
     if "SLURM_STEP_NODELIST" not in environ:
         raise ConfigError(
-            "MASTER_ADDR and MASTER_PORT", "are not set", "the launcher must name where several ranks meet"
+            "MASTER_ADDR and MASTER_PORT",
+            "are not set",
+            "the launcher must set the rendezvous address of several ranks",
         )
     step = f"{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}"
     address = environ.get("MASTER_ADDR", first_host(environ["SLURM_STEP_NODELIST"]))
@@ -168,9 +169,9 @@ def first_host(nodelist: str) -> str:
 
 
 def job_id(environ: Mapping[str, str]) -> str | None:
-    """What stays the same when a job is started again: $IPPO_RUN_ID, or the job that SLURM runs; None outside of both.
+    """An id that is stable across restarts of a job: $IPPO_RUN_ID, or the SLURM job id; None without both.
 
-    Of an array each task is a job of its own.
+    Each task of an array is a separate job.
     """
     if environ.get("IPPO_RUN_ID"):
         return environ["IPPO_RUN_ID"]
@@ -179,10 +180,9 @@ def job_id(environ: Mapping[str, str]) -> str | None:
 
 
 def slurm_job(environ: Mapping[str, str]) -> str | None:
-    """The job that SLURM runs, as its commands take it: of an array `ARRAY_TASK`; None outside of jobs.
+    """The current SLURM job in the form that SLURM's commands take: of an array `ARRAY_TASK`; None outside of jobs.
 
-    The tasks of an array have numbers of their own, but that of one of them is the array's, and a command that is
-    given it does something to all.
+    A task's own job id can equal that of the array, in which case a command would apply to all its tasks.
     """
     if "SLURM_ARRAY_JOB_ID" in environ:
         return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
@@ -190,47 +190,47 @@ def slurm_job(environ: Mapping[str, str]) -> str | None:
 
 
 def submitted_job(environ: Mapping[str, str]) -> str | None:
-    """The SLURM job that submitit runs this process as, whose function it calls anew when the job is started again."""
+    """The SLURM job of submitit that runs this process; submitit calls its function again when the job restarts."""
     return slurm_job(environ) if environ.get("SUBMITIT_EXECUTOR") == "slurm" else None
 
 
 def restart_count(environ: Mapping[str, str]) -> int:
-    """How often SLURM has started this job again."""
+    """The number of times SLURM has restarted this job."""
     return int(environ.get("SLURM_RESTART_COUNT", "0"))
 
 
 def should_requeue(environ: Mapping[str, str]) -> bool:
-    """Whether this job is to be put back into SLURM's queue when it has saved. Batch scripts do it themselves."""
+    """Whether this job should be requeued after saving. Batch scripts requeue themselves."""
     return submitted_job(environ) is not None and restart_count(environ) < int(environ.get("IPPO_MAX_REQUEUES", "100"))
 
 
 def requeue(environ: Mapping[str, str]) -> bool:
-    """Put this job back into SLURM's queue, which ends it; False where SLURM refuses."""
+    """Requeue this job, which ends it; False if SLURM refuses."""
     job = slurm_job(environ)
     return job is not None and _run_slurm("scontrol", "requeue", job) is not None
 
 
 def terminate_job(job: str) -> None:
-    """Send SIGTERM to what a SLURM job runs, on whichever machine that is."""
+    """Send SIGTERM to the processes of a SLURM job, on all machines."""
     _run_slurm("scancel", "--signal=TERM", job)
 
 
 def queue_states(jobs: Sequence[str]) -> dict[str, str] | None:
-    """The states of those of these SLURM jobs that run or wait to; None where SLURM cannot be asked."""
+    """The states of those of these SLURM jobs that are running or pending; None if SLURM does not respond."""
     if not jobs:
         return {}
-    # Asked for one job alone, which it no longer knows, squeue fails as if it could not be asked: never for one alone.
-    said = _run_slurm("squeue", "--noheader", "--format=%i %T", f"--jobs={','.join([*jobs, jobs[0]])}")
-    if said is None:
+    # squeue fails for a single job that it no longer knows, as if SLURM did not respond: never query only one.
+    output = _run_slurm("squeue", "--noheader", "--format=%i %T", f"--jobs={','.join([*jobs, jobs[0]])}")
+    if output is None:
         return None
-    states = (line.split() for line in said.splitlines())
+    states = (line.split() for line in output.splitlines())
     return {words[0]: words[1] for words in states if len(words) == 2}
 
 
 def job_end_time(environ: Mapping[str, str] = os.environ) -> float | None:
-    """When SLURM ends this job, in seconds since 1970; None outside of jobs, and for one without a limit.
+    """The end time of this job in seconds since 1970; None outside of jobs, and for one without a limit.
 
-    A moment that has passed is another job's: its variables stay in shells that outlive it, such as tmux's.
+    A time in the past belongs to another job: its variables remain in shells that outlive it, such as tmux's.
     """
     job = slurm_job(environ)
     if job is None:
@@ -238,14 +238,14 @@ def job_end_time(environ: Mapping[str, str] = os.environ) -> float | None:
     if environ.get("SLURM_JOB_END_TIME", "").isdecimal():
         end = float(environ["SLURM_JOB_END_TIME"])
         return end if end > time.time() else None
-    said = _run_slurm("scontrol", "show", "job", job, "--oneliner") or ""
-    match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", said)  # Unknown without a limit
+    output = _run_slurm("scontrol", "show", "job", job, "--oneliner") or ""
+    match = re.search(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", output)  # Unknown without a limit
     end = None if match is None else datetime.fromisoformat(match[1]).timestamp()
     return end if end is not None and end > time.time() else None
 
 
 def _run_slurm(*command: str) -> str | None:
-    """What one of SLURM's commands says; None where it fails."""
+    """The output of one of SLURM's commands; None if it fails."""
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The torch optimizers that engines drive; at stage 0 in fp32, ones that guard and clip their own steps."""
+"""The torch optimizers of engines; for stage 0 in fp32, with non-finite checks and gradient clipping."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 def make_client_optimizer(
     name: str, groups: list[dict[str, Any]], *, max_grad_norm: float | None, device: torch.device
 ) -> torch.optim.Optimizer:
-    """A torch optimizer; one that guards and clips its own step if `max_grad_norm` is given."""
+    """A torch optimizer; with `max_grad_norm` it checks and clips its own gradients."""
     if name == "adamw":
         kind = torch.optim.AdamW if max_grad_norm is None else _GuardedAdamW
         client = kind(groups, fused=True)
@@ -27,9 +27,9 @@ def make_client_optimizer(
 
 
 class _Guard:
-    """What ZeRO's optimizers do and stage 0 in fp32 does not: know the gradient norm, and skip one that is not finite.
+    """Computes the gradient norm and skips non-finite steps, as ZeRO's optimizers do; stage 0 in fp32 lacks both.
 
-    DeepSpeed looks for `overflow` and `_global_grad_norm` on whatever optimizer it drives.
+    DeepSpeed reads `overflow` and `_global_grad_norm` from any optimizer.
     """
 
     param_groups: list[dict[str, Any]]

@@ -1,6 +1,6 @@
-"""That something was done: a count that a watchdog looks at. Tokens, micro-batches, answers of rewards, bytes.
+"""Heartbeat counter for the watchdog: tokens, micro-batches, reward results, bytes.
 
-Imports nothing: what counts is in the innermost loops.
+Imports nothing, since the innermost loops call it.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from contextlib import contextmanager
 
 _count = 0
 _steps = 0
-_granted_until: list[float] = []  # on the monotonic clock: ends of what has a limit of its own
-_open_writes = 0  # how many are writing large files just now
+_granted_until: list[float] = []  # on the monotonic clock: ends of operations with their own time limit
+_open_writes = 0  # number of large files being written
 
 
 def heartbeat() -> None:
-    """Something was done that would not be done for ever."""
+    """Count one unit of progress."""
     global _count
     _count += 1
 
 
 def record_iteration() -> None:
-    """A whole iteration of training was done."""
+    """Count a finished training iteration."""
     global _steps
     _steps += 1
     heartbeat()
 
 
 def iteration_count() -> int:
-    """Iterations that this process has done."""
+    """Number of finished iterations of this process."""
     return _steps
 
 
 def progress_count() -> int:
-    """How much this process has done so far; where files are being written, bytes count as well."""
+    """Progress of this process so far; while files are written, bytes count as well."""
     return _count + (_io_bytes() if _open_writes else 0)
 
 
 @contextmanager
 def grant_time(seconds: float) -> Iterator[None]:
-    """What is called inside has a limit of its own: up to then it counts as going on, however silent it is."""
+    """Treat the code inside as making progress for up to its own time limit."""
     until = time.monotonic() + seconds
     _granted_until.append(until)
     try:
@@ -51,13 +51,13 @@ def grant_time(seconds: float) -> Iterator[None]:
 
 
 def has_granted_time() -> bool:
-    """Whether this process is inside of something whose own limit has not been reached."""
+    """Whether code with an unexpired time limit of its own is running."""
     return any(time.monotonic() < until for until in list(_granted_until))
 
 
 @contextmanager
 def track_written_bytes() -> Iterator[None]:
-    """Large files are written inside: their bytes count, as one of them may take minutes."""
+    """Count bytes while large files are written, since one file may take minutes."""
     global _open_writes
     _open_writes += 1
     try:
@@ -68,7 +68,7 @@ def track_written_bytes() -> Iterator[None]:
 
 
 def _io_bytes() -> int:
-    """What this process has written and, to see what it wrote, read; 0 where the system does not say."""
+    """Bytes that this process has written and read (for verification); 0 if the system does not report them."""
     try:
         with open("/proc/self/io") as file:
             fields = dict(line.split(":") for line in file)

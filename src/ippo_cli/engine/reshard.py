@@ -1,8 +1,8 @@
-"""Shards that another number of ranks wrote: whole parameters and optimizer states, parameter by parameter.
+"""Loads shards of another world size: whole parameters and optimizer states, parameter by parameter.
 
-DeepSpeed's universal checkpoints convert files with a program of their own, between ZeRO's stages alone; on one rank
-an engine here has none (`zero_config.effective_stage`). What a shard holds is little: fp32 values and the optimizer's
-tensors, flat, in the order of the parameters, each rank with its part. So they are read from the files as they are.
+DeepSpeed's universal checkpoints need a conversion program and support only ZeRO's own stages; on one rank an engine
+here may have none (`zero_config.effective_stage`). A shard's content is simple: fp32 values and the optimizer's
+tensors, flat, in the order of the parameters, each rank with its part. So this module reads the files directly.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-VALUE = "value"  # beside the names of the optimizer's own tensors
+VALUE = "value"  # key beside the names of the optimizer's tensors
 FullState = dict[str, Tensor]
-"""A parameter in fp32, flat, and what its optimizer keeps of it: flat as well, or one number such as `step`."""
+"""A flat fp32 parameter and its optimizer state: flat tensors, or scalars such as `step`."""
 
 
 class Shards:
-    """What all ranks of another world wrote of one engine; read rank by rank, mapped from the files."""
+    """The shards of one engine from all ranks of another world size; memory-mapped, read rank by rank."""
 
     def __init__(self, folder: Path, names: Sequence[str], read: Callable[[str], dict[str, Any]]) -> None:
-        """`names`: of the parameters that are trained, in the optimizer's order."""
+        """`names`: of the trained parameters, in the optimizer's order."""
         self.names = names
         models = sorted(folder.glob("*model_states.pt"), key=_rank_of_file)
         files = sorted(folder.glob("*optim_states.pt"), key=_rank_of_file)
@@ -34,11 +34,11 @@ class Shards:
 
     @property
     def module(self) -> Mapping[str, Tensor]:
-        """The module's state; of weights that were split only names are there."""
+        """The module's state; sharded weights have only their names."""
         return self.model["module"]
 
     def __iter__(self) -> Iterator[tuple[str, FullState]]:
-        """Every parameter by its name."""
+        """Iterate over every parameter by name."""
         if not self._parts:
             yield from self._stage0_states()
         elif "param_slice_mappings" in self._parts[0]:
@@ -47,13 +47,13 @@ class Shards:
             yield from self._split()
 
     def _stage0_states(self) -> Iterator[tuple[str, FullState]]:
-        """Of stage 0: the torch optimizer's state as it is."""
+        """States of stage 0: the torch optimizer's state."""
         states = self.model["optimizer"]["state"]
         for number, name in enumerate(self.names):
             yield name, {VALUE: self.module[name].flatten(), **_flatten_state(states.get(number, {}))}
 
     def _stage12_states(self) -> Iterator[tuple[str, FullState]]:
-        """Of stages 1 and 2: a group is one long row of parameters, and each rank has a stretch of it."""
+        """States of stages 1 and 2: a group is one flat tensor of parameters, and each rank has a slice of it."""
         for group in range(len(self._parts[0]["param_slice_mappings"])):
             places = [part["param_slice_mappings"][group] for part in self._parts]
             states = [part["base_optimizer_state"]["state"].get(group, {}) for part in self._parts]
@@ -64,7 +64,7 @@ class Shards:
                 yield name, _join_shards(values, states, ranges)
 
     def _split(self) -> Iterator[tuple[str, FullState]]:
-        """Of stage 3: each parameter is split over all ranks, its end filled up."""
+        """States of stage 3: each parameter is split over all ranks, padded at the end."""
         values = [torch.cat([group.flatten() for group in part["fp32_flat_groups"]]) for part in self._parts]
         states = [_concatenate_groups(part["optimizer_state_dict"]["state"]) for part in self._parts]
         shapes = {name: shape for group in self.model["param_shapes"] for name, shape in group.items()}
@@ -79,8 +79,8 @@ class Shards:
 
 def _rank_of_file(file: Path) -> int:
     """`zero_pp_rank_12_mp_rank_00_optim_states.pt` -> 12."""
-    _, found, after = file.name.partition("pp_rank_")
-    return int(after.split("_")[0]) if found else 0
+    _, separator, after = file.name.partition("pp_rank_")
+    return int(after.split("_")[0]) if separator else 0
 
 
 def _flatten_state(state: Mapping[str, Any]) -> FullState:
@@ -88,7 +88,7 @@ def _flatten_state(state: Mapping[str, Any]) -> FullState:
 
 
 def _concatenate_groups(states: Mapping[int, Mapping[str, Tensor]]) -> FullState:
-    """The states of all of a rank's groups as those of one."""
+    """The states of all groups of a rank, concatenated."""
     keys = states[0] if states else {}
     return {
         key: torch.cat([states[group][key] for group in sorted(states)]) if keys[key].ndim else keys[key]
@@ -99,7 +99,7 @@ def _concatenate_groups(states: Mapping[int, Mapping[str, Tensor]]) -> FullState
 def _join_shards(
     values: Sequence[Tensor], states: Sequence[Mapping[str, Tensor]], ranges: Sequence[tuple[int, int, int]]
 ) -> FullState:
-    """A parameter from (rank, start, length) of its parts."""
+    """Join a parameter from the (rank, start, length) of its parts."""
     whole = {VALUE: torch.cat([values[rank].narrow(0, start, length) for rank, start, length in ranges])}
     for key, first in states[ranges[0][0]].items():
         parts = [states[rank][key].narrow(0, start, length) for rank, start, length in ranges if first.ndim]
@@ -109,20 +109,19 @@ def _join_shards(
 
 @torch.no_grad()
 def restore_shards(module: nn.Module, shards: Shards, zero: Any, optimizer: torch.optim.Optimizer, rank: int) -> None:
-    """Write what this rank holds of a module and its optimizer, both fresh; `zero`: what DeepSpeed drives, which at
-    stage 0 is the optimizer itself."""
+    """Write this rank's part into a new module and optimizer; `zero` is DeepSpeed's (`optimizer` at stage 0)."""
     buffers, params = dict(module.named_buffers()), dict(module.named_parameters())
     for name in buffers.keys() & shards.module.keys():
         buffers[name].copy_(shards.module[name])
     missing = set(shards.names)
     for name, whole in shards:
         if name not in missing:
-            raise RuntimeError(f"the checkpoint holds another module: {name} is not trained here")
+            raise RuntimeError(f"the checkpoint is of another module: {name} is not trained here")
         _write_parameter(params[name], whole, zero, optimizer, rank)
         missing.remove(name)
     if missing:
-        raise RuntimeError(f"the checkpoint holds another module: {len(missing)} names are missing")
-    if persistent := getattr(zero, "persistent_parameters", None):  # of stage 3, whole on every rank
+        raise RuntimeError(f"the checkpoint is of another module: {len(missing)} names are missing")
+    if persistent := getattr(zero, "persistent_parameters", None):  # of stage 3, unsharded on every rank
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 
@@ -142,14 +141,14 @@ def _write_parameter(
         flat = optimizer.param_groups[fragment.param_group_index]["params"][0]
         for key, tensor in part.items():
             _write_slice(optimizer.state[flat], key, tensor, flat, of_group.start)
-    elif zero is optimizer:  # stage 0; elsewhere this rank holds nothing else of it
+    elif zero is optimizer:  # stage 0; at other stages this rank has no other part
         for key, tensor in whole.items():
             if key != VALUE:
                 _write_slice(optimizer.state[param], key, tensor, param, 0)
 
 
 def _write_slice(state: dict[str, Any], key: str, tensor: Tensor, like: Tensor, start: int) -> None:
-    """Write a stretch of one of the optimizer's tensors; those that it does not have yet are made."""
+    """Write a slice of an optimizer tensor, and create the tensor if it is missing."""
     if not tensor.ndim:
         state[key] = tensor.clone()
         return
@@ -159,7 +158,7 @@ def _write_slice(state: dict[str, Any], key: str, tensor: Tensor, like: Tensor, 
 
 
 def _write_partition(param: Any, whole: FullState, zero: Any, rank: int) -> None:
-    """The part of a parameter of stage 3 that this rank has."""
+    """This rank's part of a stage 3 parameter."""
 
     def part(tensor: Tensor, length: int) -> Tensor:
         filled = nn.functional.pad(tensor, (0, max(0, length * (rank + 1) - len(tensor))))

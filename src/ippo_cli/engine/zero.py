@@ -1,6 +1,6 @@
-"""One learner on one DeepSpeed engine, ZeRO 0 to 3: forward, backward, step, gather, save.
+"""One DeepSpeed engine, ZeRO 0 to 3: forward, backward, step, gather, save.
 
-Nothing else imports deepspeed. It is imported when the first engine is built, since it settles on CPU or GPU meanwhile.
+Only this module imports deepspeed, and only when the first engine is built, since the import selects CPU or GPU.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from ippo_cli.engine.reshard import Shards, restore_shards
 
 M = TypeVar("M", bound=nn.Module)
 
-TAG = "shards"  # the folder that DeepSpeed makes inside the caller's
+TAG = "shards"  # the folder that DeepSpeed creates inside the caller's
 HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
 
-_last_world: Any = None  # the process group that DeepSpeed's own groups were cloned from
+_last_world: Any = None  # the process group from which DeepSpeed's own groups were cloned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What became of an optimizer step: `grad_norm` is global, before clipping, and inf for a step not applied."""
+    """Result of an optimizer step: `grad_norm` is global, before clipping, and inf for a skipped step."""
 
     applied: bool
     grad_norm: float
 
 
 class Engine(Generic[M]):
-    """A module, its optimizer and its gradients, split over the ranks as `zero` says (see `zero_config`).
+    """A module, its optimizer and its gradients, sharded over the ranks as `zero` configures (see `zero_config`).
 
-    Each entry of `param_groups` holds `params`, `lr`, `weight_decay`, `betas` and `eps`. Parameters of the module that
-    no group names are neither trained nor saved. Several engines live side by side; every rank builds and calls them
-    in the same order, with the same number of forwards and backwards. `distributed.init` comes first.
+    Each entry of `param_groups` holds `params`, `lr`, `weight_decay`, `betas` and `eps`. Parameters in no group are
+    neither trained nor saved. Several engines may coexist; every rank builds and calls them in the same order, with the
+    same number of forwards and backwards. Call `distributed.init` first.
 
-    At stage 3 weights are cast, moved to the device and split one parameter at a time: a rank that is given weights
-    which lie in a file, mapped into memory, never has all of them in memory of its own. Without groups a module at
-    stage 3 is only read, and needs no optimizer.
+    At stage 3 weights are cast, moved to the device and sharded one parameter at a time: a rank with memory-mapped
+    weights never has all of them in its own memory. A stage 3 module without groups is read-only and needs no
+    optimizer.
     """
 
     module: M
@@ -68,9 +68,9 @@ class Engine(Generic[M]):
     ) -> None:
         device = torch.device(device)
         deepspeed = _deepspeed(device)
-        config = copy.deepcopy(zero)  # initialize writes into it
+        config = copy.deepcopy(zero)  # initialize modifies it
         groups = [dict(group, params=list(group["params"])) for group in param_groups]
-        groups = [group for group in groups if group["params"]]  # as DeepSpeed does, so that indices agree
+        groups = [group for group in groups if group["params"]]  # as in DeepSpeed, so that indices agree
         self.module = module
         self._stage: int = config["zero_optimization"]["stage"]
         self._offloads = config["zero_optimization"]["offload_optimizer"] is not None
@@ -80,11 +80,11 @@ class Engine(Generic[M]):
         self._hyperparameters = [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
         self._max_grad_norm: float = config["gradient_clipping"]
         self._factor = 1.0
-        self._held: frozenset[int] = frozenset()  # numbers of the groups that steps leave as they are
+        self._held: frozenset[int] = frozenset()  # indices of the groups that steps leave unchanged
         self._is_gathered = False
         self._can_load = True
         if self._stage == 0:
-            config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it knows the norm
+            config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it computes the norm
         if not groups and self._stage < 3:
             raise ValueError(f"an engine without parameters to train needs stage 3, not {self._stage}")
         self._optimizer = None
@@ -94,50 +94,51 @@ class Engine(Generic[M]):
             )
         if self._stage == 3:
             _partition_module(module, config, device)
-        with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer reports memory in bare prints
+        with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer prints memory
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
         self._ds.module_state_dict = self._trained_state
         self._ds._copy_recovery_script = lambda folder: None
-        # Alone there is nobody to add gradients up with: DeepSpeed would flatten them all and copy them back.
-        # ZeRO's own optimizers gather what they step on in the same call, and must be given it.
+        # On one rank there is nothing to reduce: DeepSpeed would flatten all gradients and copy them back. ZeRO's
+        # own optimizers need that call, since it also collects the gradients of their step.
         self._alone = distributed.world_size() == 1 and not hasattr(self._ds.optimizer, "reduce_gradients")
         if self._alone and self._stage < 2:
             self._ds.enable_backward_allreduce = False
-        if groups:  # nothing of others is saved
+        if groups:  # parameters in no group are not saved
             self._ds.checkpoint_engine.load = _read_file
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, through the engine: what comes out may go into `backward`."""
+        """The module's forward, through the engine; outputs may be passed to `backward`."""
         return self._ds(*args, **kwargs)
 
     def train(self, mode: bool = True) -> None:
-        """The module's mode, as `nn.Module.train` sets it."""
+        """Set the module's mode, as `nn.Module.train` does."""
         self.module.train(mode)
 
     def eval(self) -> None:
         self.train(False)
 
     def backward(self, loss: Tensor) -> None:
-        """Adds the gradients of one micro-batch; as many calls as you like before one `step`, the same on every rank.
+        """Add the gradients of one micro-batch; any number of calls before one `step`, equal on every rank.
 
         `loss` is this rank's share of the objective: a sum over its own rows, divided by counts over all ranks and
-        micro-batches. DeepSpeed averages gradients over ranks, so the share is multiplied by the world size here.
-        A rank without rows takes part with `0 * loss`.
+        micro-batches. DeepSpeed averages gradients over ranks, so the share is multiplied by the world size here. A
+        rank without rows takes part with `0 * loss`.
         """
         self._ds.backward(loss * distributed.world_size(), scale_wrt_gas=False)
 
     def step(self) -> StepResult:
-        """One optimizer step on the gradients added up since the last one, which are gone afterwards.
+        """Take one optimizer step on the accumulated gradients, and clear them.
 
-        A global gradient norm that is not finite is never stepped on: on every rank alike, parameters and optimizer
-        state stay what they were, bit for bit.
+        A step with a non-finite global gradient norm is skipped: on every rank, parameters and optimizer state remain
+        bitwise unchanged.
         """
-        if self._alone and self._stage == 0:  # in bf16 there are fp32 gradients of all
+        if self._alone and self._stage == 0:  # in bf16 all parameters have fp32 gradients
             self._fill_missing_gradients()
         self._ds.step()
         if not self._ds.was_step_applied():
             if self._offloads and self._stage < 3:
-                # DeepSpeed forgets to drop what it added up in fp32, and would skip every later step as well.
+                # DeepSpeed does not clear its fp32 accumulation after an overflow, and would skip every later step
+                # as well.
                 self._ds.optimizer.averaged_gradients.clear()
             return StepResult(applied=False, grad_norm=math.inf)
         if self._held:
@@ -145,7 +146,7 @@ class Engine(Generic[M]):
         return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
 
     def _fill_missing_gradients(self) -> None:
-        """Zeros for parameters that no loss reached, as adding up over ranks gives them: weights decay all the same."""
+        """Set missing gradients to zero, as the reduction over ranks does, so that weight decay applies to them."""
         assert self._optimizer is not None
         for group in self._optimizer.param_groups:
             for param in group["params"]:
@@ -153,10 +154,10 @@ class Engine(Generic[M]):
                     param.grad = torch.zeros_like(param)
 
     def _reset_unused_moments(self) -> None:
-        """Sets back the step count of moments that no gradient has entered yet.
+        """Reset the step count of moments that have received no gradient yet.
 
         Adam counts every step for its bias correction: after n steps without gradients the first one with a gradient
-        would be up to 3.2 times the learning rate. Moments of several groups are never in one tensor.
+        would be up to 3.2 times the learning rate. A tensor never holds moments of several groups.
         """
         assert self._optimizer is not None
         for state in self._optimizer.state.values():
@@ -164,10 +165,10 @@ class Engine(Generic[M]):
                 state["step"].zero_()
 
     def set_learning_rate(self, factor: float, frozen_groups: Collection[int] = ()) -> None:
-        """Sets every group's learning rate to its base times `factor`: schedules are the caller's.
+        """Set every group's learning rate to its base times `factor`; the caller computes schedules.
 
-        Steps leave the `held` groups (by their number) unchanged, weight decay included; the caller's loss gives them
-        no gradient.
+        Steps leave the `frozen_groups` (by index) unchanged, weight decay included; the caller's loss gives them no
+        gradient.
         """
         self._factor, self._held = factor, frozenset(frozen_groups)
         assert self._optimizer is not None
@@ -176,12 +177,12 @@ class Engine(Generic[M]):
 
     @contextlib.contextmanager
     def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[M]:
-        """The plain module in eval mode without gradients, to be called as often as each rank likes.
+        """The plain module in eval mode without gradients; each rank may call it any number of times.
 
-        At stage 3, `all` holds every weight whole on every rank and takes DeepSpeed's hooks off, since these would
-        give the weights up again after the first forward. `layer` keeps the hooks: weights come and go layer by layer,
-        which leaves room on the device for more rows, or for a model that is larger than the device, and every rank
-        must do the same number of forwards. Entering and leaving is collective.
+        At stage 3, `all` gathers every weight on every rank and removes DeepSpeed's hooks, since these would release
+        the weights after the first forward. `layer` keeps the hooks: weights are gathered layer by layer, which leaves
+        device memory for more rows, or for a model larger than the device, and every rank must run the same number of
+        forwards. Entering and leaving is collective.
         """
         modes = [(part, part.training) for part in self.module.modules()]
         self.module.eval()
@@ -199,7 +200,7 @@ class Engine(Generic[M]):
         if self._stage < 3 or self._is_gathered:
             yield
             return
-        # Weights that the last forward left on the way or in place would be counted wrongly.
+        # Weights that the last forward left gathered or in flight would be miscounted.
         self._ds.optimizer.empty_partition_cache()
         if gather == "layer":
             try:
@@ -215,18 +216,18 @@ class Engine(Generic[M]):
                 self._is_gathered = False
 
     def _hooks(self) -> list[Any]:
-        """The handles of every hook that DeepSpeed put on the module."""
+        """The handles of all DeepSpeed hooks on the module."""
         root = [self._ds.module_forward_pre_hook, self._ds.module_forward_post_hook]
         if self._stage < 3:
             return root
-        # Without an optimizer, what splits the weights stands in its place.
+        # Without an optimizer, this is the partitioner itself.
         offload = getattr(self._ds.optimizer, "parameter_offload", self._ds.optimizer)
         return [*root, offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
 
     def full_state_dict(self) -> dict[str, Tensor] | None:
-        """The module's whole state on rank 0, as new CPU tensors in the module's dtype; None on other ranks.
+        """The module's full state on rank 0, as new CPU tensors in the module's dtype; None on other ranks.
 
-        Collective. Names tied to one parameter share one tensor, as in the module.
+        Collective. Names of tied parameters share one tensor, as in the module.
         """
         result: dict[str, Tensor] = {}
         copies: dict[int, Tensor] = {}
@@ -239,11 +240,11 @@ class Engine(Generic[M]):
         return result if distributed.is_main() else None
 
     def save(self, folder: Path | str) -> list[Path]:
-        """Writes this engine's shards below `folder`, flushed to the disk; the files that this rank wrote. Collective.
+        """Write this engine's shards below `folder`, flushed to disk; return the files of this rank. Collective.
 
-        The parameters of the param groups, the module's buffers and the optimizer's state; frozen parameters are the
-        caller's to build again. What goes wrong with a file is raised only where it did, after all ranks are through:
-        `gather_objects` can tell the others. It need be no OSError: `torch.save` has kinds of its own.
+        Contains the parameters of the param groups, the module's buffers and the optimizer's state; the caller restores
+        frozen parameters. A file error is raised only on its rank, after all ranks are done: use `gather_objects` to
+        notify the others. It may be another type than OSError: `torch.save` has its own.
         """
         folder = Path(folder)
         written: list[Path] = []
@@ -252,7 +253,7 @@ class Engine(Generic[M]):
             (folder / TAG).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             failures.append(error)
-        if not distributed.any_rank(bool(failures)):  # a rank that left here would be waited for in what follows
+        if not distributed.any_rank(bool(failures)):  # a rank that returned here would block the others below
             self._ds.checkpoint_engine.save = lambda state_dict, path: _write_file(state_dict, path, written, failures)
             self._can_load = False
             self._ds.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
@@ -261,13 +262,13 @@ class Engine(Generic[M]):
         return written
 
     def load(self, folder: Path | str) -> None:
-        """Takes up what `save` wrote, with the same world size; only on an engine that has not saved yet. Collective.
+        """Load what `save` wrote, with the same world size; only on an engine that has not saved yet. Collective.
 
-        Learning rates and the other hyperparameters stay those given to this engine.
+        Learning rates and other hyperparameters remain those of this engine.
         """
         if not self._can_load:
             raise RuntimeError("an engine that has saved cannot load (ZeRO 3 would mix up its shards); build a new one")
-        with contextlib.redirect_stdout(io.StringIO()):  # here too
+        with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here too
             self._ds._get_all_ckpt_names = self._shard_files
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._load_module_state)
         if path is None:
@@ -275,7 +276,7 @@ class Engine(Generic[M]):
         self._restore_hyperparameters()
 
     def load_resharded(self, folder: Path | str) -> None:
-        """The same for what another number of ranks has saved, at whichever stage. Every rank reads all files."""
+        """Load shards of another world size, at any stage. Every rank reads all files."""
         if not self._can_load:
             raise RuntimeError("an engine that has saved cannot load; build a new one")
         assert self._optimizer is not None
@@ -284,7 +285,7 @@ class Engine(Generic[M]):
         self._restore_hyperparameters()
 
     def _shard_files(self, folder: str, tag: str) -> list[str]:
-        """What DeepSpeed globs for, in folders with brackets as well."""
+        """The files that DeepSpeed globs for; works for folder names with brackets."""
         return sorted(glob.glob(self._ds._get_ckpt_name(glob.escape(folder), tag, mp_placeholder="*")))
 
     def _restore_hyperparameters(self) -> None:
@@ -296,7 +297,7 @@ class Engine(Generic[M]):
             self._ds.optimizer.clip_grad = self._max_grad_norm
 
     def _trained_state(self, **_: Any) -> dict[str, Tensor]:
-        """The parameters that this engine trains, and the buffers: what DeepSpeed writes as the module's state."""
+        """The trained parameters and the buffers: what DeepSpeed writes as the module's state."""
         state = self.module.state_dict(keep_vars=True)
         return {
             name: tensor.detach()
@@ -308,11 +309,11 @@ class Engine(Generic[M]):
         expected = self._trained_state()
         if src.keys() != expected.keys():
             odd = sorted(src.keys() ^ expected.keys())
-            raise RuntimeError(f"the checkpoint holds another module: {len(odd)} names differ, such as {odd[:3]}")
+            raise RuntimeError(f"the checkpoint is of another module: {len(odd)} names differ, such as {odd[:3]}")
         dst.load_state_dict(src, strict=False)
 
     def destroy(self) -> None:
-        """Takes DeepSpeed off the module and frees what it holds; the engine cannot be used afterwards."""
+        """Remove DeepSpeed from the module and free its memory; the engine is unusable afterwards."""
         for hook in self._hooks():
             hook.remove()
         self._ds.destroy()
@@ -326,12 +327,12 @@ class Engine(Generic[M]):
 
 
 def _deepspeed(device: torch.device) -> Any:
-    """DeepSpeed for this kind of device, quiet, compiling nothing, on the current process group."""
+    """Import DeepSpeed for this device type, quietly, without compilation, on the current process group."""
     global _last_world
     if not torch.distributed.is_initialized():
         raise RuntimeError("an engine needs a process group; call distributed.init() first")
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    if device.type == "cuda":  # to DeepSpeed, LOCAL_RANK is the number of the GPU
+    if device.type == "cuda":  # DeepSpeed uses LOCAL_RANK as the GPU number
         os.environ["LOCAL_RANK"] = str(torch.cuda.current_device() if device.index is None else device.index)
     else:
         os.environ.setdefault("LOCAL_RANK", "0")
@@ -346,7 +347,7 @@ def _deepspeed(device: torch.device) -> Any:
     assert accelerator is not None
     if accelerator.device_name() != device.type:
         raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {accelerator.device_name()} already")
-    # Nothing is known to be compatible, so nothing is compiled: the shared-memory reduction wants g++ and ninja.
+    # No op is marked compatible, so none is compiled: the shared-memory reduction needs g++ and ninja.
     deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
     if torch.distributed.group.WORLD is not _last_world:
         _last_world = torch.distributed.group.WORLD
@@ -355,10 +356,10 @@ def _deepspeed(device: torch.device) -> Any:
 
 
 def _partition_module(module: nn.Module, config: dict[str, Any], device: torch.device) -> None:
-    """Makes the module's weights those of stage 3, as rank 0 has them, one parameter after another.
+    """Shard the module's weights as stage 3 does, from rank 0's values, one parameter at a time.
 
-    DeepSpeed would cast and move the module first, whole, and then write rank 0's weights into those of every other
-    rank: where these lie in a mapped file, each page that is written to becomes memory of the rank's own.
+    DeepSpeed would first cast and move the whole module, and then overwrite the weights of other ranks with rank 0's:
+    for memory-mapped weights each page that is written becomes private memory.
     """
     from deepspeed.runtime.zero import Init
 
@@ -378,7 +379,7 @@ def _partition_module(module: nn.Module, config: dict[str, Any], device: torch.d
 
 
 def _gather_parameters(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
-    """Whole weights to read, on every rank; parameters that are not partitioned are left alone."""
+    """Gather whole weights for reading, on every rank; unsharded parameters are unaffected."""
     from deepspeed.runtime.zero import GatheredParameters
 
     return GatheredParameters(params, modifier_rank=None)
@@ -386,7 +387,7 @@ def _gather_parameters(params: list[nn.Parameter]) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def _suspend_hooks(handles: list[Any]) -> Iterator[None]:
-    """Takes hooks off and lays them back in their old order; hooks of others are not touched."""
+    """Remove hooks, and restore them in their old order; hooks of others are untouched."""
     ours = {handle.id for handle in handles}
     tables = {id(table): table for handle in handles if (table := handle.hooks_dict_ref()) is not None}
     before = [(table, list(table.items())) for table in tables.values()]
@@ -404,19 +405,19 @@ def _suspend_hooks(handles: list[Any]) -> Iterator[None]:
 
 
 def _write_file(state: dict[str, Any], path: str, written: list[Path], failures: list[Exception]) -> None:
-    """Writes one file down to the disk; keeps the failure, since the other ranks wait for this one at a barrier."""
+    """Write one file to disk; record a failure instead of raising, since other ranks wait at a barrier."""
     try:
         with open(path, "wb") as file:
             torch.save(_replace_enums(state), file)
             file.flush()
             os.fsync(file.fileno())
         written.append(Path(path))
-    except Exception as error:  # on a full disk torch raises a RuntimeError in the place of the OSError
+    except Exception as error:  # on a full disk torch raises RuntimeError, not OSError
         failures.append(error)
 
 
 def _replace_enums(state: Any) -> Any:
-    """The same with values for members of enums, which Python before 3.11.4 pickles as calls: these are no data."""
+    """Replace members of enums by their values: Python before 3.11.4 pickles them as calls, which is not data."""
     if isinstance(state, Enum):
         return state.value
     if type(state) is dict:
@@ -427,7 +428,7 @@ def _replace_enums(state: Any) -> Any:
 
 
 def _read_file(path: str, map_location: Any = None, mapped: bool = False) -> dict[str, Any]:
-    """Reads one file as data: of all the classes a pickle may name, only the three that DeepSpeed writes."""
+    """Read one file as data: unpickle only the three classes that DeepSpeed writes."""
     from deepspeed.runtime.fp16.loss_scaler import LossScaler
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address

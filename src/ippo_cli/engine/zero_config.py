@@ -1,13 +1,13 @@
-"""The dict that DeepSpeed is configured with: every key that matters here, spelled out."""
+"""The DeepSpeed configuration, with every relevant key set explicitly."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-MAX_PREFETCH = 50_000_000  # elements that stage 3 fetches ahead; DeepSpeed's own default
-PREFETCHED = 16  # the part of a model that is fetched ahead at most, since it is held twice for a while
-MAX_LIVE = 1_000_000_000  # elements that stage 3 keeps whole at once where nothing is said; DeepSpeed's own default
-LIVE = 8  # and the part of a smaller model, which would not be spread at all otherwise
+MAX_PREFETCH = 50_000_000  # elements that stage 3 prefetches; DeepSpeed's default
+PREFETCHED = 16  # maximum prefetch as a fraction of the model, since prefetched weights are briefly held twice
+MAX_LIVE = 1_000_000_000  # elements that stage 3 keeps gathered by default; DeepSpeed's default
+LIVE = 8  # maximum as a fraction of a smaller model, which would otherwise not be sharded
 
 
 def zero_config(
@@ -22,12 +22,12 @@ def zero_config(
     max_live_parameters: int,
     max_grad_norm: float,
 ) -> dict[str, Any]:
-    """A fresh DeepSpeed configuration for one engine; sizes are numbers of elements.
+    """A new DeepSpeed configuration for one engine; sizes are numbers of elements.
 
-    `max_grad_norm=0` switches clipping off. In bf16, weights and activations are bf16, while master weights, gradient
+    `max_grad_norm=0` disables clipping. In bf16, weights and activations are bf16, while master weights, gradient
     accumulation and gradient communication are fp32, so that the split into micro-batches and ranks hardly matters.
-    Stage 0 in bf16 runs as stage 1: DeepSpeed's own stage 0 adds micro-batches up in bf16 and takes an optimizer step
-    on zero gradients when built (one weight decay, one Adam step counted). Raises ValueError for combinations that
+    Stage 0 in bf16 runs as stage 1: DeepSpeed's own stage 0 accumulates micro-batches in bf16 and takes an optimizer
+    step on zero gradients when built (one weight decay, one Adam step counted). Raises ValueError for combinations that
     DeepSpeed would ignore.
     """
     if stage not in (0, 1, 2, 3):
@@ -40,8 +40,8 @@ def zero_config(
         raise ValueError(f"offload_params=true needs partitioned parameters; use stage 3 instead of {stage}")
     bf16 = dtype == "bf16"
     return {
-        # Placeholders that DeepSpeed insists on. The caller calls backward as often as it likes and divides by global
-        # counts itself; with managed accumulation, stages 1 and 2 would keep the last micro-batch's gradient only.
+        # Placeholders that DeepSpeed requires. The caller runs any number of backward passes and divides by global
+        # counts itself; with managed accumulation, stages 1 and 2 would keep only the last micro-batch's gradient.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "managed_gradient_accumulation": False,
@@ -52,7 +52,7 @@ def zero_config(
         "data_types": {"grad_accum_dtype": "fp32"},
         "bf16": {"enabled": bf16, "immediate_grad_update": True, "check_grad_overflow": True},
         "fp16": {"enabled": False},
-        # The client's torch optimizer, also when its state lives on the CPU: no op is compiled.
+        # The client's torch optimizer, even with its state on the CPU: no op is compiled.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _partitioning(
@@ -76,9 +76,9 @@ def zero_config(
 
 
 def effective_stage(stage: int, *, bf16: bool, ranks: int, offload_optimizer: bool) -> int:
-    """The ZeRO stage that an engine runs at where `stage` is asked for.
+    """The ZeRO stage at which an engine with `stage` runs.
 
-    On one rank stages 1 and 2 have nothing to spread, and copying into their flat buffers costs a tenth of a step.
+    On one rank stages 1 and 2 have nothing to shard, and copying into their flat buffers costs a tenth of a step.
     """
     spread = ranks > 1 or offload_optimizer or stage == 3
     return _with_master_weights(stage if spread else 0, bf16=bf16)
@@ -89,17 +89,17 @@ def _with_master_weights(stage: int, *, bf16: bool) -> int:
 
 
 def bucket_elements(wanted: int, parameters: int) -> int:
-    """Buckets are allocated whole, so none is larger than its model; DeepSpeed wants an even size."""
+    """Bucket size, at most the model's size, since buckets are allocated whole; even, as DeepSpeed requires."""
     return min(wanted, parameters) // 2 * 2 + 2
 
 
 def live_elements(wanted: int | None, parameters: int) -> int:
-    """What stage 3 keeps whole at once, besides the part of a model that is computing."""
+    """Elements that stage 3 keeps gathered, besides the layer that is computing."""
     return min(MAX_LIVE, parameters // LIVE) if wanted is None else wanted
 
 
 def prefetch_elements(live: int, parameters: int) -> int:
-    """What stage 3 fetches ahead of its use, where it keeps at most `live` elements whole."""
+    """Elements that stage 3 prefetches, with at most `live` gathered elements."""
     return min(MAX_PREFETCH, live, parameters // PREFETCHED)
 
 
@@ -113,14 +113,14 @@ def _partitioning(
     persistence: int,
     live: int,
 ) -> dict[str, Any]:
-    """What is split over the ranks, and in what portions it travels."""
+    """The ZeRO section: sharding, offloading, and bucket sizes."""
     to_cpu = {"device": "cpu", "pin_memory": True}
     return {
         "stage": stage,
         "offload_optimizer": dict(to_cpu) if offload_optimizer else None,
         "offload_param": dict(to_cpu) if offload_params else None,
         "contiguous_gradients": True,
-        "overlap_comm": stage == 3,  # refused below stage 2 when the caller accumulates
+        "overlap_comm": stage == 3,  # rejected below stage 2 when the caller accumulates
         "reduce_scatter": True,
         "reduce_bucket_size": bucket,
         "allgather_partitions": True,

@@ -1,34 +1,34 @@
-"""What one DeepSpeed engine holds, in bytes per rank: read in its source, and compared with it by a test."""
+"""Memory of one DeepSpeed engine, in bytes per rank: derived from its source, and verified by a test."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-REDUCE_CHUNK = 500_000_000  # elements that DeepSpeed copies together where it reduces gradients at the step
-SUB_GROUP_SIZE = 1_000_000_000  # elements that stage 3 steps on at once, see `zero_config`
+REDUCE_CHUNK = 500_000_000  # elements that DeepSpeed copies together when it reduces gradients at the step
+SUB_GROUP_SIZE = 1_000_000_000  # elements per step of stage 3, see `zero_config`
 MOMENTS = 8  # AdamW's two, in float32
 FP32 = 4
-FP64 = 8  # in which the norm of a gradient is taken at stages 1 to 3, of one parameter after another
+FP64 = 8  # dtype of gradient norms at stages 1 to 3, one parameter at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMemory:
-    """Bytes on one rank: what stands from one update to the next, and what a pass, a step and loading add."""
+    """Bytes on one rank: persistent between updates, and added by a pass, a step or loading."""
 
     weights: float
-    master: float = 0.0  # float32 weights that the optimizer steps on; fp32 models have a copy of theirs as well
+    master: float = 0.0  # float32 weights of the optimizer; fp32 models have a copy as well
     moments: float = 0.0  # AdamW's, from the first step on
-    gradients: float = 0.0  # added up over micro-batches
-    buckets: float = 0.0  # in which gradients travel, from a backward pass on
-    incoming_gradient: float = 0.0  # of the largest parameter's gradient, before it is added to what there is of it
-    gathered: float = 0.0  # stage 3: whole weights that a forward holds beside the spread ones
-    reduce_buffers: float = 0.0  # a backward pass, from where a first bucket is full: copies of it, and what they leave
-    first_bucket: float = 1.0  # the share of a backward pass until then
-    step_buffers: float = 0.0  # a step, from reducing at it to the last norm and copy; with gradients that do not stay
-    loading: float = 0.0  # while DeepSpeed takes the model, with the weights that it is made into
-    decode_weights: float = 0.0  # stage 3: whole weights beside the spread ones
-    host: float = 0.0  # in the machine's memory instead, of what is offloaded
-    keeps_gradients: bool = False  # whether gradients and buckets are held between updates as well
+    gradients: float = 0.0  # accumulated over micro-batches
+    buckets: float = 0.0  # of gradient reduction, from a backward pass on
+    incoming_gradient: float = 0.0  # gradient of the largest parameter, before it is accumulated
+    gathered: float = 0.0  # stage 3: whole weights in a forward, in addition to the shards
+    reduce_buffers: float = 0.0  # of a backward pass, after a first bucket is full: its copies and remainders
+    first_bucket: float = 1.0  # fraction of a backward pass until then
+    step_buffers: float = 0.0  # of a step: reduction, norms and copies, and transient gradients
+    loading: float = 0.0  # while DeepSpeed wraps the model, including the original weights
+    decode_weights: float = 0.0  # stage 3: whole weights in addition to the shards
+    host: float = 0.0  # in host memory, for offloading
+    keeps_gradients: bool = False  # whether gradients and buckets persist between updates
 
     @property
     def optimizer(self) -> float:
@@ -36,31 +36,31 @@ class EngineMemory:
 
     @property
     def transient_gradients(self) -> float:
-        """Gradients that are there from the first backward pass to the step alone."""
+        """Gradients that exist only from the first backward pass to the step."""
         return 0.0 if self.keeps_gradients else self.gradients
 
     @property
     def standing(self) -> float:
-        """On the device all the time, once the first step is taken."""
+        """Persistent memory on the device after the first step."""
         return self.weights + self.optimizer + (self.gradients + self.buckets if self.keeps_gradients else 0.0)
 
     @property
     def resident_at_start(self) -> float:
-        """On the device before the first step."""
+        """Persistent memory on the device before the first step."""
         return self.standing - self.moments
 
     def updating(self, activations: float, *, has_several: bool) -> float:
-        """What an update adds at its greatest moment, to what stands.
+        """Peak memory of an update, in addition to persistent memory.
 
-        `activations` are what one micro-batch's forward leaves for its backward pass; `several`: whether a step has
-        more micro-batches than one, so that there are gradients already when a forward begins.
+        `activations` are those that one micro-batch's forward keeps for its backward pass; `has_several`: whether a
+        step has several micro-batches, so that gradients already exist when a forward begins.
         """
         buckets = 0.0 if self.keeps_gradients else self.buckets
         before = self.transient_gradients if has_several else 0.0
         begun = before + buckets + self.gathered + activations + self.incoming_gradient
-        # Activations go as gradients come.
-        left = activations * (1.0 - self.first_bucket)
-        reduced = before + buckets + self.gathered + left + self.reduce_buffers
+        # Activations are freed while gradients are created.
+        activations_left = activations * (1.0 - self.first_bucket)
+        reduced = before + buckets + self.gathered + activations_left + self.reduce_buffers
         done = self.transient_gradients + buckets + self.gathered + self.incoming_gradient
         return max(begun, reduced, done, self.step_buffers)
 
@@ -79,11 +79,11 @@ def engine_memory(
     offload_params: bool,
     on_host: bool = False,
 ) -> EngineMemory:
-    """Of a model of so many parameters, `width` bytes each, at the stage that its engine really runs at.
+    """Memory of an engine for a model of so many parameters, `width` bytes each, at its effective stage.
 
-    `on_host`: whether ranks compute on CPUs, where gloo copies what it gathers and what it reduces and scatters.
-    `bucket` is the size of its reduction buckets, `largest` that of its largest parameter, `persistent` the number of
-    parameters that stage 3 keeps whole, and `live` how many others a pass keeps whole, but for the last of them, all in
+    `on_host`: whether ranks compute on CPUs, where gloo copies what it gathers, reduces and scatters. `bucket` is the
+    size of its reduction buckets, `largest` that of its largest parameter, `persistent` the number of parameters that
+    stage 3 does not shard, and `live` the number of others that a pass keeps gathered, without the last of them, all in
     elements.
     """
     sizes = _Sizes(
@@ -109,7 +109,7 @@ def engine_memory(
 def inference_memory(
     parameters: int, *, width: int, ranks: int, largest: int, persistent: int, live: int, offload_params: bool
 ) -> EngineMemory:
-    """Of a model without an optimizer that is spread as stage 3 spreads weights; see `engine_memory`."""
+    """Memory of a stage 3 model without an optimizer; see `engine_memory`."""
     spread = _partitioned_bytes(float(parameters), width, ranks, persistent)
     return EngineMemory(
         weights=0.0 if offload_params else spread,
@@ -122,7 +122,7 @@ def inference_memory(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sizes:
-    """In elements, but for the width."""
+    """Sizes in elements, except the width."""
 
     whole: float
     share: float
@@ -134,19 +134,19 @@ class _Sizes:
 
     @property
     def flatten_bytes(self) -> float:
-        """Bytes while weights are copied into one tensor: both are there."""
+        """Bytes while weights are copied into one flat tensor: both exist."""
         return 2 * self.width * self.whole
 
     @property
     def gather_copy_bytes(self) -> float:
-        """Bytes of the copy that is made of all weights where ranks gather the stepped ones."""
+        """Bytes of the copy of all weights when ranks gather the updated ones."""
         return self.width * self.whole if self.copies else 0.0
 
     @property
     def overwritten_bytes(self) -> float:
-        """Bytes of weights in a mapped file that become a rank's own as rank 0's are written into them.
+        """Bytes of memory-mapped weights that become private when rank 0's values overwrite them.
 
-        Those that are cast when they are loaded, as to float32, are its own from the start.
+        Weights that are cast during loading, as to float32, are private from the start.
         """
         return self.width * self.whole if self.copies and self.width < FP32 else 0.0
 
@@ -165,9 +165,9 @@ def _partitioned_bytes(whole: float, width: int, ranks: int, persistent: int) ->
 
 
 def _gathered_bytes(whole: float, width: int, ranks: int, at_once: float, offload_params: bool) -> float:
-    """Up to `at_once` elements: what may be kept, and the parameter that goes beyond it, by use or fetched ahead.
+    """Up to `at_once` elements: gathered weights, and the parameter that exceeds the limit, by use or prefetch.
 
-    One rank has its weights whole, and reads them where they are.
+    One rank has whole weights and reads them in place.
     """
     return width * min(whole, at_once) if ranks > 1 or offload_params else 0.0
 
@@ -177,22 +177,22 @@ def _unpartitioned_bytes(whole: float, width: int, ranks: int, persistent: int, 
 
 
 def _step_reduction_bytes(sizes: _Sizes) -> float:
-    """A copy of gradients that are reduced together; a tensor of more than that alone is reduced in place.
+    """A copy of gradients that are reduced together; a larger single tensor is reduced in place.
 
-    One rank alone reduces nothing.
+    A single rank reduces nothing.
     """
     return FP32 * sizes.whole if sizes.ranks > 1 and sizes.whole <= REDUCE_CHUNK else 0.0
 
 
 def _stage0_memory(sizes: _Sizes) -> EngineMemory:
-    """Stage 0, in fp32 alone: the client's own optimizer on the module's own weights."""
+    """Stage 0, in fp32 only: the client's optimizer on the module's own weights."""
     whole = sizes.whole
     return EngineMemory(
         weights=FP32 * whole,
         moments=MOMENTS * whole,
         gradients=FP32 * whole,
         incoming_gradient=FP32 * sizes.largest,
-        # Parameter by parameter, until there are as many together as are reduced at once.
+        # Parameter by parameter, up to the number of elements that are reduced together.
         step_buffers=FP32 * whole + (FP32 * min(whole, REDUCE_CHUNK) if sizes.ranks > 1 else 0.0),
         loading=FP32 * whole,
     )
@@ -207,7 +207,7 @@ def _stage1_bf16_memory(sizes: _Sizes) -> EngineMemory:
         master=FP32 * share,
         moments=MOMENTS * share,
         gradients=gradients,
-        incoming_gradient=(width + FP32) * sizes.largest,  # as it comes, and as it is added up
+        incoming_gradient=(width + FP32) * sizes.largest,  # as computed, and in float32
         step_buffers=max(_step_reduction_bytes(sizes), sizes.gather_copy_bytes),
         loading=max(sizes.flatten_bytes, width * whole + (FP32 + width) * share),
         keeps_gradients=True,
@@ -215,7 +215,7 @@ def _stage1_bf16_memory(sizes: _Sizes) -> EngineMemory:
 
 
 def _stage1_fp32_memory(sizes: _Sizes) -> EngineMemory:
-    """Stage 1 in fp32: gradients are added up whole, and a rank steps on its share."""
+    """Stage 1 in fp32: whole gradients are accumulated, and a rank steps on its share."""
     whole, share, bucket = sizes.whole, sizes.share, sizes.bucket
     return EngineMemory(
         weights=FP32 * whole,
@@ -224,7 +224,7 @@ def _stage1_fp32_memory(sizes: _Sizes) -> EngineMemory:
         gradients=FP32 * whole,
         buckets=FP32 * bucket,
         incoming_gradient=FP32 * sizes.largest,
-        # A bucket's gradients move into it, and are copied once to be reduced; then the share is made one tensor.
+        # A bucket's gradients are copied into it, and copied once for reduction; then the share is flattened.
         step_buffers=max(
             FP32 * whole + FP32 * bucket, FP32 * share + max(FP32 * share, sizes.norm), sizes.gather_copy_bytes
         ),
@@ -233,9 +233,9 @@ def _stage1_fp32_memory(sizes: _Sizes) -> EngineMemory:
 
 
 def _stage2_memory(sizes: _Sizes) -> EngineMemory:
-    """Stage 2: every backward pass reduces its gradients, and a rank adds up its share."""
+    """Stage 2: every backward pass reduces its gradients, and a rank accumulates its share."""
     share, width, bucket = sizes.share, sizes.width, sizes.bucket
-    # In bf16 a bucket is reduced into the share; in fp32 a pass has a share of its own, added when it ends.
+    # In bf16 a bucket is reduced into the share; in fp32 each pass has its own share, added at its end.
     own = FP32 * share if width == FP32 else 0.0
     copied = width * bucket + (FP32 * bucket if width < FP32 else 0.0)
     return EngineMemory(
@@ -256,9 +256,9 @@ def _stage2_memory(sizes: _Sizes) -> EngineMemory:
 
 
 def _offloaded_memory(sizes: _Sizes, stage: int) -> EngineMemory:
-    """Stages 1 and 2 whose steps the host takes: it also keeps the part it steps on in the weights' own type."""
+    """Stages 1 and 2 with optimizer steps on the host, which also keeps its share in the weights' own dtype."""
     whole, share, width, bucket = sizes.whole, sizes.share, sizes.width, sizes.bucket
-    # Stage 1 leaves what other ranks step on where it was added up.
+    # Stage 1 keeps the accumulated gradients of other ranks' shares.
     gradients = FP32 * (whole - share) if stage == 1 else 0.0
     buckets = FP32 * bucket if stage == 1 else width * bucket
     return EngineMemory(
@@ -277,19 +277,19 @@ def _offloaded_memory(sizes: _Sizes, stage: int) -> EngineMemory:
 def _stage3_memory(
     sizes: _Sizes, persistent: int, live: int, offload_optimizer: bool, offload_params: bool
 ) -> EngineMemory:
-    """Stage 3: weights are spread as well, each of the parts where it is wanted."""
+    """Stage 3: weights are sharded as well, and gathered on use."""
     whole, share, width, ranks = sizes.whole, sizes.share, sizes.width, sizes.ranks
     spread = _partitioned_bytes(whole, width, ranks, persistent)
     master, moments, gradients = FP32 * share, MOMENTS * share, FP32 * share
-    # What steps in the machine's memory has its own gradient beside the one that is added up there.
+    # The host's optimizer holds its gradient in addition to the accumulated one.
     host = (master + moments + 2 * gradients if offload_optimizer else 0.0) + (spread if offload_params else 0.0)
-    # What no bucket holds is reduced alone: as it comes, in float32, and in one piece for all ranks.
+    # A gradient larger than any bucket is reduced alone: original, in float32, and in one piece for all ranks.
     alone = sizes.largest > sizes.bucket
     own = (width if alone else 0) * sizes.largest + (FP32 * sizes.largest if alone and width < FP32 else 0.0)
-    finite = (FP32 + 1) * share  # magnitudes, and whether each of them is infinite
+    finite = (FP32 + 1) * share  # magnitudes, and whether each is infinite
     stepping = 0.0 if offload_optimizer else max(finite, sizes.norm / ranks, FP32 * min(share, SUB_GROUP_SIZE))
     weights = 0.0 if offload_params else spread
-    # The master's weights are cast, and the cast ones copied.
+    # The master weights are cast, and the result copied.
     cast = 0.0 if offload_optimizer else master + (master if width < FP32 else 0.0)
     return EngineMemory(
         weights=weights,

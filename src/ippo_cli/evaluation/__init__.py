@@ -1,1 +1,1 @@
-"""Evaluation of trained weights: scores, comparisons, cross-play, export and chat."""
+"""Evaluates trained weights: scores, comparisons, cross-play, export and chat."""

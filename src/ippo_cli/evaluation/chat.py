@@ -1,4 +1,4 @@
-"""Talking to an agent, or to a team, in a terminal. What models write is data: it is shown escaped."""
+"""Chat with one agent or a team in a terminal. Control characters in generated text are escaped."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch, Completion, Example
 
 EXITS, RESET, HELP = ("/exit", "/quit", "/bye", "/q"), "/reset", "/help"
-COMMANDS = f"{RESET} begins a new conversation, {EXITS[0]} or Ctrl-D leaves, // at the start of a line sends one /"
+COMMANDS = f"{RESET} starts a new conversation, {EXITS[0]} or Ctrl-D exits, // at the start of a line sends one /"
 ReadLine = Callable[[str], str | None]
-"""A line that is typed after a prompt; None at the end of the input."""
+"""Prints a prompt and reads one line; None at the end of the input."""
 PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChatSettings:
-    """How answers are sampled, and whether what is typed goes into templates."""
+    """Sampling settings; `raw`: typed lines are used as prompts without the template."""
 
     seed: int
     greedy: bool
@@ -42,30 +42,30 @@ class ChatSettings:
 
 
 class _ExitRequested(Exception):
-    """Whoever types wants to leave."""
+    """The user wants to exit."""
 
 
 class _ResetRequested(Exception):
-    """Whoever types wants to begin anew."""
+    """The user wants a new conversation."""
 
 
 def chat(
     config: Config, weights: EvaluatedWeights, agent: str | None, settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
-    """Ask and answer until the input ends: one agent in a conversation, or all of them about one prompt after another.
+    """Chat until the input ends: with one agent in a conversation, or with all agents in one episode per prompt.
 
-    Raises `ConfigError` where the agents cannot be asked this way.
+    Raises `ConfigError` if the task or the settings do not allow this.
     """
     if agent is not None and agent not in config.task.agents:
-        raise ConfigError(f"agent={agent}", "is nobody here", f"name one of {' '.join(config.task.agents)}")
+        raise ConfigError(f"agent={agent}", "is an unknown agent", f"use one of {' '.join(config.task.agents)}")
     if agent is None and not isinstance(config.task, ConversationConfig):
         raise ConfigError(
             f"task.kind={config.task.kind.value}",
-            "is a world, which answers agents itself",
-            "name an agent, agent=NAME",
+            "is an environment, and a chat with a team needs a conversation task",
+            "choose one agent with agent=NAME",
         )
     if agent is None and settings.raw:
-        raise ConfigError("raw=true", "is for one agent", "name it, agent=NAME")
+        raise ConfigError("raw=true", "requires one agent", "choose it with agent=NAME")
     device = prepare_process(config)
     try:
         policies = load_policies(config, weights, device, {})
@@ -82,9 +82,11 @@ def chat(
 def _chat_with_agent(
     config: Config, policy: FrozenAgent, settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
-    """One agent, which reads all that was said before."""
+    """Chat with one agent, which receives the whole conversation in each turn."""
     name = policy.name
-    rollout = replace(config.rollout, history=History.turns)  # nothing is trained: templates may rewrite what was said
+    rollout = replace(
+        config.rollout, history=History.turns
+    )  # no training, so that chat templates may rewrite earlier turns
     prompt_format = prompt_formats(config.task, rollout, {name: policy.tokenizer})[name]
     generator = _build_generator(config, {name: policy})
     template = config.task.agents[name]
@@ -106,7 +108,7 @@ def _chat_with_agent(
                 prompt_format.extend([conversation], [reply], [_read_line(ask, say, "you> ")])
             limit = generator.context_limit(name)
             if not 0 < len(conversation.ids) < limit:
-                say(f"no room: {len(conversation.ids)} tokens, and {name} reads {limit}; begun anew")
+                say(f"{len(conversation.ids)} tokens, and the limit of {name} is {limit}; starting a new conversation")
                 raise _ResetRequested
             reply = _generate_reply(generator, name, conversation, settings, turns)
             turns += 1
@@ -128,7 +130,7 @@ def _generate_reply(
 def _chat_with_team(
     config: Config, policies: dict[str, FrozenAgent], settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
-    """All agents, in episodes of the task's protocol about what is typed."""
+    """Run one episode of the task's protocol with all agents for each typed example."""
     formats: dict[str, PromptFormat] = prompt_formats(
         config.task, config.rollout, {name: policy.tokenizer for name, policy in policies.items()}
     )
@@ -168,10 +170,10 @@ def _build_generator(config: Config, policies: dict[str, FrozenAgent]) -> Genera
 
 
 def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Example:
-    """A value for each field; the name of a single one is not asked with."""
+    """Read a value for each field; the prompt names the field only if there are several. Raises `ConfigError`."""
     if not fields:
         raise ConfigError(
-            "task.agents", "are told nothing of an example, so that there is nothing to type", "say agent="
+            "task.agents", "have prompts without fields, so that there is nothing to type", "use agent=NAME"
         )
     if len(fields) == 1:
         return {fields[0]: _read_line(ask, say, "you> ")}
@@ -182,19 +184,19 @@ def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Examp
 
 
 def _read_line(ask: ReadLine, say: PrintLine, prompt: str, *, missing_field: str = "") -> str:
-    """A line that is not empty. Raises `ConfigError` where lines end and one is `lacking` to those before it."""
+    """Read a non-empty line and handle commands. Raises `ConfigError` if input ends before `missing_field` is read."""
     while True:
         typed = ask(prompt)
         if typed is None and missing_field:
             raise ConfigError(
-                "input", f"ended before a line for {missing_field!r}", "a line for every field of the task"
+                "input", f"ended before the field {missing_field!r}", "give one line per field of the task"
             )
         if typed is None or (command := typed.strip().lower()) in EXITS:
             raise _ExitRequested
         if command == RESET:
             raise _ResetRequested
-        if re.fullmatch(r"/[a-z]+", command):  # what looks like a command is none of a model's business
-            say(COMMANDS if command == HELP else f"{typed.strip()} is no command; {COMMANDS}")
+        if re.fullmatch(r"/[a-z]+", command):  # text that looks like a command is not sent to a model
+            say(COMMANDS if command == HELP else f"{typed.strip()} is an unknown command; {COMMANDS}")
         elif command:
             return typed.replace("//", "/", 1) if typed.lstrip().startswith("//") else typed
 
@@ -204,7 +206,7 @@ def _format_reply(name: str, completion: Completion) -> str:
 
 
 def terminal_reader() -> ReadLine:
-    """Lines from a terminal, with a prompt before each; from a pipe without."""
+    """Read lines from a terminal with a prompt, or from a pipe without one."""
     at_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     piped: Iterator[str] = iter(sys.stdin)
 

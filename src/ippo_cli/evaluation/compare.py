@@ -1,4 +1,4 @@
-"""Two policies or teams on the same held-out rows, with the same random numbers: which is better, and how surely."""
+"""Compares two policies or teams on the same held-out rows, with the same random numbers, by paired tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from ippo_cli.training.process import prepare_process
 
 SIDES = ("one", "other")
 Side = tuple[Config, EvaluatedWeights]
-"""Whose weights, and the configuration that says how they are loaded."""
+"""Weights, and the configuration with which they are loaded."""
 
 
 def compare(
@@ -42,10 +42,10 @@ def compare(
     overrides: Sequence[str],
     trained_configs: Mapping[Path, Config] = MappingProxyType({}),
 ) -> Path:
-    """Score both as the first configuration asks and scores, row by row, and test the differences. Returns the file.
+    """Score both sides with task and reward of the first configuration, and test the paired differences by row.
 
-    `names`: what they are called where they are shown. `trained`: what runs of other seeds among them were trained
-    with, by their folders; what they were trained on is not asked about.
+    `names`: labels for output. `trained_configs`: by folder, the training configurations of runs with other seeds;
+    their training rows are excluded. Returns the file with the results.
     """
     config = one[0]
     device = prepare_process(config)
@@ -84,7 +84,7 @@ def compare(
 
 
 def difference_lines(differences: Mapping[str, Mapping[str, float]], primary: str) -> list[str]:
-    """The differences in words, the task's metric first."""
+    """The differences as lines of a table, the primary metric first."""
     order = sorted(differences, key=lambda key: key != primary)
     width = max(map(len, order), default=0) + 2
     lines = [f"  {'metric':<{width}}{'one':>9}{'other':>9}{'one - other':>13}{'95 % interval':>22}{'p':>9}"]
@@ -99,7 +99,7 @@ def difference_lines(differences: Mapping[str, Mapping[str, float]], primary: st
 
 
 def _compare_metrics(results: Sequence[Evaluation], seed: int) -> dict[str, dict[str, float]]:
-    """Of each metric that both have for some same row."""
+    """The paired comparison of each metric that both sides have for at least one common row."""
     one, other = map(row_values, results)
     found = {key: paired_comparison(values, other[key], seed) for key, values in one.items() if key in other}
     return {key: row for key, row in found.items() if row["rows"]}
@@ -137,7 +137,7 @@ def _build_record(
 
 
 def _result_file_name(sides: tuple[Side, Side], seed: int, overrides: Sequence[str]) -> str:
-    """The same for the same comparison."""
+    """The file name; equal comparisons have equal names."""
     others = [text for text in overrides if not text.startswith("evaluation.seed=")]
     models = [[subject.told, subject.models] for _, subject in sides]
     identity = json.dumps([models, others], sort_keys=True)

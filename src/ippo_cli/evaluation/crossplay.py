@@ -1,4 +1,4 @@
-"""Cross-play: agents of one checkpoint beside agents of another, on the same held-out examples."""
+"""Cross-play: evaluates teams of agents from different checkpoints on the same held-out examples."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ from ippo_cli.training.process import prepare_process
 
 ALL_CHECKPOINTS = "all"
 Pairing = tuple[int, ...]
-"""Whom each agent comes from: numbers of origins, in the order of the agents."""
+"""The index of the origin of each agent, in the order of the agents."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Origin:
-    """Where agents come from: a checkpoint of a run."""
+    """A checkpoint of a run, from which agents are taken."""
 
     name: str
-    config: Config  # of the run
+    config: Config  # configuration of the run
     weights: EvaluatedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
 class CrossPlayTable:
-    """One agent beside partners: of each origin (rows) beside the others of each origin (columns)."""
+    """Scores by origin of one agent (rows) and origin of all other agents (columns)."""
 
     agent: str
     others: list[str]
     metric: str
     scores: list[list[float]]
-    standard_errors: list[list[float]]  # over the held-out rows; NaN where there are fewer than two
-    self_play: float  # mean of the diagonal: agents that were trained together
+    standard_errors: list[list[float]]  # over the held-out rows; NaN with fewer than two
+    self_play: float  # mean of the diagonal: all agents from one checkpoint
     cross_play: float  # mean off the diagonal
     gap: float  # self_play - cross_play
-    gap_standard_error: float  # over the rows, which are the same ones in all cells
+    gap_standard_error: float  # over the held-out rows, which are the same in all cells
 
 
 def cross_play(
@@ -77,11 +77,11 @@ def cross_play(
     overrides: Sequence[str],
     trained_configs: Mapping[Path, Config] = MappingProxyType({}),
 ) -> Path:
-    """Score every pairing of the checkpoints of one run or several. Returns the folder of what is written.
+    """Score every pairing of the checkpoints of one or several runs. Returns the folder with the results.
 
-    `configs`: each run's configuration by its folder. `checkpoints`: names as `find_weights` takes them, or `all`.
-    Every pairing is asked about the held-out examples of the first run, with the same random numbers, but for those
-    that another one was trained on: `trained` says with what, where seeds differ.
+    `configs`: configurations by run folder. `checkpoints`: names for `find_weights`, or `all`. All pairings use the
+    held-out examples of the first run and the same random numbers. `trained_configs`: by folder, the training
+    configurations of runs with other seeds; their training rows are excluded.
     """
     origins = _find_origins(configs, checkpoints)
     config, root = origins[0].config, next(iter(configs))
@@ -105,7 +105,7 @@ def cross_play(
             loaded: dict[Any, Any] = {}
             players = [load_policies(origin.config, origin.weights, device, loaded) for origin in origins]
             teams = [_assemble_team(players, agents, pairing) for pairing in pairings]
-            formats = [exam.formats(team) for team in teams]  # what cannot be asked is told before anybody is
+            formats = [exam.formats(team) for team in teams]  # check all prompts before any evaluation
             exam = exam.drop_too_long_rows(list(zip(teams, formats, strict=True)))
             found: dict[Pairing, Evaluation] = {}
             for pairing, team, asked in zip(pairings, teams, formats, strict=True):
@@ -125,7 +125,7 @@ def cross_play(
 
 
 def _find_origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) -> list[Origin]:
-    """Every checkpoint that is named, of every run; what is named twice is there once. Raises `ConfigError`."""
+    """The selected checkpoints of all runs, without duplicates. Raises `ConfigError`."""
     found: list[tuple[Path, Config, EvaluatedWeights]] = []
     for folder, config in configs.items():
         names = [INITIAL, *(str(int(path.name.split("_")[1])) for path in list_checkpoints(folder / "checkpoints"))]
@@ -134,7 +134,9 @@ def _find_origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) ->
                 subject = find_weights(folder, checkpoint, policy_by_agent(config), adapters_by_agent(config))
             except ResumeError as error:
                 raise ConfigError(
-                    f"checkpoints={checkpoint}", f"cannot be used ({error})", "name others, or checkpoints=all"
+                    f"checkpoints={checkpoint}",
+                    f"cannot be used ({error})",
+                    "choose other checkpoints, or checkpoints=all",
                 ) from error
             if all(subject.told != known.told for _, _, known in found):
                 found.append((folder, config, subject))
@@ -142,10 +144,10 @@ def _find_origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) ->
         raise ConfigError(
             "crossplay=true",
             "needs agents of at least two checkpoints",
-            "give several runs, run=[A,B], or several checkpoints, checkpoints=all",
+            "use several runs, run=[A,B], or several checkpoints, checkpoints=all",
         )
     if len(next(iter(configs.values())).task.agents) < 2:
-        raise ConfigError("crossplay=true", "needs agents with partners, and this task has one agent", "leave it out")
+        raise ConfigError("crossplay=true", "needs at least two agents, and this task has one", "remove it")
     runs = _run_names(configs)
     several = len({folder for folder, _, _ in found}) > 1
     each = len({subject.name for _, _, subject in found}) > 1
@@ -160,7 +162,7 @@ def _find_origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) ->
 
 
 def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
-    """Runs by as many of the last parts of their paths as tell them apart, and by their seeds where these differ."""
+    """Distinct names of the runs: the shortest distinct ends of their paths, with the seed if seeds differ."""
     parts = 1
     while len({folder.parts[-parts:] for folder in configs}) < len(configs):
         parts += 1
@@ -171,7 +173,7 @@ def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class _WeightTotals:
-    """Of all models together, each once."""
+    """Number and size of all distinct models."""
 
     models: int
     size: float  # bytes
@@ -182,7 +184,7 @@ class _WeightTotals:
 
 
 def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
-    """What all models take. Raises `PreflightError` where they do not fit into this machine together."""
+    """The size of all models. Raises `PreflightError` if they do not fit into the memory of this machine together."""
     sizes: dict[tuple[str, str | None, str], float] = {}
     for origin in origins:
         for name, agent in origin.config.task.agents.items():
@@ -196,14 +198,14 @@ def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
     lacking = machine.memory_shortfall(weights.size, 0.0)
     if lacking is not None:
         raise PreflightError(
-            f"crossplay=true holds {weights.models} models, {weights.shown} of weights, and this {lacking[0]} has "
-            f"{lacking[2] / GIB:.1f} GiB; name fewer checkpoints or runs, or use actor.dtype=bf16"
+            f"crossplay=true loads {weights.models} models with {weights.shown} of weights, and this {lacking[0]} has "
+            f"{lacking[2] / GIB:.1f} GiB; use fewer checkpoints or runs, or actor.dtype=bf16"
         )
     return weights
 
 
 def table_cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
-    """Row, column and pairing of one agent's table: it comes from the row's origin, all others from the column's."""
+    """Row, column and pairing of each cell: the agent has the origin of the row, all others that of the column."""
     for row in range(origins):
         for column in range(origins):
             yield row, column, tuple(row if name == agent else column for name in agents)
@@ -218,27 +220,27 @@ def _assemble_team(
 def _build_tables(
     agents: Sequence[str], origins: int, found: Mapping[Pairing, Evaluation], primary: str
 ) -> list[CrossPlayTable]:
-    """Of the task's metric where all agents are paid the same, else of each agent's own score.
+    """Tables of the primary metric if all agents have equal scores, else of the score of each agent.
 
-    With two agents who are paid the same one table says all: the other's is its transpose.
+    Two agents with equal scores need only one table: the other one is its transpose.
     """
     mode = primary.partition("/")[0]
-    rows = {pairing: row_values(one) for pairing, one in found.items()}
+    rows = {pairing: row_values(result) for pairing, result in found.items()}
     score_keys = {name: f"{mode}/{name}/score" for name in agents}
     has_equal_scores = all(
-        _scores_match(each[score_keys[name]], each[score_keys[agents[0]]])
-        for each in rows.values()
+        _scores_match(values[score_keys[name]], values[score_keys[agents[0]]])
+        for values in rows.values()
         for name in agents[1:]
     )
-    shown = agents[:1] if has_equal_scores and len(agents) == 2 else agents
+    table_agents = agents[:1] if has_equal_scores and len(agents) == 2 else agents
     return [
         _build_table(agents, name, origins, primary if has_equal_scores else score_keys[name], found, rows)
-        for name in shown
+        for name in table_agents
     ]
 
 
 def _scores_match(scores: Tensor, others: Tensor) -> bool:
-    """Whether two agents had the same scores wherever both had one: who did not speak in an episode has none in it."""
+    """Whether two agents have equal scores where both have one; an agent without an action in an episode has none."""
     both = torch.isfinite(scores) & torch.isfinite(others)
     return torch.equal(scores[both], others[both])
 
@@ -253,13 +255,13 @@ def _build_table(
 ) -> CrossPlayTable:
     scores = [[0.0] * origins for _ in range(origins)]
     errors = [[0.0] * origins for _ in range(origins)]
-    together, apart = [], []
+    self_cells, cross_cells = [], []
     for row, column, pairing in table_cells(agents, agent, origins):
         of_rows = rows[pairing].get(metric)
         scores[row][column] = found[pairing].metrics[metric]
         errors[row][column] = math.nan if of_rows is None else standard_error(of_rows)
-        (together if row == column else apart).append((scores[row][column], of_rows))
-    self_play, cross = (sum(score for score, _ in part) / len(part) for part in (together, apart))
+        (self_cells if row == column else cross_cells).append((scores[row][column], of_rows))
+    self_play, cross = (sum(score for score, _ in cells) / len(cells) for cells in (self_cells, cross_cells))
     return CrossPlayTable(
         agent=agent,
         others=[name for name in agents if name != agent],
@@ -269,20 +271,21 @@ def _build_table(
         self_play=self_play,
         cross_play=cross,
         gap=self_play - cross,
-        gap_standard_error=_gap_standard_error([part for _, part in together], [part for _, part in apart]),
+        gap_standard_error=_gap_standard_error([part for _, part in self_cells], [part for _, part in cross_cells]),
     )
 
 
 def standard_error(values: Tensor) -> float:
-    """Of the mean of those that are there; NaN where fewer than two are."""
-    there = values[torch.isfinite(values)]
-    return float(there.std() / math.sqrt(len(there))) if len(there) > 1 else math.nan
+    """The standard error of the mean of the finite values; NaN with fewer than two."""
+    finite = values[torch.isfinite(values)]
+    return float(finite.std() / math.sqrt(len(finite))) if len(finite) > 1 else math.nan
 
 
 def _gap_standard_error(self_play_values: Sequence[Tensor | None], cross_play_values: Sequence[Tensor | None]) -> float:
-    """Of the mean of self-play cells minus that of cross-play cells: all have the same examples and random numbers.
+    """The standard error of the mean of self-play cells minus the mean of cross-play cells.
 
-    What a row adds to the error is its part in every cell that has it, each weighed as the cell is in the gap.
+    Cells share examples and random numbers and so are correlated: the contributions of a row to all cells are summed
+    with the weights of the cells in the gap before they are squared. Each value is `[rows]`, NaN where a row has none.
     """
     if any(part is None or not torch.isfinite(part).any() for part in (*self_play_values, *cross_play_values)):
         return math.nan
@@ -295,7 +298,7 @@ def _gap_standard_error(self_play_values: Sequence[Tensor | None], cross_play_va
 
 
 def table_lines(table: CrossPlayTable, names: Sequence[str]) -> list[str]:
-    """A table in words, rows numbered by their origins."""
+    """The lines of a table; rows and columns are numbered by origin."""
     label = max(len(table.agent) + 8, *(len(f"[{number}] {name}") for number, name in enumerate(names))) + 2
     heading = f"{table.agent} from"
     lines = [f"{table.metric}; rows: {table.agent}'s checkpoint, columns: that of {' '.join(table.others)}"]
@@ -341,15 +344,15 @@ def _build_record(
         "pairings": [
             {
                 "agents": {name: origins[origin].name for name, origin in zip(agents, pairing, strict=True)},
-                "metrics": replace_non_finite(one.metrics),
+                "metrics": replace_non_finite(result.metrics),
             }
-            for pairing, one in found.items()
+            for pairing, result in found.items()
         ],
     }
 
 
 def _result_folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str]) -> str:
-    """The same for the same cross-play."""
+    """The folder name; equal cross-plays have equal names."""
     others = [text for text in overrides if not text.startswith("evaluation.seed=")]
     identity = json.dumps([[origin.weights.told for origin in origins], others], sort_keys=True)
     return f"crossplay-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
@@ -367,7 +370,7 @@ def _write_results(
 
 
 def _format_csv(tables: Sequence[CrossPlayTable], names: Sequence[str]) -> str:
-    """A line for each cell."""
+    """CSV with one line per cell."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["metric", "agent", "agent_from", "others_from", "score", "standard_error"])

@@ -1,4 +1,4 @@
-"""How sure an evaluation's numbers are, and whether two evaluations differ: over held-out rows, never over samples."""
+"""Confidence intervals and paired comparisons of evaluations; the unit is the held-out row, not the sample."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Rows = Mapping[str, Tensor]
 
 
 def row_values(result: Evaluation) -> dict[str, Tensor]:
-    """What each held-out row has of the metrics that are means over rows, `[rows]`: means over its episodes, and its
-    pass@k. NaN where it has none. Collective."""
+    """By metric that is a mean over rows, the value of each held-out row `[rows]`: mean over episodes, or pass@k.
+
+    NaN where a row has no value. Collective.
+    """
     found: dict[str, Tensor] = {}
     for key, values in _gather_episode_values(result).items():
         mode, _, name = key.partition("/")
@@ -29,28 +31,28 @@ def row_values(result: Evaluation) -> dict[str, Tensor]:
 
 
 def confidence_intervals(result: Evaluation, seed: int) -> dict[str, dict[str, Any]]:
-    """Of each metric that is a mean over rows, where its true mean lies with a confidence of 95 %, and by which method.
+    """The 95 % confidence interval of each metric that is a mean over rows, and its method.
 
-    Shares, which are 0 or 1 in every episode, and their pass@k: Wilson's interval for the trials that the rows are
-    worth; all else: the bootstrap over rows. Collective.
+    Metrics that are 0 or 1 in every episode, and their pass@k, use Wilson's interval with the effective number of
+    trials of `share_interval`; others use the bootstrap over rows. Collective.
     """
     episodes, rows = _gather_episode_values(result), row_values(result)
     found: dict[str, dict[str, Any]] = {}
     for key, values in rows.items():
         counted = episodes[key.partition("/pass@")[0]]
-        there = counted[torch.isfinite(counted)]
-        shares = bool(((there == 0) | (there == 1)).all()) and not key.endswith("/response_length")
-        if shares:
+        finite = counted[torch.isfinite(counted)]
+        is_binary = bool(((finite == 0) | (finite == 1)).all()) and not key.endswith("/response_length")
+        if is_binary:
             trials = int(torch.isfinite(counted[torch.isfinite(values)]).sum())
-            low, high, how = *share_interval(values, trials), "wilson"
+            low, high, method = *share_interval(values, trials), "wilson"
         else:
-            low, high, how = *bootstrap_interval(values, seed), "bootstrap"
-        found[key] = {"low": low, "high": high, "by": how}
+            low, high, method = *bootstrap_interval(values, seed), "bootstrap"
+        found[key] = {"low": low, "high": high, "by": method}
     return found
 
 
 def length_summary(result: Evaluation) -> dict[str, dict[str, float]]:
-    """How long agents' parts of episodes are, in action tokens. Collective."""
+    """Quantiles of the number of action tokens of each agent per episode. Collective."""
     found: dict[str, dict[str, float]] = {}
     for key, values in _gather_episode_values(result).items():
         if key.endswith("/response_length"):
@@ -61,10 +63,10 @@ def length_summary(result: Evaluation) -> dict[str, dict[str, float]]:
 
 
 def paired_comparison(one: Tensor, other: Tensor, seed: int) -> dict[str, float]:
-    """How `one` differs from `other`, `[rows]` of the same rows; rows that either lacks are left out.
+    """Compare `one` with `other`, both `[rows]` of the same rows; rows with a missing value are excluded.
 
-    The mean of one minus other, its interval of 95 % by the bootstrap over rows, and how likely so large a difference
-    is if neither were better (signs flipped at random).
+    Returns the mean difference one - other, its 95 % bootstrap interval over rows, and the p value of a sign-flip
+    permutation test.
     """
     both = torch.isfinite(one) & torch.isfinite(other)
     difference = (one - other)[both]
@@ -83,7 +85,7 @@ def paired_comparison(one: Tensor, other: Tensor, seed: int) -> dict[str, float]
 
 
 def _gather_episode_values(result: Evaluation) -> dict[str, Tensor]:
-    """By metric, the numbers of all ranks' episodes, `[rows, n]`."""
+    """By metric, the values of the episodes of all ranks, `[rows, n]`. Collective."""
     return {
         key: distributed.all_gather_rows(values).view(-1, result.generations[key.partition("/")[0]])
         for key, values in result.rows.items()

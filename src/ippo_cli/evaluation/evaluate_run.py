@@ -1,4 +1,4 @@
-"""Evaluating a run's weights, or a Hugging Face model: the same code as during training, on held-out data alone."""
+"""Evaluates the weights of a run or a Hugging Face model on held-out data, with the evaluation code of training."""
 
 from __future__ import annotations
 
@@ -63,25 +63,25 @@ from ippo_cli.types import Batch, Episode, Example
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluatedWeights:
-    """Whose weights are evaluated: by agent, under a name that says which they are."""
+    """The weights to evaluate: the source of each agent's model, and a name for all of them."""
 
     name: str
     models: dict[str, Record]
-    told: dict[str, Any]  # what the result says of them beside
+    told: dict[str, Any]  # further fields that describe the weights in result files
 
 
 def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> Path:
-    """Score a run's weights (`latest`, `best`, `initial`, or an iteration's number) on the task's held-out data.
+    """Score weights of a run (`latest`, `best`, `initial`, or an iteration) on the held-out data of the task.
 
-    Prints the scores and writes them to `evaluations/` in the run's folder, with the `overrides` that made its
-    configuration another one for this evaluation. Returns the file.
+    Prints the scores and writes them to `evaluations/` in the run folder, together with the `overrides` of this
+    evaluation. Returns the file.
     """
     subject = find_weights(folder, checkpoint, policy_by_agent(config), adapters_by_agent(config))
     return _evaluate_weights(config, subject, folder, overrides)
 
 
 def adapters_by_agent(config: Config) -> dict[str, tuple[str, str | None]]:
-    """Of agents that are an adapter, the name of the base, and the adapter that it began as."""
+    """By agent with a LoRA adapter, the name of its base and the adapter that it was initialized from, or None."""
     base = base_by_policy(config)
     return {
         name: (base[holder], actor.adapter)
@@ -91,15 +91,15 @@ def adapters_by_agent(config: Config) -> dict[str, tuple[str, str | None]]:
 
 
 def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
-    """Score a Hugging Face model, or one for each agent: `actor.model`. Writes to `evaluations/` in `output_dir`."""
+    """Score the Hugging Face models in `actor.model` of the agents. Writes to `evaluations/` in `output_dir`."""
     subject = configured_weights(config)
-    # Equal names of other models are others.
+    # Different models may have the same folder name.
     identity = [*overrides, json.dumps([subject.told, subject.models], sort_keys=True)]
     return _evaluate_weights(config, subject, Path(config.output_dir), overrides, identity)
 
 
 def configured_weights(config: Config) -> EvaluatedWeights:
-    """The models that the configuration names, with nothing trained on them."""
+    """The untrained models of the configuration."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
     models = {name: describe_source(str(actor.model), actor.revision) for name, actor in actors.items()}
     for agent, actor in actors.items():
@@ -116,7 +116,7 @@ def configured_weights(config: Config) -> EvaluatedWeights:
 def single_model_weights(
     config: Config, model: str, models_by_agent: Mapping[str, str] | None = None
 ) -> EvaluatedWeights:
-    """One Hugging Face model in the place of every agent, or the models `of_agents` in a folder."""
+    """One Hugging Face model for all agents, or the models in `models_by_agent`."""
     places = models_by_agent or dict.fromkeys(config.task.agents, model)
     records = {place: describe_source(place, None) for place in dict.fromkeys(places.values())}
     return EvaluatedWeights(
@@ -127,51 +127,55 @@ def single_model_weights(
 
 
 EvaluatedTeam = tuple[Mapping[str, FrozenAgent], Mapping[str, PromptFormat]]
-"""Who speaks for each agent, and how each is asked."""
+"""Policies and prompt formats by agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationTask:
-    """A task's held-out examples, which policies are asked about: always the same, with the same random numbers."""
+    """The held-out examples, environments and reward of a task, which all evaluated policies share."""
 
     config: Config
     environments: EnvironmentPool
     held_out: Sequence[Example]
     reward: RewardFunction
-    too_long: int = 0  # held-out examples that were left out for their prompts
-    trained_on: int = 0  # held-out examples that were left out since a compared run was trained on them
+    too_long: int = 0  # number of examples that were excluded because their prompts are too long
+    trained_on: int = 0  # number of examples that were excluded because a compared run was trained on them
 
     @property
     def asked(self) -> list[int]:
-        """The places of the held-out examples that are asked about."""
+        """The indices of the held-out examples in the evaluation."""
         return select_eval_rows(len(self.held_out), self.config.evaluation)
 
     def formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
-        """How each of them is asked. Raises `ConfigError` where it cannot be, or there is no room for an example."""
+        """The prompt format of each policy. Raises `ConfigError` for an invalid format or a prompt that is too long."""
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
         if not drops_too_long(config):
-            told = [(row, self.held_out[row]) for row in self.asked]
+            rows = [(row, self.held_out[row]) for row in self.asked]
             check_prompt_lengths(
-                self._first_speakers(formats), self._message, told, "the held-out data", self._context_limits(policies)
+                self._first_speakers(formats), self._message, rows, "the held-out data", self._context_limits(policies)
             )
         return formats
 
     def drop_too_long_rows(self, teams: Sequence[EvaluatedTeam]) -> EvaluationTask:
-        """The same, without rows that there is no room for in some team's prompts, where these are to be dropped."""
+        """A copy without rows whose prompts are too long for any of the teams, if `task.too_long=drop`.
+
+        Raises `PreflightError` if no row is left.
+        """
         if not drops_too_long(self.config):
             return self
-        kept = set(range(len(self.held_out)))
+        fitting = set(range(len(self.held_out)))
         for policies, formats in teams:
-            speakers = self._first_speakers(formats)
-            kept &= set(fitting_rows(speakers, self._message, self.held_out, self._context_limits(policies)))
-        if not kept:
+            first_formats = self._first_speakers(formats)
+            fitting &= set(fitting_rows(first_formats, self._message, self.held_out, self._context_limits(policies)))
+        if not fitting:
             raise PreflightError("task.too_long=drop leaves no held-out row; raise rollout.max_prompt_tokens")
-        return replace(self, held_out=take_rows(self.held_out, sorted(kept)), too_long=len(self.held_out) - len(kept))
+        held_out = take_rows(self.held_out, sorted(fitting))
+        return replace(self, held_out=held_out, too_long=len(self.held_out) - len(fitting))
 
     def exclude_rows_of_runs(self, runs: Mapping[Path, Config]) -> EvaluationTask:
-        """The same, without rows that one of these runs was trained on, as their configurations were then."""
+        """A copy without rows that one of the runs was trained on. `runs`: training configurations by folder."""
         places = exclude_trained_rows(self.config.task, self.held_out, runs)
         if len(places) == len(self.held_out):
             return self
@@ -179,9 +183,9 @@ class EvaluationTask:
 
     @property
     def left_out(self) -> list[str]:
-        """What to say of rows that two runs or more are not asked about."""
-        seen = f"{self.trained_on} held-out rows are left out: a run of another seed was trained on them"
-        return [seen] if self.trained_on else []
+        """Messages about excluded rows in comparisons and cross-play."""
+        message = f"{self.trained_on} held-out rows are excluded: a run of another seed was trained on them"
+        return [message] if self.trained_on else []
 
     def _message(self, agent: str, example: Example) -> str:
         return first_message(agent, self.config.task.agents[agent], example)
@@ -201,7 +205,10 @@ class EvaluationTask:
         *,
         keep_all_samples: bool = False,
     ) -> Evaluation:
-        """What they say, scored; with `every_sample` all of it is kept. Collective."""
+        """Sample the policies on the held-out examples and score them. Collective.
+
+        `keep_all_samples`: return the samples of all episodes.
+        """
         config = self.config
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
@@ -221,7 +228,7 @@ class EvaluationTask:
 
 @contextmanager
 def open_evaluation_task(config: Config, device: torch.device) -> Iterator[EvaluationTask]:
-    """Of the task of a configuration; its environments and its reward are closed afterwards."""
+    """Load held-out data, environments and reward of a configuration; close environments and reward at the end."""
     with ExitStack() as resources:
         environments = EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task))
         resources.callback(environments.close)
@@ -240,7 +247,7 @@ def open_evaluation_task(config: Config, device: torch.device) -> Iterator[Evalu
 def load_policies(
     config: Config, weights: EvaluatedWeights, device: torch.device, loaded: dict[Any, Any]
 ) -> dict[str, FrozenAgent]:
-    """Whoever speaks for each agent, in the task's order; equal weights are loaded once, and kept in `loaded`."""
+    """The policy of each agent, in the order of the task. `loaded` caches models, so that equal weights load once."""
     policies: dict[str, FrozenAgent] = {}
     for name, agent in config.task.agents.items():
         record = weights.models[name]
@@ -279,13 +286,13 @@ def _evaluate_weights(
                 "models": weights.models,
                 "overrides": list(overrides),
                 "rows": rows,
-                "episodes": {mode: rows * often for mode, often in result.generations.items()},
+                "episodes": {mode: rows * count for mode, count in result.generations.items()},
                 "failed": result.failed,
                 "too_long": exam.too_long,
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
                 **result.metrics,
-                "intervals": {key: replace_non_finite(one) for key, one in interval_by_metric.items()},
+                "intervals": {key: replace_non_finite(interval) for key, interval in interval_by_metric.items()},
                 "lengths": length_summary(result),
             }
             target = (
@@ -296,7 +303,7 @@ def _evaluate_weights(
             console.print_line(
                 f"{weights.name}: held-out score {record['score']:.3f} ({primary_metric}, {rows} rows"
                 f"{f', {failed} episodes without a reward' if failed else ''}"
-                f"{f', {exam.too_long} rows left out as too long' if exam.too_long else ''})"
+                f"{f', {exam.too_long} rows excluded as too long' if exam.too_long else ''})"
             )
             for key, values in series_by_metric(result.metrics).items():
                 interval = (
@@ -312,18 +319,18 @@ def _evaluate_weights(
 
 
 def gather_samples(result: Evaluation) -> list[dict[str, Any]]:
-    """Every rank's samples, by mode. Collective."""
+    """The samples of all ranks, grouped by mode. Collective."""
     parts = distributed.gather_objects(result.samples)
     return [row for mode in result.generations for part in parts for row in part if row["mode"] == mode]
 
 
 def samples_file(target: Path) -> Path:
-    """Where the samples lie that the scores in a file are of."""
+    """The file of the samples that belongs to a file of scores."""
     return target.with_suffix(".samples.jsonl")
 
 
 def write_samples(file: Path, samples: Sequence[Mapping[str, Any]]) -> None:
-    """One line for each episode."""
+    """Write one JSON line per episode."""
     write_atomically(file, "".join(json.dumps(row) + "\n" for row in samples))
 
 
@@ -335,7 +342,7 @@ def _write_results(target: Path, record: dict[str, Any], samples: Sequence[Mappi
 
 
 def result_file_name(weights: str, seed: int, identity: Sequence[str]) -> str:
-    """Of an evaluation's scores: the same for the same evaluation. The seed is readable, all else is hashed."""
+    """The file name of scores; equal evaluations have equal names. It has the seed, and a hash of all else."""
     others = [text for text in identity if not text.startswith("evaluation.seed=")]
     digest = f"-{hashlib.sha256(json.dumps(others).encode()).hexdigest()[:8]}" if others else ""
     return f"{weights}-seed{seed}{digest}.json"
@@ -347,10 +354,10 @@ def find_weights(
     policy_of_agent: Mapping[str, str],
     adapters: Mapping[str, tuple[str, str | None]] | None = None,
 ) -> EvaluatedWeights:
-    """The named weights of a run, checked to be what was written. Raises `ConfigError` or `ResumeError`.
+    """Find weights of a run and verify their checksums. Raises `ConfigError` or `ResumeError`.
 
-    `holder_of`: by agent, the name that its weights go by. Those of a frozen agent are the initial ones. `adapters`:
-    of agents that are an adapter, the name of the base, and the adapter that it began as.
+    `policy_of_agent`: the name of each agent's weights; frozen agents have their initial weights. `adapters`: see
+    `adapters_by_agent`.
     """
     adapters = adapters or {}
     iteration = _best_iteration(folder) if checkpoint == "best" else None
@@ -371,8 +378,8 @@ def find_weights(
             models[name] = _initial_record(folder, holder, adapters.get(name))
             continue
         if not digests:
-            there = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
-            raise ConfigError("task.agents", f"names {name}, who is no agent of this run", f"it has {' '.join(there)}")
+            known = sorted({file.split("/")[0] for file in listed if "/actor/" in file})
+            raise ConfigError("task.agents", f"has {name}, which is not an agent of this run", f"use {' '.join(known)}")
         models[name] = {"model": str(found / holder / "actor"), "commit": None, "sha256": digests}
         if name in adapters:
             models[name] = _adapter_on_base(folder, adapters[name][0], models[name])
@@ -382,9 +389,11 @@ def find_weights(
 
 
 def _adapter_on_base(folder: Path, base: str, saved: Record) -> Record:
-    """An adapter on the base that it was trained on: exactly what the run computes, where a merged model only comes
-    near. The merged model is used where its base is gone."""
-    if ADAPTER_CONFIG in saved["sha256"]:  # the adapter without a merged model
+    """The record of an adapter on its base, which computes exactly what the run computes; a merged model is rounded.
+
+    Falls back to the merged model with a warning if the base is missing.
+    """
+    if ADAPTER_CONFIG in saved["sha256"]:  # saved without a merged model
         return _initial_model_record(folder, base) | {"adapter": saved}
     beside = f"{ADAPTER_SUBFOLDER}/"
     digests = {file.removeprefix(beside): digest for file, digest in saved["sha256"].items() if file.startswith(beside)}
@@ -392,7 +401,7 @@ def _adapter_on_base(folder: Path, base: str, saved: Record) -> Record:
     try:
         model = _initial_model_record(folder, base)
         if model["sha256"] and not Path(model["model"]).is_dir():
-            raise ResumeError(f"{model['model']} is not there any more")
+            raise ResumeError(f"{model['model']} no longer exists")
     except ResumeError as error:
         print_warning(f"the base of {saved['model']} cannot be used ({error}); evaluating the merged model")
         return saved
@@ -400,37 +409,37 @@ def _adapter_on_base(folder: Path, base: str, saved: Record) -> Record:
 
 
 def _initial_record(folder: Path, holder: str, adapter: tuple[str, str | None] | None) -> Record:
-    """What weights of the run were before training: a model, or a base's and maybe an earlier adapter on it."""
+    """The record of initial weights: a model, or a base with the adapter from which training started, if any."""
     if adapter is None:
         return _initial_model_record(folder, holder)
-    base, began = adapter
-    return _initial_model_record(folder, base) | {"adapter": None if began is None else describe_source(began, None)}
+    base, initial = adapter
+    return _initial_model_record(folder, base) | {
+        "adapter": None if initial is None else describe_source(initial, None)
+    }
 
 
 def _initial_model_record(folder: Path, holder: str) -> Record:
-    """What an agent or group of the run began with: the run's own copy, or the model that it was loaded from."""
+    """The record of the initial model of an agent or group: the copy in the run folder, or the original model."""
     record = read_record(record_path(folder, holder))
     own = folder / INITIAL / holder
     return verify_record(own, record) | {"model": str(own)} if own.is_dir() else verify_record(record["model"], record)
 
 
 def _best_iteration(folder: Path) -> int:
-    """The iteration with the best evaluation so far, 0 for the weights before training."""
+    """The iteration with the best evaluation so far; 0 for the initial weights. Raises `ResumeError`."""
     try:
         return int(json.loads((folder / "run.json").read_text())["evaluation"]["best"]["iteration"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResumeError(
-            f"run={folder}: run.json tells of no evaluation ({error!r}); use checkpoint=latest"
-        ) from error
+        raise ResumeError(f"run={folder}: run.json has no evaluation ({error!r}); use checkpoint=latest") from error
 
 
 def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Path:
-    """The checkpoint after an iteration, or the newest one."""
+    """The intact checkpoint of an iteration, or the newest one. Raises `ConfigError` or `ResumeError`."""
     root = folder / "checkpoints"
     if iteration is None and checkpoint != "latest":
         if not checkpoint.isdigit():
             raise ConfigError(
-                f"checkpoint={checkpoint}", "is not known", "use latest, best, initial or an iteration's number"
+                f"checkpoint={checkpoint}", "is not a checkpoint", "use latest, best, initial or an iteration's number"
             )
         iteration = int(checkpoint)
     checkpoints = {int(path.name.split("_")[1]): path for path in list_checkpoints(root)}
@@ -445,7 +454,7 @@ def _find_checkpoint(folder: Path, checkpoint: str, iteration: int | None) -> Pa
 
 
 def _missing_checkpoint_message(checkpoints: Mapping[int, Path], checkpoint: str, iteration: int | None) -> str:
-    """Why no checkpoint of that name can be used, and which can."""
+    """Why the checkpoint does not exist, and which checkpoints can be used."""
     numbers = " ".join(map(str, checkpoints))
     if not checkpoints:
         return "there are no checkpoints, and only the initial weights can be used: checkpoint=initial"

@@ -1,4 +1,4 @@
-"""Which held-out rows of one run another was trained on: generated tasks divide their rows by the run's seed."""
+"""Excludes held-out rows that another run was trained on: generated tasks split their rows by the seed of the run."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ippo_cli.config.schema import (
 from ippo_cli.tasks.task import SOURCES
 from ippo_cli.types import Example
 
-# Tasks that promise that no held-out row is trained on, and draw both from the same few. Worlds count seeds, of which
-# runs of different seeds share none; signals are the same ones in training; of files it is told beforehand.
+# Tasks that split a small set of rows into training and held-out rows by seed. Environments of runs with different
+# seeds share no seeds; signalling evaluates on training signals; overlap of files is checked earlier.
 SEED_SPLIT_TASKS = (SortingConfig, LettersConfig, GridConfig, RelayConfig, LadderConfig)
 
 
 def exclude_trained_rows(task: TaskConfig, held_out: Sequence[Example], runs: Mapping[Path, Config]) -> list[int]:
-    """The places of held-out rows that none of these runs was trained on: by folder, what each was trained with.
+    """The indices of held-out rows that no run was trained on. `runs`: training configurations by folder.
 
-    Raises `PreflightError` where there is none.
+    Raises `PreflightError` if no row is left.
     """
     places = list(range(len(held_out)))
     if not isinstance(task, SEED_SPLIT_TASKS):

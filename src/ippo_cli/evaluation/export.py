@@ -1,7 +1,7 @@
-"""Exporting a run's agents: a Hugging Face folder for each, seen to compute the same once it is loaded from there.
+"""Exports agents of a run as Hugging Face folders, and verifies that the loaded folders compute the same outputs.
 
-All is written beside the folder that is asked for, and gets its name by one renaming at the end: whatever stops an
-export leaves nothing that looks finished.
+Files are written to a temporary folder beside the target, which is renamed at the end: an interrupted export leaves
+nothing under the name of the target.
 """
 
 from __future__ import annotations
@@ -44,37 +44,37 @@ from ippo_cli.runs.folder import display_path, print_warning, write_atomically
 from ippo_cli.training.process import prepare_process
 
 EXPORT_FILE = "export.json"
-PROBE_TOKENS = 64  # tokens whose logits are compared
-MAX_LOST_FRACTION = 0.01  # of what an adapter changed, that an export may lose
-FP32_NOISE = 1e-5  # of the size of logits, that float32 computations of the same model differ by
-MIN_KEPT_FRACTION = 0.9  # of what an adapter changed: below it a merged model is warned of
-PROBE_TEXT = "Two and two: 2 + 2 = 4. Äpfel, 苹果\n"  # on which tokenizers are compared
+PROBE_TOKENS = 64  # number of tokens on which logits are compared
+MAX_LOST_FRACTION = 0.01  # largest fraction of an adapter's effect on log-probabilities that an export may lose
+FP32_NOISE = 1e-5  # relative difference of logits between float32 computations of the same model
+MIN_KEPT_FRACTION = 0.9  # fraction of an adapter's effect below which a merged model causes a warning
+PROBE_TEXT = "Two and two: 2 + 2 = 4. Äpfel, 苹果\n"  # text on which tokenizers are compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportRequest:
-    """What of a run is exported, and where to."""
+    """The arguments of an export."""
 
     run: Path
     checkpoint: str
     to: Path
-    agents: Sequence[str]  # empty: all
-    merged: bool  # of agents with an adapter: with their base, as one model; else the adapter alone
-    dtype: Dtype | None = None  # of merged weights: fp32 (None), or bf16, in which small changes are lost
-    critic: bool  # their critics as well
-    command: str  # that exports, for the model cards
+    agents: Sequence[str]  # empty: all agents
+    merged: bool  # merge adapters into their base; else export only the adapter
+    dtype: Dtype | None = None  # type of merged weights: fp32 (None), or bf16, which loses small changes
+    critic: bool  # also export critics
+    command: str  # command line of this export, for the model cards
 
 
 def export_agents(config: Config, request: ExportRequest, say: Callable[[str], None]) -> Path:
-    """Write the folders, check them, and give them their name. Returns it. Raises `IppoError` where it cannot be."""
+    """Write and verify the folders of the agents, then rename them to the target. Returns it. Raises `IppoError`."""
     weights = find_weights(request.run, request.checkpoint, policy_by_agent(config), adapters_by_agent(config))
     agents = list(request.agents) or list(config.task.agents)
-    if strangers := [name for name in agents if name not in config.task.agents]:
-        raise ConfigError(f"agent={strangers[0]}", "is no agent of this run", f"it has {' '.join(config.task.agents)}")
+    if unknown := [name for name in agents if name not in config.task.agents]:
+        raise ConfigError(f"agent={unknown[0]}", "is not an agent of this run", f"use {' '.join(config.task.agents)}")
     if not request.merged or request.dtype is not None:
         _check_adapters(config, request, agents)
     if request.to.exists() and (not request.to.is_dir() or any(request.to.iterdir())):
-        raise ConfigError(f"to={request.to}", "is there already", "name a folder that is not there yet")
+        raise ConfigError(f"to={request.to}", "already exists", "use a new or empty folder")
     critic_folders = _find_critics(config, weights, request, agents) if request.critic else {}
     device = prepare_process(config)
     partial = request.to.with_name(f".{request.to.name}.partial")
@@ -93,15 +93,15 @@ def export_agents(config: Config, request: ExportRequest, say: Callable[[str], N
                 card = model_card(config, name, request.run, weights, request.command, merged=request.merged)
                 write_atomically(partial / name / "README.md", card)
                 if (share := checked[name].get("kept_share")) is not None:
-                    say(f"{name}: {share:.4f} of what its adapter changed is kept ({checked[name]['dtype']} weights)")
+                    say(f"{name}: {share:.4f} of the adapter's effect is kept ({checked[name]['dtype']} weights)")
                     if share < MIN_KEPT_FRACTION:
                         print_warning(
-                            f"{name}: merged in bf16, {1 - share:.0%} of what its adapter changed is lost to rounding; "
-                            "leave out dtype=bf16, or use merged=false and serve the adapter beside its base"
+                            f"{name}: merged in bf16, {1 - share:.0%} of the adapter's effect is lost to rounding; "
+                            "remove dtype=bf16, or use merged=false and serve the adapter with its base"
                         )
                 errors = [
-                    f"largest relative difference of {what} {checked[name][key]:.1e}"
-                    for key, what in (("deviation", "logits"), ("critic_deviation", "critic values"))
+                    f"largest relative difference of {outputs} {checked[name][key]:.1e}"
+                    for key, outputs in (("deviation", "logits"), ("critic_deviation", "critic values"))
                     if key in checked[name]
                 ]
                 say(f"{name}: verified to load identically: " + ", ".join(errors))
@@ -117,50 +117,48 @@ def _check_adapters(config: Config, request: ExportRequest, agents: Sequence[str
         if isinstance(config.task.agents[name].actor, LoraActorConfig):
             continue
         if not request.merged:
-            raise ConfigError(
-                "merged=false", f"asks for adapters, and agent {name} is trained as a whole", "leave it out"
-            )
+            raise ConfigError("merged=false", f"exports adapters, and agent {name} has no adapter", "remove it")
         assert request.dtype is not None
         raise ConfigError(
             f"dtype={request.dtype.value}",
-            f"is the type of merged adapters, and agent {name} is trained as a whole: its weights are copied",
-            "leave it out",
+            f"is the type of merged adapters, and agent {name} has no adapter: its weights are copied",
+            "remove it",
         )
     if not request.merged and request.dtype is not None:
         raise ConfigError(
             f"dtype={request.dtype.value}",
-            "is the type of merged weights, and merged=false merges none",
-            "leave it out",
+            "is the type of merged weights, and merged=false does not merge",
+            "remove it",
         )
 
 
 def _find_critics(
     config: Config, subject: EvaluatedWeights, request: ExportRequest, agents: Sequence[str]
 ) -> dict[str, Path]:
-    """Where each agent's critic lies in the checkpoint; of `critic=value_head` that is the head by itself."""
+    """The folder of each agent's critic in the checkpoint; `critic=value_head` saves only the head."""
     if "checkpoint" not in subject.told or not subject.told["iteration"]:
-        raise ConfigError("critic=true", "asks for critics, and there are none before training", "leave it out")
+        raise ConfigError("critic=true", "exports critics, and initial weights have none", "remove it")
     root = request.run / "checkpoints" / subject.name
     own = {agent: name for name, members in agents_by_critic(config).items() for agent in members}
     found = {name: root / own.get(name, policy_by_agent(config)[name]) / "critic" for name in agents}
     if lacking := [name for name, folder in found.items() if not folder.is_dir()]:
-        raise ConfigError("critic=true", f"asks for the critic of {lacking[0]}, which has none", "leave it out")
+        raise ConfigError("critic=true", f"exports critics, and agent {lacking[0]} has none", "remove it")
     return found
 
 
 def _write_model(
     policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, request: ExportRequest
 ) -> None:
-    """What is loaded, as libraries read it. Files of a checkpoint that are a model already are copied as they are."""
+    """Write an agent in the format of transformers or peft. Complete model files of a checkpoint are copied."""
     source, merged = Path(record["model"]), request.merged
     whole, actor = "adapter" not in record, config.task.agents[name].actor
-    trained = "tokenizer" in record  # the files of a checkpoint hold what these keys changed
+    trained = "tokenizer" in record  # a checkpoint already contains the effect of these keys
     if whole and merged and source.is_dir() and (trained or not (actor.tokenizer or actor.model_args)):
         target.mkdir()
         for file in sorted(record["sha256"]):
             if "/" not in file:
                 shutil.copyfile(source / file, target / file)
-    elif whole and not merged:  # a checkpoint of merged models keeps the adapter beside them
+    elif whole and not merged:  # a checkpoint with merged models also has the adapter
         shutil.copytree(source / ADAPTER_SUBFOLDER, target)
         policy.tokenizer.save_pretrained(target)
     else:
@@ -174,16 +172,16 @@ def _write_model(
         _write_generation_config(target, config.task.agents[name].rollout, policy.tokenizer, ends)
         return
     settings = json.loads((target / ADAPTER_CONFIG).read_text())
-    # What peft makes a model for by itself; a checkpoint's adapter may be a critic's.
+    # AutoPeftModelForCausalLM needs the task type; adapters in checkpoints have none, as they may belong to critics.
     (target / ADAPTER_CONFIG).write_text(json.dumps(settings | {"task_type": "CAUSAL_LM"}, indent=2) + "\n")
 
 
 def _write_generation_config(
     target: Path, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> None:
-    """How the agent was sampled in training, as libraries sample unless they are told otherwise.
+    """Write the sampling settings of training as the defaults of `generate`.
 
-    With stop strings `generate` wants `tokenizer=` and says so: that is better than going on where the run stopped.
+    With stop strings, `generate` raises an error without `tokenizer=`, which is better than not stopping.
     """
     GenerationConfig(
         do_sample=True,
@@ -202,18 +200,20 @@ def _write_generation_config(
 
 @torch.no_grad()
 def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportRequest) -> dict[str, Any]:
-    """Load the folder as others would, and compare what it computes. Raises `StorageError` where that is not the same.
+    """Load the exported folder and compare its logits with the run's. Raises `StorageError` if they differ.
 
-    All is computed in float32, so that rounding hides nothing. What is lost of an adapter is measured by what the
-    adapter changes: against the size of logits, the base alone would be near enough after a short training.
+    Logits are computed in float32, so that rounding hides no difference. The error of an adapter is measured relative
+    to the adapter's effect: relative to the logits, the base alone would pass after a short training.
     """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     if tokenizer(PROBE_TEXT).input_ids != policy.tokenizer(PROBE_TEXT).input_ids:
-        raise StorageError(f"{folder}: its tokenizer reads a text in another way than the run's; nothing is exported")
+        raise StorageError(f"{folder}: its tokenizer encodes a text differently from the run's; nothing is exported")
     lm, device = policy.policy.lm, policy.policy.lm.device
     model: Any
     if request.merged:
-        stored = "auto" if hasattr(policy.policy, "adapter") else lm.dtype  # what is copied may be rounded by the run
+        stored = (
+            "auto" if hasattr(policy.policy, "adapter") else lm.dtype
+        )  # the run may load copied files in a lower precision
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=stored)
     else:
         from ippo_cli.models.lora import load_with_peft
@@ -231,11 +231,13 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
     actual = logits(model)
     found = {"deviation": relative_error(actual, expected), "probed_tokens": PROBE_TOKENS}
     found["dtype"] = str(model.dtype).removeprefix("torch.")
-    differs = f"{folder}: loaded from there, agent {name} computes something else"
+    differs = f"{folder}: the exported agent {name} computes different outputs"
     adapter = getattr(policy.policy, "adapter", None)
     if adapter is None:
         if not found["deviation"] <= FP32_NOISE:
-            raise StorageError(f"{differs} (logits differ by {found['deviation']:.1e} of their size); nothing exported")
+            raise StorageError(
+                f"{differs} (relative difference of logits: {found['deviation']:.1e}); nothing is exported"
+            )
         return found
     with adapter.base.reading(None):
         base = logits(lm)
@@ -243,13 +245,13 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
     effect, error = float((expected - base).norm()), float((actual - expected).norm())
     noise = FP32_NOISE * float(expected.norm())
     rounds = request.merged and request.dtype is Dtype.bf16
-    same = error <= MAX_LOST_FRACTION * effect + noise if not rounds else found["deviation"] <= HALF_PRECISION
+    is_equal = error <= MAX_LOST_FRACTION * effect + noise if not rounds else found["deviation"] <= HALF_PRECISION
     if request.merged:
-        same = same and _has_merged_weights(model, policy.policy)
-    if not same:
+        is_equal = is_equal and _has_merged_weights(model, policy.policy)
+    if not is_equal:
         raise StorageError(
-            f"{differs} (its log-probabilities differ by {error:.1e} from the run's, which differ by {effect:.1e} from "
-            "the base's); nothing is exported"
+            f"{differs} (distance of log-probabilities from the run's: {error:.1e}, and of the run's from the base's: "
+            f"{effect:.1e}); nothing is exported"
         )
     if effect > noise:
         found["kept_share"] = float(((actual - base) * (expected - base)).sum()) / effect**2
@@ -257,7 +259,7 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
 
 
 def _has_merged_weights(model: Any, policy: Any) -> bool:
-    """Whether a loaded model has the base's weights with the adapter's change, to the bit of its own type."""
+    """Whether the weights of a loaded model equal base plus adapter, rounded to the type of the model."""
     weights = policy.adapter.state_dict()
     return all(
         torch.equal(model.get_submodule(path).weight, (own + change).to(model.dtype))
@@ -268,17 +270,19 @@ def _has_merged_weights(model: Any, policy: Any) -> bool:
 def _write_critic(
     policy: FrozenAgent, source: Path, target: Path, request: ExportRequest, name: str
 ) -> dict[str, float]:
-    """The critic's folder: a value model that loads by itself, with what a value head reads of the exported actor.
+    """Write the folder of a critic: a complete value model; a value head is combined with the exported actor.
 
-    With `merged=false` it is what the checkpoint holds, a head or an adapter, beside the adapter that it belongs to.
-    Returns by how much its values differ once it is loaded. Raises `StorageError` where they are others.
+    With `merged=false` the head or adapter of the checkpoint is copied. Returns the relative difference of the values
+    of the loaded critic. Raises `StorageError` if it is too large.
     """
     head = load_value_head(source) if _model_type(source) == ValueHeadConfig.model_type else None
     if head is None or not request.merged:
         shutil.copytree(source, target)
         for file in source.rglob("*"):
             if file.is_file() and file_sha256(file) != file_sha256(target / file.relative_to(source)):
-                raise StorageError(f"{target}: {file.name} is not what was copied; nothing is exported")
+                raise StorageError(
+                    f"{target}: the copy of {file.name} differs from the checkpoint; nothing is exported"
+                )
     else:
         model = make_value_model(
             AutoModel.from_pretrained(target.parent, dtype="auto"), head.config.value_head_hidden_dim
@@ -287,7 +291,7 @@ def _write_critic(
         model.save_pretrained(target)
         policy.tokenizer.save_pretrained(target)
     if _model_type(target) != ValueModelConfig.model_type:
-        return {}  # an adapter or a head computes nothing by itself
+        return {}  # an adapter or a head computes no values without its base
     return {"critic_deviation": _verify_critic(policy, source, target, name, head)}
 
 
@@ -298,7 +302,7 @@ def _model_type(folder: Path) -> str | None:
 
 @torch.no_grad()
 def _verify_critic(policy: FrozenAgent, source: Path, folder: Path, name: str, head: ValueHead | None) -> float:
-    """Load the critic as `reward.model` and `critic.warm_start` do, and compare its values with the run's."""
+    """Load the critic as `reward.model` and `critic.warm_start` do; return the relative difference of its values."""
     device = policy.policy.lm.device
     loaded: Any = ValueModel.from_pretrained(folder, use_safetensors=True)
     loaded = loaded.to(device).eval()
@@ -311,23 +315,23 @@ def _verify_critic(policy: FrozenAgent, source: Path, folder: Path, name: str, h
     if head is None:
         own: Any = ValueModel.from_pretrained(source, use_safetensors=True)
         own = own.to(device).eval()
-        expected, wrong = (values(own.backbone, own.value_head, given) for given in (ids, ids.roll(1, dims=1)))
+        expected, wrong = (values(own.backbone, own.value_head, inputs) for inputs in (ids, ids.roll(1, dims=1)))
     else:
         torch.nn.Module.to(head, device)
         backbone = backbone_of(policy.policy.lm)
         with policy.policy.reading():
-            expected, wrong = (values(backbone, head, given) for given in (ids, ids.roll(1, dims=1)))
+            expected, wrong = (values(backbone, head, inputs) for inputs in (ids, ids.roll(1, dims=1)))
     actual = values(loaded.backbone, loaded.value_head, ids)
     if not outputs_match([actual], [expected], [wrong]):
         raise StorageError(
-            f"{folder}: loaded from there, the critic of agent {name} computes something else (values differ by "
-            f"{relative_error(actual, expected):.1e} of their size); nothing is exported"
+            f"{folder}: the exported critic of agent {name} computes different outputs (relative difference of "
+            f"values: {relative_error(actual, expected):.1e}); nothing is exported"
         )
     return relative_error(actual, expected)
 
 
 def _finalize(partial: Path, request: ExportRequest, subject: EvaluatedWeights, checked: Mapping[str, Any]) -> None:
-    """List what is there, see that it is on the disk, and rename the folder."""
+    """Write `export.json` with checksums of all files, sync them to disk, and rename the folder to the target."""
     files = sorted(file for file in partial.rglob("*") if file.is_file())
     listed = {
         str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in files

@@ -1,4 +1,4 @@
-"""Tables of cross-play as pictures."""
+"""Draws cross-play tables as heat maps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CELL, MARGIN = 0.95, 2.2  # inches
 
 
 class HeatMapTable(Protocol):
-    """What is drawn of a table."""
+    """The fields of a cross-play table that are drawn."""
 
     @property
     def agent(self) -> str: ...
@@ -27,12 +27,12 @@ class HeatMapTable(Protocol):
 
 
 def can_draw() -> bool:
-    """Whether the library for it is installed: it is an extra."""
+    """Whether matplotlib, an optional dependency, is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw_heat_maps(tables: Sequence[HeatMapTable], names: Sequence[str], file: Path) -> None:
-    """One heat map for each table, beside one another, of one scale of colours."""
+    """Draw one heat map per table, side by side, with a common colour scale."""
     from matplotlib.figure import Figure
 
     side = CELL * len(names) + MARGIN

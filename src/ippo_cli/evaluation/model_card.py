@@ -1,4 +1,4 @@
-"""The model card of an exported agent: what it was trained on, for what, how, what it scores, and by which commands."""
+"""The model card of an exported agent: data, reward, algorithm, scores, and the commands that produced it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ SHOWN_SCORES = 12
 
 
 def model_card(config: Config, agent: str, run: Path, weights: EvaluatedWeights, command: str, *, merged: bool) -> str:
-    """Markdown with the header that the hub reads."""
+    """The card as Markdown with a YAML header."""
     others = [name for name in config.task.agents if name != agent]
-    beside = f" beside {', '.join(others)}" if others else ""
+    partners = f" together with {', '.join(others)}" if others else ""
     iteration = weights.told.get("iteration", 0)
-    began = _base_description(config, agent)
+    base = _base_description(config, agent)
     parts = [
         _hub_header(config, agent, merged=merged),
-        f"# {agent}, of the run {config.name}",
+        f"# {agent} of the run {config.name}",
         f"A language model {'' if merged else 'adapter (peft, LoRA) '}trained by ippo-cli as the agent `{agent}`"
-        f"{beside}, after {iteration} iterations. It began as {began}.",
+        f"{partners}, after {iteration} iterations. It was initialized from {base}.",
         "## Use",
         _code_block(_usage_example(agent, merged=merged), "python"),
         _sampling_section(config, agent, merged=merged),
-        "What it is told in training, with the fields of an example in braces"
-        + (", as the user's message of its chat template:" if _has_chat_template(config) else ":"),
+        "Its prompts in training, with fields of the example in braces"
+        + (", as the user message of the chat template:" if _has_chat_template(config) else ":"),
         _code_block("\n".join(_prompt_lines(config, agent))),
         "## Data",
         _code_block(_format_yaml(config.task, leave_out=("agents", "primary_metric"))),
@@ -62,7 +62,7 @@ def model_card(config: Config, agent: str, run: Path, weights: EvaluatedWeights,
 
 
 def _hub_header(config: Config, agent: str, *, merged: bool) -> str:
-    """What the hub reads of a card."""
+    """The YAML header of the card, which the hub reads."""
     model = config.task.agents[agent].actor
     source = getattr(model, "model", None)
     lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: text-generation"]
@@ -79,7 +79,7 @@ def _base_description(config: Config, agent: str) -> str:
     actor = config.task.agents[agent].actor
     source = getattr(actor, "model", None)
     adapter = " with a LoRA adapter" if isinstance(actor, LoraActorConfig) else ""
-    return f"a small model that the run made itself{adapter}" if source is None else f"`{source}`{adapter}"
+    return f"a small model that the run created{adapter}" if source is None else f"`{source}`{adapter}"
 
 
 def _usage_example(agent: str, *, merged: bool) -> str:
@@ -93,15 +93,15 @@ def _usage_example(agent: str, *, merged: bool) -> str:
 
 
 def _sampling_section(config: Config, agent: str, *, merged: bool) -> str:
-    """How responses were drawn in training, and what of that a library does by itself."""
+    """The sampling settings of training, and whether the library applies them by default."""
     sampling = config.task.agents[agent].rollout
     does = (
-        "`generate` does the same unless it is told otherwise (`generation_config.json`)"
+        "`generate` uses the same settings by default (`generation_config.json`)"
         if merged
-        else "an adapter has no generation config, so tell `generate`"
+        else "an adapter has no generation config, so pass these settings to `generate`"
     )
     ends = ", and needs `tokenizer=tokenizer` for the stop strings" if sampling.stop_strings else ""
-    return f"In training it was sampled as follows; {does}{ends}:\n\n{_code_block(_format_yaml(sampling))}"
+    return f"Sampling settings of training; {does}{ends}:\n\n{_code_block(_format_yaml(sampling))}"
 
 
 def _has_chat_template(config: Config) -> bool:
@@ -109,14 +109,14 @@ def _has_chat_template(config: Config) -> bool:
 
 
 def _prompt_lines(config: Config, agent: str) -> Iterator[str]:
-    asked = config.task.agents[agent]
+    settings = config.task.agents[agent]
     for key in ("system", "template", "turn_template"):
-        if (text := getattr(asked, key)) is not None:
+        if (text := getattr(settings, key)) is not None:
             yield f"{key}: {text}"
 
 
 def _score_section(config: Config, run: Path, subject: EvaluatedWeights) -> str:
-    """Of the run's own evaluation of these weights and of those before training, and of evaluations since."""
+    """Scores before training and of these weights from the run's own evaluation, and from later `ippo-eval` results."""
     rows = _metrics_by_iteration(run)
     before, now = rows.get(0, {}), rows.get(int(subject.told.get("iteration", 0)), {})
     known = [key for key in dict.fromkeys([config.task.primary_metric, *now, *before]) if "/turn/" not in key]
@@ -134,19 +134,20 @@ def _score_section(config: Config, run: Path, subject: EvaluatedWeights) -> str:
         except (OSError, ValueError, KeyError, TypeError):
             continue
         interval = found.get("intervals", {}).get(metric)
-        certain = ""  # ends are null where one row alone was asked about
+        bounds = ""  # null if the evaluation had only one row
         if interval is not None and interval["low"] is not None:
-            certain = f" [{interval['low']:.4f}, {interval['high']:.4f}]"
+            bounds = f" [{interval['low']:.4f}, {interval['high']:.4f}]"
         typed = " ".join(found.get("overrides", [])) or "as in training"
         lines += [
             "",
-            f"`ippo-eval` on {count} rows: `{metric}` {_format_number(score) or 'unknown'}{certain} ({_inline_code(typed)})",
+            f"`ippo-eval` on {count} rows: `{metric}` {_format_number(score) or 'unknown'}{bounds} "
+            f"({_inline_code(typed)})",
         ]
     return "\n".join(lines) or "These weights were not evaluated."
 
 
 def _metrics_by_iteration(run: Path) -> dict[int, dict[str, float]]:
-    """Held-out metrics by iteration."""
+    """Held-out metrics in `metrics.jsonl` by iteration."""
     found: dict[int, dict[str, float]] = {}
     for line in _read_lines(run / "metrics.jsonl"):
         try:
@@ -176,7 +177,7 @@ def _read_lines(file: Path) -> list[str]:
 
 
 def _format_yaml(node: Any, prefix: str = "", leave_out: tuple[str, ...] = ()) -> str:
-    """The leaves of a group of keys that say something."""
+    """The keys of a group that are not null, one `key: value` per line."""
     lines: list[str] = []
     for leaf in fields(node):
         value = getattr(node, leaf.name)
@@ -200,12 +201,12 @@ def _format_number(value: float | None) -> str:
 
 
 def _inline_code(text: str) -> str:
-    """Text between backticks, whatever it holds."""
+    """Text as inline code, with enough backticks around it."""
     ticks = "`" * (max([0, *map(len, re.findall("`+", text))]) + 1)
     return f"{ticks}{text}{ticks}" if "`" not in (text[:1], text[-1:]) else f"{ticks} {text} {ticks}"
 
 
 def _code_block(text: str, language: str = "") -> str:
-    """Text as it is, behind a fence that is longer than any in it."""
+    """Text as a code block, with a fence longer than any in the text."""
     fence = "`" * max(3, *(len(ticks) + 1 for ticks in re.findall("`+", text)), 3)
     return f"{fence}{language}\n{text}\n{fence}"

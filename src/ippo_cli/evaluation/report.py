@@ -1,4 +1,4 @@
-"""What an evaluation wrote, as JSON, or as a table with a row per agent and part: CSV, Markdown or LaTeX."""
+"""Renders the results of an evaluation as JSON, or as a CSV, Markdown or LaTeX table with a row per agent and part."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-TEAM = "team"  # where a metric belongs to no single agent
+TEAM = "team"  # agent column of metrics that belong to no single agent
 MODES = ("sampled", "greedy")
 LATEX_SPECIAL = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 
 Rows = list[list[str]]
-"""The heading, then one row for each line of a table."""
+"""The heading and the rows of a table."""
 
 
 def render_report(path: Path, output_format: str) -> str:
-    """The report of an evaluation's file, or of the folder that cross-play wrote, in one of `FORMS` or as JSON."""
+    """Render a file of results or a folder of cross-play, in a format of `FORMATTERS` or as JSON."""
     file = path / "crossplay.json" if path.is_dir() else path
     text = file.read_text()
     return text if output_format == "json" else FORMATTERS[output_format](report_rows(json.loads(text)))
 
 
 def report_rows(record: Mapping[str, Any]) -> Rows:
-    """The table of scores, of a comparison's differences, or of cross-play's pairings."""
+    """The table of scores, of the differences of a comparison, or of the pairings of cross-play."""
     if "tables" in record:
         return _pairing_rows(record)
     if "differences" in record:
@@ -35,7 +35,7 @@ def report_rows(record: Mapping[str, Any]) -> Rows:
 
 
 def _score_rows(record: Mapping[str, Any]) -> Rows:
-    """A row for each agent and part, with its value and the 95 % interval in each mode."""
+    """One row per agent and part, with value and 95 % interval in each mode."""
     agents, intervals = list(record["models"]), record["intervals"]
     modes = [mode for mode in MODES if mode in record["episodes"]]
     parts = {}
@@ -81,7 +81,7 @@ def _pairing_rows(record: Mapping[str, Any]) -> Rows:
 
 
 def _split_metric_name(name: str, agents: Sequence[str]) -> tuple[str, str]:
-    """`low/score` is of agent low; what has no agent's name before it is the team's."""
+    """Agent and part of a metric: `low/score` belongs to agent low, a metric without an agent to the team."""
     agent, slash, part = name.partition("/")
     return (agent, part) if slash and agent in agents else (TEAM, name)
 
@@ -102,7 +102,7 @@ def _format_markdown(rows: Rows) -> str:
 
 
 def _format_latex(rows: Rows) -> str:
-    """A `tabular` without packages."""
+    """A `tabular` environment that needs no packages."""
     texts = sum(not all(_is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0])))
     lines = [" & ".join(map(_escape_latex, row)) + r" \\" for row in rows]
     columns = "l" * texts + "r" * (len(rows[0]) - texts)

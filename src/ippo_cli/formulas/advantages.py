@@ -1,7 +1,7 @@
 """Advantages and returns: over tokens (GAE, reward-to-go), over turns, and over groups of responses to one prompt.
 
-They are constants to the losses: nothing here carries a gradient. Shapes are `[B, R]` unless said; column `t` is the
-state before token `t`; positions off `response_mask` (padding, observation spans) are skipped, not walked through.
+Results carry no gradient. Shapes are `[B, R]` unless noted; column `t` is the state before token `t`; positions off
+`response_mask` (padding, observation spans) are skipped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 from ippo_cli.formulas.masked import as_real, keep, turn_slots, turn_totals
 from ippo_cli.formulas.shapes import Labels, Mask, Rows, TokenMask, Tokens, TurnNumbers, Turns
 
-# Columns per step of the backward pass: wide enough to spare small operations, narrow enough to stay in cache.
+# Columns per step of the backward pass: wide enough for few small operations, narrow enough to stay in cache.
 BLOCK = 128
 TURN_VALUES = ("first", "mean", "final")
 
@@ -24,14 +24,14 @@ def gae(
     """Generalised advantages and their returns over action tokens, `(advantages, returns)`, not whitened.
 
     `delta_t = r_t + gamma V_next - V_t`, `A_t = delta_t + gamma lambda A_next`, `returns = A + V`, where *next* is the
-    row's next action token, however far to the right: there is no discount through a hole. After the last action token
-    `V_next = A_next = 0`. Rewards and values off the mask are ignored, and results there are 0. `gae_lambda` is a
-    float, or `[B]` for one lambda per row. Work is O(BR), in float32 or better.
+    row's next action token: masked positions between them are not discounted. After the last action token `V_next =
+    A_next = 0`. Rewards and values off the mask are ignored, and results there are 0. `gae_lambda` is a float, or `[B]`
+    for one lambda per row. Work is O(BR), in float32 or better.
 
     With gamma = lambda = 1, rewards 0 0 1 and values .5 .6 .7: advantages .5 .4 .3, returns 1 1 1.
 
-    Source: Schulman et al. 2016 (arXiv 1506.02438), eq. 16, and PPO (arXiv 1707.06347), eq. 11 and 12; a lambda per
-    row as in VAPO (arXiv 2504.05118).
+    Source: Schulman et al. 2016 (arXiv 1506.02438), eq. 16, and PPO (arXiv 1707.06347), eq. 11 and 12; a lambda per row
+    as in VAPO (arXiv 2504.05118).
     """
     rewards, values = as_real(rewards), as_real(values)
     dtype = torch.promote_types(rewards.dtype, values.dtype)
@@ -44,7 +44,7 @@ def gae(
         own = _transpose(response_mask[:, columns].bool())
         reward = _transpose(rewards[:, columns])
         value = torch.where(own, _transpose(values[:, columns]), 0.0)
-        # Off the mask both recurrences hand on what comes from the right: their factor is 1 and their term is 0.
+        # Off the mask both recurrences copy the value from the right: factor 1, term 0.
         ahead = torch.cat([value.to(dtype), next_value[None]])
         next_value = _reverse_scan(ahead[:-1], (~own).to(dtype), next_value)
         delta = torch.where(own, reward + gamma * ahead[1:] - value, 0.0)
@@ -70,12 +70,12 @@ def turn_gae(
     """GAE with one action per turn, broadcast back to the turn's action tokens: `(advantages, returns)`.
 
     For turn k of a row, `r_k` is the sum of the rewards on its action tokens and `V_k` is the value at its first own
-    token (`turn_value="first"`), the mean over them (`"mean"`), or the value at the last (`"final"`); then `gae` over
-    the turns in order of their number. A number without action tokens is skipped like a hole. `turn` is the number of
-    each action token's turn, from 0; off the mask it is ignored.
+    token (`turn_value="first"`), the mean over them (`"mean"`), or the value at the last (`"final"`); then `gae` runs
+    over the turns in order of their number. A turn number without action tokens is skipped. `turn` is the turn number
+    of each action token, from 0; it is ignored off the mask.
 
     Source: the recurrence of `gae` over the semi-Markov steps of a dialogue (Sutton, Precup and Singh 1999, options),
-    as in ArCHer (arXiv 2402.19446), whose actions are utterances.
+    as in ArCHer (arXiv 2402.19446), which treats utterances as actions.
     """
     slots, turns = turn_slots(response_mask, turn)
     turn_rewards, counts = turn_totals(rewards, response_mask, slots, turns)
@@ -88,7 +88,7 @@ def turn_gae(
 def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_value: str) -> Tokens:
     """The value of each action token's turn, `[B, R]`: that of its first action token, their mean, or that of its last.
 
-    What `turn_gae` reads, written on every action token of the turn; 0 off the mask. Gradients flow.
+    The turn values of `turn_gae`, on every action token of the turn; 0 off the mask. Gradients flow.
     """
     slots, turns = turn_slots(response_mask, turn)
     pooled = _pool_turn_values(values, response_mask, slots, turns, turn_value)
@@ -96,16 +96,16 @@ def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_
 
 
 def turn_ends(response_mask: Mask, turn: TurnNumbers) -> TokenMask:
-    """Mask `[B, R]` of the last action token of each turn: one place for each action where turns are the actions."""
+    """Mask `[B, R]` of the last action token of each turn: one position per action where turns are the actions."""
     slots, turns = turn_slots(response_mask, turn)
     return response_mask.bool() & _turn_boundary_mask(response_mask, slots, turns, last=True)
 
 
 @torch.no_grad()
 def reward_to_go(rewards: Tokens, response_mask: Mask, *, gamma: float) -> Tokens:
-    """Discounted sum of this and the later rewards: `G_t = r_t + gamma G_next` over action tokens, 0 off the mask.
+    """Discounted sum of current and later rewards: `G_t = r_t + gamma G_next` over action tokens, 0 off the mask.
 
-    `G` is carried across holes undiscounted. Rewards 1 2 4 at gamma = 0.5 give 3 4 4.
+    Masked positions between action tokens are not discounted. Rewards 1 2 4 at gamma = 0.5 give 3 4 4.
 
     Source: REINFORCE++ (Hu 2025, arXiv 2501.03262); the estimator is GAE without a critic at lambda = 1.
     """
@@ -114,10 +114,10 @@ def reward_to_go(rewards: Tokens, response_mask: Mask, *, gamma: float) -> Token
 
 @torch.no_grad()
 def place_scores(score: Turns, response_mask: Mask, turn: TurnNumbers) -> Tokens:
-    """Rewards `[B, R]` that hold `score[:, k]` on the last action token of turn k, and 0 elsewhere.
+    """Rewards `[B, R]` with `score[:, k]` on the last action token of turn k, and 0 elsewhere.
 
-    `score` is `[B, K]`. A row without an action token in turn k gets nothing for it; a turn on the mask that has no
-    column in `score` is a `ValueError`.
+    `score` is `[B, K]`. A row without an action token in turn k ignores its score; a turn on the mask without a column
+    in `score` raises `ValueError`.
     """
     slots, turns = turn_slots(response_mask, turn)
     if turns > score.shape[1]:
@@ -131,7 +131,7 @@ def group_normalized(score: Rows, group: Labels, *, scale_by_std: bool = True) -
     """Each score against its group: `(s - mean_g) / (std_g + 1e-6)`, or `s - mean_g` without the scale; `[B]`.
 
     `group` `[B]` holds integer labels, in any order and of unequal sizes; `std` is unbiased. Exactly 0 where all scores
-    of a group are equal. A group of one is a `ValueError`: it has no baseline. Scores 0 1 2 give -1 0 1.
+    of a group are equal. A group of one has no baseline and raises `ValueError`. Scores 0 1 2 give -1 0 1.
 
     Source: GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.2); without the scale, Dr. GRPO (arXiv 2503.20783).
     """
@@ -161,7 +161,7 @@ def _transpose(x: Tensor) -> Tensor:
 
 
 def _reverse_scan(x: Tensor, factor: Tensor, carry: Tensor) -> Tensor:
-    """`x[t] += factor[t] * x[t + 1]`, in place, from the last row to the first; `carry` stands after the last."""
+    """`x[t] += factor[t] * x[t + 1]`, in place, from the last row to the first; `carry` is the value after the last."""
     for row, by in zip(reversed(x.unbind(0)), reversed(factor.unbind(0)), strict=True):
         carry = row.addcmul_(by, carry)
     return carry

@@ -1,4 +1,4 @@
-"""The one place where a loss is divided: from per-token losses to a scalar, by counts of the whole optimizer step."""
+"""Loss aggregation: divides per-token losses by counts of the whole optimizer step; no other module divides losses."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def aggregate(
     num_sequences: int | Tensor,
     norm: float | None = None,
 ) -> Scalar:
-    """This part's share of the optimizer step's loss, a scalar; the shares of all parts add up to the whole.
+    """This part's share of the optimizer step's loss, a scalar; the shares of all parts sum to the loss.
 
     `loss` and `mask` are `[B, R]`; `num_tokens` (kept) and `num_sequences` (rows with a kept token) are counted over
-    all ranks and micro-batches of the step, so splitting it changes nothing. By `mode`:
+    all ranks and micro-batches of the step, so the result does not depend on the split. By `mode`:
 
         token-mean                 sum of the kept losses / num_tokens
         seq-mean-token-sum         sum over rows of row sums / num_sequences
         seq-mean-token-mean        sum over rows of row means / num_sequences
         seq-mean-token-sum-norm    seq-mean-token-sum / norm, a constant such as the response budget
 
-    Counts below 1 divide by 1, so nothing kept gives 0. `norm` is required in the last mode (the tensor's width in its
+    Counts below 1 divide by 1, so an empty mask gives 0. `norm` is required in the last mode (the tensor's width in its
     place would make the loss depend on trimming) and ignored in the others.
 
     Source: DAPO (arXiv 2503.14476) for token-mean; GRPO (arXiv 2402.03300), eq. 3, for seq-mean-token-mean;

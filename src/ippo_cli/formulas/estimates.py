@@ -1,4 +1,4 @@
-"""What a mean over prompts is worth: intervals of 95 %, a paired test, and pass@k of several samples a prompt."""
+"""Estimates of means over prompts: 95 % confidence intervals, a paired test, and pass@k of k samples."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 Z_95 = 1.959963984540054  # the normal distribution's quantile of 0.975
 RESAMPLES = 10_000
 RESAMPLE_CHUNK = 1 << 22
-MAX_EXACT = 16  # differences up to whose number all signs are tried
+MAX_EXACT = 16  # exact test up to this number of nonzero differences
 ROUNDING = 1e-12
 
 Interval = tuple[float, float]
@@ -24,13 +24,13 @@ def pass_at_k(right: Tensor, count: Tensor, k: int) -> Tensor:
     """
     right, count = right.double(), count.double()
     none = torch.ones_like(count)
-    for drawn in range(k):
-        none = none * ((count - right - drawn).clamp(min=0) / (count - drawn).clamp(min=1))
+    for position in range(k):
+        none = none * ((count - right - position).clamp(min=0) / (count - position).clamp(min=1))
     return (1 - none).where(count >= k, math.nan)
 
 
 def wilson(mean: float, count: float) -> Interval:
-    """Wilson's score interval of a share that was seen in `count` independent trials."""
+    """Wilson's score interval of a fraction observed in `count` independent trials."""
     center = mean + Z_95 * Z_95 / (2 * count)
     half = Z_95 * math.sqrt(mean * (1 - mean) / count + Z_95 * Z_95 / (4 * count * count))
     scale = 1 + Z_95 * Z_95 / count
@@ -38,57 +38,57 @@ def wilson(mean: float, count: float) -> Interval:
 
 
 def share_interval(values: Tensor, trials: float = math.inf) -> Interval:
-    """Of the mean of values from 0 to 1, `[m]`, one for each prompt; NaN is left out.
+    """Confidence interval of the mean of values from 0 to 1, `[m]`, one for each prompt; NaN is ignored.
 
-    Wilson's interval for as many trials as the prompts are worth: a prompt's samples are no independent trials, and
-    m prompts whose values vary by s² about their mean p are worth p (1 - p) m / s² (Kish's effective sample size). That
-    is m where every value is 0 or 1, and never more than `trials`, all samples of all these prompts.
+    Wilson's interval with an effective number of trials: samples of one prompt are not independent, and m prompts with
+    values of variance s² and mean p count as p (1 - p) m / s² trials (Kish's effective sample size). That is m where
+    every value is 0 or 1, and never more than `trials`, the number of all samples of all these prompts.
     """
-    there = values[torch.isfinite(values)].double()
-    if not len(there):
+    finite = values[torch.isfinite(values)].double()
+    if not len(finite):
         return UNKNOWN_INTERVAL
-    mean, spread = min(max(float(there.mean()), 0.0), 1.0), float(there.var(correction=0))
-    worth = mean * (1 - mean) * len(there) / spread if spread > ROUNDING else len(there)
+    mean, spread = min(max(float(finite.mean()), 0.0), 1.0), float(finite.var(correction=0))
+    worth = mean * (1 - mean) * len(finite) / spread if spread > ROUNDING else len(finite)
     return wilson(mean, min(max(worth, 1.0), trials))
 
 
 def bootstrap_interval(values: Tensor, seed: int) -> Interval:
-    """Of the mean of any values, `[m]`, one for each prompt: percentiles of means over prompts drawn anew.
+    """Confidence interval of the mean of any values, `[m]`, one for each prompt: percentile bootstrap over prompts.
 
-    NaN is left out; unknown where fewer than two values are there.
+    NaN is ignored; the interval is unknown for fewer than two values.
     """
-    there = values[torch.isfinite(values)].double().cpu()
-    if len(there) < 2:
+    finite = values[torch.isfinite(values)].double().cpu()
+    if len(finite) < 2:
         return UNKNOWN_INTERVAL
     generator = torch.Generator().manual_seed(seed)
     means: list[Tensor] = []
-    at_once = max(RESAMPLE_CHUNK // len(there), 1)
+    at_once = max(RESAMPLE_CHUNK // len(finite), 1)
     for start in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - start)
-        means.append(there[torch.randint(len(there), (rows, len(there)), generator=generator)].mean(dim=1))
+        means.append(finite[torch.randint(len(finite), (rows, len(finite)), generator=generator)].mean(dim=1))
     low, high = torch.cat(means).quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high
 
 
 def sign_flip_p(differences: Tensor, seed: int) -> float:
-    """How likely a mean at least as far from 0 is if every difference, `[m]`, could as well have the other sign.
+    """Two-sided p value of a mean difference, `[m]`, under random sign flips.
 
-    The two-sided randomisation test for pairs (Fisher); of differences that are -1, 0 or 1 it is McNemar's. All signs
-    are tried where at most `EXACT` differences are not 0, and `RESAMPLES` draws of them otherwise.
+    Fisher's randomisation test for pairs; for differences of -1, 0 or 1 it is McNemar's test. It enumerates all signs
+    for at most `MAX_EXACT` nonzero differences, and samples `RESAMPLES` sign vectors otherwise.
     """
-    there = differences[torch.isfinite(differences)].double().cpu()
-    there = there[there != 0]
-    if not len(there):
+    nonzero = differences[torch.isfinite(differences)].double().cpu()
+    nonzero = nonzero[nonzero != 0]
+    if not len(nonzero):
         return 1.0
-    seen = abs(float(there.sum())) - ROUNDING * float(there.abs().sum())
-    if len(there) <= MAX_EXACT:
-        numbers = torch.arange(1 << len(there))
-        signs = 1.0 - 2.0 * ((numbers[:, None] >> torch.arange(len(there))) & 1).double()
-        return float((((signs @ there).abs()) >= seen).double().mean())
+    seen = abs(float(nonzero.sum())) - ROUNDING * float(nonzero.abs().sum())
+    if len(nonzero) <= MAX_EXACT:
+        numbers = torch.arange(1 << len(nonzero))
+        signs = 1.0 - 2.0 * ((numbers[:, None] >> torch.arange(len(nonzero))) & 1).double()
+        return float((((signs @ nonzero).abs()) >= seen).double().mean())
     generator = torch.Generator().manual_seed(seed)
-    as_far, at_once = 0, max(RESAMPLE_CHUNK // len(there), 1)
+    as_far, at_once = 0, max(RESAMPLE_CHUNK // len(nonzero), 1)
     for start in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - start)
-        signs = torch.randint(2, (rows, len(there)), generator=generator).double() * 2 - 1
-        as_far += int(((signs @ there).abs() >= seen).sum())
-    return (as_far + 1) / (RESAMPLES + 1)  # what was seen is one of the draws (Phipson and Smyth 2010)
+        signs = torch.randint(2, (rows, len(nonzero)), generator=generator).double() * 2 - 1
+        as_far += int(((signs @ nonzero).abs() >= seen).sum())
+    return (as_far + 1) / (RESAMPLES + 1)  # the observed signs count as one sample (Phipson and Smyth 2010)

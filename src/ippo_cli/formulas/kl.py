@@ -77,8 +77,8 @@ def adaptive_kl_step(
 ) -> float:
     """The KL coefficient after one batch: `coef * (1 + clip(current / target - 1, -0.2, 0.2) * num_samples / horizon)`.
 
-    `current_kl` is the mean over sequences of the per-token mean, `num_samples` the sequences of the batch. The batch
-    itself is trained with the coefficient from before. coef .1, current 2, target 1, 64 of 640 samples: .102.
+    `current_kl` is the mean over sequences of the per-token mean, `num_samples` the number of sequences in the batch.
+    The batch itself is trained with the previous coefficient. coef .1, current 2, target 1, 64 of 640 samples: .102.
 
     Source: Ziegler et al. 2019 (arXiv 1909.08593), section 2.2.
     """
@@ -88,13 +88,15 @@ def adaptive_kl_step(
         raise ValueError(f"horizon={horizon}; must be positive: use 10000")
     current = float(current_kl)
     if math.isnan(current):
-        raise ValueError("current_kl=nan; a coefficient cannot follow it: look for the NaN in the log-probabilities")
+        raise ValueError(
+            "current_kl=nan; the coefficient needs a finite divergence: look for the NaN in the log-probabilities"
+        )
     error = min(max(current / target - 1, -0.2), 0.2)
     return float(coef) * (1 + error * num_samples / horizon)
 
 
 class _FullKL(torch.autograd.Function):
-    """KL of two rows of logits `[n, V]`, `[n]`; the gradient goes to the first alone."""
+    """KL between two rows of logits `[n, V]`, `[n]`; only the first receives a gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ref_logits: Tensor, temperature: float) -> Tensor:

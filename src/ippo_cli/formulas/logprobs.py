@@ -1,7 +1,7 @@
 """Log-probabilities of chosen tokens and entropies, from hidden states, without a tensor of logits `[B, R, V]`.
 
-The language-model head runs over `chunk_tokens` tokens at a time, and runs again in the backward pass (activation
-checkpointing), so that `[chunk_tokens, V]` is the largest thing that ever exists.
+The language-model head runs over `chunk_tokens` tokens at a time, and again in the backward pass (activation
+checkpointing), so that the largest tensor is `[chunk_tokens, V]`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ippo_cli.formulas.shapes import Hidden, Ids, Real
 Head = Callable[[Tensor], Tensor]
 """A module (or any callable) from hidden states `[n, H]` to logits `[n, V]`."""
 
-# exp() of anything below is 0 in float32 and float64, so raising a log-probability to it changes no probability,
-# and 0 * log(0) becomes 0 instead of NaN.
+# exp() of anything below is 0 in float32 and float64, so raising a log-probability to it changes no probability, and
+# 0 * log(0) becomes 0 instead of NaN.
 LOG_ZERO = -1e4
 
 
@@ -67,7 +67,7 @@ def selected_logprobs(
 
 
 def check_chunking(temperature: float, chunk_tokens: int) -> None:
-    """`ValueError` for a temperature or a chunk that nothing can be computed with."""
+    """Raise `ValueError` for an invalid temperature or chunk size."""
     if not temperature > 0:
         raise ValueError(f"temperature={temperature}; must be positive: use 1.0")
     if chunk_tokens < 1:
@@ -77,7 +77,7 @@ def check_chunking(temperature: float, chunk_tokens: int) -> None:
 def over_chunks(
     function: Callable[..., tuple[Tensor, ...]], rows: tuple[Tensor, ...], chunk_tokens: int
 ) -> list[Tensor]:
-    """`function` of every `chunk_tokens` rows, joined; under gradient, each chunk is recomputed in the backward pass.
+    """Apply `function` to every `chunk_tokens` rows and join; under gradient, the backward pass recomputes each chunk.
 
     `rows` share their first dimension N; `function` maps chunks `[n, ...]` to a tuple of `[n]`; the results are `[N]`.
     """

@@ -1,7 +1,7 @@
 """Sums, means, variances and whitening over the entries that a mask keeps.
 
-Every function first replaces what lies off the mask by 0, so that nothing there, a NaN included, reaches a result.
-Arithmetic is done in float32 or better, whatever comes in.
+Every function first replaces entries off the mask by 0, so that they, NaN included, never reach a result. Arithmetic is
+in float32 or better, for every input type.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ def masked_whiten(
     scale: bool = True,
     moments: tuple[Scalar | float, Scalar | float] | None = None,
 ) -> Real:
-    """Kept entries shifted to mean 0 and scaled to variance 1: `(x - mean) * rsqrt(var + 1e-8)`; 0 off the mask.
+    """Shift kept entries to mean 0 and scale them to variance 1: `(x - mean) * rsqrt(var + 1e-8)`; 0 off the mask.
 
-    Shape of `x`. `center=False` leaves the mean in (`x * rsqrt(var + 1e-8)`), `scale=False` leaves the spread.
-    `moments` is `(mean, var)` from outside, for instance over all ranks; by default they are those of the kept entries.
-    Entries that are all equal give exactly 0 when centred (rounding in the mean would otherwise be multiplied by 1e4);
-    an outside variance of exactly 0 says the same.
+    Shape of `x`. `center=False` keeps the mean (`x * rsqrt(var + 1e-8)`), `scale=False` keeps the variance. `moments`
+    is an external `(mean, var)`, for instance over all ranks; by default they are those of the kept entries. Equal
+    entries give exactly 0 when centred (otherwise the rounding error of the mean would be multiplied by 1e4); an
+    external variance of exactly 0 has the same effect.
 
     Source: the advantage whitening of Ziegler et al. 2019 (arXiv 1909.08593) and its released code.
     """
@@ -71,7 +71,7 @@ def masked_whiten(
 def turn_slots(mask: Mask, turn: TurnNumbers) -> tuple[TurnNumbers, int]:
     """Each token's turn as an index that is always valid (0 off the mask), `[B, R]`, and the number of turns K.
 
-    K is one more than the largest turn on the mask, and at least 1. A kept token without a turn is a `ValueError`.
+    K is one more than the largest turn on the mask, and at least 1. A kept token without a turn raises `ValueError`.
     """
     slots = torch.where(mask.bool(), turn, 0).long()
     if slots.numel() == 0:
@@ -105,7 +105,7 @@ def _unbiased_variance(centered: Tensor, mask: Tensor) -> Tensor:
 def _center(x: Tensor, mask: Tensor) -> Tensor:
     """Kept entries less their mean, 0 off the mask: exactly 0 where all are equal.
 
-    The mean is taken of the distances to the smallest entry, which are exactly 0 when all entries are equal.
+    The mean is computed from the distances to the smallest entry, which are exactly 0 when all entries are equal.
     """
     x = as_real(x)
     if x.numel() == 0:

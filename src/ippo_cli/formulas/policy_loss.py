@@ -20,7 +20,7 @@ WEIGHT_LEVELS = ("token", "sequence")
 def on_policy_loss(new_logprobs: Real, advantages: Real) -> Real:
     """The score-function loss per token, `[B, R]`: `-log pi(a_t) A_t`; no ratio, no clip.
 
-    Its gradient is the policy gradient only where the data come from the current weights, one step per iteration.
+    Its gradient is the policy gradient only for on-policy data: one optimizer step per iteration.
 
     Source: REINFORCE with a baseline (Williams 1992; Sutton et al. 1999).
     """
@@ -34,8 +34,8 @@ def pool_logratio(
 
     The unit is the token, the tokens of its turn, or the row's action tokens (`level="token" | "turn" | "sequence"`).
     `pooling="sum"` is the log of the product of the unit's ratios, `"mean"` of their geometric mean (GSPO). The pooled
-    number is clamped and stands on each of the unit's tokens; 0 off the mask. Gradients flow to every token of the
-    unit. At level `token`, `pooling` changes nothing and `turn` is not read.
+    value is clamped and written to each of the unit's tokens; 0 off the mask. Gradients flow to every token of the
+    unit. At level `token`, `pooling` has no effect and `turn` is not read.
 
     Source: PPO (arXiv 1707.06347), section 3, for tokens; GSPO (arXiv 2507.18071) for sequences and the mean.
     """
@@ -69,14 +69,14 @@ def clipped_policy_loss(
 ) -> Real:
     """PPO's clipped surrogate per token, to be minimised, `[B, R]`.
 
-    `rho = exp(clamp(new - old, -20, 20))` and `loss = max(-A rho, -A clip(rho, 1 - low, 1 + high))`. With
-    `dual_clip=c > 1`, where `A < 0`, `loss = min(loss, -A c)`: a bad action that became very likely no longer
-    dominates. `logratio` (from `pool_logratio`) stands in for `new - old`. At ratio 1 the loss is `-A`.
+    `rho = exp(clamp(new - old, -20, 20))` and `loss = max(-A rho, -A clip(rho, 1 - low, 1 + high))`. With `dual_clip=c
+    > 1`, where `A < 0`, `loss = min(loss, -A c)`: this bounds the loss of a bad action with a large ratio. `logratio`
+    (from `pool_logratio`) replaces `new - old`. At ratio 1 the loss is `-A`.
 
     Ratio 1.5, A = 2, clip 0.2: max(-3, -2.4) = -2.4, and no gradient.
 
-    Source: PPO (arXiv 1707.06347), eq. 7; two ranges, DAPO (arXiv 2503.14476); dual clip, Ye et al. 2020
-    (arXiv 1912.09729).
+    Source: PPO (arXiv 1707.06347), eq. 7; two ranges, DAPO (arXiv 2503.14476); dual clip, Ye et al. 2020 (arXiv
+    1912.09729).
     """
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"dual_clip={dual_clip}; must be greater than 1: use 3.0, or none to switch it off")
@@ -101,11 +101,11 @@ def behavior_weights(
     cap: float,
     band: tuple[float, float] | None = None,
 ) -> Tokens:
-    """Importance weights that correct for a sampler which differs from the trainer, `[B, R]`, detached.
+    """Importance weights that correct for a sampler that differs from the trainer, `[B, R]`, detached.
 
     `w = exp(clamp(log pi_train - log pi_sampler, -20, 20))` per token, or of the sum over the row's action tokens on
     each of them (`level="token" | "sequence"`); then `min(w, cap)` (`cap=math.inf` for none). `band=(low, high)` sets
-    weights whose untruncated value lies outside to 0: such tokens (or rows) do not train. 0 off the mask.
+    weights with an untruncated value outside it to 0: such tokens (or rows) do not train. 0 off the mask.
 
     Source: truncated importance sampling, Ionides 2008, as applied to sampler mismatch by Yao et al. 2025 ("Your
     Efficient RL Framework Secretly Brings You Off-Policy RL Training").

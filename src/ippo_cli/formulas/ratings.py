@@ -1,4 +1,4 @@
-"""Ratings of players by the games between them."""
+"""Ratings of players from the results of their games."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ TOLERANCE = 1e-10
 
 
 def bradley_terry(wins: Games, *, prior: float = 1.0) -> Players:
-    """Strengths of N players as natural log-odds, `[N]` float64, of which the first player's is 0.
+    """Strengths of N players as natural log-odds, `[N]` float64, relative to the first player.
 
-    `wins[i, j]` is how often i has won against j, a draw counting as half a win for both. Under the model i beats j
-    with probability `1 / (1 + exp(s_j - s_i))`. The fit is the maximum of the likelihood with `prior` further drawn
-    games between every two players who have met, which keeps the strength of one that has won all its games finite.
-    All games count alike, whenever they were played. NaN for players whom no chain of games connects with the first.
+    `wins[i, j]` is the number of wins of i against j; a draw counts as half a win for both. Under the model i beats j
+    with probability `1 / (1 + exp(s_j - s_i))`. The fit maximises the likelihood with `prior` additional drawn games
+    between every two players who have met, which keeps the strength of an undefeated player finite. All games have
+    equal weight. NaN for players that no chain of games connects with the first.
 
     9 wins and 1 loss, prior 0: log 9. 1 point of 2 games each way: 0.
 
@@ -39,14 +39,14 @@ def bradley_terry(wins: Games, *, prior: float = 1.0) -> Players:
         spread = games * chance * (1 - chance)
         hessian = torch.diag(spread.sum(dim=1)) - spread
         step = torch.linalg.solve(hessian[free][:, free], gradient[free])
-        strengths[free] += step.clamp(-1.0, 1.0)  # a full step may leave the region in which it is good
+        strengths[free] += step.clamp(-1.0, 1.0)  # a full Newton step may overshoot
         if float(step.abs().max()) < TOLERANCE:
             break
     return torch.where(known, strengths, torch.nan)
 
 
 def _connected_players(met: torch.Tensor) -> torch.Tensor:
-    """Whom a chain of games connects with the first player."""
+    """Mask of the players that a chain of games connects with the first player."""
     known = torch.zeros(len(met), dtype=torch.bool)
     known[0] = True
     for _ in range(len(met)):

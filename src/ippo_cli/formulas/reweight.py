@@ -1,4 +1,4 @@
-"""Policy filtration: draw the rows to train on by their scores."""
+"""Policy filtration: resample the training rows by their scores."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ METHODS = ("pow", "max_min", "max_random")
 
 @torch.no_grad()
 def reweight(score: Rows, *, method: str, power: float, generator: torch.Generator | None) -> Labels:
-    """Row indices `[B]`, drawn with replacement in proportion to a weight of each row's score `[B]`.
+    """Row indices `[B]`, sampled with replacement in proportion to a weight of each row's score `[B]`.
 
     `pow`: `|s|^power`. `max_min`: 1 at the largest and the smallest score, else 0. `max_random`: 0.4 at the largest,
-    else 0.1. Weights that are all 0 count as equal. `score` is the global batch, and the draw is made after the
-    advantages; every field of a row moves with its index. The draw happens on the generator's device, so that a CPU
-    generator gives the same rows everywhere; a score that is not finite is a `ValueError`.
+    else 0.1. Weights that are all 0 count as equal. `score` is the global batch, sampled after the advantages are
+    computed; every field of a row moves with its index. Sampling uses the generator's device, so that a CPU generator
+    gives the same rows everywhere; a score that is not finite raises `ValueError`.
 
     Source: PF-PPO (Shen et al. 2024, arXiv 2409.06957).
     """
@@ -26,15 +26,15 @@ def reweight(score: Rows, *, method: str, power: float, generator: torch.Generat
     if not power >= 0:
         raise ValueError(f"power={power}; must be 0 or more: use 2.0")
     if not score.isfinite().all():
-        raise ValueError("score holds a NaN or an infinity; leave out the rows whose reward failed before drawing")
+        raise ValueError("score holds a NaN or an infinity; exclude the rows with a failed reward before sampling")
     if score.numel() == 0:
         return torch.zeros(0, dtype=torch.long, device=score.device)
     weights = _row_weights(score.double(), method, power)
     if not weights.any():
         weights = torch.ones_like(weights)
     device = score.device if generator is None else generator.device
-    drawn = torch.multinomial(weights.to(device), score.shape[0], replacement=True, generator=generator)
-    return drawn.to(score.device)
+    indices = torch.multinomial(weights.to(device), score.shape[0], replacement=True, generator=generator)
+    return indices.to(score.device)
 
 
 def _row_weights(score: Tensor, method: str, power: float) -> Tensor:

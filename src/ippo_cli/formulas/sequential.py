@@ -1,4 +1,4 @@
-"""Sequential updates: what policies that were updated before have changed about the joint action."""
+"""Sequential updates: how earlier policy updates of an iteration changed the joint action probability."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ def step_logratio(
 ) -> Steps:
     """Log-ratio of one agent's action at each step of the environment, `[B, S]`: `log pi_new(a|o) - log pi_old(a|o)`.
 
-    `step` is the step that each action token belongs to (any number off the mask), all below `steps`. An action is a
-    turn, so `pooling="sum"` adds its tokens' log-ratios up, which is the log of the product of their ratios; `"mean"`
-    is the log of their geometric mean. 0 at steps at which the agent did not act. Detached.
+    `step` is the step of each action token (any number off the mask), all below `steps`. An action is a turn, so
+    `pooling="sum"` adds its tokens' log-ratios, which is the log of the product of their ratios; `"mean"` is the log of
+    their geometric mean. 0 at steps without an action of the agent. Detached.
 
     Log-ratios .1 .2 | .3 of tokens at the steps 0 0 | 2: sum .3 0 .3, mean .15 0 .3.
 
@@ -34,12 +34,12 @@ def step_logratio(
 
 @torch.no_grad()
 def sequential_factor(logratio: Steps, response_mask: Mask, step: TurnNumbers, *, cap: float) -> Tokens:
-    """What an agent's advantages are multiplied by, `[B, R]`: how others have changed the joint action at its steps.
+    """The factor of an agent's advantages, `[B, R]`: the joint ratio of the previously updated agents at its steps.
 
-    `logratio` is the sum of `step_logratio` over all agents whose policies were updated before in this iteration, so
-    that `M = min(exp(clamp(logratio, -20, 20)), cap)` is the product of their ratios at the same joint action
-    (`cap=math.inf` for none). It stands on each of the agent's own tokens of that step; 1 where nobody before acted
-    then, 0 off the mask. Detached.
+    `logratio` is the sum of `step_logratio` over all agents that were updated before in this iteration, so that `M =
+    min(exp(clamp(logratio, -20, 20)), cap)` is the product of their ratios at the same joint action (`cap=math.inf` for
+    none). It is written to each of the agent's own tokens of that step; 1 where no previously updated agent acted in
+    that step, 0 off the mask. Detached.
 
     Log-ratios log 2, 0, log .5 of the steps 0 1 2 and cap 1.5, tokens at the steps 0 0 2: 1.5 1.5 .5.
 

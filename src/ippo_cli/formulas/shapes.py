@@ -1,7 +1,7 @@
-"""What goes in and comes out, by shape: B sequences, R response tokens, K turns, S steps, H hidden width, V vocabulary.
+"""Shape types of inputs and outputs: B sequences, R response tokens, K turns, S steps, H hidden width, V vocabulary.
 
-N are players. The letters stand for one size within a call: `Tokens` beside `Rows` have as many rows. Nothing is
-checked when a run trains; the tests import the formulas with a type checker.
+N is the number of players. A letter is one size within a call: `Tokens` and `Rows` have equally many rows. Training
+does not check shapes; the tests import the formulas with a type checker.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-Real = Float[Tensor, "*shape"]  # any shape, the same for all of a call
+Real = Float[Tensor, "*shape"]  # any shape, the same for all arguments of a call
 Kept = Shaped[Tensor, "*#shape"]  # a mask over it, bool or 0 and 1 of any dtype
 Scalar = Float[Tensor, ""]
 Tokens = Float[Tensor, "B R"]

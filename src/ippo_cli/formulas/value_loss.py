@@ -17,7 +17,7 @@ def value_loss(
     value_clip_range: float | None = None,
     huber_delta: float | None = None,
 ) -> Real:
-    """Squared (or Huber) error of the new values against the returns, the worse of clipped and not, `[B, R]`.
+    """Squared (or Huber) error of the new values against the returns, the larger of clipped and unclipped, `[B, R]`.
 
     With `V_clip = V_old + clamp(V - V_old, -c, c)`: `max(h(V - R), h(V_clip - R))`, where `h(e) = 0.5 e^2`, or with
     `huber_delta=d`, `0.5 e^2` if `|e| < d` else `d (|e| - 0.5 d)`. Without `value_clip_range`, `h(V - R)` alone.

@@ -1,4 +1,4 @@
-"""The policy: a causal language model that answers with log-probabilities of response tokens, never with logits."""
+"""The policy: a causal language model that returns log-probabilities of response tokens, never logits."""
 
 from __future__ import annotations
 
@@ -38,26 +38,27 @@ DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
 
 class MultiAdapterBatch(Protocol):
-    """A model whose rows may be read by several policies in one forward, each by its own."""
+    """A model that can run rows of several policies in one forward."""
 
     def policies_by_row(self, policies: Sequence[Policy]) -> AbstractContextManager[Callable[[Tensor], None]]:
-        """Forwards inside read rows as one of the policies each. What is given is to be told, before a forward, the
-        places of the policies of its rows, `[n]`; until then forwards read as outside."""
+        """Run each row of the forwards inside with one of the policies. The yielded function sets the policy index of
+        each row, `[n]`, before a forward; until then all rows use the outer policy.
+        """
         ...
 
 
 class PolicyOutput(NamedTuple):
-    """What a forward pass says about the response tokens; 0 off the mask. A tuple, since engines look into outputs."""
+    """Outputs of a forward pass for the response tokens; 0 off the mask. A tuple, since engines inspect outputs."""
 
     logprobs: Tensor  # [b, R] float32, tempered
-    entropy: Tensor | None  # [b, R] float32, of the tempered distribution; None when not asked for
+    entropy: Tensor | None  # [b, R] float32, of the tempered distribution; None if not requested
     values: Tensor | None  # [b, R] float32 where the policy carries a value head
     final_values: Tensor | None  # [b]
     full_kl: Tensor | None  # [b, R] float32, KL(policy || reference) over the vocabulary; None without a reference
 
 
 class LogitHead(nn.Module):
-    """The language-model head with whatever its model does to the logits afterwards."""
+    """The language-model head with the model's own logit transformations."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
@@ -68,7 +69,7 @@ class LogitHead(nn.Module):
         self.scale: float = scale / (getattr(config, "logits_scaling", None) or 1.0)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        logits = self.linear(hidden.to(self.linear.weight.dtype))  # Mamba keeps its residual stream in float32
+        logits = self.linear(hidden.to(self.linear.weight.dtype))  # Mamba's residual stream is float32
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -79,17 +80,15 @@ class LogitHead(nn.Module):
 class Policy(nn.Module):
     """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
 
-    shared_base: MultiAdapterBatch | None = (
-        None  # where forwards may read some rows as this policy and others as another
-    )
+    shared_base: MultiAdapterBatch | None = None  # for models that can run rows of several policies in one forward
 
     def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None, *, in_step: bool = False) -> None:
         super().__init__()
         self.lm = lm
         self.value_head = value_head
-        self.packs = False  # whether it is given packed rows, see `enable_packing`
-        self.in_step = in_step  # ZeRO stage 3: all ranks must call the head equally often, so they pad to one count
-        self._logits = [LogitHead(lm)]  # in a list: its weights belong to `lm` and must not be registered twice
+        self.packs = False  # whether it receives packed rows, see `enable_packing`
+        self.in_step = in_step  # ZeRO stage 3: ranks must call the head equally often, so they pad to one count
+        self._logits = [LogitHead(lm)]  # in a list: the weights belong to `lm` and must not be registered twice
 
     def forward(
         self,
@@ -101,10 +100,10 @@ class Policy(nn.Module):
         reference: Policy | None = None,
         head_alone: bool = False,
     ) -> PolicyOutput:
-        """Log-probabilities (and entropies, values) of the action tokens of every row; logits exist by chunks only.
+        """Log-probabilities (and entropies, values) of the action tokens of every row; logits are computed in chunks.
 
-        With a `reference`, also the exact divergence from it in each state. `head_alone`: values have no gradient
-        with respect to the language model, only to the value head.
+        With a `reference`, also the exact KL from it in each state. `head_alone`: values have no gradient with respect
+        to the language model, only to the value head.
         """
         hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
         own = sequences.response_mask
@@ -146,13 +145,13 @@ class Policy(nn.Module):
     def _reference_kl(
         self, chosen: Tensor, reference: Policy, sequences: Sequences, *, temperature: float, chunk_tokens: int
     ) -> Tensor:
-        """KL(self || reference) in every state of `chosen` `[n, H]`; the reference reads 0 in padding."""
-        wanted = reference.action_states(sequences)
-        wanted = torch.cat([wanted, wanted.new_zeros(len(chosen) - len(wanted), wanted.shape[1])])
+        """KL(self || reference) in every state of `chosen` `[n, H]`; the reference reads 0 as padding."""
+        states = reference.action_states(sequences)
+        states = torch.cat([states, states.new_zeros(len(chosen) - len(states), states.shape[1])])
         return full_kl(
             chosen,
             self._logits[0],
-            wanted,
+            states,
             reference._logits[0],
             temperature=temperature,
             chunk_tokens=chunk_tokens,
@@ -160,31 +159,31 @@ class Policy(nn.Module):
 
     @property
     def trained(self) -> nn.Module:
-        """What of it is trained, besides a value head."""
+        """The trained module, without a value head."""
         return self.lm
 
     @torch.no_grad()
     def copy_from(self, other: Policy) -> None:
-        """Take the weights of another policy of the same shape, but for a value head."""
+        """Copy the weights of another policy of the same shape, except a value head."""
         for own, its in zip(self.trained.parameters(), other.trained.parameters(), strict=True):
             own.copy_(its)
 
     @torch.no_grad()
     def load_saved(self, folder: Path) -> None:
-        """Take up what `save` wrote, but for a value head."""
+        """Load weights written by `save`, except a value head."""
         dtype = next(key for key, value in DTYPES.items() if value == self.lm.dtype)
         self.lm.load_state_dict(load_causal_lm(str(folder / "actor"), None, dtype).state_dict())
 
     def reading(self) -> AbstractContextManager[None]:
-        """What every forward of its language model that is not its own happens in."""
+        """The context that forwards of its language model require."""
         return nullcontext()
 
     def save(
         self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
     ) -> list[Path]:
-        """Write `actor/` as `from_pretrained` reads it, and `critic/` where it carries a value head; the folders.
+        """Write `actor/` in Hugging Face format, and `critic/` if it has a value head; return the folders.
 
-        `weights` are those of the whole module. `merged` is for models with an adapter: whether their base goes along.
+        `weights` are those of the whole module. `merged`: whether an adapter is merged into its base.
         """
         actor = folder / "actor"
         self.lm.save_pretrained(actor, state_dict=submodule_weights("lm.", weights))
@@ -209,7 +208,7 @@ def _select_action_states(hidden: Tensor, sequences: Sequences) -> Tensor:
 
 
 def tokenizer_source(actor: ActorConfig, model: str, revision: str | None) -> tuple[str, str | None]:
-    """Folder or hub id, and revision, of what an actor that starts from `model` reads and writes with."""
+    """Folder or hub id, and revision, of the tokenizer of an actor that starts from `model`."""
     return (model, revision) if actor.tokenizer is None else (actor.tokenizer, actor.tokenizer_revision)
 
 
@@ -221,20 +220,20 @@ def load_actor_tokenizer(actor: ActorConfig, model: str, revision: str | None) -
 
 
 def tokenizer_setting(actor: ActorConfig, model: str) -> str:
-    """How an error names what gave an actor its tokenizer."""
+    """The setting of an actor's tokenizer, for errors."""
     return f"actor.model={model}" if actor.tokenizer is None else f"actor.tokenizer={actor.tokenizer}"
 
 
 def load_tokenizer(model: str, revision: str | None, key: str = "model") -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or hub id, with a padding token and left padding. `key` of the actor names it."""
+    """The tokenizer of a folder or hub id, with a padding token and left padding. `key` is used in errors."""
     try:
-        # Never asks whether a repository's own code may run: a job has nobody to answer.
+        # Custom code of a repository is never run: a job cannot ask for confirmation.
         tokenizer = AutoTokenizer.from_pretrained(model, revision=revision, trust_remote_code=False)
     except Exception as error:
         raise load_error(
             format_model_setting(model, key), "tokenizer", error, missing_tokenizer_reason(model)
         ) from error
-    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # the library makes an empty one where files are missing
+    if len(tokenizer) <= len(tokenizer.added_tokens_decoder):  # created empty where files are missing
         raise load_error(
             format_model_setting(model, key), "tokenizer", FileNotFoundError("its files have no vocabulary"), None
         )
@@ -257,7 +256,7 @@ def load_actor_lm(
     as_stored: bool = False,
     is_base: bool = False,
 ) -> PreTrainedModel:
-    """A language model as `actor.dtype` and `actor.model_args` say; the base of an adapter may be quantised."""
+    """A language model with `actor.dtype` and `actor.model_args`; the base of an adapter may be quantised."""
     options = unquantized_args(actor)
     if is_base and (settings := quantization_args(actor)):
         settings = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": DTYPES[actor.dtype]} | settings
@@ -268,9 +267,10 @@ def load_actor_lm(
 def load_causal_lm(
     model: str, revision: str | None, dtype: Dtype, *, as_stored: bool = False, **options: Any
 ) -> PreTrainedModel:
-    """A causal language model from safetensors, dropout off, checked to be readable through its parts.
+    """A causal language model from safetensors, without dropout; its backbone and head are checked.
 
-    `as_stored`: for an engine at ZeRO stage 3 to cast, see `load_pretrained`, which the `options` are for as well.
+    `as_stored`: keep the stored type, for an engine at ZeRO stage 3, see `load_pretrained`, which receives the
+    `options`.
     """
     kind = AutoModelForCausalLM
     try:
@@ -284,19 +284,19 @@ def load_causal_lm(
 
 
 def check_readable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel, setting: str) -> None:
-    """Raise `PreflightError` where the tokenizer writes tokens that a model has no embedding for.
+    """Raise `PreflightError` if the tokenizer has tokens without an embedding in the model.
 
-    The padding token may be one of them: no padding is ever read.
+    The padding token may be one of them, since padding is never read.
     """
     weight = model.get_input_embeddings().weight
     assert isinstance(weight, Tensor)
-    rows: int = getattr(weight, "ds_shape", weight.shape)[0]  # what an engine has split is empty, and says what it was
+    rows: int = getattr(weight, "ds_shape", weight.shape)[0]  # the shape before an engine sharded it
     beyond = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
     beyond.pop(str(tokenizer.pad_token), None)
     if beyond:
         token, number = max(beyond.items(), key=lambda item: item[1])
         raise PreflightError(
-            f"{setting}: its tokenizer writes {len(beyond)} tokens that the model cannot read, such as {token!r} = "
+            f"{setting}: its tokenizer has {len(beyond)} tokens that the model cannot read, such as {token!r} = "
             f"{number}, with {rows} rows in its embedding; load the model, call "
             f"resize_token_embeddings({number + 1}) and save"
         )
@@ -304,23 +304,23 @@ def check_readable_tokens(tokenizer: PreTrainedTokenizerBase, model: PreTrainedM
 
 @torch.no_grad()
 def check_head(lm: PreTrainedModel) -> None:
-    """Raise `ValueError` unless backbone and head, called one after the other, give the model's own logits.
+    """Raise `ValueError` unless backbone and head, called in sequence, give the model's own logits.
 
-    Some architectures scale or cap logits between the two in ways of their own; training one of those through its
-    parts would silently be a different model.
+    Some architectures scale or cap logits in custom ways; training them through backbone and head would silently train
+    a different model.
     """
     ids = torch.arange(5, 13, device=lm.device)[None] % lm.config.get_text_config().vocab_size
     whole = lm(input_ids=ids, use_cache=False).logits.float()
     parts = LogitHead(lm)(lm.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
-    # Compared as distributions, since that is what is used.
+    # Compared as distributions, since only these are used.
     gap = (whole.log_softmax(-1) - parts.log_softmax(-1)).abs().max().item()
     if not gap < 1e-2:
         raise ValueError(
-            f"{type(lm).__name__} does something between its last hidden state and its logits that this version does "
-            f"not know: log-probabilities differ by {gap:.2g}; use another architecture"
+            f"{type(lm).__name__} transforms its logits in a way that this version does not support: "
+            f"log-probabilities differ by {gap:.2g}; use another architecture"
         )
 
 
 def format_model_setting(model: str, key: str = "model") -> str:
-    """How an error names the model of an actor: as it was typed, and that it is no folder where it is none."""
-    return f"actor.{key}={model}" + ("" if Path(model).exists() else ", no folder here and looked up on the hub")
+    """The setting of an actor's model for errors, with a note if it is no local folder."""
+    return f"actor.{key}={model}" + ("" if Path(model).exists() else ", no folder here, so it was looked up on the hub")

@@ -1,4 +1,4 @@
-"""What reads with an adapter: policies and critics on a frozen base. Imports peft, which takes seconds."""
+"""Policies and critics with an adapter on a frozen base. Imports peft, which takes seconds."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from ippo_cli.models.packing import last_hidden_states
 
 
 class AdapterPolicy(Policy):
-    """A base read with an adapter; without one it is the reference of all who are on the base."""
+    """A policy with an adapter on a base; without an adapter it is the reference of all policies on the base."""
 
     def __init__(self, base: FrozenBase, adapter: Adapter | None, value_head: ValueHead | None = None) -> None:
         super().__init__(base.lm, value_head)
         del self.lm
-        self.__dict__["lm"] = base.lm  # not registered: an engine must see the adapter alone
+        self.__dict__["lm"] = base.lm  # not registered: an engine must see only the adapter
         self.__dict__["base"] = base
         self.base: FrozenBase
         self.adapter = adapter
@@ -56,7 +56,7 @@ class AdapterPolicy(Policy):
 
     def train(self, mode: bool = True) -> AdapterPolicy:
         super().train(mode)
-        self.base.lm.train(mode)  # gradients are checkpointed in training mode alone
+        self.base.lm.train(mode)  # gradients are checkpointed only in training mode
         return self
 
     def save(
@@ -68,7 +68,7 @@ class AdapterPolicy(Policy):
         merged: bool,
         merged_dtype: torch.dtype = torch.float32,
     ) -> list[Path]:
-        """As of a policy; a merged model has float32 weights unless `merged_dtype` is another type."""
+        """As for a policy; a merged model has float32 weights unless `merged_dtype` is given."""
         assert self.adapter is not None
         own, actor = submodule_weights("adapter.", weights), folder / "actor"
         if merged:
@@ -86,7 +86,7 @@ class AdapterPolicy(Policy):
 
 
 class AdapterCritic(nn.Module):
-    """Values from an adapter of its own on the actor's base, and a value head."""
+    """A critic with its own adapter on the actor's base, and a value head."""
 
     def __init__(self, adapter: Adapter, value_head: ValueHead) -> None:
         super().__init__()
@@ -125,17 +125,17 @@ class AdapterCritic(nn.Module):
 
     @torch.no_grad()
     def load(self, folder: Path, setting: str) -> None:
-        """Take up an earlier critic's adapter and head."""
+        """Load the adapter and head of a saved critic."""
         self.adapter.load(folder, setting)
         where = f"{setting}={folder}"
         try:
             head = load_value_head(find_adapter_folder(folder, setting) / "value_head")
         except Exception as error:
             raise PreflightError(f"{where}: no value head could be loaded ({error})") from error
-        stored, wanted = (one.config.value_head_hidden_dim for one in (head, self.value_head))
-        if stored != wanted:
+        stored, required = (head_module.config.value_head_hidden_dim for head_module in (head, self.value_head))
+        if stored != required:
             raise PreflightError(
-                f"{where}: its value_head_hidden_dim is {stored}, and critic.value_head_hidden_dim={wanted}"
+                f"{where}: its value_head_hidden_dim is {stored}, and critic.value_head_hidden_dim={required}"
             )
         self.value_head.load_state_dict(head.state_dict())
 
@@ -154,7 +154,7 @@ class AdapterCritic(nn.Module):
 
 
 def _save_merged(model: PreTrainedModel, folder: Path, state: dict[str, Tensor], dtype: torch.dtype) -> None:
-    """A model's folder with the weights of `state`. The library writes the model's own type into `config.json`."""
+    """Write a model's folder with the weights of `state`. The library writes the model's own type to `config.json`."""
     model.save_pretrained(folder, state_dict=state)
     file = folder / CONFIG_NAME
     file.write_text(
@@ -163,7 +163,7 @@ def _save_merged(model: PreTrainedModel, folder: Path, state: dict[str, Tensor],
 
 
 def _replace_dtype(settings: dict[str, Any], dtype: str) -> dict[str, Any]:
-    """A configuration, and those of the parts of its model, that name this type."""
+    """A configuration, and those of its submodels, with this dtype."""
     changed = {
         key: _replace_dtype(value, dtype) if isinstance(value, dict) else value for key, value in settings.items()
     }

@@ -1,8 +1,9 @@
-"""Whether another way of reading the same tokens reads the same, told apart from one that is wrong on purpose.
+"""Tests whether two implementations of a forward pass agree, against a deliberate error as the yardstick.
 
-In bf16 two right ways differ by rounding, and in hidden states that may be as much as a wrong position makes. What
-attention is given (queries, keys and values of single tokens) and gives shows a mistake where it is made. Through
-thirty layers of a trained model even that is lost in rounding, and both readings are repeated in float32 (`alike`).
+In bf16 two correct implementations differ by rounding, which in hidden states may be as large as the effect of a wrong
+position. Inputs (queries, keys and values of single tokens) and outputs of attention show an error in the layer of its
+origin. Through thirty layers of a trained model even these drown in rounding; both runs are then repeated in float32
+(`readings_match`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MISTAKE_FRACTION = 0.5
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The largest relative error of a row, of `[n, D]`; infinite where something is no number."""
+    """The largest relative error of a row, of `[n, D]`; infinite for non-finite values."""
     actual, expected = actual.float(), expected.float()
     scale = expected.norm(dim=-1)
     error = (actual - expected).norm(dim=-1) / scale.clamp(min=1e-3 * float(scale.max()) + 1e-30)
@@ -33,8 +34,9 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 def outputs_match(actual: Sequence[Tensor], expected: Sequence[Tensor], wrong: Sequence[Tensor]) -> bool:
-    """Whether `found` is `expected` but for rounding: everywhere near it, and, where the deliberate mistake of `wrong`
-    shows most, at most half as far from it as that. Each entry is `[n, D]`, of the same n tokens."""
+    """Whether `actual` equals `expected` up to rounding: close everywhere, and at the entry with the largest effect of
+    the deliberate error `wrong`, at most half as far away as that. Each entry is `[n, D]`, of the same n tokens.
+    """
     if [part.shape for part in actual] != [part.shape for part in expected]:
         return False
     tolerance = TOLERANCES.get(expected[0].dtype, HALF_PRECISION)
@@ -46,14 +48,14 @@ def outputs_match(actual: Sequence[Tensor], expected: Sequence[Tensor], wrong: S
 
 
 Readings = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
-"""What `agree` compares: of the way that is tried, of the plain one, and of a deliberate mistake."""
+"""States for `readings_match`: of the tested method, of the plain one, and of a deliberate error."""
 
 
 def readings_match(model: nn.Module, readings: Callable[[], Readings], method: str) -> bool:
-    """Whether the readings of a model agree as it is, or, where rounding may be all that parts them, in float32.
+    """Whether the readings of a model agree in its own dtype or, if rounding may be the cause, in float32.
 
-    An error of a reading, in either precision, closes the `way` that is tried and is logged; too little memory is
-    raised, since it says nothing of the way.
+    An exception of a reading, in either precision, means False and is logged; out-of-memory errors are raised, since
+    they do not concern the method.
     """
     try:
         first = readings()
@@ -66,15 +68,16 @@ def readings_match(model: nn.Module, readings: Callable[[], Readings], method: s
             return outputs_match(*readings())
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a model of unknown making does
+    except Exception as error:  # any exception: custom models may raise anything
         _log.info("%s cannot be read by %s: %r", type(model).__name__, method, error)
         return False
 
 
 @contextmanager
 def compute_in_float32(model: nn.Module) -> Iterator[None]:
-    """Forwards inside compute in float32 with the same weights. Each layer has its weights cast while it is called,
-    so that there is never a second copy of all: those of a large model may lie in files."""
+    """Run the forwards inside in float32 with the same weights. Each layer's weights are cast during its call, so that
+    there is never a second copy of the whole model: a large model may be memory-mapped.
+    """
     originals: list[dict[Tensor, Tensor]] = []
 
     def cast(module: nn.Module, _: Any) -> None:
@@ -100,8 +103,9 @@ def compute_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def _tensors_used_by(module: nn.Module) -> Iterator[Tensor]:
-    """What a forward of a module may use before it calls another: its weights and those of its parts, but not of
-    layers, which stand in lists, nor what ZeRO stage 3 gathers for each call."""
+    """Tensors that a module's forward may use before it calls another layer: its own weights and those of its parts,
+    without layers in lists and without weights that ZeRO stage 3 gathers per call.
+    """
     yield from module.parameters(recurse=False)
     yield from module.buffers(recurse=False)
     for part in module.children():
@@ -110,5 +114,5 @@ def _tensors_used_by(module: nn.Module) -> Iterator[Tensor]:
 
 
 def probe_ids(count: int, vocabulary: int, device: torch.device) -> Tensor:
-    """`count` tokens from all over the vocabulary, `[1, count]`."""
+    """`count` tokens spread over the vocabulary, `[1, count]`."""
     return (torch.arange(1, count + 1, device=device) * 7919 % vocabulary)[None]

@@ -15,7 +15,7 @@ from ippo_cli.models.packing import last_hidden_states
 
 
 class ValueHeadConfig(PreTrainedConfig):
-    """Of `ValueHead`: the width it reads, and that of its hidden layer (None: one linear map)."""
+    """Configuration of `ValueHead`: input width, and width of its hidden layer (None: one linear map)."""
 
     model_type = "ippo_value_head"
 
@@ -26,7 +26,7 @@ class ValueHeadConfig(PreTrainedConfig):
 
 
 class ValueModelConfig(PreTrainedConfig):
-    """Of `ValueModel`: the backbone's own configuration as a dict, and the head's hidden width."""
+    """Configuration of `ValueModel`: the backbone's configuration as a dict, and the head's hidden width."""
 
     model_type = "ippo_value_model"
 
@@ -39,7 +39,7 @@ class ValueModelConfig(PreTrainedConfig):
 
 
 class Float32Linear(nn.Linear):
-    """A linear map computed in float32, whatever the dtype of its input and its weights."""
+    """A linear map computed in float32, for any dtype of input and weights."""
 
     def forward(self, input: Tensor) -> Tensor:
         bias = None if self.bias is None else self.bias.float()
@@ -47,10 +47,10 @@ class Float32Linear(nn.Linear):
 
 
 class ValueHead(PreTrainedModel):
-    """Hidden states `[..., H]` to values `[...]` in float32. Its last layer starts at zero, and so does every value.
+    """Maps hidden states `[..., H]` to values `[...]` in float32. The last layer is zero-initialised.
 
-    Weights have the model's dtype and the computation is in float32: bfloat16 has 8 bits, so that values around 5 would
-    be multiples of 1/32, and that rounding would enter advantages as noise.
+    Weights have the model's dtype and the computation is in float32: bfloat16 has 8 bits, so values around 5 would be
+    multiples of 1/32, and this rounding would enter advantages as noise.
     """
 
     config_class = ValueHeadConfig
@@ -64,7 +64,7 @@ class ValueHead(PreTrainedModel):
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
-        if module is self.out:  # a random head starts with large errors, which reach the backbone
+        if module is self.out:  # a random head would start with large errors, with large gradients for the backbone
             nn.init.zeros_(self.out.weight)
             nn.init.zeros_(self.out.bias)
 
@@ -89,7 +89,7 @@ class ValueModel(PreTrainedModel):
             backbone = AutoModel.from_config(AutoConfig.for_model(settings.pop("model_type"), **settings))
         assert backbone is not None
         self.backbone: PreTrainedModel = backbone
-        self.packs = False  # whether it is given packed rows, see `enable_packing`
+        self.packs = False  # whether it receives packed rows, see `enable_packing`
         width = hidden_width(backbone.config)
         self.value_head = ValueHead(ValueHeadConfig(width, config.value_head_hidden_dim))
         self.post_init()
@@ -100,7 +100,7 @@ class ValueModel(PreTrainedModel):
     def save(
         self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
     ) -> list[Path]:
-        """Write `critic/` as `from_pretrained` reads it; the folders. It has no adapter to be `merged`."""
+        """Write `critic/` in Hugging Face format; return the folders. `merged` has no effect without an adapter."""
         self.save_pretrained(folder / "critic", state_dict=weights)
         tokenizer.save_pretrained(folder / "critic")
         return [folder / "critic"]
@@ -111,23 +111,23 @@ class ValueModel(PreTrainedModel):
 
 
 def make_value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
-    """A critic on a loaded backbone, its head at zero."""
+    """A critic on a loaded backbone, with a zero head."""
     settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
     config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype)
     model = ValueModel(config, backbone)
-    announced = backbone.config.dtype  # what the backbone's weights will have, where it says so
+    announced = backbone.config.dtype  # the dtype of the backbone's weights, if its configuration gives it
     dtype = announced if isinstance(announced, torch.dtype) else backbone.dtype
-    nn.Module.to(model.value_head, dtype=dtype)  # and not the backbone, whose buffers stay in float32
+    nn.Module.to(model.value_head, dtype=dtype)  # not of the backbone: its buffers remain float32
     return model
 
 
 def load_value_head(folder: Path) -> ValueHead:
-    """A value head that was saved by itself."""
+    """Load a value head that was saved separately."""
     return ValueHead.from_pretrained(folder, use_safetensors=True)
 
 
 def gather_states(values: Tensor, state: Tensor) -> Tensor:
-    """Values of all tokens read, `[n]`, at the places `state [b, S]`: `[b, S]`."""
+    """Gather values of all tokens, `[n]`, at the indices `state [b, S]`: `[b, S]`."""
     return values.index_select(0, state.flatten()).view(state.shape)
 
 
@@ -138,6 +138,6 @@ def hidden_width(config: PreTrainedConfig) -> int:
 
 
 def split_values(values: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Values of all states `[b, R + 1]`, split: before action tokens `[b, R]` (0 elsewhere), after all `[b]`."""
+    """Split values of all states `[b, R + 1]`: before action tokens `[b, R]` (0 elsewhere), after all `[b]`."""
     before = values[:, :-1].masked_fill(~sequences.response_mask, 0.0)
     return before, values.gather(1, sequences.lengths[:, None]).squeeze(1)

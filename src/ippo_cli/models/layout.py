@@ -1,4 +1,4 @@
-"""From padded prompts and responses to the tokens that a model reads, in batches of a token budget."""
+"""Converts padded prompts and responses to model inputs, in batches of a token budget."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from ippo_cli.types import Rollout
 class Sequences:
     """Prompt and response of each row without the padding between them: packed, or right-padded to the longest.
 
-    A row is one sequence, and each of its detached turns is one more. Nothing real stands behind padding, so causal
-    attention needs no mask. ``state[:, t]`` is the place, among all tokens read, whose output speaks about response
-    token ``t``: the last one *before* it. This is the one place where that shift is made.
+    A row is one sequence, and each of its detached turns is another one. No real token follows padding, so causal
+    attention needs no mask. ``state[:, t]`` is the index, among all tokens read, of the output that predicts response
+    token ``t``: the last token *before* it. Only this class applies that shift.
     """
 
     input_ids: Tensor  # [s, L] int64; [1, N] when packed
@@ -33,24 +33,24 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SequenceParts:
-    """What is read as one sequence each: every row from its prompt on, then every detached turn from its own."""
+    """Sequences to encode: every row from its prompt on, then every detached turn from its own prompt."""
 
-    row: Tensor  # [s] among the rows that are read
+    row: Tensor  # [s] index of its row
     prompt_ids: Tensor  # [s, P] int64, left-padded
     prompt_mask: Tensor  # [s, P] bool
     begin: Tensor  # [s] the first response column
     end: Tensor  # [s] one past the last
-    of: Tensor  # [b, R + 1] the part in which the state before a column is read
+    of: Tensor  # [b, R + 1] the part that contains the state before a column
 
 
 def build_sequences(
     rollout: Rollout, rows: Tensor, *, packed: bool, share_prefixes: bool = False, final: bool = True
 ) -> Sequences:
-    """The given rows as a model reads them; `R` is trimmed to the columns they use.
+    """Build the model input of the given rows; `R` is trimmed to the columns they use.
 
-    `share_prefixes`: whether what several packed sequences begin with is read once.
-    `final` asks for the state after all `length` columns. Without it nothing is read from the last action token on: no
-    state but those after it needs it.
+    `share_prefixes`: whether shared prefixes of packed sequences are computed once. `final` requests the state after
+    all `length` columns. Without it the last action token and later columns are not read, since only later states need
+    them.
     """
     lengths = rollout.length[rows]
     ends = lengths.tolist()
@@ -70,7 +70,7 @@ def build_sequences(
         input_ids, places, packing = _pack_sequences(ids, real, share_prefixes)
     else:
         input_ids, places, packing = _pad_sequences(ids, real, counts)
-    offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # of the state before column 0, were it in the part
+    offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # index of the state before column 0 within the part
     return Sequences(
         input_ids=input_ids,
         state=places[parts.of, torch.minimum(offset[parts.of] + columns, counts[parts.of] - 1)],
@@ -90,7 +90,7 @@ def _split_sequences(rollout: Rollout, rows: Tensor, lengths: list[int], width: 
         before, length = place, lengths[place]
         for turn in rollout.detached[number]:
             if turn.column == length and not final:
-                continue  # what would have been read next: no token follows it
+                continue  # the prompt of a next turn without action tokens
             part = len(row)
             row.append(place)
             begin.append(turn.column)
@@ -119,9 +119,9 @@ def _split_sequences(rollout: Rollout, rows: Tensor, lengths: list[int], width: 
 
 
 def row_token_counts(rollout: Rollout, *, packed: bool) -> Tensor:
-    """Tokens of each row, `[B]`, all of its sequences together: what `token_budget_batches` counts.
+    """Tokens of each row, `[B]`, of all its sequences: the lengths for `token_budget_batches`.
 
-    Where rows are padded and some have several sequences, every sequence counts as long as the longest of all rows.
+    If rows are padded and some have several sequences, every sequence counts as long as the longest of all rows.
     """
     tokens = rollout.prompt_mask.sum(dim=1) + rollout.length
     if not any(rollout.detached):
@@ -137,9 +137,9 @@ def row_token_counts(rollout: Rollout, *, packed: bool) -> Tensor:
 
 
 def _pack_sequences(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Tensor, Tensor, Packing]:
-    """Tokens `[1, N]`, longest first, the place of every token of each sequence `[s, L]`, and how they come apart.
+    """Tokens `[1, N]`, longest first, the index of every token of each sequence `[s, L]`, and the packing.
 
-    Shared prefixes stand among the sequences that share nothing; what goes on from them comes behind all of these.
+    Shared prefixes are sorted among the sequences without a shared prefix; their suffixes follow after all of these.
     """
     sequences = [row[own] for row, own in zip(ids.cpu().numpy(), real.cpu().numpy(), strict=True)]
     counts = [len(sequence) for sequence in sequences]
@@ -175,7 +175,7 @@ def _pack_sequences(ids: Tensor, real: Tensor, share_prefixes: bool) -> tuple[Te
 
 
 def _pad_sequences(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, Tensor, None]:
-    """Tokens `[b, L]`, zeros after each row, and the place of every token of each."""
+    """Tokens `[b, L]`, zero-padded on the right, and the index of every token of each row."""
     order = torch.sort(~real, dim=1, stable=True).indices
     total = int(counts.max())
     places = torch.arange(len(ids) * total, device=ids.device).view(-1, total)
@@ -185,10 +185,10 @@ def _pad_sequences(ids: Tensor, real: Tensor, counts: Tensor) -> tuple[Tensor, T
 def token_budget_batches(
     lengths: Tensor, budget: int, *, packed: bool, group_keys: Sequence[Hashable] | None = None
 ) -> list[Tensor]:
-    """Row numbers in batches of similar length, longest first, that stay within `budget` tokens.
+    """Split rows into batches of similar length, longest first, within `budget` tokens; returns row numbers.
 
-    Padded rows count as long as their batch's longest. A single row longer than the budget is a batch of its own.
-    Of packed rows those whose entry of `together` is the same follow one another, in the place of their longest.
+    Padded rows count as long as their batch's longest. A single row longer than the budget is a separate batch. Packed
+    rows with equal `group_keys` are adjacent, at the position of their longest.
     """
     order = torch.sort(lengths, descending=True, stable=True).indices.tolist()
     sizes = lengths.tolist()

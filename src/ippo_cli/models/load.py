@@ -1,4 +1,4 @@
-"""Loading pretrained weights: complete, without dropout, and seen to compute the same in training as in evaluation."""
+"""Loads pretrained weights: complete, without dropout, and with equal outputs in training and evaluation mode."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from ippo_cli.config.adapters import ADAPTER_CONFIG
 from ippo_cli.config.errors import PreflightError
 
 RANDOM_SETTING = re.compile(r"drop|jitter")
-"""In the names of settings that make training random: resid_pdrop, residual_dropout, layerdrop, router_jitter_noise."""
+"""Parts of names of settings that make training random: resid_pdrop, residual_dropout, layerdrop, router_jitter_noise.
+"""
 TRAINING_FORWARDS = 4
-"""Forwards in training mode that must agree, where random numbers are drawn at all."""
+"""Number of training-mode forwards that must agree if random numbers are used."""
 
 
 class UnusableModel(ValueError):
-    """What is wrong with a model, in words that need no others beside them."""
+    """The reason why a model cannot be used, as a complete message."""
 
 
 def load_pretrained(
@@ -34,13 +35,13 @@ def load_pretrained(
     trains: bool = True,
     **options: Any,
 ) -> Any:
-    """A model of `kind` (one of transformers' classes, or of ours) from safetensors, in evaluation mode.
+    """A model of `kind` (a class of transformers or of this project) from safetensors, in evaluation mode.
 
-    Weights of the files' own type are not read but mapped into memory, which all processes of a machine share. With
-    `as_stored` they are left in that type, which `config.json` names, for an engine to cast one after another (ZeRO
-    stage 3); but those of float16, in which a good model may overflow. What never `trains` may read in any way.
+    Weights of the files' own dtype are memory-mapped and shared by all processes of a machine. With `as_stored` they
+    keep the dtype of `config.json`, for an engine that casts them one by one (ZeRO stage 3), except float16, in which
+    activations may overflow. Models with `trains=False` may have any attention pattern.
 
-    Raises `UnusableModel` where weights would be random, or where training mode would compute something else.
+    Raises `UnusableModel` if weights are missing, or if training mode differs from evaluation mode.
     """
     # Auto classes have no configuration of their own.
     config = (getattr(kind, "config_class", None) or AutoConfig).from_pretrained(
@@ -48,7 +49,7 @@ def load_pretrained(
     )
     quantization = getattr(config, "quantization_config", None)
     if quantization is not None:
-        method = quantization.get("quant_method", "in some way")
+        method = quantization.get("quant_method", "in an unknown format")
         raise UnusableModel(f"its weights are quantized ({method}) and cannot be trained; use the unquantized model")
     if config.is_encoder_decoder:
         raise UnusableModel("it is an encoder-decoder model; use a decoder-only one")
@@ -66,8 +67,8 @@ def load_pretrained(
     if missing:
         raise UnusableModel(f"its files lack {len(missing)} of its weights, such as {missing[0]}")
     if mismatched:
-        name, stored, wanted = mismatched[0]
-        raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json wants {list(wanted)}")
+        name, stored, required = mismatched[0]
+        raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json requires {list(required)}")
     model.eval()
     if trains:
         make_deterministic(model)
@@ -77,7 +78,7 @@ def load_pretrained(
 
 
 def _set_config_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let every configuration of a model name the type that its weights will have."""
+    """Set the dtype of all configurations of a model."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             part.config.dtype = dtype
@@ -92,7 +93,7 @@ def submodule_weights(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, T
 
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
-    """What a model reads with: all of it but the head."""
+    """A model without its head."""
     backbone = model.base_model
     assert isinstance(backbone, PreTrainedModel)
     return backbone
@@ -100,26 +101,26 @@ def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
 
 @torch.no_grad()
 def make_deterministic(model: PreTrainedModel) -> None:
-    """Switches off whatever makes training random, and sees by trying that nothing of it stays.
+    """Switch off all randomness in training, and verify it.
 
-    Raises `UnusableModel` unless the model reads causally, and in training mode as it read in evaluation mode before.
+    Raises `UnusableModel` unless the model is causal and its outputs in training mode equal those in evaluation mode.
     """
     backbone = backbone_of(model)
     name = type(backbone).__name__
     ids = torch.arange(5, 13, device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
     expected = _hidden_states(backbone, ids)
     if not expected.isfinite().all():
-        raise UnusableModel("what it computes is not finite: some of its weights are NaN or infinite")
+        raise UnusableModel("its outputs are not finite: some of its weights are NaN or infinite")
     other = _hidden_states(backbone, torch.cat([ids[:, :-1], ids[:, :1]], dim=1))
     if not _is_close(other[:, :-1], expected[:, :-1]):
-        raise UnusableModel(f"{name} lets tokens see those after them; use a causal language model")
+        raise UnusableModel(f"{name} attends to later tokens; use a causal language model")
     disable_dropout(model)
     if not _is_close(_hidden_states(backbone, ids), expected) or not _train_eval_match(backbone, ids, expected):
-        raise UnusableModel(f"{name} computes something else in training mode, without dropout too; use another model")
+        raise UnusableModel(f"{name} has other outputs in training mode, even without dropout; use another model")
 
 
 def disable_dropout(model: nn.Module) -> None:
-    """Sets every dropout probability and jitter of a model to 0, in its modules and its configurations.
+    """Set every dropout probability and jitter of a model to 0, in its modules and its configurations.
 
     PPO compares probabilities before and after an update: with dropout, the first ratio would not be 1.
     """
@@ -134,7 +135,7 @@ def _zero_probabilities(holder: nn.Module | PretrainedConfig, seen: set[int]) ->
     if id(holder) in seen:
         return
     seen.add(id(holder))
-    drops = "drop" in type(holder).__name__.lower()  # nn.Dropout and its like call their probability `p`
+    drops = "drop" in type(holder).__name__.lower()  # nn.Dropout and similar modules name their probability `p`
     for name, value in list(vars(holder).items()):
         if isinstance(value, PretrainedConfig):
             _zero_probabilities(value, seen)
@@ -153,7 +154,7 @@ def _train_eval_match(backbone: PreTrainedModel, ids: Tensor, expected: Tensor) 
                 if not torch.equal(_hidden_states(backbone, ids), first):
                     return False
                 if torch.equal(torch.get_rng_state(), before):
-                    break  # nothing is drawn: another forward would say the same
+                    break  # no random numbers are used: another forward would be identical
     finally:
         backbone.eval()
     return _is_close(first, expected)
@@ -164,14 +165,13 @@ def _hidden_states(backbone: PreTrainedModel, ids: Tensor) -> Tensor:
 
 
 def _is_close(actual: Tensor, expected: Tensor) -> bool:
-    """Whether two readings differ by rounding only."""
+    """Whether two outputs differ only by rounding."""
     tolerance = 1e-4 if expected.dtype == torch.float32 else 0.01
     return bool((actual - expected).norm() <= tolerance * expected.norm())
 
 
 def load_error(setting: str, kind: str, error: Exception, reason: str | None = None) -> PreflightError:
-    """One line about a model or tokenizer that is not usable: what was typed, and why not, in the library's words
-    where neither we nor `reason` have better ones."""
+    """An error for a model or tokenizer that cannot be loaded: the setting, and `reason` or the library's message."""
     message = (str(error).strip().splitlines() or [repr(error)])[0]
     if reason is not None and not isinstance(error, UnusableModel):
         message = reason
@@ -185,7 +185,7 @@ def checkpoint_activations(model: PreTrainedModel, **options: Any) -> None:
 
 
 def missing_tokenizer_reason(model: str) -> str | None:
-    """Why a folder has no tokenizer, as far as its files tell; None where they do not."""
+    """The reason why a folder has no tokenizer, if its files show it; else None."""
     folder = Path(model)
     if folder.is_file():
         return missing_files_reason(folder)
@@ -195,19 +195,19 @@ def missing_tokenizer_reason(model: str) -> str | None:
 
 
 def missing_files_reason(folder: Path) -> str | None:
-    """Why a folder is no model's, as far as its files tell; None where they do not."""
+    """The reason why a folder contains no model, if its files show it; else None."""
     if not folder.exists():
         return None
     if not folder.is_dir():
-        return "it is a file; give the folder that holds config.json and the weights"
+        return "it is a file; use the folder that contains config.json and the weights"
     files = {path.name for path in folder.iterdir()}
     if ADAPTER_CONFIG in files and "config.json" not in files:
         return (
-            "it holds an adapter without its model; use actor=lora actor.adapter= with the model it was made for, or "
-            "merge the two and save the whole, as checkpoint.weights=full does"
+            "it contains an adapter without its model; use actor=lora actor.adapter= with the model it was made for, "
+            "or merge the two and save the whole model, as checkpoint.weights=full does"
         )
     if "config.json" not in files:
-        return "its folder has no config.json; give the folder of a saved Hugging Face model"
+        return "its folder has no config.json; use the folder of a saved Hugging Face model"
     if not any(name.endswith(".safetensors") for name in files):
         return "its folder has no .safetensors file; load it once and call save_pretrained, which writes them"
     if any(_is_pointer(folder / name) for name in files if name.endswith(".safetensors")):
@@ -219,5 +219,5 @@ def _is_pointer(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             return opened.read(8) == b"version "
-    except OSError:  # a link to nowhere
+    except OSError:  # a broken link
         return False

@@ -1,8 +1,8 @@
-"""LoRA adapters on a frozen base that several learners share: which one a forward reads with is chosen outside of it.
+"""LoRA adapters on a frozen base that several learners share; the caller selects the active adapter.
 
-peft makes the layers and says how files look. What is not peft's is the choice: its own switch walks through all layers
-and changes what requires a gradient, and here engines live side by side on one base. Importing peft takes seconds, so
-that this file is imported where there are adapters only.
+peft creates the layers and defines the file format. The selection is implemented here: peft's own switch visits all
+layers and changes `requires_grad`, but here several engines share one base. Importing peft takes seconds, so this file
+is imported only with adapters.
 """
 
 from __future__ import annotations
@@ -48,38 +48,34 @@ from ippo_cli.models.linear_maps import (
 from ippo_cli.models.load import checkpoint_activations
 
 ADAPTER_PARAMETERS = ("lora_A", "lora_B", "lora_magnitude_vector")
-FINGERPRINT_SAMPLE = 64  # elements at each end of every parameter that a base is told apart by
+FINGERPRINT_SAMPLE = 64  # elements at each end of every parameter that enter the fingerprint of a base
 
 
 class FrozenBase:
-    """A language model whose own weights never change, and the adapters on it. No module: engines must not see it."""
+    """A frozen language model and the adapters on it. Not a module: engines must not see it."""
 
     def __init__(self, lm: PreTrainedModel, source: str) -> None:
         self.lm = lm.requires_grad_(False)
         self.source = source
-        self.packs = False  # whether it is given packed rows, see `enable_packing`
+        self.packs = False  # whether it receives packed rows, see `enable_packing`
         self.widths = linear_maps(lm)
         self.others = other_modules(lm)
         self.quantized = bool(getattr(lm, "is_quantized", False))
-        self.fingerprint = (
-            None if self.quantized else _compute_fingerprint(lm)
-        )  # quantised weights are those of no file
+        self.fingerprint = None if self.quantized else _compute_fingerprint(lm)  # quantised weights match no file
         self.parts = [path for path, _ in lm.named_modules()]
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
         self._reading: str | None = None  # the adapter of all rows
         self._row_adapters: _RowAdapters | None = None
-        self._depth = 0  # of `reading` within `reading`
+        self._depth = 0  # nesting depth of `reading`
         self._factor_cache: dict[tuple[int, str], Tensor] = {}
-        self._observed_shapes: dict[str, list[torch.Size]] | None = (
-            None  # what layers were given, while that is looked at
-        )
+        self._observed_shapes: dict[str, list[torch.Size]] | None = None  # inputs of layers, while they are recorded
         self._count = 0
-        self.has_row_inputs = True  # whether every layer sees rows as rows
+        self.has_row_inputs = True  # whether every layer receives one row per row
 
     def add(self, config: LoraConfig, setting: str, seed: int, *, earlier: str | None = None, key: str = "") -> Adapter:
-        """A new adapter, which changes nothing yet: weights are a function of the seed. `setting`: its group's name.
+        """Add an adapter with no effect yet; its weights are a function of the seed. `setting`: the config group.
 
-        `earlier`: the folder of the adapter that it is to start from, which `key` names; `load` takes up its weights.
+        `earlier`: the folder of an adapter to start from, and `key` its setting; `load` reads its weights.
         """
 
         def targeted(config: LoraConfig) -> dict[str, Widths]:
@@ -91,7 +87,7 @@ class FrozenBase:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             peft.inject_adapter_in_model(_peft_config(config, list(maps), self.source), self.lm, name)
-        vars(self.lm).pop("peft_config", None)  # else it would take itself for a model of peft's
+        vars(self.lm).pop("peft_config", None)  # otherwise it would act as a peft model
         layers = {path: self.lm.get_submodule(path) for path in maps}
         for layer in layers.values():
             vars(layer)["forward"] = partial(self._forward, layer)
@@ -102,7 +98,7 @@ class FrozenBase:
 
     @contextmanager
     def reading(self, adapter: str | None) -> Iterator[None]:
-        """Forwards inside read with this adapter, or with the base alone."""
+        """Run the forwards inside with this adapter, or with the base alone."""
         before = self._reading, self._row_adapters
         self._reading, self._row_adapters = adapter, None
         try:
@@ -113,7 +109,7 @@ class FrozenBase:
 
     @contextmanager
     def _share_dora_factors(self) -> Iterator[None]:
-        """Within the outermost of these, forwards without gradients share DoRA's factors."""
+        """Within the outermost context, forwards without gradients share DoRA's factors."""
         self._depth += 1
         try:
             yield
@@ -124,7 +120,7 @@ class FrozenBase:
 
     @contextmanager
     def policies_by_row(self, policies: Sequence[Policy]) -> Iterator[Callable[[Tensor], None]]:
-        """Forwards inside read every row with the adapter of one of the policies, see `MultiAdapterBatch`."""
+        """Run every row of the forwards inside with the adapter of one of the policies, see `MultiAdapterBatch`."""
         by_row, before = _RowAdapters([policy.adapter.name for policy in policies]), self._row_adapters  # type: ignore[attr-defined]
 
         def select(rows: Tensor) -> None:
@@ -138,7 +134,7 @@ class FrozenBase:
             self._row_adapters = before
 
     def checkpoint_gradients(self) -> None:
-        """Recompute activations in the backward pass, with the adapter that the forward pass read with."""
+        """Recompute activations in the backward pass, with the adapter of the forward pass."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
             return nullcontext(), self.reading(self._reading)
@@ -148,10 +144,10 @@ class FrozenBase:
     def merged(
         self, adapter: Adapter, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
     ) -> dict[str, Tensor]:
-        """The base's weights with an adapter's `weights` (by the names that it registers) added to them.
+        """The base's weights plus an adapter's `weights` (by registered name).
 
-        In float32 nothing is lost whatever the base's type. In bf16 a change of less than half a rounding step is.
-        Raises `PreflightError` for a quantised base, which has no weights to add to.
+        Lossless in float32 for every dtype of the base; bf16 loses changes below half a rounding step. Raises
+        `PreflightError` for a quantised base, which has no weights to add to.
         """
         if self.quantized:
             raise PreflightError(
@@ -168,7 +164,7 @@ class FrozenBase:
         return state
 
     def weight_changes(self, adapter: Adapter, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
-        """By map its path, the base's weight and what an adapter's `weights` add to it, both in float32."""
+        """By map: its path, the base's weight and the adapter's change of it, both in float32."""
         for path, scale in adapter.scales.items():
             layer: Any = self.lm.get_submodule(path)
             own = layer.base_layer.weight.detach().float()
@@ -180,7 +176,7 @@ class FrozenBase:
             yield path, own, product.T if path in self._transposed else product
 
     def _forward(self, layer: Any, states: Tensor) -> Tensor:
-        """Of one map: the base's, and what the adapter in use adds."""
+        """Output of one map: base plus active adapter."""
         if self._observed_shapes is not None:
             self._observed_shapes.setdefault(str(id(layer)), []).append(states.shape)
         result: Tensor = layer.base_layer(states)
@@ -198,8 +194,9 @@ class FrozenBase:
         return result + self._scale_change(layer, result, change, self._dora_factors(layer, name)).to(result.dtype)
 
     def _scale_change(self, layer: Any, result: Tensor, change: Tensor, factors: Tensor | None) -> Tensor:
-        """What is added to the base's `result`: the low-rank `change`, or with DoRA's row factors f
-        `f (result - bias + change) - (result - bias)`, as PEFT adds it."""
+        """The summand to the base's `result`: the low-rank `change`, or with DoRA's row factors f `f (result - bias +
+        change) - (result - bias)`, as in PEFT.
+        """
         if factors is None:
             return change
         bias = layer.base_layer.bias
@@ -207,10 +204,10 @@ class FrozenBase:
         return (factors - 1.0) * plain + factors * change.float()
 
     def _dora_factors(self, layer: Any, name: str) -> Tensor | None:
-        """DoRA's factor of every row of a map, `[out]` float32; None for an adapter without one.
+        """DoRA's factor of every row of a map, `[out]` float32; None for an adapter without DoRA.
 
         Norms are constants for gradients, as in the paper (section 4.3). Without gradients they are computed once for
-        all forwards inside of the outermost `reading`, in which no weight changes.
+        all forwards inside the outermost `reading`, where weights do not change.
         """
         if name not in layer.lora_magnitude_vector:
             return None
@@ -230,7 +227,7 @@ class FrozenBase:
 
     @torch.no_grad()
     def _check_target_modules_used(self, layers: Mapping[str, nn.Module]) -> None:
-        """Some models use a map's weights without calling it, which would leave its adapter without effect."""
+        """Check that layers call their maps: an adapter on a map that is used without a call has no effect."""
         rows, columns = 2, 3
         ids = torch.arange(5, 5 + rows * columns, device=self.lm.device).view(rows, columns)
         self._observed_shapes = {}
@@ -240,8 +237,8 @@ class FrozenBase:
                 shapes = self._observed_shapes.get(str(id(layer)))
                 if not shapes:
                     raise PreflightError(
-                        f"actor.model={self.source}: it reads {path} without calling it, and an adapter there would do "
-                        "nothing; leave it out of target_modules"
+                        f"actor.model={self.source}: it reads {path} without calling it, and an adapter there has no "
+                        "effect; remove it from target_modules"
                     )
                 self.has_row_inputs = self.has_row_inputs and all(shape[:2] == (rows, columns) for shape in shapes)
         finally:
@@ -249,9 +246,9 @@ class FrozenBase:
 
 
 class _RowAdapters:
-    """The adapters of a forward's rows: all of them are computed for every row, and all but its own struck out.
+    """The adapters of a forward's rows: all are computed for every row, and those of other rows are masked.
 
-    Each map is then two matrix products, however many adapters there are, and adapters are narrow.
+    Each map then needs two matrix products, for any number of adapters, which are narrow.
     """
 
     def __init__(self, adapters: Sequence[str]) -> None:
@@ -261,12 +258,12 @@ class _RowAdapters:
         self._scale_cache: dict[tuple[tuple[int, int, float], ...], Tensor] = {}
 
     def select(self, rows: Tensor) -> None:
-        """The places of the adapters, among those given, with which the rows `[n]` of the next forwards are read."""
+        """Set the adapter index of the rows `[n]` of the next forwards."""
         self._rows = rows
         self._scale_cache = {}
 
     def change(self, layer: Any, states: Tensor) -> Tensor | None:
-        """What adapters add to a map's output for `states [n, L, H]`; None where only others, as a critic's, sit."""
+        """The adapters' change of a map's output for `states [n, L, H]`; None if none of them covers the map."""
         if not any(name in layer.lora_A for name in self._adapters):
             return None
         if id(layer) not in self._stack_cache:
@@ -276,13 +273,13 @@ class _RowAdapters:
         return linear(inner * self._scales(parts, inner)[:, None], up)
 
     def factors(self, layer: Any, of_adapter: Callable[[Any, str], Tensor | None]) -> Tensor | None:
-        """DoRA's factors of each row's adapter, `[n, 1, out]`; None where no adapter has any."""
-        found = [of_adapter(layer, name) for name in self._adapters]
-        known = next((factors for factors in found if factors is not None), None)
+        """DoRA's factors of each row's adapter, `[n, 1, out]`; None if no adapter uses DoRA."""
+        per_adapter = [of_adapter(layer, name) for name in self._adapters]
+        known = next((factors for factors in per_adapter if factors is not None), None)
         if known is None:
             return None
         assert self._rows is not None
-        stacked = torch.stack([torch.ones_like(known) if factors is None else factors for factors in found])
+        stacked = torch.stack([torch.ones_like(known) if factors is None else factors for factors in per_adapter])
         return stacked[self._rows.to(stacked.device)][:, None]
 
     def _stack(self, layer: Any) -> tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]:
@@ -302,7 +299,7 @@ class _RowAdapters:
 
 
 class Adapter(nn.Module):
-    """The weights of one adapter, which engines train and save; its base is registered nowhere in it."""
+    """The weights of one adapter, which engines train and save; its base is not registered as a submodule."""
 
     def __init__(self, base: FrozenBase, name: str, config: LoraConfig, layers: Mapping[str, Any]) -> None:
         super().__init__()
@@ -317,11 +314,11 @@ class Adapter(nn.Module):
             self.add_module(_module_key(path), nn.ModuleDict(parts))
 
     def reading(self) -> AbstractContextManager[None]:
-        """Forwards of the base inside read with this adapter."""
+        """Run forwards of the base inside with this adapter."""
         return self.base.reading(self.name)
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
-        """`weights` by registered names, in peft's format."""
+        """Write `weights`, by registered name, in peft's format."""
         folder.mkdir(parents=True, exist_ok=True)
         _peft_config(self.config, self._target_names(), self.base.source).save_pretrained(str(folder))
         made_for = self.base.fingerprint
@@ -331,7 +328,7 @@ class Adapter(nn.Module):
         )
 
     def _target_names(self) -> list[str]:
-        """As short as they can be to be read as these maps and no other module."""
+        """The shortest target names that match exactly these maps."""
         names = self.config.target_modules
         if names != ALL_LINEAR:
             return list(names)
@@ -341,10 +338,10 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def load(self, folder: Path, setting: str) -> None:
-        """Take up an earlier adapter. Raises `PreflightError` where it is of another shape, kind or base.
+        """Load a saved adapter. Raises `PreflightError` for another shape, kind or base.
 
-        With `adapter_mismatch=merge` it may have a lower rank, another scale, and fewer modules: its rows of A are the
-        first ones, its columns of B are scaled, and the other columns of B are zero, so that both compute the same.
+        With `adapter_mismatch=merge` it may have a lower rank, another scale, and fewer modules: its rows of A become
+        the first ones, its columns of B are rescaled, and the other columns of B are zero, so that outputs are equal.
         """
         where = f"{setting}={folder}"
         adapter = read_adapter(folder, setting)
@@ -359,7 +356,7 @@ class Adapter(nn.Module):
             parameter.copy_(stored[_peft_name(name)])
 
     def _read_weights(self, adapter: StoredAdapter, where: str) -> dict[str, Tensor]:
-        """By PEFT's names. Raises `PreflightError` where they cannot be read, or are those of another base."""
+        """Weights by PEFT's names. Raises `PreflightError` if they are unreadable, or belong to another base."""
         try:
             with safe_open(adapter.folder / ADAPTER_FILES[1], "pt") as file:
                 stored = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
@@ -367,12 +364,12 @@ class Adapter(nn.Module):
         except Exception as error:
             raise PreflightError(f"{where}: {ADAPTER_FILES[1]} cannot be read ({error})") from error
         if None not in (made_for, self.base.fingerprint) and made_for != self.base.fingerprint:
-            self._check_shapes(stored, where)  # says more, where shapes differ
+            self._check_shapes(stored, where)  # a more specific error, if shapes differ
             raise PreflightError(f"{where}: it was made for another base than {base_name(self.base.source)}")
         return stored
 
     def _expand_weights(self, adapter: StoredAdapter, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """An earlier adapter's weights in the shapes of this one, which computes the same with them."""
+        """The weights of a saved adapter expanded to the shapes of this one, with equal outputs."""
         result: dict[str, Tensor] = {}
         for path, scale in self.scales.items():
             own = {part: getattr(self, _module_key(path))[part].weight.detach().clone() for part in "AB"}
@@ -392,13 +389,13 @@ class Adapter(nn.Module):
             difference = "it lacks" if odd[0] in own else "it also has"
             raise PreflightError(
                 f"{where}: it does not fit {base} with these target_modules: {difference} "
-                f"{odd[0].removeprefix(PEFT_PREFIX)}; adapter_mismatch=merge takes the modules of both"
+                f"{odd[0].removeprefix(PEFT_PREFIX)}; adapter_mismatch=merge uses the modules of both"
             )
         for name, parameter in own.items():
             if stored[name].shape != parameter.shape:
                 raise PreflightError(
                     f"{where}: it was made for another base: {name.removeprefix(PEFT_PREFIX)} is "
-                    f"{list(stored[name].shape)}, and {base} wants {list(parameter.shape)}"
+                    f"{list(stored[name].shape)}, and {base} requires {list(parameter.shape)}"
                 )
 
 
@@ -418,20 +415,20 @@ def _peft_config(config: LoraConfig, targets: Sequence[str], source: str) -> pef
 
 
 def _row_factors(whole: Tensor, magnitude: Tensor) -> Tensor:
-    """A trained magnitude by the norm of each row of `whole` `[out, in]`: `[out]`, float32.
+    """A trained magnitude divided by the norm of each row of `whole` `[out, in]`: `[out]`, float32.
 
-    The norm is rounded to the magnitude's type, as PEFT does, so that a new adapter has factors of exactly 1.
+    The norm is rounded to the magnitude's dtype, as in PEFT, so that a new adapter has factors of exactly 1.
     """
     return magnitude.float() / whole.norm(dim=1).to(magnitude.dtype).float()
 
 
 def _module_key(path: str) -> str:
-    """A module's path as the name of one module."""
+    """A module's path as a valid module name."""
     return path.replace(".", "/")
 
 
 def _peft_name(name: str) -> str:
-    """`model/layers/0/q_proj.A.weight` as peft's files have it."""
+    """The name of `model/layers/0/q_proj.A.weight` in peft's files."""
     path, part, _ = name.rsplit(".", 2)
     if part == "M":
         return f"{PEFT_PREFIX}{path.replace('/', '.')}.lora_magnitude_vector"
@@ -439,9 +436,9 @@ def _peft_name(name: str) -> str:
 
 
 def _write_safetensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file that is the same bytes each time: the library puts metadata in any order."""
+    """Write a safetensors file deterministically: the library writes metadata in arbitrary order."""
     data = save(dict(tensors), dict(metadata))
-    start = 8 + int.from_bytes(data[:8], "little")  # of the tensors, behind the header and its length
+    start = 8 + int.from_bytes(data[:8], "little")  # of the tensors, after the header and its length
     header = json.loads(data[8:start]) | {"__metadata__": dict(sorted(metadata.items()))}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     file.write_bytes(data[:8] + text.ljust(start - 8) + data[start:])
@@ -449,7 +446,7 @@ def _write_safetensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapp
 
 @torch.no_grad()
 def _compute_fingerprint(lm: PreTrainedModel) -> str:
-    """Of a base: the ends of all of its parameters, in bf16, for it may be loaded in either format."""
+    """Fingerprint of a base: the ends of all parameters, in bf16, since it may be loaded in either dtype."""
     digest = hashlib.sha256()
     for name, parameter in sorted(lm.named_parameters()):
         flat = parameter.flatten()
@@ -464,12 +461,12 @@ def _compute_fingerprint(lm: PreTrainedModel) -> str:
 
 
 def load_adapter(base: FrozenBase, folder: Path, setting: str) -> Adapter:
-    """An earlier adapter with its own settings, on its base."""
+    """Load a saved adapter with its own settings, on its base."""
     adapter = base.add(read_adapter(folder, setting).settings, setting, seed=0)
     adapter.load(folder, setting)
     return adapter
 
 
 def load_with_peft(folder: Path, dtype: torch.dtype) -> nn.Module:
-    """A folder with an adapter, on the base that it names, as peft itself loads it."""
+    """Load an adapter folder, with the base that it names, through peft."""
     return peft.AutoPeftModelForCausalLM.from_pretrained(str(folder), dtype=dtype)

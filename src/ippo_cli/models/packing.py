@@ -1,10 +1,10 @@
-"""Sequences one after another in one row: every weight sees real tokens alone, and each sequence attends to itself.
+"""Packed rows: several sequences in one row without padding, each attending only to itself.
 
-The model reads `[1, N]` with positions that start anew for every sequence. An attention function of our own, which the
-model calls through the library's attention interface, takes the row apart: sequences of similar length attend
-together, and only there, where it costs little, is padding computed. Sliding windows are masked there as well.
+The model reads `[1, N]` with positions that restart for every sequence. A custom attention function, registered in the
+library's attention interface, splits the row: sequences of similar length attend together, with padding only where it
+is cheap. It also applies sliding windows.
 
-Sequences that begin alike may have their first tokens in the row once: a suffix attends to its prefix and to itself.
+Sequences with a shared prefix may have it in the row once: a suffix attends to its prefix and to itself.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ _log = logging.getLogger(__name__)
 Attention = Callable[..., tuple[Tensor, Tensor | None]]
 
 PACKED = {"sdpa": "ippo_cli_packed", "eager": "ippo_cli_packed_eager"}
-"""Our names among the library's attention functions, by what each of them is without a `packing`."""
+"""Names of the custom attention functions, by the library's name that they use without a `packing`."""
 
 PROBE, PROBE_PREFIX = (24, 17, 9), 5
-"""Lengths of the sequences that a model is tried on, and of what the last two begin with."""
+"""Lengths of the test sequences, and of the shared prefix of the last two."""
 
 PADDING_BUDGET = {"cpu": 128, "cuda": 8192}
-"""Padded places that cost as much as one more group. Measured on a CPU; for a GPU reckoned, not measured: a group is
-some twenty kernels of 5 microseconds in each layer, forward and backward, and a place 24 KB to move in a model 900
-wide, 10 nanoseconds at 2.5 TB/s."""
+"""Number of padded positions that cost as much as one more group. Measured on a CPU; estimated for a GPU: a group is
+some twenty kernels of 5 microseconds in each layer, forward and backward, and a position moves 24 KB in a model of
+width 900, 10 nanoseconds at 2.5 TB/s.
+"""
 
 DOUBLING_WIDTH = {"cpu": math.inf, "cuda": 1024}
-"""Width of a group from which on attention doubles what a padded place costs. A CPU's bound was measured with it."""
+"""Group width at which attention doubles the cost of a padded position. The CPU's bound was measured with it."""
 
 FP32_WIDTH = 256
 """Up to this width bf16 sequences attend in float32 on a CPU, where torch's backward pass takes half the time in it."""
@@ -53,33 +54,34 @@ FP32_WIDTH = 256
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Neighbours in the row that attend together, `rows` times `width`."""
+    """Adjacent sequences of the row that attend together, `rows` times `width`."""
 
     tokens: slice  # its part of the row
     rows: int
     width: int
-    index: Tensor | None  # [rows * width] for each place the token that stands in it; None where no place is padding
-    inverse: Tensor  # [tokens] the place of each token
-    real: Tensor  # [rows * width] bool: False where a place is padding, and some token stands in for none
-    prefix: slice  # the part of the row that comes before each of them; empty where they are whole
+    index: Tensor | None  # [rows * width] index of the token at each position; None without padding
+    inverse: Tensor  # [tokens] the position of each token
+    real: Tensor  # [rows * width] bool: False at padding, where an arbitrary token is copied
+    prefix: slice  # the shared prefix in the row; empty without one
 
     def spread(self, part: Tensor) -> Tensor:
-        """Its part of the row, `[1, heads, tokens, size]`, to `[rows, heads, width, size]`."""
+        """Pad its part of the row, `[1, heads, tokens, size]`, to `[rows, heads, width, size]`."""
         if self.index is not None:
             part = _PermuteTokens.apply(part, self.index, self.inverse, None)
         _, heads, _, size = part.shape
         return part.reshape(heads, self.rows, self.width, size).transpose(0, 1)
 
     def prepend_prefix(self, part: Tensor, states: Tensor) -> Tensor:
-        """Its part and the row, `[1, heads, N, size]`, to `[rows, heads, prefix + width, size]`: what all of them begin
-        with, and each."""
+        """Prepend the shared prefix from the row `[1, heads, N, size]` to each sequence of its part: `[rows, heads,
+        prefix + width, size]`.
+        """
         own = self.spread(part)
         if self.prefix.start == self.prefix.stop:
             return own
         return torch.cat([states[:, :, self.prefix].expand(self.rows, -1, -1, -1), own], dim=2)
 
     def join(self, states: Tensor) -> Tensor:
-        """`[rows, width, heads, size]` to `[1, tokens, heads, size]`."""
+        """Remove padding: `[rows, width, heads, size]` to `[1, tokens, heads, size]`."""
         flat = states.flatten(0, 1)[None]
         if self.index is None:
             return flat
@@ -88,16 +90,16 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a row of `N` tokens comes apart."""
+    """The split of a row of `N` tokens into groups."""
 
     positions: Tensor  # [1, N]
     groups: tuple[Group, ...]
 
 
 class _PermuteTokens(torch.autograd.Function):
-    """Picks along the third axis by `there`; the gradient goes back by `back`, and where `real` is False as nothing.
+    """Index the third axis by `index`; the backward pass uses `inverse`, with zero gradient where `mask` is False.
 
-    Indexing of torch's own would add up gradients by index, which is slow, and here each token has one place.
+    The gradient of torch's own indexing is a slow accumulation by index; here each token has one position.
     """
 
     @staticmethod
@@ -115,16 +117,16 @@ class _PermuteTokens(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Suffixes:
-    """Sequences that go on from one prefix, itself a sequence of the row."""
+    """Sequences that share one prefix, itself a sequence of the row."""
 
-    of: int  # the number of that sequence
+    of: int  # index of the prefix sequence
     lengths: Sequence[int]  # longest first
 
 
 def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffixes] = ()) -> Packing:
-    """The packing of sequences of these lengths, longest first, and behind them what goes on from some of them."""
+    """The packing of sequences of these lengths, longest first, followed by the suffixes of some of them."""
     kind = device.type if device.type in PADDING_BUDGET else "cuda"
-    parts = [(0, 0, lengths)]  # where their prefix begins, its length, their own lengths
+    parts = [(0, 0, lengths)]  # start of the prefix, its length, lengths of the sequences
     parts += [(sum(lengths[: each.of]), lengths[each.of], each.lengths) for each in suffixes]
     positions: list[Tensor] = []
     groups: list[Group] = []
@@ -132,7 +134,7 @@ def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffix
     for start, before, own in parts:
         counts = torch.tensor(own, device=device)
         total = sum(own)
-        # Told how many there will be, the host need not wait for the device to count.
+        # With a known output size the host does not wait for the device.
         begins = (counts.cumsum(0) - counts).repeat_interleave(counts, output_size=total)
         positions.append(before + torch.arange(total, device=device) - begins)
         for part in group_by_length(own, kind):
@@ -143,17 +145,17 @@ def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffix
 
 
 def group_by_length(lengths: Sequence[int], device: str) -> list[slice]:
-    """Of lengths, longest first, those that attend together on a kind of device: until padding costs a group."""
-    found, first = [], 0
+    """Split lengths, longest first, into groups that attend together: a new group where padding would cost more."""
+    groups, first = [], 0
     while first < len(lengths):
         width, padding, last = lengths[first], 0, first
         spare = PADDING_BUDGET[device] / (1 + width / DOUBLING_WIDTH[device])
         while last < len(lengths) and padding + width - lengths[last] <= spare:
             padding += width - lengths[last]
             last += 1
-        found.append(slice(first, last))
+        groups.append(slice(first, last))
         first = last
-    return found
+    return groups
 
 
 def _make_group(counts: Tensor, token: int, lengths: Sequence[int], prefix: slice) -> Group:
@@ -163,16 +165,16 @@ def _make_group(counts: Tensor, token: int, lengths: Sequence[int], prefix: slic
     mask = (columns < counts[:, None]).flatten()
     starts = counts.cumsum(0) - counts
     index = (starts[:, None] + torch.minimum(columns, counts[:, None] - 1)).flatten()
-    before = torch.arange(rows, device=counts.device) * width - starts  # places that are not tokens, up to each row
+    before = torch.arange(rows, device=counts.device) * width - starts  # padding before each row
     inverse = torch.arange(total, device=counts.device) + before.repeat_interleave(counts, output_size=total)
     return Group(slice(token, token + total), rows, width, index if padding else None, inverse, mask, prefix)
 
 
 @dataclass(slots=True)
 class Trace:
-    """What the attention of every layer is given and gives, and over how many tokens it looks back."""
+    """Inputs, outputs and window of every layer's attention."""
 
-    states: list[Tensor] = field(default_factory=list)  # queries, keys, values, output of one layer after another
+    states: list[Tensor] = field(default_factory=list)  # queries, keys, values, output, layer by layer
     windows: list[int | None] = field(default_factory=list)
 
 
@@ -187,7 +189,7 @@ def attend(
     trace: Trace | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The library's attention of that name, of every group by itself where the model reads a packed row."""
+    """The library's attention of that name, applied to every group separately if the model reads a packed row."""
     if trace is not None:
         output, weights = attend(name, module, query, key, value, attention_mask, packing, **options)
         trace.states += [part.transpose(1, 2).flatten(2)[0] for part in (query, key, value)] + [output.flatten(2)[0]]
@@ -196,7 +198,7 @@ def attend(
     plain = library_attention(name, module)
     if packing is None:
         return plain(module, query, key, value, attention_mask, **options)
-    # Split at once: the gradient of every slice by itself would be as long as the row.
+    # Split at once: the gradient of each separate slice would have the size of the row.
     sizes = [group.tokens.stop - group.tokens.start for group in packing.groups]
     split = [states.split(sizes, dim=2) for states in (query, key, value)]
     parts = []
@@ -214,15 +216,16 @@ def attend(
 
 
 def library_attention(name: str, module: nn.Module) -> Attention:
-    """What a name of the library's stands for; it keeps one `eager` beside every model that has one."""
+    """The library's attention function of a name; `eager` is defined in each model's module."""
     if name == "eager":
         return sys.modules[type(module).__module__].eager_attention_forward
     return ALL_ATTENTION_FUNCTIONS[name]
 
 
 def _causal_mask(own: int, width: int, window: int | None, device: torch.device) -> Tensor | None:
-    """What each of the last `own` of `width` tokens attends to, `[1, 1, own, width]`: what stands before it and itself,
-    or the last `window` of these. None where that is what the library takes no mask for."""
+    """Causal mask of the last `own` of `width` tokens, `[1, 1, own, width]`, with an optional window. None where the
+    library needs no mask.
+    """
     if own == width and (window is None or width <= window):
         return None
     mask, before = torch.ones(own, width, dtype=torch.bool, device=device), width - own
@@ -231,14 +234,14 @@ def _causal_mask(own: int, width: int, window: int | None, device: torch.device)
 
 
 def _additive_mask(mask: Tensor | None, width: int, query: Tensor) -> Tensor:
-    """What is added to scores where the library masks nothing by itself; causal where there is no mask."""
+    """The additive mask for library functions that apply no mask themselves; causal if none is given."""
     if mask is None:
         mask = torch.ones(width, width, dtype=torch.bool, device=query.device).tril()[None, None]
     return torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(~mask, -math.inf)
 
 
 def uses_fp32_attention(device: str, bf16: bool, width: int) -> bool:
-    """Whether sequences of a packed row that are `width` tokens long attend in float32 in a bf16 model."""
+    """Whether sequences of this width in a packed row attend in float32 in a bf16 model."""
     return bf16 and device == "cpu" and width <= FP32_WIDTH
 
 
@@ -252,8 +255,8 @@ def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Pa
     if packing is None:
         return backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state.flatten(0, 1)
     if backbone.config._attn_implementation not in PACKED.values():
-        raise RuntimeError(f"{type(backbone).__name__} was given a packed row, and was not seen to read such rows")
-    # A mask of four axes is passed through as it is, and ours is in the packing.
+        raise RuntimeError(f"{type(backbone).__name__} received a packed row, but does not support packed rows")
+    # The library passes a 4D mask through unchanged; the packing has the actual masks.
     mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
     output = backbone(
         input_ids=input_ids,
@@ -267,19 +270,19 @@ def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Pa
 
 
 def enable_packing(backbone: PreTrainedModel) -> bool:
-    """Let a model read packed rows where it can, and say whether it can: seen by trying, once, on a few tokens.
+    """Enable packed rows for a model that supports them, and return whether it does; tested once on a few tokens.
 
-    Of one that cannot a warning is logged, since its training takes longer.
+    Logs a warning if unsupported, since training is then slower.
     """
     if _supports_attention_interface(backbone):
         name = str(backbone.config._attn_implementation)
-        backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would reach into other configs
+        backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would change other configs
         if _packed_rows_match(backbone):
             return True
         backbone.config._attn_implementation_internal = name
     message = (
-        f"{type(backbone).__name__}: it was not seen to keep sequences of one row apart; where it is trained or scored "
-        "it reads padded rows, which takes longer the more their lengths differ"
+        f"{type(backbone).__name__} does not support packed rows; training and scoring use "
+        "padded rows, which takes longer the more their lengths differ"
     )
     if distributed.claim_log_once(message):
         _log.warning(message)
@@ -287,8 +290,7 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
 
 
 def _supports_attention_interface(backbone: PreTrainedModel) -> bool:
-    """Whether a model calls attention by the library's interface, and attends to all that came before, or to the
-    last of it."""
+    """Whether a model calls attention through the library's interface, with full or sliding-window causal attention."""
     return (
         backbone.config._attn_implementation in PACKED
         and backbone._supports_attention_backend
@@ -298,14 +300,15 @@ def _supports_attention_interface(backbone: PreTrainedModel) -> bool:
 
 
 def _cache_layers(backbone: PreTrainedModel) -> Sequence[Any]:
-    """For each layer, what the library caches of it."""
+    """The cache type of each layer."""
     return DynamicCache(config=backbone.config.get_text_config(decoder=True)).layers
 
 
 @torch.no_grad()
 def _packed_rows_match(backbone: PreTrainedModel) -> bool:
-    """Whether a few sequences in one row, of which two begin alike, are read as one by one, and can be told from
-    positions that are off by one."""
+    """Whether a few packed sequences, two with a shared prefix, give the same outputs as separate sequences, compared
+    with the effect of positions that are off by one.
+    """
     config = backbone.config.get_text_config(decoder=True)
     room = (getattr(config, "max_position_embeddings", None) or 1 << 30) - 1
     lengths = [max(min(length, room), 2) for length in PROBE]
@@ -332,9 +335,9 @@ def _packed_rows_match(backbone: PreTrainedModel) -> bool:
 def _trace_forward(
     backbone: PreTrainedModel, ids: Tensor, *, shift: int = 0, packing: Packing | None = None
 ) -> list[Tensor]:
-    """What every layer's attention is given and gives, and the last hidden states, each `[N, D]`.
+    """Inputs and outputs of every layer's attention, and the last hidden states, each `[N, D]`.
 
-    Raises ValueError where a layer's attention is not told of its sliding window, which a few tokens would not show.
+    Raises ValueError if a layer's attention does not receive its sliding window, which a few tokens would not show.
     """
     trace = Trace()
     positions = torch.arange(shift, shift + ids.shape[1], device=ids.device)[None]
@@ -342,7 +345,7 @@ def _trace_forward(
     states = last_hidden_states(backbone, ids, packing, trace=trace, **options)
     windows = [getattr(layer, "sliding_window", None) for layer in _cache_layers(backbone)]
     if trace.windows != windows:
-        raise ValueError(f"sliding windows of {windows}, of which attention is told {trace.windows}")
+        raise ValueError(f"sliding windows of {windows}, but attention receives {trace.windows}")
     return [*trace.states, states]
 
 

@@ -1,6 +1,6 @@
-"""Which sequences begin alike, so that what they have in common is read once.
+"""Groups sequences by shared prefix, so that the prefix is computed once.
 
-As in Liu et al. 2025 (Prefix Grouper, arXiv 2506.05433), but for any prefixes, not for prompts alone.
+As in Liu et al. 2025 (Prefix Grouper, arXiv 2506.05433), but for any prefixes, not only prompts.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 
 MIN_PREFIX_TOKENS = 16
-"""Tokens in common from which on it pays to read them once: what goes on from them attends through a mask."""
+"""Minimum length of a shared prefix: suffixes attend through a mask, which must pay off."""
 
 MIN_SAVED_FRACTION = {"cpu": 1 / 16, "cuda": 1 / 4}
-"""And the share of all tokens that need not be read then: attention through a mask computes what a causal one leaves
-out, and two that share little are a group more. Measured on a CPU; on a GPU, where attention without a mask is faster
-still against everything else, an estimate."""
+"""Minimum fraction of tokens saved: attention with a mask also computes what causal attention skips, and small groups
+add overhead. Measured on a CPU; an estimate for a GPU, where attention without a mask is relatively faster.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
-    """Sequences whose first `prefix` tokens are the same; each of them has more."""
+    """Sequences with the same first `prefix` tokens; each of them is longer."""
 
     members: tuple[int, ...]
     prefix: int
@@ -29,7 +29,7 @@ class PrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Branch:
-    """Neighbours in sorted order, and how most tokens of theirs are read once."""
+    """Adjacent sequences in sorted order, and the grouping that saves most tokens."""
 
     members: tuple[int, ...]
     shortest: int  # of their lengths
@@ -38,7 +38,7 @@ class _Branch:
     groups: tuple[PrefixGroup, ...]
 
     def merge_next(self, other: _Branch, common: int, min_saved_fraction: float) -> _Branch:
-        """Both, which have `common` first tokens in common: as one family, or as those that they were."""
+        """Merge two branches with `common` equal first tokens: as one group, or keep their groups."""
         members = self.members + other.members
         shortest, tokens = min(self.shortest, other.shortest), self.tokens + other.tokens
         prefix = min(common, shortest - 1)
@@ -50,13 +50,13 @@ class _Branch:
 
 
 def group_by_shared_prefix(sequences: Sequence[np.ndarray], min_saved_fraction: float) -> tuple[PrefixGroup, ...]:
-    """Of sequences of ids `[n]`: those that begin alike, so that few tokens are read; no sequence is in two.
+    """Group sequences of ids `[n]` by shared prefix to minimise tokens read; groups are disjoint.
 
-    A prefix has at least `SHORTEST` tokens, and `min_saved_fraction` of a family's tokens or more are not read again. Prefixes
-    of prefixes are not looked for.
+    A prefix has at least `MIN_PREFIX_TOKENS` tokens, and sharing saves at least `min_saved_fraction` of a group's
+    tokens. Nested prefixes are not used.
     """
     order = sorted(range(len(sequences)), key=lambda number: sequences[number].astype(">i8").tobytes())
-    stack: list[tuple[int, _Branch]] = []  # what each has in common with the one before it
+    stack: list[tuple[int, _Branch]] = []  # length that each has in common with the previous one
 
     def join_last() -> None:
         common, last = stack.pop()
@@ -76,5 +76,5 @@ def group_by_shared_prefix(sequences: Sequence[np.ndarray], min_saved_fraction: 
 
 def _common_prefix_length(one: np.ndarray, other: np.ndarray) -> int:
     size = min(len(one), len(other))
-    unlike = np.flatnonzero(one[:size] != other[:size])
-    return int(unlike[0]) if len(unlike) else size
+    different = np.flatnonzero(one[:size] != other[:size])
+    return int(different[0]) if len(different) else size

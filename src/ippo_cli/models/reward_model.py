@@ -1,4 +1,4 @@
-"""A frozen reward model: conversations in, one number each, through its own tokenizer and chat template."""
+"""A frozen reward model: scores conversations with its own tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ Messages = Sequence[dict[str, str]]  # each with role and content
 
 
 class ConversationTokenizer:
-    """How a reward model's tokenizer writes a conversation: by its chat template, else the texts one after another.
+    """Encodes a conversation for a reward model: by its chat template, or else as concatenated texts.
 
-    What the texts say is text: a special token that is spelled out in one is left out, so that nobody who writes it
-    begins or ends a turn.
+    Contents are plain text: special tokens spelled out in them are removed, so that a response cannot begin or end a
+    turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -46,20 +46,23 @@ class ConversationTokenizer:
         self.special = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if token.special})
 
     def ids(self, conversations: Sequence[Messages]) -> list[list[int]]:
-        """Token ids; special tokens are those that the template writes, or else those that the tokenizer adds."""
-        plain = [[{**message, "content": self._plain(message["content"])} for message in one] for one in conversations]
+        """Token ids; special tokens come from the template, or else from the tokenizer."""
+        plain = [
+            [{**message, "content": self._plain(message["content"])} for message in conversation]
+            for conversation in conversations
+        ]
         if self.tokenizer.chat_template is None:
-            texts = ["".join(message["content"] for message in one) for one in plain]
+            texts = ["".join(message["content"] for message in conversation) for conversation in plain]
         else:
-            texts = [str(self.tokenizer.apply_chat_template(one, tokenize=False)) for one in plain]
+            texts = [str(self.tokenizer.apply_chat_template(conversation, tokenize=False)) for conversation in plain]
         adds = self.tokenizer.chat_template is None
         return self.tokenizer(texts, add_special_tokens=adds).input_ids if texts else []
 
     def check_writable(self, conversation: Messages, setting: str) -> None:
-        """Raise `PreflightError` where the chat template writes no such conversation, or leaves its last answer out."""
+        """Raise `PreflightError` if the chat template rejects such a conversation or omits its last answer."""
         try:
             with_answer = self.ids([conversation])
-        except Exception as error:  # templates raise what they like, of roles that they do not know for instance
+        except Exception as error:  # templates may raise anything, for instance for unknown roles
             roles = " ".join(message["role"] for message in conversation)
             raise PreflightError(
                 f"{setting}: its chat template cannot write a conversation of {roles} ({error}); use a reward model "
@@ -67,13 +70,13 @@ class ConversationTokenizer:
             ) from error
         if with_answer == self.ids([[*conversation[:-1], {**conversation[-1], "content": ""}]]):
             raise PreflightError(
-                f"{setting}: its chat template leaves out what the assistant says last, which is what is scored; mend "
+                f"{setting}: its chat template omits the last message of the assistant, which must be scored; fix "
                 "chat_template.jinja in its folder"
             )
 
     def _plain(self, text: str) -> str:
         before = None
-        while text != before:  # leaving one out may spell another
+        while text != before:  # removing one may form another
             before = text
             for token in self.special:
                 text = text.replace(token, "")
@@ -82,7 +85,7 @@ class ConversationTokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardModel:
-    """What scores, on its device."""
+    """A reward model on its device."""
 
     model: PreTrainedModel
     device: torch.device
@@ -90,8 +93,8 @@ class RewardModel:
 
     @torch.inference_mode()
     def scores(self, rows: Sequence[Sequence[int]]) -> list[float]:
-        """One number for each row of token ids; rows of like length are read together."""
-        found = [0.0] * len(rows)
+        """One score for each row of token ids; rows of similar length are batched."""
+        scores = [0.0] * len(rows)
         for batch in self._batches(rows):
             width = max(len(rows[row]) for row in batch)
             ids = torch.full((len(batch), width), self._pad or 0, dtype=torch.long)
@@ -101,12 +104,12 @@ class RewardModel:
                 mask[place, : len(rows[row])] = 1
             numbers = self._read(ids.to(self.device), mask.to(self.device))
             for row, number in zip(batch, numbers.float().cpu().tolist(), strict=True):
-                found[row] = number
-        return found
+                scores[row] = number
+        return scores
 
     @property
     def _pad(self) -> int | None:
-        """What a classifier finds the last token by; None where it cannot."""
+        """The padding id by which a classifier finds the last token; None if it has none."""
         return 0 if isinstance(self.model, ValueModel) else self.model.config.get_text_config().pad_token_id
 
     def _batches(self, rows: Sequence[Sequence[int]]) -> Iterator[list[int]]:
@@ -130,7 +133,7 @@ class RewardModel:
 def load_reward_model(
     source: str, revision: str | None, dtype: Dtype, device: torch.device, batch_tokens: int
 ) -> RewardModel:
-    """Its weights, frozen. Raises `PreflightError` where they are not complete, or no reward model's."""
+    """Load a frozen reward model. Raises `PreflightError` for incomplete weights or another kind of model."""
     kind: Any = ValueModel if is_value_model(source) else AutoModelForSequenceClassification
     try:
         model = load_pretrained(kind, source, revision=revision, dtype=DTYPES[dtype], trains=False)
@@ -141,7 +144,7 @@ def load_reward_model(
 
 
 def compute_scores_in_float32(model: PreTrainedModel) -> None:
-    """Make a classifier's last linear map compute in float32: bfloat16 would round scores around 5 to 1/32."""
+    """Compute a classifier's last linear map in float32: bfloat16 would round scores around 5 to 1/32."""
     inside = {id(module) for module in model.base_model.modules()} if model.base_model is not model else set()
     for module in model.modules():
         if type(module) is nn.Linear and id(module) not in inside and module.out_features == 1:
@@ -149,7 +152,7 @@ def compute_scores_in_float32(model: PreTrainedModel) -> None:
 
 
 def read_config(source: str, revision: str | None) -> Any:
-    """The configuration of a reward model. Raises `PreflightError` where it is another kind of model's."""
+    """The configuration of a reward model. Raises `PreflightError` for another kind of model."""
     setting = f"reward.model={source}"
     try:
         if is_value_model(source):
@@ -162,7 +165,7 @@ def read_config(source: str, revision: str | None) -> Any:
     if not any("SequenceClassification" in name for name in config.architectures or ()):
         kinds = " ".join(config.architectures or ["nothing"])
         raise PreflightError(
-            f"{setting}: its config.json names {kinds}; give a sequence classifier or a folder with a value head "
+            f"{setting}: its config.json names {kinds}; use a sequence classifier or a folder with a value head "
             "(scripts/examples/train_reward_model.py makes one)"
         )
     if config.num_labels != 1:
@@ -173,7 +176,7 @@ def read_config(source: str, revision: str | None) -> Any:
 def read_tokenizer(source: str, revision: str | None) -> PreTrainedTokenizerBase:
     """The reward model's own tokenizer."""
     try:
-        # The library looks for the kind of model in its own tables, and warns of one that is not there.
+        # The library warns of model types that are not in its own tables.
         known = {"config": _backbone_config(source)} if is_value_model(source) else {}
         return AutoTokenizer.from_pretrained(source, revision=revision, trust_remote_code=False, **known)
     except Exception as error:
@@ -188,19 +191,19 @@ def _backbone_config(source: str) -> Any:
 
 
 def context_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The most tokens that it may read; None where neither model nor tokenizer has a limit."""
+    """Context length in tokens; None if neither model nor tokenizer has a limit."""
     limits = [getattr(config.get_text_config(), "max_position_embeddings", None), tokenizer.model_max_length]
     return min((limit for limit in limits if limit is not None and limit < 2**31), default=None)
 
 
 def reward_model_shape(config: Any) -> ModelShape:
-    """Its sizes, for a plan of memory."""
+    """Its sizes, for the memory plan."""
     with torch.device("meta"):
         return model_shape(AutoModelForSequenceClassification.from_config(config))
 
 
 def is_value_model(source: str) -> bool:
-    """Whether a folder holds a critic of ours: a backbone with a value head."""
+    """Whether a folder holds a critic of this project: a backbone with a value head."""
     try:
         return json.loads((Path(source) / "config.json").read_text())["model_type"] == ValueModelConfig.model_type
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The sizes of a model, from its `config.json` alone: no weight is read or made."""
+"""The sizes of a model from its `config.json`; reads and creates no weights."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ippo_cli.models.load import load_error, missing_files_reason
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What memory is computed from."""
+    """Inputs of memory estimates."""
 
     sizes: tuple[int, ...]  # elements of each parameter
     layers: int
@@ -32,16 +32,16 @@ class ModelShape:
     inner: int  # width of the feed-forward layers
     keys: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
-    window: int | None = None  # tokens that some layer looks back, at the least; None where all look back at everything
+    window: int | None = None  # smallest sliding window of its layers in tokens; None for full attention
     longrope_threshold: int | None = (
-        None  # tokens of a row from which on its whole forward rotates by other frequencies
+        None  # row length in tokens from which rotary frequencies change for the whole forward
     )
-    quantized_bytes: float | None = None  # of all weights, where those of linear maps are quantised
-    adapter: tuple[int, ...] | None = None  # of what is trained where that is an adapter (and a head), and no model
+    quantized_bytes: float | None = None  # of all weights, if linear maps are quantised
+    adapter: tuple[int, ...] | None = None  # sizes of the trained parameters of an adapter (and a head)
 
     @property
     def parameters(self) -> int:
-        """Of the model; of an adapter those of its base."""
+        """Number of parameters of the model; for an adapter, of its base."""
         return sum(self.sizes)
 
     @property
@@ -49,12 +49,12 @@ class ModelShape:
         return sum(self.sizes if self.adapter is None else self.adapter)
 
     def count_smaller_than(self, threshold: int) -> int:
-        """Elements of all parameters that have at most so many: what ZeRO stage 3 keeps whole."""
+        """Elements in parameters of at most `threshold` elements: those that ZeRO stage 3 does not shard."""
         return sum(size for size in self.sizes if size <= threshold)
 
 
 def load_config(model: str, revision: str | None, values: Mapping[str, Any] | None = None) -> PreTrainedConfig:
-    """The configuration of a folder or hub id, with `values` of its keys. Raises `ConfigError` for other keys."""
+    """The configuration of a folder or hub id, with `values` of its keys. Raises `ConfigError` for unknown keys."""
     options = {"revision": revision, "trust_remote_code": False, "return_unused_kwargs": True}
     config: Any
     unused: Any
@@ -70,9 +70,9 @@ def load_config(model: str, revision: str | None, values: Mapping[str, Any] | No
 
 
 def quantized_shape(shape: ModelShape, lm: PreTrainedModel, bits: int, width: int) -> ModelShape:
-    """The shape of a base whose linear maps are quantised; its embedding, norms and head keep `width` bytes a weight.
+    """The shape of a base with quantised linear maps; embedding, norms and head keep `width` bytes per weight.
 
-    4 bits come with a scale in float32 for every 64 weights, 8 bits with one for every row, which is left out here.
+    4 bits add a float32 scale for every 64 weights; the row scales of 8 bits are neglected.
     """
     head = lm.get_output_embeddings()
     linear = [part for part in lm.modules() if isinstance(part, nn.Linear) and part is not head]
@@ -82,19 +82,19 @@ def quantized_shape(shape: ModelShape, lm: PreTrainedModel, bits: int, width: in
 
 
 def empty_model(config: PreTrainedConfig) -> PreTrainedModel:
-    """A causal language model without memory for any of its weights."""
+    """A causal language model without memory for its weights."""
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
 
 
 def empty_backbone(config: PreTrainedConfig) -> PreTrainedModel:
-    """A model without a head, and without memory for any of its weights."""
+    """A model without a head, and without memory for its weights."""
     with torch.device("meta"):
         return AutoModel.from_config(config)
 
 
 def actor_shape(lm: PreTrainedModel) -> ModelShape:
-    """Of a causal language model."""
+    """Shape of a causal language model."""
     return _make_shape(lm.config, _parameter_sizes(lm))
 
 
@@ -117,8 +117,9 @@ def add_adapter(
     earlier: str | None = None,
     key: str = "",
 ) -> ModelShape:
-    """An adapter on the language model of this shape, which starts from an `earlier` one. Raises `ConfigError` or
-    `PreflightError` where these do not go together."""
+    """The shape with an adapter on its language model, possibly from an `earlier` one. Raises `ConfigError` or
+    `PreflightError` if they are incompatible.
+    """
     known, others = linear_maps(lm), other_modules(lm)
 
     def targeted(config: LoraConfig) -> dict[str, Widths]:
@@ -133,12 +134,12 @@ def add_adapter(
 
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
-    """Of a model with any head."""
+    """Shape of a model with any head."""
     return _make_shape(model.config, _parameter_sizes(model))
 
 
 def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:
-    """Of the backbone of a causal language model, and a value head."""
+    """Shape of a critic: the backbone of a causal language model, and a value head."""
     return add_value_head(_make_shape(lm.config, _parameter_sizes(lm.base_model)), lm.config, value_head_hidden_dim)
 
 
@@ -179,7 +180,7 @@ def _longrope_threshold(text: Any) -> int | None:
 
 
 def _inner_width(text: Any) -> int:
-    """Families name it in ways of their own; four times the width is what those do that do not say."""
+    """The name differs by family; the default is four times the hidden width."""
     for name in ("intermediate_size", "n_inner", "ffn_dim"):
         if isinstance(width := getattr(text, name, None), int):
             return width

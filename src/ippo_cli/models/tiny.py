@@ -1,4 +1,4 @@
-"""The embedded model: a small transformer and a tokenizer of characters or bytes, warmed up on lessons, cached."""
+"""Tiny models: a small transformer with a character or byte tokenizer, warm-started on lessons, cached."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from ippo_cli.config.schema import Alphabet, TinyActorConfig
 from ippo_cli.types import Lesson
 
 PAD, EOS, UNKNOWN = "<pad>", "<eos>", "<unk>"
-CONTEXT_LENGTH = 4096  # positions are computed, so more of them cost nothing
-LESSON_TOKENS = 256  # a longer lesson is taught up to the last whole turn within these, and its first turn always
+CONTEXT_LENGTH = 4096  # positions are computed, so a longer context costs nothing
+LESSON_TOKENS = 256  # a longer lesson is cut to its whole turns within this length, but keeps its first turn
 Progress = Callable[[int, int, float], None]  # step, steps, loss
 
 
 def character_tokenizer(characters: Sequence[str]) -> PreTrainedTokenizerFast:
-    """One token per character; what is not listed becomes `<unk>`."""
+    """One token per character; unlisted characters become `<unk>`."""
     vocabulary = {token: number for number, token in enumerate([PAD, EOS, UNKNOWN, *sorted(set(characters))])}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # a line's end is a character as well
+    raw.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")  # newlines are characters as well
     raw.decoder = decoders.Fuse()
     return _fast_tokenizer(raw)
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte of a text's UTF-8: nothing is unknown, and every text is read back as it was.
+    """One token per UTF-8 byte: no unknown tokens, and decoding is lossless.
 
-    The names of special tokens are ordinary characters in a text, so that nobody ends a turn by writing `<eos>`.
+    Names of special tokens are ordinary characters in a text, so that writing `<eos>` does not end a turn.
     """
     bytes_as_characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: number for number, token in enumerate([PAD, EOS, UNKNOWN, *bytes_as_characters])}
@@ -60,7 +60,7 @@ def _fast_tokenizer(raw: Tokenizer, **settings: bool) -> PreTrainedTokenizerFast
 
 
 def make_lesson_tokenizer(alphabet: Alphabet, lessons: Sequence[Lesson]) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model that is warmed up on these lessons."""
+    """The tokenizer of a model with these warm-start lessons."""
     if alphabet is Alphabet.printable:
         return byte_tokenizer()
     return character_tokenizer(
@@ -77,10 +77,10 @@ def make_tiny_actor(
     *,
     tokenizer: PreTrainedTokenizerFast | None = None,
 ) -> Path:
-    """The folder of a model with these settings, made now or taken from the cache.
+    """The folder of a model with these settings, created or from the cache.
 
-    The lessons give, shuffled by `seed`, the supervised batches, and without a `tokenizer` the characters of
-    `alphabet=auto`; without lessons the weights are random. The folder appears whole or not at all.
+    The lessons, shuffled by `seed`, give the supervised batches, and without a `tokenizer` the characters of
+    `alphabet=auto`; without lessons the weights are random. The folder is created atomically.
     """
     own = make_lesson_tokenizer(config.alphabet, lessons)
     tokenizer = tokenizer or own
@@ -112,7 +112,7 @@ def make_tiny_actor(
         lm.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         (temporary / "warm_start.json").write_text(json.dumps(settings, indent=2) + "\n")
-        if not folder.is_dir():  # another run may have made the same model meanwhile
+        if not folder.is_dir():  # another run may have created the same model meanwhile
             temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -127,10 +127,10 @@ def warm_start(
     seed: int,
     progress: Progress,
 ) -> None:
-    """A few supervised steps: cross-entropy of the lessons' answers, the token that ends each of them included.
+    """A few supervised steps: cross-entropy of the lessons' answers, end tokens included.
 
-    Lessons with the same answers are drawn as often as those with any others. Drawn as often as they occur, rare
-    answers are left so improbable that a policy gradient soon gives them up.
+    Distinct answer sequences are sampled equally often. Sampled by frequency, rare answers would be so improbable that
+    a policy gradient soon drops them.
     """
     if not config.warm_start_steps or not lessons:
         return
@@ -153,7 +153,7 @@ def warm_start(
 def _supervised_batch(
     tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids `[B, L]`, right-padded, and where the answers stand in them (the tokens that end them included)."""
+    """Ids `[B, L]`, right-padded, and the mask of the answers (end tokens included)."""
     rows = [_encode_lesson(tokenizer, lesson) for lesson in lessons]
     width = max(len(tokens) for tokens, _ in rows)
     ids = torch.zeros(len(rows), width, dtype=torch.long)
@@ -165,22 +165,22 @@ def _supervised_batch(
 
 
 def _encode_lesson(tokenizer: PreTrainedTokenizerFast, lesson: Lesson) -> tuple[list[int], list[bool]]:
-    """A lesson as the policy will read it: told, answered, ended; told, answered, ended; and what of it is answers."""
+    """Encode a lesson as the policy reads it: observation, answer, end token, and so on; with a mask of the answers."""
     assert tokenizer.eos_token_id is not None
     texts = [text for turn in lesson for text in turn]
     pieces = tokenizer(texts).input_ids
     tokens: list[int] = []
     is_answer: list[bool] = []
-    for told, answer in zip(pieces[::2], pieces[1::2], strict=True):
-        if tokens and len(tokens) + len(told) + len(answer) + 1 > LESSON_TOKENS:
+    for observation, answer in zip(pieces[::2], pieces[1::2], strict=True):
+        if tokens and len(tokens) + len(observation) + len(answer) + 1 > LESSON_TOKENS:
             break
-        tokens += [*told, *answer, tokenizer.eos_token_id]
-        is_answer += [False] * len(told) + [True] * (len(answer) + 1)
+        tokens += [*observation, *answer, tokenizer.eos_token_id]
+        is_answer += [False] * len(observation) + [True] * (len(answer) + 1)
     return tokens, is_answer
 
 
 def tiny_config(config: TinyActorConfig, vocabulary: int) -> LlamaConfig:
-    """The transformer's shape."""
+    """The transformer's configuration."""
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=config.hidden_size,

@@ -1,1 +1,1 @@
-"""What a run needs before a weight is loaded: checks, memory, and `mode=plan`."""
+"""Checks and resource estimates before weights are loaded, and `mode=plan`."""

@@ -1,7 +1,7 @@
-"""Seconds of an iteration, from sizes and from what a device does in a second: arithmetic, nothing is run.
+"""Lower bound of an iteration's duration, computed from model sizes and device speeds.
 
-A phase takes at least what its matrix products take, what reading weights and caches takes, and what sending weights
-and gradients takes: each at the stated figure, and all at the same time.
+A phase takes at least the maximum of the times for matrix products, for reading weights and caches, and for sending
+weights and gradients, each at the given speed.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ PHASES: tuple[str, ...] = ("rollout", "targets", "update")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """Of one rank, a second."""
+    """Speeds of one rank."""
 
     flops_per_s: float
-    memory: float = math.inf  # bytes read of the device's memory
-    network_bytes_per_s: float = math.inf  # bytes sent to other ranks, and received at once
+    memory: float = math.inf  # bytes per second read from device memory
+    network_bytes_per_s: float = math.inf  # to other ranks; sending and receiving overlap
 
     def seconds(self, operations: float, *, read: float = 0.0, sent: float = 0.0) -> float:
-        """Of what is done at the same time."""
+        """Duration of FLOPs, memory reads and sends (bytes) that run in parallel."""
         return max(operations / self.flops_per_s, read / self.memory, sent / self.network_bytes_per_s)
 
 
 def stated_speed(plan: PlanConfig) -> Speed:
-    """Of one of the devices that figures are given of; what leaves a machine is as slow as its network."""
+    """The speed of one device from `plan.*`; with several machines, at the network's speed between machines."""
     assert plan.devices is not None
     assert plan.per_machine is not None
     assert plan.tflops is not None
@@ -57,8 +57,7 @@ def stated_speed(plan: PlanConfig) -> Speed:
 
 
 def measure_speed(ranks: int, dtype: Dtype) -> Speed:
-    """Of one of the ranks that share this machine's processor: matrix products in that precision, the fastest of those
-    that a moment has time for, as other work delays some."""
+    """Measure one rank's speed on this machine's processor: the fastest of the matrix products in 0.2 s."""
     size = 768
     left = torch.ones(size, size, dtype=DTYPES[dtype])
 
@@ -75,7 +74,7 @@ def measure_speed(ranks: int, dtype: Dtype) -> Speed:
 
 
 def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: int, speed: Speed) -> dict[str, float]:
-    """At least so many by phase, on each of the ranks, where all sequences are as long as the longest may get."""
+    """Lower bound in seconds by phase, on each rank, with all sequences at maximum length."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for name, agent in shapes.items():
         settings = config.task.agents[name]
@@ -89,7 +88,7 @@ def iteration_seconds(config: Config, shapes: Mapping[str, AgentShapes], ranks: 
 
 @dataclass(frozen=True, slots=True)
 class _AgentWork:
-    """What one agent's part of an iteration takes on one rank."""
+    """Durations of one agent's phases on one rank."""
 
     config: Config
     settings: AgentConfig
@@ -103,11 +102,11 @@ class _AgentWork:
 
     @property
     def written(self) -> int:
-        """Tokens of a row, of all its turns; a world may end before its last turn."""
+        """Maximum response tokens of a row, in all its turns."""
         return min(self.settings.rollout.max_new_tokens * (self.agent.length.turns or 1), self.agent.length.row)
 
     def rollout(self) -> float:
-        """Reading every prompt once, then token by token what is decoded together."""
+        """Prefill of every prompt, then decoding in batches."""
         shape, row, written = self.agent.actor, self.agent.length.row, self.written
         width = bytes_per_weight(self.settings.actor.dtype)
         prompts = self.speed.seconds(self.rows * (row - written) * _forward_flops_per_token(shape, row))
@@ -123,19 +122,19 @@ class _AgentWork:
         seconds = prompts + step * written * math.ceil(self.rows / batch_rows)
         if self._is_sharded and not by_layer:
             seconds += self.speed.seconds(0.0, sent=sent)
-        # An agent's turns in its own episodes that are played anew; what others write there anew depends on the task.
+        # Replays: this agent's own turns; turns of other agents that change depend on the task and are not counted.
         every = self.config.reward.measure_credit_every or 1
         return seconds * (1 + (1 / every if needs_replays(self.config) else 0))
 
     def targets(self) -> float:
-        """Values, the reference's log-probabilities, and those of the policy anew."""
+        """Forward passes for values, reference log-probabilities, and recomputed log-probabilities."""
         kind, shapes = self.settings.critic.kind, self.agent
         read = [] if kind is CriticKind.none else [shapes.critic or shapes.actor]
         read += [shapes.actor] * (needs_reference(self.config) + self.config.rollout.recompute_logprobs)
         return sum(self._forward_seconds(shape) for shape in read)
 
     def update(self) -> float:
-        """All epochs of the actor and of a critic of its own."""
+        """All epochs of the actor and of a separate critic."""
         config, settings, critic = self.config, self.settings, self.settings.critic
         seconds = self._training_seconds(
             self.agent.actor,
@@ -158,14 +157,14 @@ class _AgentWork:
     def _training_seconds(self, shape: ModelShape, dtype: Dtype, epochs: int, mini: int, checkpointed: bool) -> float:
         row, width = self.agent.length.row, bytes_per_weight(dtype)
         forward = _forward_flops_per_token(shape, row)
-        # A frozen base has no gradients of its own weights.
+        # A frozen base needs no weight gradients.
         backward = 2.0 * forward if shape.adapter is None else forward + 4.0 * shape.trained_parameters
         operations = self.rows * row * (forward + backward + (forward if checkpointed else 0.0))
         steps = math.ceil(self.config.rollout.buffer_size / mini)
         passes = steps * max(1, math.ceil(mini / self.ranks * row / self.config.deepspeed.micro_batch_tokens))
         trained = float(shape.trained_parameters)
         stage = engine_stage(self.config, width, self.ranks)
-        # Gradients go in float32: reduced on all ranks below stage 3, which is twice what each of them has.
+        # Gradients are sent in fp32: an all-reduce below stage 3 (twice the size), a reduce-scatter at stage 3.
         if stage == 3:
             sent = passes * (2 * width * trained + 4 * trained)
         else:
@@ -173,7 +172,7 @@ class _AgentWork:
         return epochs * self.speed.seconds(operations, sent=self._received_bytes(sent))
 
     def _forward_seconds(self, shape: ModelShape) -> float:
-        """All rows without gradients."""
+        """Forward pass over all rows without gradients."""
         row, width = self.agent.length.row, bytes_per_weight(self.settings.actor.dtype)
         batches = max(1, math.ceil(self.rows * row / self.config.deepspeed.forward_batch_tokens))
         sent = self._received_bytes(batches * width * shape.parameters) if self._is_sharded else 0.0
@@ -184,10 +183,10 @@ class _AgentWork:
         return self.config.deepspeed.stage == 3 and self.ranks > 1
 
     def _received_bytes(self, size: float) -> float:
-        """Of what all ranks have together, what one of them must get from others."""
+        """The bytes of a sharded tensor that one rank receives from the others."""
         return size * (1.0 - 1.0 / self.ranks)
 
 
 def _forward_flops_per_token(shape: ModelShape, context: int) -> float:
-    """Operations for a token: two for each weight, and attention over half of what stands before it on average."""
+    """FLOPs per token: two per weight, and attention over half of the context on average."""
     return 2.0 * shape.parameters + 2.0 * shape.layers * shape.hidden * context

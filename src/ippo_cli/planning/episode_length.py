@@ -1,4 +1,4 @@
-"""How long an agent's part of an episode may get: arithmetic on turns and limits, before any model is there."""
+"""Estimates of sequence lengths in an episode, from turns and limits, before models are loaded."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ippo_cli.tasks.task import Task, example_only_agents, max_turns_by_agent
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.tasks.warm_start import take_examples
 
-MEASURED_EXAMPLES = 1024  # training examples, and held-out ones, whose prompts are looked at
-LONGEST_TEXTS = 16  # of these, the longest texts, are tokenised
+MEASURED_EXAMPLES = 1024  # maximum number of training, and of held-out, examples whose prompts are measured
+LONGEST_TEXTS = 16  # the longest of these texts, which are tokenised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeLength:
-    """The most that one agent may have in an episode.
+    """Maximum lengths of one agent's part of an episode.
 
-    Estimated from the longest prompts about the first examples, and from what is told in the beginning of an episode.
+    Estimated from the longest prompts of the first examples, and from the observations of the dry run.
     """
 
-    turns: int | None  # None: no limit is known
-    sequence: int  # tokens that are read and written as one sequence, at most the context
-    first: int = 0  # of its first prompt and a response to it, were there no context; 0 where the prompt is not known
-    row: int  # tokens of all its sequences: several where earlier turns are not part of what is read later
+    turns: int | None  # None: no known limit
+    sequence: int  # tokens of one sequence, prompt and responses; at most the context
+    first: int = 0  # tokens of the first prompt and its response without a context limit; 0: unknown prompt
+    row: int  # tokens of all its sequences; several if later prompts do not include earlier turns
 
 
 def episode_lengths(
     config: Config, task: Task, formats: Mapping[str, PromptFormat], contexts: Mapping[str, int]
 ) -> dict[str, EpisodeLength]:
-    """By agent; what is said between turns is that of an episode about the first training example."""
+    """Maximum lengths by agent; observations between turns are those of the dry run on the first training example."""
     turns = max_turns_by_agent(config.task)
     observation_tokens = _observation_tokens(config, task, formats)
     first = _first_prompt_tokens(config, task, formats)
@@ -52,13 +52,13 @@ def episode_lengths(
 def length_warnings(
     config: Config, lengths: Mapping[str, EpisodeLength], contexts: Mapping[str, int]
 ) -> dict[str, str]:
-    """What is to be said where responses or turns written to the limit do not fit into a context."""
+    """Warn if responses or turns at their limits exceed an agent's context."""
     for name, length in lengths.items():
         if length.turns == 1 and length.first > contexts[name]:
             limit = config.task.agents[name].rollout.max_new_tokens
             return {
                 "long_episodes": f"{name}: prompts of up to {length.first - limit} tokens and rollout.max_new_tokens="
-                f"{limit} are more than its context of {contexts[name]}, where responses are cut; lower either"
+                f"{limit} exceed its context of {contexts[name]}, so responses are truncated; lower either"
             }
     if config.rollout.history is History.latest:
         return {}
@@ -67,14 +67,14 @@ def length_warnings(
         if length.turns is not None and length.turns > 1 and length.turns * limit >= contexts[name]:
             return {
                 "long_episodes": f"{length.turns} turns of rollout.max_new_tokens={limit} do not fit into {name}'s "
-                f"context of {contexts[name]} tokens: an episode in which they are that long ends early, as truncated; "
-                "lower either, or use rollout.history=latest where later turns need no earlier ones"
+                f"context of {contexts[name]} tokens: an episode that exceeds it is truncated; lower either, or use "
+                "rollout.history=latest if later turns do not need earlier ones"
             }
     return {}
 
 
 def max_critic_tokens(lengths: Mapping[str, EpisodeLength]) -> int:
-    """Tokens of all agents' parts together with two separators for each turn: what a centralised critic may read."""
+    """Maximum input tokens of a centralised critic: all agents' rows, and two separators per turn."""
     return sum(length.row + 2 * (length.turns or 1) for length in lengths.values())
 
 
@@ -96,7 +96,7 @@ def _estimate_length(
     ]
     if config.rollout.history is History.latest:
         longest = min(context, max(observation_tokens) + response)
-        # Without a limit there are as many as a context would hold.
+        # Without a limit on turns, assume as many as fit into the context.
         count = turns or context // (observation_tokens[-1] + response) + 1
         return EpisodeLength(turns=turns, sequence=longest, row=max(first_turn, count * longest), first=first)
     whole = context if turns is None else min(context, prompt + response + sum(tokens + response for tokens in later))
@@ -104,7 +104,7 @@ def _estimate_length(
 
 
 def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, int]:
-    """Tokens of the longest prompt about the first examples, of agents whose first prompt depends on those alone."""
+    """Tokens of the longest first prompt over the first examples, for agents that observe only the example."""
     longest: dict[str, int] = {}
     for name in example_only_agents(config.task):
         agent = config.task.agents[name]
@@ -115,18 +115,18 @@ def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, Promp
 
 
 def _observation_tokens(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, list[int]]:
-    """Tokens of what each agent is told before each of its turns, as far as it is known beforehand."""
+    """Tokens of each agent's observation before each of its turns, as far as the dry run shows them."""
     observation_tokens: dict[str, list[int]] = {name: [] for name in formats}
     placeholders = {speaker: PLACEHOLDER.format(agent=speaker) for speaker in formats}
     for name, text, _ in task.dry_run.turns:
-        answers = 0.0  # each as long as an answer may be, in the tokens of who reads it
+        answers = 0.0  # of maximum length, in tokens of the reading agent
         for speaker, placeholder in placeholders.items():
             longest = config.task.agents[speaker].rollout.max_new_tokens
             answers += text.count(placeholder) * longest * _token_ratio(formats[name], formats[speaker], task)
             text = text.replace(placeholder, "")
         observation_tokens[name].append(_count_prompt_tokens(formats[name], text) + math.ceil(answers))
     known = max((lengths[0] for lengths in observation_tokens.values() if lengths), default=None)
-    # Of a world, those who are told something later may be told as much as the first.
+    # Agents without an observation in the dry run of an environment: assume the length of the first observation.
     return (
         observation_tokens
         if known is None
@@ -135,17 +135,17 @@ def _observation_tokens(config: Config, task: Task, formats: Mapping[str, Prompt
 
 
 def _token_ratio(reader: PromptFormat, writer: PromptFormat, task: Task) -> float:
-    """Tokens that one agent reads for each that another writes, at least 1: more where their tokenizers are unlike.
+    """Reader tokens per writer token, at least 1; above 1 if their tokenizers differ.
 
-    Measured on the texts of the first example: nothing is known of what agents will say.
+    Measured on the texts of the first example, because responses are not known yet.
     """
     if reader.tokenizer is writer.tokenizer:
         return 1.0
     text = " ".join(str(value) for value in task.train[0].values())
-    read, written = (len(one.tokenizer(text, add_special_tokens=False).input_ids) for one in (reader, writer))
+    read, written = (len(side.tokenizer(text, add_special_tokens=False).input_ids) for side in (reader, writer))
     return max(1.0, read / written) if written else 1.0
 
 
 def _count_prompt_tokens(prompt_format: PromptFormat, text: str) -> int:
-    """Of a text with what a chat template or the tokenizer writes around it."""
+    """Tokens of a text, including those of the chat template or special tokens."""
     return len(prompt_format.prompt_ids(text))

@@ -1,4 +1,4 @@
-"""Which ways to spread a run's models over its devices leave room for what it computes."""
+"""Sharding options of a run, with their memory and the micro-batch size that fits."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ippo_cli.planning.memory import MemoryEstimate
 from ippo_cli.planning.preflight import Machine, ModelSpecs, estimate_run_memory
 from ippo_cli.tasks.task import Task
 
-Sharding = tuple[int, bool, bool, Zero3Gather]  # stage, what is offloaded, and how stage 3 gathers weights to decode
+Sharding = tuple[int, bool, bool, Zero3Gather]  # stage, offload_optimizer, offload_params, zero3_gather
 
-# By what is typed for it.
+# By command-line overrides.
 SHARDINGS: dict[str, Sharding] = {
     "deepspeed=zero1": (1, False, False, Zero3Gather.all),
     "deepspeed=zero2": (2, False, False, Zero3Gather.all),
@@ -26,26 +26,26 @@ SHARDINGS: dict[str, Sharding] = {
     "deepspeed=zero3_offload rollout.zero3_gather=layer": (3, True, True, Zero3Gather.layer),
 }
 MICRO_BATCH_TOKENS = tuple(1 << power for power in range(10, 21))
-"""Tokens of a micro-batch that are tried."""
+"""Values of `micro_batch_tokens` to try."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardingOption:
-    """One way to spread the models, and what it leaves room for."""
+    """One sharding of the models, its memory, and the micro-batch size that fits."""
 
     keys: str
-    asked: bool  # whether it is what the configuration says
-    certain_bytes: float  # bytes on a device of weights, gradients and optimizer
-    greatest: tuple[str, float]  # phase and bytes of the greatest moment, with micro_batch_tokens as they are
-    host: float  # bytes in the machine's memory for each rank
-    plain: int  # the most micro_batch_tokens of those tried that fit; 0 where none do
-    max_tokens_checkpointed: int  # likewise with gradient_checkpointing
+    asked: bool  # whether it is the configured one
+    certain_bytes: float  # device bytes of weights, gradients and optimizer
+    greatest: tuple[str, float]  # phase and bytes of the peak, with the configured micro_batch_tokens
+    host: float  # host bytes per rank
+    plain: int  # largest of `MICRO_BATCH_TOKENS` that fits; 0 if none does
+    max_tokens_checkpointed: int  # the same with gradient_checkpointing
 
 
 def sharding_options(
     config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, machine: Machine, ranks: int
 ) -> Iterator[ShardingOption]:
-    """Every way, from the one that sends least to the one that holds least; first the one asked for if it is none."""
+    """All sharding options, from least communication to least memory; the configured one first if it is not listed."""
 
     def estimate_memory(way: Config) -> MemoryEstimate:
         return estimate_run_memory(way, plan, task, material, ranks, machine.device)
@@ -75,7 +75,7 @@ def sharding_options(
 
 
 def _is_allowed(config: Config, ranks: int) -> bool:
-    """Whether a run may be spread so: adapters may not be at stage 3."""
+    """Whether the configuration is valid with this sharding; adapters, e.g., do not support stage 3."""
     try:
         check_config(config, ranks)
     except ConfigError:
@@ -86,7 +86,7 @@ def _is_allowed(config: Config, ranks: int) -> bool:
 def _max_micro_batch_tokens(
     config: Config, estimate_memory: Callable[[Config], MemoryEstimate], machine: Machine
 ) -> int:
-    """Until one micro-batch holds all rows of a step: more tokens change nothing."""
+    """The largest of `MICRO_BATCH_TOKENS` that fits, up to one micro-batch per optimizer step."""
     most = 0
     for tokens in MICRO_BATCH_TOKENS:
         needs = estimate_memory(replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens)))

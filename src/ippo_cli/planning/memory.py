@@ -1,7 +1,7 @@
-"""What a run holds in memory, per rank and phase: arithmetic on shapes, nothing is loaded.
+"""Memory estimates per rank and phase, computed from model shapes without loading weights.
 
-Everything is in bytes. Weights, gradients and optimizer states are DeepSpeed's own sizes; activations, logits and
-caches are those of a transformer decoder at the longest sequences that the configuration lets in.
+All sizes are in bytes. Weights, gradients and optimizer states use DeepSpeed's sizes; activations, logits and caches
+are those of a transformer decoder at the longest sequences that the configuration allows.
 """
 
 from __future__ import annotations
@@ -35,58 +35,56 @@ from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
 GIB = 2**30
-PROMPT_TOKENS = 8192  # read together, see `rollout/decode.py`
+PROMPT_TOKENS = 8192  # per prefill batch, see `rollout/decode.py`
 LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentShapes:
-    """The models of one agent, and how much of an episode they may read."""
+    """The models of one agent, and the lengths of their inputs."""
 
     actor: ModelShape
-    critic: ModelShape | None  # of its own; None where the actor carries it, or nothing has values
+    critic: ModelShape | None  # separate critic; None for a value head on the actor, or no critic
     length: EpisodeLength
-    weights: str  # where the actor starts from: agents that start from the same share one reference
-    reference: ModelShape | None = None  # frozen weights of its reference alone; None where these are shared ones
-    critic_row_tokens: int | None = (
-        None  # tokens of a centralised critic's longest row; None: the critic reads the agent's
-    )
+    weights: str  # source of the actor's initial weights: agents with the same source share one reference
+    reference: ModelShape | None = None  # additional frozen weights of its reference; None if shared
+    critic_row_tokens: int | None = None  # longest row of a centralised critic; None: the critic reads the agent's rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedModel:
-    """One engine."""
+    """Memory of one engine."""
 
     name: str
     shape: ModelShape
-    width: int  # bytes of a weight
+    width: int  # bytes per weight
     memory: EngineMemory
-    forward: float  # of scoring: activations and logits without gradients; 0 where it scores nothing
-    backward: float  # of a micro-batch: activations and logits with them
-    has_several_micro_batches: bool  # whether a step has several micro-batches
-    is_actor: bool  # whether it is an actor
-    is_stage3: bool  # whether its engine is at stage 3, which takes weights out of the files one parameter at a time
+    forward: float  # activations and logits of a forward pass without gradients; 0 if it runs none
+    backward: float  # activations and logits of a micro-batch with gradients
+    has_several_micro_batches: bool  # per optimizer step
+    is_actor: bool
+    is_stage3: bool  # stage 3 loads weights one parameter at a time
 
     @property
     def updating(self) -> float:
-        """What an update of it adds to what stands."""
+        """Additional memory during an update."""
         return self.memory.updating(self.backward, has_several=self.has_several_micro_batches)
 
     @property
     def loading(self) -> float:
-        """What is there while DeepSpeed takes it, beyond what it leaves there."""
+        """Additional memory during the engine's initialisation."""
         whole = self.width * max(self.shape.sizes) if self.is_stage3 else 0.0
         return max(self.memory.loading - self.memory.resident_at_start, 0.0) + whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenModel:
-    """One reference, base of adapters, frozen agent's actor, or snapshot of one that is not."""
+    """Memory of one model without an optimizer: reference, adapter base, frozen actor, snapshot or reward model."""
 
     name: str
     shape: ModelShape
     width: int
-    spread: EngineMemory | None = None  # what an engine at stage 3 holds of it; None where it is whole on every rank
+    spread: EngineMemory | None = None  # its share if sharded at stage 3; None if every rank holds all weights
 
     @property
     def weights(self) -> float:
@@ -96,48 +94,46 @@ class FrozenModel:
 
     @property
     def gathered(self) -> float:
-        """What a forward holds beside these."""
+        """Gathered weights during a forward pass."""
         return 0.0 if self.spread is None else self.spread.gathered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """One rank's memory."""
+    """Memory estimate of one rank."""
 
     device: str  # `cpu` or `cuda`
     trained: tuple[TrainedModel, ...]
     frozen: tuple[FrozenModel, ...]
-    cache: float  # of keys and values, with the logits that are sampled from: the greatest of all agents
-    parked: float  # keys and values of earlier turns, of all agents; 0 where nothing goes on from them
-    rollout_gathered_bytes: float  # stage 3: weights beside the spread ones while decoding
-    reference_gathered_bytes: (
-        float  # stage 3: weights of a reference beside its spread ones, within its policy's forward
-    )
+    cache: float  # KV cache and sampling logits, maximum over agents
+    parked: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
+    rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
+    reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
 
     @property
     def standing(self) -> float:
-        """On the device from the first update on."""
+        """Permanent memory on the device, from the first update on."""
         return sum(model.memory.standing for model in self.trained) + self._frozen_bytes
 
     @property
     def certain_bytes(self) -> float:
-        """On the device whatever is read: weights, optimizer states, and the gradients of one update."""
+        """Device memory independent of sequence lengths: weights, optimizer states, and gradients of one update."""
         return self.standing + max(model.memory.transient_gradients for model in self.trained)
 
     @property
     def host(self) -> float:
-        """Offloaded to the machine's memory."""
+        """Offloaded to host memory."""
         frozen = sum(model.spread.host for model in self.frozen if model.spread is not None)
         return sum(model.memory.host for model in self.trained) + frozen
 
     @property
     def saved(self) -> float:
-        """In the machine's memory of rank 0 while the model that has the most weights is written whole."""
+        """Host memory on rank 0 while the largest model is gathered and saved."""
         return max(float(model.width * model.shape.trained_parameters) for model in self.trained)
 
     @property
     def bytes_by_phase(self) -> dict[str, float]:
-        """On the device at the greatest moment of each phase."""
+        """Peak device memory of each phase."""
         loaded = sum(model.memory.resident_at_start for model in self.trained)
         scored = max(model.forward + model.memory.gathered if model.forward else 0.0 for model in self.trained)
         return {
@@ -150,7 +146,7 @@ class MemoryEstimate:
 
     @property
     def greatest(self) -> tuple[str, float]:
-        """The phase that needs the most, and how much."""
+        """The phase with the highest peak, and its bytes."""
         return max(self.bytes_by_phase.items(), key=lambda phase: phase[1])
 
     @property
@@ -166,7 +162,7 @@ def estimate_memory(
     device: str,
     rewards: Sequence[FrozenModel] = (),
 ) -> MemoryEstimate:
-    """Of a whole run on devices of a kind; a rank decodes at most `rows` rows in one rollout, and holds `rewards`."""
+    """Estimate a run's memory per rank, with at most `rows` rows per rank in a rollout, and reward models `rewards`."""
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     keeps_prefixes = several_turns and config.rollout.history is not History.latest
     trained = tuple(_trained_models(config, shapes, ranks, rows, device))
@@ -190,15 +186,15 @@ def estimate_memory(
 
 
 def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> float:
-    """Of one checkpoint of all ranks: shards to resume from, and a folder to load from, of every trained model."""
+    """Bytes of one checkpoint of all ranks: optimizer shards and model folders of every trained model."""
     total = 0.0
     for model in _trained_models(config, shapes, ranks, 1, "cuda"):
         stage = engine_stage(config, model.width, ranks)
-        # Moments and float32 weights, and at stage 3 nothing else: elsewhere weights in their own type as well.
+        # Adam moments and fp32 weights; below stage 3 also the weights in their own dtype.
         shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
         total += model.shape.trained_parameters * (model.width + (shards if config.checkpoint.optimizer else 0))
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
-            total += 4 * model.shape.parameters  # merged models are float32
+            total += 4 * model.shape.parameters  # merged models are saved in fp32
     for names in trained_agents_by_policy(config).values():
         actor, shape = config.task.agents[names[0]].actor, shapes[names[0]].reference
         if shape is not None and actor.reference_update_every is not None and needs_reference(config):
@@ -207,7 +203,7 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
 
 
 def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
-    """Of all snapshots that lie in a run's folder as partners, one more while the next is written."""
+    """Bytes of all snapshots of the opponent pool, including the one being written."""
     partners = config.team.partners
     if not partners.every or partners.size is None:
         return 0.0
@@ -221,7 +217,7 @@ def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
 def _trained_models(
     config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int, device: str
 ) -> Iterator[TrainedModel]:
-    """Every engine once, whoever shares it; agents of a group have equal models and rows of their own."""
+    """Each engine once; agents of a group share a model and add their own rows."""
     own = dict(agents_by_critic(config))
     for holder, names in trained_agents_by_policy(config).items():
         settings, agent = config.task.agents[names[0]], shapes[names[0]]
@@ -247,7 +243,7 @@ def _trained_models(
         )
         if holder in own:
             yield _critic_model(config, holder, own.pop(holder), shapes, ranks, rows, device)
-    for name, names in own.items():  # of all agents
+    for name, names in own.items():  # critics shared by several policies
         yield _critic_model(config, name, names, shapes, ranks, rows, device)
 
 
@@ -260,11 +256,11 @@ def _critic_model(
     rows: int,
     device: str,
 ) -> TrainedModel:
-    """The engine of a critic with an optimizer of its own."""
+    """The engine of a critic with its own optimizer."""
     settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
     assert isinstance(settings.critic, OptimizedCriticConfig)
     assert shape is not None
-    # An adapter lies on the actor's base, and is of its numbers.
+    # An adapter critic uses the actor's base and dtype.
     model = settings.critic if isinstance(settings.critic, SeparateCriticConfig) else settings.actor
     return _trained_model(
         config,
@@ -287,13 +283,13 @@ def _critic_model(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _EngineInput:
-    """What an engine reads on one rank."""
+    """The input sizes of an engine on one rank."""
 
-    max_row_tokens: int  # tokens of a row, at most
-    written: int  # of these, the ones whose logits are computed
-    rows: int  # of an iteration
-    step: int  # rows of an optimizer step
-    scores: bool  # whether it also reads without gradients
+    max_row_tokens: int  # maximum tokens of a row
+    written: int  # of these, the ones with logits
+    rows: int  # per iteration
+    step: int  # rows per optimizer step
+    scores: bool  # whether it also runs forward passes without gradients
 
     @property
     def response_fraction(self) -> float:
@@ -326,7 +322,7 @@ def _trained_model(
         offload_params=deepspeed.offload_params,
         on_host=device == "cpu",
     )
-    # A row that is longer than the budget is a batch of its own.
+    # A row longer than the token budget is a separate micro-batch.
     micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
     micro = min(micro_batch_limit, read.max_row_tokens * read.step)
     scored = min(max(deepspeed.forward_batch_tokens, read.max_row_tokens), read.max_row_tokens * read.rows)
@@ -354,13 +350,13 @@ def _trained_model(
 
 
 def _response_tokens(config: Config, name: str, length: EpisodeLength) -> int:
-    """Tokens of one row that an agent may have written."""
+    """Maximum response tokens in one row."""
     limit = config.task.agents[name].rollout.max_new_tokens
     return length.row if length.turns is None else min(length.turns * limit, length.row)
 
 
 def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
-    """Keys and values of the rows that are decoded together, their logits, and the prompts being read."""
+    """KV cache of one decode batch, with the larger of its logits and its prefill activations."""
     shape, width = agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype)
     batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence
     cache = (
@@ -374,7 +370,7 @@ def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> f
 
 
 def _max_cache_columns(longest: int, limit: int) -> int:
-    """Columns of a cache at its widest; see `rollout/kv_cache.py`."""
+    """Maximum columns of a KV cache; see `rollout/kv_cache.py`."""
     ahead = min(COLUMNS_AHEAD, limit)
     columns = max(longest - limit, 1) + ahead
     while columns < longest:
@@ -383,7 +379,7 @@ def _max_cache_columns(longest: int, limit: int) -> int:
 
 
 def _prefix_cache_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
-    """Keys and values that are kept of rows whose episodes go on."""
+    """Cached keys and values of rows whose episodes continue."""
     per_token = kv_bytes(agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype))
     return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
 
@@ -395,13 +391,13 @@ def _decode_gathered_bytes(config: Config, memory: EngineMemory) -> float:
 
 
 def _has_full_kl(config: Config) -> bool:
-    """Whether some forward of a policy has its reference's head in it."""
+    """Whether a policy's forward pass also uses its reference's head (full-vocabulary KL)."""
     terms = config.algorithm.kl.reward, config.algorithm.kl.loss
     return any(term.coef != 0.0 and term.estimator == "full" for term in terms)
 
 
 def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> Iterator[FrozenModel]:
-    """Bases, which are their agents' references as well; what those who have none need; and snapshots."""
+    """Adapter bases (also references), other references, frozen actors, and one snapshot per policy with opponents."""
     is_sharded = config.deepspeed.stage == 3 and ranks > 1
     if config.team.partners.every:
         for holder, names in trained_agents_by_policy(config).items():
@@ -430,20 +426,20 @@ def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], ranks: int
         key = (agent.weights, settings.actor.dtype)
         if key not in known and own is None and (settings.frozen or needs_reference(config)):
             known.add(key)
-            what = "actor" if settings.frozen else "reference"
+            role = "actor" if settings.frozen else "reference"
             spread = _sharded_memory(config, agent.actor, width, ranks) if is_sharded else None
-            yield FrozenModel(name=f"{holder_of[name]} {what}", shape=agent.actor, width=width, spread=spread)
+            yield FrozenModel(name=f"{holder_of[name]} {role}", shape=agent.actor, width=width, spread=spread)
 
 
 def _reference_key(actor: ActorConfig, holder: str) -> str:
-    """Equal where references are one."""
+    """A key that is equal for agents that share one reference."""
     if actor.reference_update_every is not None:
         return f"{actor.reference} of {holder}"
     return f"{actor.reference} {getattr(actor, 'adapter', None)}"
 
 
 def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -> EngineMemory:
-    """Of frozen weights that an engine spreads over the ranks."""
+    """Memory of frozen weights sharded over the ranks."""
     return inference_memory(
         shape.parameters,
         width=width,
@@ -456,12 +452,12 @@ def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -
 
 
 def engine_stage(config: Config, width: int, ranks: int) -> int:
-    """At which an engine of such weights runs."""
+    """The ZeRO stage of an engine with `width` bytes per weight."""
     return effective_stage(
         config.deepspeed.stage, bf16=width < 4, ranks=ranks, offload_optimizer=config.deepspeed.offload_optimizer
     )
 
 
 def bytes_per_weight(dtype: Dtype) -> int:
-    """Bytes of a weight."""
+    """Bytes per weight."""
     return 4 if dtype is Dtype.fp32 else 2

@@ -1,4 +1,4 @@
-"""What passes over tokens hold, in bytes per token or logit: a transformer decoder's, measured on several families."""
+"""Activation memory of forward and backward passes of a transformer decoder, in bytes per token or logit."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from ippo_cli.models.shape import ModelShape
 
 
 def forward_bytes(shape: ModelShape, width: int) -> float:
-    """Per token, of a forward without gradients: one layer's temporaries."""
+    """Bytes per token of a forward pass without gradients: the temporaries of one layer."""
     return width * (6 * shape.hidden + 2 * shape.keys + 3 * shape.inner)
 
 
 def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bool, longest: int) -> float:
-    """Per token of rows of at most `longest`, of what a forward keeps for its backward pass; `in_fp32`: bf16 sequences
-    attend in float32."""
-    # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16 norms keep something in float32 as well.
+    """Bytes per token that a forward pass keeps for its backward pass.
+
+    `longest`: maximum row length. `in_fp32`: attention of bf16 models runs in fp32.
+    """
+    # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16, norms also keep fp32 tensors.
     layer = width * (8 * shape.hidden + 3 * shape.keys + 4 * shape.inner) + (4 * shape.hidden if width < 4 else 0)
-    if in_fp32:  # queries, keys and values instead of those in bf16, and what attention gives beside its bf16
+    if in_fp32:  # queries, keys and values in fp32 instead of bf16, and attention's output in both
         layer += (4 - width) * (shape.hidden + 2 * shape.keys) + 4 * shape.hidden
     if shape.window is not None and longest > shape.window:
-        # Attention through a mask is given keys and values once for every head of the queries.
+        # Attention with a mask repeats keys and values for every query head.
         layer += (4 if in_fp32 else width) * 2 * shape.hidden if shape.keys < shape.hidden else 0
     if checkpointed:
         return shape.layers * width * shape.hidden + layer
@@ -26,14 +28,14 @@ def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp
 
 
 def kv_bytes(shape: ModelShape, width: int) -> float:
-    """Per token: its keys and values."""
+    """Bytes per token of keys and values."""
     return 2.0 * width * shape.layers * shape.keys
 
 
 def logit_bytes(width: int, *, trains: bool, entropy: bool) -> int:
-    """Of one logit: itself, its log-probability in float32, and in a pass of the update what entropy or gradient take.
+    """Bytes per logit: the logit, its fp32 log-probability, and with `trains` its gradient and entropy terms.
 
-    A host casts logits to float32 before their softmax.
+    On the CPU, logits are cast to fp32 before the softmax.
     """
     if not trains:
         return width + 4 if width == 4 else width + 8

@@ -1,4 +1,4 @@
-"""`mode=plan`: what a run would do and need, without loading a weight."""
+"""`mode=plan`: prints a run's sizes, resources and prompts without loading weights."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def show_plan(config: Config) -> None:
-    """Print sizes, batch arithmetic, needs, and prompts or a conversation. Raises what training would raise."""
+    """Print sizes, batches, memory, disk, time, and prompts or a conversation. Raises the errors of training."""
     outside = external_world_size()
     ranks = world_size(config, outside)
     check_tracker_usable(config.tracker)
@@ -105,7 +105,7 @@ def show_plan(config: Config) -> None:
 
 
 def _unreachable_servers(reward: RewardFunction) -> list[str]:
-    """Why training would not start now, where a server that the reward calls is down; a plan needs none."""
+    """A warning if a server that the reward calls is unreachable; a plan does not need it."""
     try:
         check_reward_connection(reward)
     except PreflightError as error:
@@ -114,7 +114,7 @@ def _unreachable_servers(reward: RewardFunction) -> list[str]:
 
 
 def _local_ranks(external_ranks: int | None, ranks: int) -> int:
-    """How many of the ranks share this machine: all that are started here; of others what their launcher says."""
+    """The number of ranks on this machine: all, or the external launcher's local number."""
     return ranks if external_ranks is None else local_world_size(os.environ) or 1
 
 
@@ -129,11 +129,11 @@ def _show_sizes(config: Config, task: Task, plan: BatchSizes, memory: MemoryEsti
     _print_labelled(
         "ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration"
     )
-    if (told := _credit_cost(config)) is not None:
-        _print_labelled("credit", told)
+    if (credit_cost := _credit_cost(config)) is not None:
+        _print_labelled("credit", credit_cost)
     for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
-            _print_labelled(f"{holder} steps", "none: it is frozen")
+            _print_labelled(f"{holder} steps", "none (frozen)")
             continue
         steps = [f"actor {plan.actor_steps[names[0]]}"]
         if holder in plan.critic_steps:
@@ -147,7 +147,7 @@ def _show_sizes(config: Config, task: Task, plan: BatchSizes, memory: MemoryEsti
 
 
 def _credit_cost(config: Config) -> str | None:
-    """What measuring credit asks of an iteration beyond its buffer; None where none is measured."""
+    """The additional episodes per iteration for credit assignment; None without it."""
     reward, size, agents = config.reward, config.rollout.buffer_size, len(config.task.agents)
     how, every = reward.credit_assignment, reward.measure_credit_every
     others = config.rollout.num_generations - 1 if how is CreditAssignment.counterfactual else 1
@@ -158,15 +158,15 @@ def _credit_cost(config: Config) -> str | None:
     if needs_replays(config):
         when = f"every {every} iterations " if every else ""
         parts.append(
-            f"{when}{agents} x {size} episodes are played anew, one agent in each of them by its initial policy; turns "
-            "of others that are prompted as before are not written again"
+            f"{when}{agents} x {size} episodes are replayed, each with one agent's initial policy; turns of other "
+            "agents with unchanged prompts are reused"
         )
     return "; ".join(parts) or None
 
 
 def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
-    """One table of what models hold, and one line for the phases, per rank."""
-    sizes: dict[str, tuple[int, Sequence[float]]] = {}  # parameters and bytes by model
+    """Print one table of the models' memory, and one line for the phases, per rank."""
+    sizes: dict[str, tuple[int, Sequence[float]]] = {}  # by model: parameters, and bytes by column
     for model in memory.trained:
         held = model.memory
         sizes[model.name] = (
@@ -182,13 +182,13 @@ def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewh
     for line in format_table(rows, numbers=True):
         print(line)
     phases = ", ".join(f"{name} {_format_size(part)}" for name, part in memory.bytes_by_phase.items())
-    _print_labelled("memory", f"per rank at the greatest moment of each phase: {phases}")
-    parked = f"; the rollout keeps at most {_format_size(memory.parked)} of earlier turns" if memory.parked else ""
+    _print_labelled("memory", f"per rank, peak of each phase: {phases}")
+    parked = f"; the rollout caches at most {_format_size(memory.parked)} of earlier turns" if memory.parked else ""
     host = f"; and {_format_size(memory.host)} in host memory" if memory.host else ""
     _print_labelled(
         "",
-        f"of these {_format_size(memory.certain_bytes)} are weights, gradients and optimizer; the rest is estimated from the "
-        f"longest sequences{parked}{host}",
+        f"of this, {_format_size(memory.certain_bytes)} are weights, gradients and optimizer; the rest is estimated "
+        f"for the longest sequences{parked}{host}",
     )
     if machine.device == "cuda":
         where, others = ("a machine", f"{machine.ranks} of them") if elsewhere else ("this machine", "")
@@ -203,14 +203,14 @@ def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewh
         )
         _print_labelled(
             "",
-            "each process takes some 0.4 GiB beside this, and may keep what was freed (docs/memory.md)",
+            "each process needs about 0.4 GiB more, and may not return freed memory (docs/memory.md)",
         )
 
 
 def _show_sharding_options(
     config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, machine: Machine, ranks: int
 ) -> None:
-    """One line for each way to spread the models, the one that was asked for marked."""
+    """Print one line per sharding option; marks the configured one."""
     rows = [["per GPU", "certain", "at most", "in", "host memory", "tokens", "checkpointed"]]
     for option in sharding_options(config, plan, task, material, machine, ranks):
         phase, most = option.greatest
@@ -227,19 +227,19 @@ def _show_sharding_options(
     for line in format_table(rows, numbers=True):
         print(line)
     _print_labelled(
-        "", "* as asked for; tokens: the most micro_batch_tokens that fit, also with gradient_checkpointing=true"
+        "", "* configured; tokens: the largest micro_batch_tokens that fits, also with gradient_checkpointing=true"
     )
 
 
 def _show_disk(config: Config, material: ModelSpecs, ranks: int) -> None:
     one, most = required_disk_bytes(config, material, ranks)
     if config.plan.devices is not None:
-        _print_labelled("disk", f"about {_format_size(one)} per checkpoint, {_format_size(most)} at the most")
+        _print_labelled("disk", f"about {_format_size(one)} per checkpoint, at most {_format_size(most)}")
         return
     free = free_disk_bytes(Path(config.output_dir))
     _print_labelled(
         "disk",
-        f"about {_format_size(one)} per checkpoint, {_format_size(most)} at the most; {_format_size(free)} are free",
+        f"about {_format_size(one)} per checkpoint, at most {_format_size(most)}; {_format_size(free)} are free",
     )
     if most > free:
         print(
@@ -251,18 +251,18 @@ def _show_disk(config: Config, material: ModelSpecs, ranks: int) -> None:
 def _show_time(config: Config, plan: BatchSizes, material: ModelSpecs, machine: Machine, ranks: int) -> None:
     if config.plan.devices is None:
         dtypes = {agent.actor.dtype for agent in config.task.agents.values()}
-        dtype = Dtype.fp32 if Dtype.fp32 in dtypes else Dtype.bf16  # of mixed teams the slower
+        dtype = Dtype.fp32 if Dtype.fp32 in dtypes else Dtype.bf16  # the slower one in mixed teams
         speed = measure_speed(machine.ranks, dtype)
-        how = f"arithmetic alone, at this processor's speed in {dtype.value}"
+        how = f"arithmetic only, at this processor's measured speed in {dtype.value}"
     else:
-        speed, how = stated_speed(config.plan), "arithmetic, memory and network, all at once and at the stated figures"
+        speed, how = stated_speed(config.plan), "arithmetic, memory and network in parallel, at the speeds in plan.*"
     phases = iteration_seconds(config, material.shapes, ranks, speed)
     seconds = sum(phases.values())
     parts = ", ".join(f"{name} {_format_duration(part)}" for name, part in phases.items())
     once, whole = _format_duration(seconds), _format_duration(seconds * plan.num_iterations)
     _print_labelled(
         "time",
-        f"at least {once} per iteration, with every sequence at its maximum length ({parts}), {whole} in all: {how}",
+        f"at least {once} per iteration, with every sequence at maximum length ({parts}), {whole} in total: {how}",
     )
 
 
@@ -275,10 +275,10 @@ def _show_missing_weights(config: Config) -> None:
 
 
 def _show_episodes(config: Config, material: ModelSpecs) -> None:
-    """Who may speak how often, and how much each may read and write; nothing where all are asked once, at once."""
+    """Print turns and context per agent; nothing if all agents act once, in parallel."""
     if _is_single_turn(config, material):
         return
-    world = isinstance(config.task, EnvironmentTaskConfig)
+    is_environment = isinstance(config.task, EnvironmentTaskConfig)
     parts = [f"task={config.task.kind.value}"]
     if isinstance(config.task, ConversationConfig):
         parts.append(f"protocol {config.task.protocol}")
@@ -295,37 +295,37 @@ def _show_episodes(config: Config, material: ModelSpecs) -> None:
     _print_labelled("episodes", ", ".join(parts))
     for name, shapes in material.shapes.items():
         length = shapes.length
-        again = f", {length.row} in all its turns together" if length.row != length.sequence else ""
-        said = "estimated from what is shown below" if world else "what others may write included"
+        again = f", {length.row} in all turns" if length.row != length.sequence else ""
+        basis = "estimated from the preview below" if is_environment else "including other agents' responses"
         _print_labelled(
             f"{name} context",
-            f"{material.contexts[name]} tokens, of which an episode takes up to {length.sequence}{again}; {said}",
+            f"{material.contexts[name]} tokens, of which an episode uses up to {length.sequence}{again}; {basis}",
         )
 
 
 def _show_critics(material: ModelSpecs) -> None:
-    """What centralised critics read."""
+    """Print the inputs of centralised critics."""
     longest = max((shapes.critic_row_tokens or 0 for shapes in material.shapes.values()), default=0)
     for name, layout in material.layouts.items():
-        how = "as text, one value for a turn" if layout.reads_text else "token by token"
+        how = "as text, one value per turn" if layout.reads_text else "one value per token"
         _print_labelled(
             f"{name} critic",
-            f"reads what {join_names(list(layout.agents))} see and say, {how}: up to {longest} tokens of an episode, "
-            f"{layout.context} of them at once",
+            f"reads observations and responses of {join_names(list(layout.agents))}, {how}: up to {longest} tokens per "
+            f"episode, in a context of {layout.context}",
         )
 
 
-MAX_SHOWN_IDS = 12  # at both ends of a prompt whose text hides some
+MAX_SHOWN_IDS = 12  # at each end of a prompt with hidden tokens
 
 
 def _is_single_turn(config: Config, material: ModelSpecs) -> bool:
-    """Whether every agent is asked once, about the example alone."""
+    """Whether every agent acts once, and observes the example only."""
     turns = {shapes.length.turns for shapes in material.shapes.values()}
     return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
 
 
 def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat], material: ModelSpecs) -> None:
-    """What the model reads, special characters spelled out: two first prompts of each agent, or a conversation."""
+    """Print the first two prompts of each agent, or a conversation, with special characters escaped."""
     if not _is_single_turn(config, material):
         _show_conversation(preview_episode(task, formats))
         return
@@ -338,14 +338,15 @@ def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat
 
 
 def format_ids(prompt_format: PromptFormat, message: str) -> str:
-    """The ids of a prompt, of a long one the first and last; special ones with their names."""
+    """The token ids of a prompt, the first and last of a long one; special tokens with their names."""
     ids = prompt_format.prompt_ids(message)
     special = set(prompt_format.tokenizer.all_special_ids)
-    spelled = [
-        f"{one}={prompt_format.tokenizer.convert_ids_to_tokens(one)}" if one in special else str(one) for one in ids
+    texts = [
+        f"{number}={prompt_format.tokenizer.convert_ids_to_tokens(number)}" if number in special else str(number)
+        for number in ids
     ]
-    few = spelled if len(spelled) <= 2 * MAX_SHOWN_IDS else [*spelled[:MAX_SHOWN_IDS], "...", *spelled[-MAX_SHOWN_IDS:]]
-    return " ".join(few)
+    shown = texts if len(texts) <= 2 * MAX_SHOWN_IDS else [*texts[:MAX_SHOWN_IDS], "...", *texts[-MAX_SHOWN_IDS:]]
+    return " ".join(shown)
 
 
 def _show_conversation(shown: Preview) -> None:
@@ -359,7 +360,7 @@ def _show_conversation(shown: Preview) -> None:
 
 
 def _print_labelled(label: str, text: str) -> None:
-    """A line, and as many more below it as a long text takes."""
+    """Print a label and a text, wrapped below it if long."""
     label = f"{shorten_name(label, 2 * LABEL_WIDTH):<{LABEL_WIDTH - 1}} "
     lines: Sequence[str] = textwrap.wrap(
         text, PAGE_WIDTH - len(label), break_on_hyphens=False, drop_whitespace=False, replace_whitespace=False
@@ -383,7 +384,7 @@ def _format_duration(seconds: float) -> str:
 
 
 def _format_size(part: float) -> str:
-    """With its own unit: `7.31 MiB`."""
+    """A size with its unit: `7.31 MiB`."""
     unit, size = _size_unit(part)
     return f"{_format_number(part, size)} {unit}"
 

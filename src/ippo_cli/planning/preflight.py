@@ -1,4 +1,4 @@
-"""What a run needs of its machine and data, before a weight is loaded: `mode=plan` and training ask alike."""
+"""Preflight checks of models, prompts, memory and disk before weights are loaded, for training and `mode=plan`."""
 
 from __future__ import annotations
 
@@ -85,32 +85,32 @@ MEMORY_ADVICE = {
     "update": "lower deepspeed.micro_batch_tokens, or set gradient_checkpointing=true for actor and critic",
     "save": "use a higher ZeRO stage, or a smaller model",
 }
-"""What makes a phase smaller."""
+"""How to reduce the memory of each phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpecs:
-    """What agents read with and are made of, without their weights."""
+    """Tokenizers, context limits and model shapes of all agents, without weights."""
 
     tokenizers: dict[str, PreTrainedTokenizerBase]
-    contexts: dict[str, int]  # tokens that prompt and response may have together
+    contexts: dict[str, int]  # maximum tokens of prompt and response together
     shapes: dict[str, AgentShapes]
     layouts: dict[str, CriticLayout]  # of centralised critics, by the critic's name
-    rewards: tuple[FrozenModel, ...]  # reward models that lie beside them
+    rewards: tuple[FrozenModel, ...]  # reward models on the same devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Bytes that the ranks on this machine share."""
+    """Memory in bytes that the ranks on one machine share."""
 
     device: str  # `cpu` or `cuda`
-    host: int  # the machine's own memory
-    accelerator: int  # of the smallest GPU; 0 on a CPU
+    host: int  # host memory
+    accelerator: int  # memory of the smallest GPU; 0 on a CPU
     ranks: int  # on this machine
     ranks_per_device: int
 
     def memory_shortfall(self, device: float, host: float) -> tuple[str, float, float] | None:
-        """What is short where every rank here holds so much: its name, what is needed of it, and what there is."""
+        """(name, needed, available) of the memory that is too small for these bytes per rank; None if all fits."""
         if self.device == "cuda":
             if device * self.ranks_per_device > self.accelerator:
                 return "GPU", device * self.ranks_per_device, self.accelerator
@@ -120,15 +120,15 @@ class Machine:
 
 
 def device_kind(wanted: Device) -> str:
-    """`cuda` or `cpu`. Raises `PreflightError` where CUDA is asked for and cannot be used."""
+    """`cuda` or `cpu`. Raises `PreflightError` if CUDA is requested but unavailable."""
     cuda = torch.cuda.is_available() if wanted is Device.auto else wanted is Device.cuda
     if cuda and not torch.cuda.is_available():
-        raise PreflightError("launch.device=cuda, and no CUDA device can be used here; use launch.device=cpu")
+        raise PreflightError("launch.device=cuda, but no CUDA device is available; use launch.device=cpu")
     return "cuda" if cuda else "cpu"
 
 
 def this_machine(device: str, ranks: int) -> Machine:
-    """Of the machine that this process runs on, `ranks` of whose processes train."""
+    """The current machine, with `ranks` training processes on it."""
     if device == "cpu":
         return Machine(device=device, host=host_memory().total, accelerator=0, ranks=ranks, ranks_per_device=ranks)
     count = torch.cuda.device_count()
@@ -142,7 +142,7 @@ def this_machine(device: str, ranks: int) -> Machine:
 
 
 def planned_machine(plan: PlanConfig) -> Machine | None:
-    """The fullest of the machines that figures are given of; None where they are this one's."""
+    """The machine described by `plan.*`, with the most ranks of any machine; None if `plan.devices` is not set."""
     if plan.devices is None:
         return None
     assert plan.per_machine is not None
@@ -158,16 +158,16 @@ def planned_machine(plan: PlanConfig) -> Machine | None:
 
 
 def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> ModelSpecs:
-    """Tokenizers and shapes of every agent, from where its actor starts. Raises `PreflightError` without them.
+    """Read every agent's tokenizer and shapes from its actor's initial weights. Raises `PreflightError`.
 
-    `weights` says where that is. Without it, what is made locally is not made yet: its tokenizer is made here.
+    `weights`: the initial weights by policy. Without it, tokenizers of local models are created here.
     """
     tokenizers: dict[str, PreTrainedTokenizerBase] = {}
     contexts: dict[str, int] = {}
     shapes_of_agent: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
-    empty_models: dict[tuple[str, str | None, str], Any] = {}  # empty models: agents often start from the same
+    empty_models: dict[tuple[str, str | None, str], Any] = {}  # cache: agents often start from the same model
     references: dict[str, ModelShape | None] = {}
-    starts: dict[str, tuple[str, str | None]] = {}  # where each actor starts from, and the revision
+    starts: dict[str, tuple[str, str | None]] = {}  # source and revision of each actor's initial weights
     holder_of = policy_by_agent(config)
     for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
@@ -215,7 +215,7 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
 
 
 def example_schedule(config: Config, plan: BatchSizes, task: Task) -> ExampleSchedule:
-    """Which examples each iteration works on."""
+    """The examples of each iteration."""
     return ExampleSchedule(
         task.train,
         seed=config.seed,
@@ -225,8 +225,10 @@ def example_schedule(config: Config, plan: BatchSizes, task: Task) -> ExampleSch
 
 
 def drop_too_long_rows(config: Config, task: Task, material: ModelSpecs) -> tuple[Task, list[str]]:
-    """The task without rows whose prompts are too long, where `task.too_long=drop` asks for that; and what there is to
-    tell of rows that are left out. Raises `PreflightError` where none is left."""
+    """Remove rows with too long prompts if `task.too_long=drop`; returns the task and log lines on excluded rows.
+
+    Raises `PreflightError` if no row remains.
+    """
     messages: list[str] = []
     parts = {"train": task.train, "held_out": task.held_out}
     for part in parts.values():
@@ -244,27 +246,30 @@ def drop_too_long_rows(config: Config, task: Task, material: ModelSpecs) -> tupl
         if len(kept) == len(rows):
             continue
         limit = f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
-        what = {"train": "training", "held_out": "held-out"}[name]
+        split = {"train": "training", "held_out": "held-out"}[name]
         if not kept:
-            raise PreflightError(f"task.too_long=drop leaves none of {len(rows)} {what} rows with {limit}; raise that")
+            raise PreflightError(f"task.too_long=drop excludes all {len(rows)} {split} rows with {limit}; increase it")
         messages.append(
-            f"data: {len(rows) - len(kept)} of {len(rows)} {what} rows left out: prompts too long for {limit}"
+            f"data: {len(rows) - len(kept)} of {len(rows)} {split} rows excluded: prompts too long for {limit}"
         )
         parts[name] = take_rows(rows, kept)
         if 0 in getattr(parts[name], "sizes", ()) and getattr(parts[name], "weights", None):
-            raise PreflightError(f"task.too_long=drop leaves no row of a source that has a weight, with {limit}")
+            raise PreflightError(f"task.too_long=drop excludes all rows of a weighted source, with {limit}")
     return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(messages))
 
 
 def drops_too_long(config: Config) -> bool:
-    """Whether rows with prompts that are too long are left out."""
+    """Whether rows with too long prompts are excluded."""
     return isinstance(config.task, JsonlConfig) and config.task.too_long is TooLong.drop
 
 
 def build_prompt_formats(
     config: Config, plan: BatchSizes, task: Task, schedule: ExampleSchedule, material: ModelSpecs
 ) -> dict[str, PromptFormat]:
-    """How each agent is asked. First prompts that depend on examples alone fit, and of others those of one episode."""
+    """Build each agent's prompt format and check that first prompts fit into the context.
+
+    Checks all examples if first prompts depend on the example only, else those of the dry run.
+    """
     formats = prompt_formats(config.task, config.rollout, material.tokenizers)
     for name in multi_turn_agents(config.task):
         formats[name].check_history_continues()
@@ -276,57 +281,57 @@ def build_prompt_formats(
     known = {name: formats[name] for name in example_only_agents(config.task)}
     check_prompt_lengths(known, message, scheduled, "the training data", material.contexts)
     check_prompt_lengths(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
-    for name, told in ({} if known else task.dry_run.first).items():
-        if name in formats:  # who is no agent is told where episodes fail
-            formats[name].refuse_too_long([(0, told)], "the training data", material.contexts[name])
+    for name, observation in ({} if known else task.dry_run.first).items():
+        if name in formats:  # unknown agents are reported when episodes fail
+            formats[name].refuse_too_long([(0, observation)], "the training data", material.contexts[name])
     return formats
 
 
 def model_warnings(config: Config, material: ModelSpecs) -> dict[str, str]:
-    """What is to be said of the models' contexts and of what they may have to read."""
+    """Warnings about context lengths, longrope and chat templates, by rule."""
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
-    said = (
+    warnings = (
         length_warnings(config, lengths, material.contexts)
         | _critic_context_warnings(material)
         | _longrope_warnings(material)
     )
-    return said | _chat_template_warnings(config, material)
+    return warnings | _chat_template_warnings(config, material)
 
 
 def _chat_template_warnings(config: Config, material: ModelSpecs) -> dict[str, str]:
-    """A warning where a chat template ends prompts in the token that ends responses, so that models end theirs."""
+    """Warn if a chat template ends prompts with the end-of-sequence token, which stops generation at once."""
     for name, prompt_format in prompt_formats(config.task, config.rollout, material.tokenizers).items():
         end = prompt_format.tokenizer.eos_token_id
         if prompt_format.chat and prompt_format.prompt_ids("x")[-1:] == [end]:
             token = prompt_format.tokenizer.eos_token
             return {
-                "ended_prompts": f"{name}: its chat template ends prompts in {token}, which ends responses as well: a "
-                "model that has seen it has nothing to add; use a template that begins the assistant's message, or "
+                "ended_prompts": f"{name}: the chat template ends prompts with {token}, which also ends responses, so "
+                "the model may generate nothing; use a template that begins the assistant's message, or "
                 "task.chat_template=false"
             }
     return {}
 
 
 def _longrope_warnings(material: ModelSpecs) -> dict[str, str]:
-    """What is to be said where the frequencies of a row's positions depend on the longest row of its forward."""
+    """Warn if a row's rotary frequencies depend on the longest row of its batch."""
     for name, shapes in material.shapes.items():
         limit, longest = shapes.actor.longrope_threshold, shapes.length.sequence
         if limit is not None and longest > limit:
             return {
-                "longrope": f"{name}: with longrope, rows beside one of more than {limit} tokens are read by other "
-                f"frequencies; rollout.context_limit={limit} avoids it"
+                "longrope": f"{name}: with longrope, one row of more than {limit} tokens changes the rotary "
+                f"frequencies of all rows in its batch; rollout.context_limit={limit} avoids this"
             }
     return {}
 
 
 def _critic_context_warnings(material: ModelSpecs) -> dict[str, str]:
-    """What is to be said where a centralised critic may have more to read than its context holds."""
+    """Warn if a centralised critic's input may exceed its context."""
     longest = max((shapes.critic_row_tokens or 0 for shapes in material.shapes.values()), default=0)
     for name, layout in material.layouts.items():
         if not layout.is_last_only and longest > layout.context:
             return {
-                "long_views": f"the critic of {name} may have up to {longest} tokens to read of an episode, and reads "
-                f"{layout.context} at once: of what is more, the oldest that others were told and wrote is left out "
+                "long_views": f"the critic of {name} may need up to {longest} tokens per episode, but its context has "
+                f"{layout.context}: the oldest observations and responses of other agents are truncated "
                 "(value/left_out_share)"
             }
     return {}
@@ -335,7 +340,7 @@ def _critic_context_warnings(material: ModelSpecs) -> dict[str, str]:
 def estimate_run_memory(
     config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, ranks: int, device: str
 ) -> MemoryEstimate:
-    """What each rank holds, on a device of this kind."""
+    """Estimate each rank's memory on a device of this kind."""
     evaluated = count_eval_episodes(len(task.held_out), config.evaluation)
     rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
     return estimate_memory(config, material.shapes, ranks, rows, device, material.rewards)
@@ -344,11 +349,11 @@ def estimate_run_memory(
 def memory_error(
     config: Config, material: ModelSpecs, memory: MemoryEstimate, machine: Machine, ranks: int
 ) -> str | None:
-    """What a `PreflightError` says where weights, optimizer and gradients alone are more than there is; else None."""
-    lacking = machine.memory_shortfall(memory.certain_bytes, memory.host)
-    if lacking is None:
+    """The text of a `PreflightError` if weights, optimizer states and gradients alone do not fit; else None."""
+    shortfall = machine.memory_shortfall(memory.certain_bytes, memory.host)
+    if shortfall is None:
         return None
-    what, needed, there = lacking
+    place, needed, available = shortfall
     fitting = [
         option
         for option, settings in STAGE_OVERRIDES
@@ -356,38 +361,38 @@ def memory_error(
     ]
     remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
     return (
-        f"deepspeed.stage={config.deepspeed.stage} holds at least {(memory.certain_bytes + memory.host) / GIB:.1f} GiB of "
-        f"weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on this "
-        f"{what} need {needed / GIB:.1f} GiB, and it has {there / GIB:.1f}; {remedy}"
+        f"deepspeed.stage={config.deepspeed.stage} needs at least {(memory.certain_bytes + memory.host) / GIB:.1f} GiB "
+        f"for weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on "
+        f"this {place} need {needed / GIB:.1f} GiB, and it has {available / GIB:.1f}; {remedy}"
     )
 
 
 def memory_warning(memory: MemoryEstimate, machine: Machine) -> str | None:
-    """A line where what is estimated beyond weights, optimizer and gradients does not fit."""
+    """A warning if the estimated peak memory does not fit; else None."""
     phase, device = memory.greatest
-    lacking = machine.memory_shortfall(device, memory.host)
-    if lacking is None:
+    shortfall = machine.memory_shortfall(device, memory.host)
+    if shortfall is None:
         return None
-    what, needed, there = lacking
+    place, needed, available = shortfall
     return (
-        f"warning: {phase} may need {needed / GIB:.1f} GiB of this {what}, which has {there / GIB:.1f}; "
+        f"warning: {phase} may need {needed / GIB:.1f} GiB of this {place}, which has {available / GIB:.1f}; "
         f"{MEMORY_ADVICE[phase]}"
     )
 
 
 def required_disk_bytes(config: Config, material: ModelSpecs, ranks: int) -> tuple[float, float]:
-    """Bytes of one checkpoint, and of as many as ever lie there together."""
-    one = checkpoint_bytes(config, material.shapes, ranks)
-    most = one * (config.checkpoint.keep + config.checkpoint.best + 1)  # one more while the next is written
-    return one, most + snapshot_bytes(config, material.shapes)
+    """Bytes of one checkpoint, and of all checkpoints and snapshots that exist at the same time."""
+    size = checkpoint_bytes(config, material.shapes, ranks)
+    most = size * (config.checkpoint.keep + config.checkpoint.best + 1)  # 1: the one being written
+    return size, most + snapshot_bytes(config, material.shapes)
 
 
 def free_disk_bytes(folder: Path) -> int:
-    """Free bytes where a folder lies, or will lie."""
-    there = folder.absolute()
-    while not there.exists():
-        there = there.parent
-    return shutil.disk_usage(there).free
+    """Free bytes on the disk of a folder, which may not exist yet."""
+    existing = folder.absolute()
+    while not existing.exists():
+        existing = existing.parent
+    return shutil.disk_usage(existing).free
 
 
 def _fits(config: Config, material: ModelSpecs, machine: Machine, ranks: int) -> bool:
@@ -398,7 +403,7 @@ def _fits(config: Config, material: ModelSpecs, machine: Machine, ranks: int) ->
 def _get_empty_model(
     known: dict[tuple[str, str | None, str], Any], source: str, revision: str | None, actor: ActorConfig | None = None
 ) -> Any:
-    """The model without weights; with the values that `actor.model_args` puts into the configuration of an actor."""
+    """The model without weights, from `known` if cached; an actor's `model_args` override its configuration."""
     values = {} if actor is None else model_config_overrides(actor)
     key = source, revision, str(values)
     if key not in known:
@@ -421,7 +426,7 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
 def _reference_shape(
     agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], lm: PreTrainedModel, source: str
 ) -> ModelShape | None:
-    """Of an agent's reference, where that has weights beside its initial model's or base's."""
+    """The shape of an agent's reference if it needs weights in addition to the initial model or base; else None."""
     actor = agent.actor
     if agent.frozen or is_default_reference(actor):
         return None
@@ -430,7 +435,7 @@ def _reference_shape(
         folder, is_adapter = find_reference_folder(actor.reference)
     if folder is not None and not is_adapter:
         return actor_shape(_get_empty_model(known, str(folder), None))
-    if actor.reference_update_every is not None:  # as large as the actor
+    if actor.reference_update_every is not None:  # same size as the actor
         shape = actor_shape(lm)
         if isinstance(actor, LoraActorConfig):
             shape = add_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
@@ -469,7 +474,7 @@ def _critic_shape(
 def _critic_contexts(
     config: Config, known: dict[tuple[str, str | None, str], Any], starts: Mapping[str, tuple[str, str | None]]
 ) -> dict[str, int]:
-    """Tokens that each centralised critic reads as one sequence, by the critic's name."""
+    """Context length of each centralised critic, by the critic's name."""
     found: dict[str, int] = {}
     for name, names in agents_by_critic(config).items():
         critic, actor = config.task.agents[names[0]].critic, config.task.agents[names[0]].actor

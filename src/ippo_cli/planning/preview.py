@@ -1,4 +1,4 @@
-"""An episode as agents will read it, before there is any model: placeholders, or random play, stand for answers."""
+"""Preview of an episode as the agents' prompts, with placeholders or random actions as responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_TURNS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreviewTurn:
-    """What an agent reads in addition to what it has read and written, and what stands for its answer."""
+    """The new part of an agent's prompt, and the placeholder of its response."""
 
     agent: str
     read: str
@@ -25,23 +25,23 @@ class PreviewTurn:
 
 @dataclass(slots=True, kw_only=True)
 class Preview:
-    """The beginning of an episode about the first training example."""
+    """The first turns of an episode on the first training example."""
 
     turns: list[PreviewTurn] = field(default_factory=list)
-    remaining_turns: int = 0  # turns that follow
-    end: str = ""  # how it ended, if it has
+    remaining_turns: int = 0  # turns after those shown
+    end: str = ""  # how it ended, if it did
 
 
 def preview_episode(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
-    """The task's dry run, as far as it is shown."""
+    """The first `SHOWN_TURNS` turns of the task's dry run, as the agents read them."""
     shown, reader = task.dry_run, _PreviewReader(formats)
     turns = [reader.turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
-    end = "fails here with placeholders as answers" if shown.failure else shown.end or "not over after these turns"
+    end = "fails here with placeholders as responses" if shown.failure else shown.end or "not over after these turns"
     return Preview(turns=turns, remaining_turns=len(shown.turns) - len(turns), end=end)
 
 
 class _PreviewReader:
-    """Every agent's part of an episode, through its tokenizer."""
+    """Builds each agent's conversation with its prompt format."""
 
     def __init__(self, formats: Mapping[str, PromptFormat]) -> None:
         self._formats = formats
@@ -49,7 +49,7 @@ class _PreviewReader:
         self._written: dict[str, str] = {}
 
     def turn(self, agent: str, observation: str, written: str) -> PreviewTurn:
-        """What is new to an agent that is told something; all of it where it does not go on from what it has read."""
+        """The new part of an agent's prompt; the whole prompt if it does not extend the previous one."""
         prompt_format, before = self._formats[agent], ""
         if agent not in self._conversations:
             [conversation] = prompt_format.begin([observation])
@@ -57,15 +57,15 @@ class _PreviewReader:
                 prompt_format.refuse(conversation.text, 0, prompt_format.max_prompt_tokens)
             self._conversations[agent] = conversation
         else:
-            conversation, said = self._conversations[agent], self._written[agent]
-            before = conversation.text + said
-            prompt_format.extend([conversation], [_truncated_completion(said)], [observation])
+            conversation, response = self._conversations[agent], self._written[agent]
+            before = conversation.text + response
+            prompt_format.extend([conversation], [_truncated_completion(response)], [observation])
         self._written[agent] = written
         read = prompt_format.control.unguard(self._conversations[agent].text.removeprefix(before))
         return PreviewTurn(agent=agent, read=read, written=written)
 
 
 def _truncated_completion(text: str) -> Completion:
-    """An answer that was cut, so that no stop token is looked for in it."""
+    """A truncated completion, so that no stop token is expected."""
     nothing = torch.zeros(0)
     return Completion(ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=False)

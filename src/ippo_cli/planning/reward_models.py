@@ -1,4 +1,4 @@
-"""Reward models in a plan of memory."""
+"""Memory of reward models for the memory estimate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ippo_cli.planning.memory import FrozenModel, bytes_per_weight
 
 
 def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
-    """Weights of reward models that lie on the ranks' own devices."""
+    """The reward models on the ranks' devices."""
     models = [
         (where, own.reward)
         for where, own in rewards_with_prefixes(config)
@@ -18,8 +18,8 @@ def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
     return tuple(
         FrozenModel(
             name="reward model" if where == "reward" else f"{where.rpartition('.')[2]} reward",
-            shape=reward_model_shape(read_config(str(one.model), one.revision)),
-            width=bytes_per_weight(one.dtype),
+            shape=reward_model_shape(read_config(str(model.model), model.revision)),
+            width=bytes_per_weight(model.dtype),
         )
-        for where, one in models
+        for where, model in models
     )

@@ -1,4 +1,4 @@
-"""What functions of the user's say of placeholders as answers: a plan tries them, and training does not."""
+"""Trial of user reward functions with placeholder responses."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ from ippo_cli.tasks.task import Task, dry_run_examples
 from ippo_cli.types import Completion, Episode, Example, Turn
 from ippo_cli.user_code.errors import format_user_error
 
-TRIAL_EPISODES = (
-    2  # of one alone, a list that is too long or too short by the number of rows is not told from a right one
-)
+TRIAL_EPISODES = 2  # with a single episode, some lists of a wrong length would look right
 SKIPPED_REWARDS = (EnvironmentRewardConfig, HttpRewardConfig, JudgeRewardConfig, ModelRewardConfig)
 
 
 def check_primary_metric(config: Config, task: Task) -> None:
-    """Raise `ConfigError` where `task.primary_metric` is a part that the reward does not report.
+    """Raise `ConfigError` if `task.primary_metric` is a part that the reward does not report.
 
-    Rewards that need a server or a model, an environment's own parts, and functions that fail with placeholders are
-    not tried here: the first evaluation checks them.
+    Skips rewards that need a server, a model or an environment, and functions that fail with placeholders: the first
+    evaluation checks these.
     """
     mode, _, metric = config.task.primary_metric.partition("/")
     part = metric.partition("/pass@")[0]
@@ -47,7 +45,7 @@ def check_primary_metric(config: Config, task: Task) -> None:
     try:
         episodes = _placeholder_episodes(config, task)
         answer = validate_reward(reward(episodes), list(config.task.agents), episodes) if episodes else None
-    except Exception:  # of a user's function, or of an example that has no score
+    except Exception:  # from a user's function, or an example without a score
         return
     finally:
         close_reward(reward)
@@ -60,7 +58,7 @@ def check_primary_metric(config: Config, task: Task) -> None:
 
 
 def _placeholder_episodes(config: Config, task: Task) -> list[Episode]:
-    """Episodes about the first examples with placeholders as answers; none where a dry run fails."""
+    """Episodes on the first examples with placeholders as responses; empty if a dry run fails."""
     examples = list(islice(task.train, TRIAL_EPISODES))
     runs = [dry_run_examples(config.task, [example], config.seed) for example in examples]
     if any(run.failure or not run.turns for run in runs):
@@ -69,7 +67,7 @@ def _placeholder_episodes(config: Config, task: Task) -> list[Episode]:
 
 
 def reward_warnings(config: Config, task: Task) -> Iterator[str]:
-    """What to warn of: functions that raise, break the contract, or give no number."""
+    """Warnings about reward functions that raise, violate the contract, or return non-finite numbers."""
     functions = [
         (where, own) for where, own in rewards_with_prefixes(config) if isinstance(own.reward, FunctionRewardConfig)
     ]
@@ -85,8 +83,8 @@ def reward_warnings(config: Config, task: Task) -> Iterator[str]:
             close_reward(reward)
         if wrong:
             yield (
-                f"{where}.function={own.reward.function} fails with placeholders as answers ({wrong}); "
-                "if it fails with others as well, nothing will be trained on"
+                f"{where}.function={own.reward.function} fails with placeholders as responses ({wrong}); "
+                "if it also fails with real responses, no row is trained on"
             )
 
 
@@ -95,7 +93,7 @@ def _reward_problem(reward: RewardFunction, agents: Sequence[str], episodes: Seq
         answer = validate_reward(reward(episodes), agents, episodes)
     except IppoError:
         raise
-    except (Exception, SystemExit) as error:  # of the user's own code
+    except (Exception, SystemExit) as error:  # from the user's code
         return format_user_error(error)
     if answer.failures:
         return format_user_error(answer.failures[min(answer.failures)])
@@ -108,7 +106,7 @@ def _reward_values(answer: Reward) -> Iterable[float]:
 
 
 def _placeholder_episode(index: int, example: Example, run: DryRun) -> Episode:
-    """One in which nobody is paid, and every turn is a step of its own."""
+    """An episode without rewards, in which each turn is a separate step."""
     nothing = torch.zeros(0)
     return Episode(
         example=example,
@@ -117,13 +115,13 @@ def _placeholder_episode(index: int, example: Example, run: DryRun) -> Episode:
             Turn(
                 agent=agent,
                 step=step,
-                observation=told,
+                observation=observation,
                 prompt=[],
                 completion=Completion(
                     ids=nothing.long(), logprobs=nothing, behavior_logprobs=nothing, text=text, finished=True
                 ),
             )
-            for step, (agent, told, text) in enumerate(run.turns)
+            for step, (agent, observation, text) in enumerate(run.turns)
         ],
         rewards=[{} for _ in run.turns],
         final={},

@@ -1,4 +1,4 @@
-"""What is wrong with a run's task, environment or reward, told before anything is written or any model looked at."""
+"""Checks of a run's task, environment and reward before files are written or models are read."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ippo_cli.tasks.task import load_task
 
 
 def check_trainable(config: Config, ranks: int) -> None:
-    """Raise what training would raise of the data, the user's code and the sizes.
+    """Raise the errors that training would raise for the data, the user's code and the batch sizes.
 
-    A reward is made, a callback loaded and the device tried where training is in this process. One that starts ranks
-    stays beside them, and a reward may hold a model: there the ranks tell what is wrong.
+    Builds the reward, loads the callback and tries the device only if training runs in this process. A launcher of
+    several ranks keeps running beside them and must not hold a reward model; there, the ranks report these errors.
     """
     check_tracker_usable(config.tracker, loads_code=ranks == 1)
     task = load_task(config.task, config.seed)
     if ranks == 1:
         from ippo_cli.planning.preflight import device_kind
         from ippo_cli.planning.reward_trial import check_primary_metric
-        from ippo_cli.rewards.build import build_reward  # imports transformers, which who starts ranks never needs
+        from ippo_cli.rewards.build import build_reward  # imports transformers, which the launcher does not need
         from ippo_cli.rewards.contract import (
             check_reward_connection,
             close_reward,

@@ -1,1 +1,1 @@
-"""What a run reports: metrics, warnings, console output, samples and trackers."""
+"""Reports of a run: metrics, warnings, console output, samples and trackers."""

@@ -1,4 +1,4 @@
-"""What an update's losses log: means over its tokens, also those of each agent and turn, from one reduction."""
+"""Accumulates an update's loss metrics: means over tokens, also by agent and turn, with one reduction."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from ippo_cli.types import Minibatch
 
 @dataclass(kw_only=True)
 class MetricAccumulator:
-    """Sums and maxima over micro-batches, by name.
+    """Sums and maxima over micro-batches, by metric name.
 
-    Those by agent and turn are taken where they say more than the learner's: where it trains several agents, and of
-    agents with several turns.
+    Also by agent if the learner trains several agents, and by turn for agents with several turns.
     """
 
     learner: str
-    turns: Mapping[str, int]  # by agent in the order of the rows: of how many of its first turns there are means
+    turns: Mapping[str, int]  # by agent, in the order of the rows: the number of first turns with metrics
     sums: dict[str, Tensor] = field(default_factory=dict)
     parts: dict[str, Tensor] = field(default_factory=dict)  # [2, agents, turns + 1]: sums and counts of entries
     maxima: dict[str, Tensor] = field(default_factory=dict)
@@ -34,11 +33,11 @@ class MetricAccumulator:
 
     @classmethod
     def of(cls, learner: str, agents: Sequence[str], turns: Mapping[str, int]) -> MetricAccumulator:
-        """Of a learner that trains these agents."""
+        """An empty accumulator for a learner that trains these agents."""
         return cls(learner=learner, turns={name: turns.get(name, 0) for name in agents})
 
     def add(self, prefix: str, loss: Loss, batch: Minibatch, *, first_epoch: bool, first_step: bool) -> None:
-        """Take in what the loss of a micro-batch logs, under `<prefix>/`."""
+        """Add the metrics of a micro-batch's loss, under `<prefix>/`."""
         logged = [name for name in loss.per_token if name != "ratio" or first_epoch]
         sums = loss.sums
         for name in logged:
@@ -59,7 +58,7 @@ class MetricAccumulator:
         return self.sums.get(name, torch.zeros((), dtype=torch.float64))
 
     def means(self) -> dict[str, float]:
-        """By full names, over all ranks."""
+        """The metrics by full name, over all ranks. Collective."""
         sums, parts = self._reduced_totals()
         found: dict[str, float] = {}
         for name, total in sums.items():
@@ -76,7 +75,7 @@ class MetricAccumulator:
         return found
 
     def _reduced_totals(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Sums and parts of all ranks, from one reduction."""
+        """Sums and parts over all ranks, with one reduction."""
         tensors = [table[name] for table in (self.sums, self.parts) for name in sorted(table)]
         if not tensors:
             return {}, {}
@@ -89,10 +88,10 @@ class MetricAccumulator:
         return dict(zip(sorted(self.sums), sums, strict=True)), dict(zip(sorted(self.parts), parts, strict=True))
 
     def _parts(self, numbers: Tensor, loss: Loss, batch: Minibatch) -> Tensor:
-        """Of quantities `[q, b, R]` their sums, and how many entries these are of: `[q, 2, agents, turns + 1]`.
+        """Sums and counts of quantities `[q, b, R]` by agent and turn: `[q, 2, agents, turns + 1]`.
 
-        Turns after those that there are means of are in the last column. Matrix products in place of indexed additions,
-        whose order on a GPU is not always the same.
+        The last column collects later turns. Uses matrix products, because indexed additions are not deterministic
+        on a GPU.
         """
         shown = max(self.turns.values())
         of_turn = one_hot(batch.rollout.turn.clamp(0, shown), shown + 1).double()

@@ -1,4 +1,4 @@
-"""What a person sees: a live display on a terminal, one plain line per iteration elsewhere, nothing on other ranks."""
+"""Console output on rank 0: a live display on a terminal, else one plain line per iteration."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from ippo_cli.reporting.console_format import COLUMNS, agent_metric, format_numb
 from ippo_cli.reporting.sample_table import sample_table
 from ippo_cli.runs.folder import display_path, resume_command
 
-PROGRESS_INTERVAL_S = 30.0  # without a terminal, how long a phase may take before a line says how far it is
+PROGRESS_INTERVAL_S = 30.0  # minimum time without output before a progress line, without a terminal
 
 
 class Console:
-    """Everything printed by a training process. Model text is shown escaped and cut."""
+    """Prints the output of a training process. Model text is escaped and truncated."""
 
     def __init__(self, style: Style, agents: Sequence[str], policy_of_agent: Mapping[str, str] | None = None) -> None:
-        """`holder_of`: by agent, the name that its weights go by; left out, its own."""
+        """`policy_of_agent`: by agent, the name of its policy; default: the agent's name."""
         self.agents = list(agents)
         self._policy_of_agent = policy_of_agent or {}
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a character that the locale does not have ends no training
+        if isinstance(sys.stdout, io.TextIOWrapper):  # characters outside the locale's encoding must not raise
             sys.stdout.reconfigure(errors="backslashreplace")
         self._out = RichConsole(highlight=False, soft_wrap=True)
         self._main = distributed.is_main()
@@ -50,8 +50,8 @@ class Console:
         self._tasks: dict[str, Any] = {}
         self._panel: Any = Text("")
         self._history: dict[str, list[float]] = {name: [] for name in agents}
-        self._shown: set[str] = set()  # the columns that some row had so far
-        self._recent_seconds: deque[float] = deque(maxlen=20)  # seconds of the last iterations
+        self._shown: set[str] = set()  # the columns with a value in any row so far
+        self._recent_seconds: deque[float] = deque(maxlen=20)  # durations of the last iterations
         self._last_line_at = time.monotonic()
 
     def __enter__(self) -> Console:
@@ -67,19 +67,19 @@ class Console:
             self._live = None
 
     def print_line(self, text: str, style: str = "") -> None:
-        """A line of our own words."""
+        """Print a line; the text is not parsed as markup."""
         if self._main:
             self._out.print(Text(text, style=style))
             sys.stdout.flush()
             self._last_line_at = time.monotonic()
 
     def print_warnings(self, texts: Sequence[str]) -> None:
-        """What is unusual and likely wrong, one line each."""
+        """Print warnings, one line each."""
         for text in texts:
             self.print_line(truncate_text(f"warning: {text}"), style="yellow")
 
     def progress(self, label: str, done: int, total: int) -> None:
-        """A bar for what takes longer than a moment; without a terminal a line after a long silence."""
+        """Show a progress bar; without a terminal, a line if nothing was printed for `PROGRESS_INTERVAL_S`."""
         if not self._main:
             return
         if self._live is not None:
@@ -91,7 +91,7 @@ class Console:
             self.print_line(f"  {truncate_text(label, 2 * NAME_WIDTH)}: {done}/{total}")
 
     def iteration(self, row: Mapping[str, float], num_iterations: int) -> None:
-        """One finished iteration."""
+        """Show one finished iteration."""
         if not self._main:
             return
         row = dict(row) | self._shared_policy_metrics(row)
@@ -110,7 +110,7 @@ class Console:
         self._live.update(Group(self._panel, self._bars))
 
     def _shared_policy_metrics(self, row: Mapping[str, float]) -> dict[str, float]:
-        """What was measured of weights that several agents have, under the name of each."""
+        """Metrics of shared policies, under the name of each agent."""
         return {
             key: row[shared]
             for name, holder in self._policy_of_agent.items()
@@ -119,10 +119,10 @@ class Console:
         }
 
     def evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
-        """Held-out scores, the primary one first."""
+        """Show held-out scores, the primary metric first."""
         failed = [key for key, value in metrics.items() if key.endswith("/failed_share") and value]
         others = [key for key in metrics if key.count("/") == 1 and not key.endswith("/failed_share")]
-        # What failed first: a score of the rows that did not is another score.
+        # Failures first: scores are means over the other rows only.
         shown = [f"{key} {format_number(metrics[key])}" for key in (*failed, *others) if key != primary]
         self._clear_bars()
         line = f"evaluation after iteration {iteration}: {primary} {format_number(metrics[primary])}"
@@ -130,7 +130,7 @@ class Console:
         self.print_line(truncate_text(f"{line}  ({rest})" if rest else line))
 
     def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A table of prompts and responses: of what was said in turn where there was more than one turn."""
+        """Show a table of prompts and responses, by turn for episodes with several turns."""
         if not self._main or not rows:
             return
         self._out.print(sample_table(rows), width=min(self._out.width, LINE_WIDTH))
@@ -144,8 +144,10 @@ class Console:
         ratings: Sequence[tuple[str, float]] = (),
         more: tuple[str, str] = ("num_iterations", "MORE"),
     ) -> None:
-        """What came out, and what to do with it. `ratings`: of policies and earlier weights, the highest first; `more`:
-        what lets the run go on."""
+        """Show the results of a run and commands to continue.
+
+        `ratings`: Elo of policies and snapshots, highest first; `more`: the override that lets the run train further.
+        """
         shown = display_path(folder)
         curves = shell_command("tensorboard", "--logdir", f"{shown}/tb")
         first, last = evaluation["first"], evaluation["last"]
@@ -168,8 +170,8 @@ class Console:
             f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
         ]
         if self._main:
-            self.__exit__()  # the last word is below the display
-            # Paths are there to be copied: where they do not fit into a frame, there is none.
+            self.__exit__()  # print below the display
+            # No frame if lines do not fit, so that paths can be copied.
             framed = self._is_rich and max(map(len, lines)) + 4 <= self._out.width
             self._out.print(
                 Panel(Text("\n".join(lines)), title="done", expand=False)
@@ -188,7 +190,7 @@ class Console:
 
 
 def series_by_metric(metrics: Mapping[str, float]) -> dict[str, list[float]]:
-    """Metrics by name, those of an agent's turns in one line, from the first turn to the last that there was."""
+    """Metrics by name, with the turns of a metric in one list, up to the last turn with a value."""
     lines: dict[str, list[float]] = {}
     for key, value in metrics.items():
         name, _, turn = key.rpartition("/turn/")

@@ -1,4 +1,4 @@
-"""An iteration's numbers as a person reads them: one plain line, or a table in a frame."""
+"""Formats an iteration's metrics for the console, as one plain line or a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.text import Text
 from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, shorten_name, text_width, truncate_text
 
 SPARKS = "▁▂▃▄▅▆▇█"
-COLUMNS = {  # the metric's own name -> where it stands below the agent's name
+COLUMNS = {  # column heading -> metric name after the agent's name
     "score": "score/mean",
     "entropy": "policy/entropy",
     "approx_kl": "policy/approx_kl",
@@ -21,11 +21,11 @@ COLUMNS = {  # the metric's own name -> where it stands below the agent's name
     "explained_variance": "value/explained_variance",
     "response_length": "rollout/response_length",
 }
-WORST_BY = {"approx_kl": max, "kl/reference": max}  # of several agents', where that is not the lowest
+WORST_BY = {"approx_kl": max, "kl/reference": max}  # how to select the worst agent; default: min
 PHASES = ("rollout", "score", "logprobs", "targets", "update")
-FRAME, PADDING = 4, 2  # columns that a panel takes around its content, and a table around each of its own
+FRAME, PADDING = 4, 2  # character widths of a panel's frame and of a table column's padding
 NUMBER_WIDTH, SHORT_NAME, TREND_WIDTH = 6, 8, 24
-TYPICAL_NUMBER = -0.123  # as wide as most numbers are; a line's layout must not change with every value
+TYPICAL_NUMBER = -0.123  # typical width, so that a line's layout does not depend on the values
 
 
 def iteration_panel(
@@ -37,7 +37,7 @@ def iteration_panel(
     eta_s: float,
     panel_width: int,
 ) -> Panel:
-    """An iteration as a table in a frame. `history`: each agent's mean scores so far; `left`: seconds until the end."""
+    """An iteration as a table in a frame. `history`: each agent's mean scores so far; `eta_s`: remaining seconds."""
     widths, name_width, trend_width = fit_column_widths(columns, agents, panel_width - FRAME)
     headings = [
         Column(_heading(column), justify="right", width=width, overflow="fold") for column, width in widths.items()
@@ -60,10 +60,10 @@ def iteration_panel(
 
 
 def fit_column_widths(columns: Sequence[str], agents: Sequence[str], width: int) -> tuple[dict[str, int], int, int]:
-    """Widths of a table's columns in so much room: of the numbers, of the agents' names, and of their trends.
+    """Column widths of a table of `width` characters: of the numbers, the agents' names, and the trends.
 
-    Numbers are never cut. The trend gives way first, then headings stand below each other, then names are shortened,
-    then the last columns are left out.
+    Numbers are never truncated. If space is short, it first drops the trend, then wraps headings, then shortens names,
+    then drops the last columns.
     """
     name_width = max(min(max(map(text_width, agents)), NAME_WIDTH), len("agent"))
     widths = {column: max(NUMBER_WIDTH, len(_heading(column))) for column in columns}
@@ -87,7 +87,7 @@ def _table_width(widths: Mapping[str, int], name_width: int) -> int:
 def iteration_line(
     row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str], num_iterations: int, eta_s: float
 ) -> str:
-    """An iteration in one line: the first layout that has room for usual numbers, so that it stays the same."""
+    """An iteration in one line, in the first layout that fits numbers of typical width."""
     typical_row = dict(row) | {
         key: TYPICAL_NUMBER for name in agents for column in columns if (key := agent_metric(name, column))
     }
@@ -139,12 +139,12 @@ def _format_phases(row: Mapping[str, float]) -> str:
 
 
 def agent_metric(agent: str, column: str) -> str:
-    """The metric that a column shows of an agent."""
+    """The name of the metric that a column shows for an agent."""
     return f"{agent}/{COLUMNS[column]}"
 
 
 def _format_each_agent(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """`score 0.504/0.498`: every agent's number."""
+    """Every agent's number: `score 0.504/0.498`."""
     return [
         f"{column} " + "/".join(format_number(row.get(agent_metric(name, column))) for name in agents)
         for column in columns
@@ -152,7 +152,7 @@ def _format_each_agent(row: Mapping[str, float], agents: Sequence[str], columns:
 
 
 def _format_worst_agent(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """`score 0.504 min 0.101  entropy min 1.066`: the agent that is worst off, and the mean score."""
+    """The worst agent's number, and the mean score: `score 0.504 min 0.101  entropy min 1.066`."""
     parts = []
     for column in columns:
         found = [row.get(agent_metric(name, column), math.nan) for name in agents]
@@ -164,13 +164,13 @@ def _format_worst_agent(row: Mapping[str, float], agents: Sequence[str], columns
 
 
 def format_number(value: float | None) -> str:
-    """A number in about six characters, none where there is none."""
+    """A number in about six characters; `-` for None and NaN."""
     if value is None or math.isnan(value):
         return "-"
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
-    if 1e-7 <= size < 0.0005:  # less is rounding, such as the divergence of a policy from itself
+    if 1e-7 <= size < 0.0005:  # smaller values are rounding errors, e.g. the KL of a policy to itself
         return f"{value:.0e}"
     if size >= 1e4:
         return f"{value:.1e}"
@@ -178,7 +178,7 @@ def format_number(value: float | None) -> str:
 
 
 def sparkline(numbers: Sequence[float], width: int = TREND_WIDTH) -> str:
-    """The last numbers as a row of blocks, lowest to highest; a gap where one is not finite."""
+    """The last `width` numbers as block characters, scaled from lowest to highest; a space if not finite."""
     finite = [number for number in numbers[-width:] if math.isfinite(number)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     span = (high - low) or 1.0

@@ -1,4 +1,4 @@
-"""The metrics of an iteration over all ranks; `metrics.py` says what each of them means."""
+"""Computes the metrics of an iteration over all ranks; `metrics.py` describes each metric."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean, reward_to_go
 from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Targets
 
-ROUNDING_STEPS = 16.0  # steps of a float by which returns differ that are sums of the same
-ZERO_CREDIT = 1e-6  # credit that is none but for rounding
+ROUNDING_STEPS = 16.0  # returns that differ by fewer float32 epsilons count as equal
+ZERO_CREDIT = 1e-6  # smaller credit counts as 0 (rounding)
 
 
 def iteration_row(
@@ -29,10 +29,10 @@ def iteration_row(
     stats: Iterable[Mapping[str, float]],
     turns: Mapping[str, int | None],
 ) -> dict[str, float]:
-    """The row of an iteration but for its pace.
+    """The metrics of an iteration without timings, the same on all ranks.
 
-    `stats`: each learner's numbers of its update, by their full names. `turns`: how many each agent may have in an
-    episode, None without a limit; the same on all ranks.
+    `stats`: each learner's update metrics by full name. `turns`: each agent's maximum turns per episode, None without
+    a limit.
     """
     row: dict[str, float] = {"iteration": iteration}
     for name, agent in agents.items():
@@ -68,7 +68,7 @@ def timing_metrics(
     seconds: Mapping[str, float],
     saving_seconds: float,
 ) -> dict[str, float]:
-    """Times and rates of an iteration, never compared between runs. `saving_seconds`: 0 where nothing was saved."""
+    """Timings and rates of an iteration. `saving_seconds`: duration of the last save, 0 if none."""
     total = sum(seconds.values())
     saving = {"checkpoint": saving_seconds} if saving_seconds else {}
     tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
@@ -80,21 +80,21 @@ def timing_metrics(
 
 
 def current_policy_mask(episodes: Sequence[Episode], agent: str) -> Tensor:
-    """Episodes in which earlier weights did not speak in the agent's place, `[B]`: the others are in no mean of its."""
+    """Episodes `[B]` in which the agent used its current weights; all others are excluded from its means."""
     return torch.tensor([agent not in episode.partners for episode in episodes], dtype=torch.bool)
 
 
 def rollout_metrics(
     rollout: Rollout, scores: Scores, targets: Targets | None, kl_coef: float | None, current_mask: Tensor | None = None
 ) -> dict[str, float]:
-    """One agent's numbers of a buffer over all ranks. `kl_coef`: of the reward, where a reference is kept.
+    """One agent's metrics of a buffer over all ranks. `kl_coef`: of the reward, if the agent has a reference.
 
-    `targets`: None for an agent that does not learn. `own` `[B]`: the rows that are its own, all where not given.
+    `targets`: None for a frozen agent. `current_mask` `[B]`: rows with the agent's current weights; default all.
     """
     mask = rollout.response_mask
     current_mask = torch.ones_like(rollout.finished) if current_mask is None else current_mask
     per_token = {"rollout/logprob": rollout.logprobs}
-    trained = {}  # means over the tokens that are trained on: rows without a score have no reward and no return
+    trained = {}  # means over trained tokens only: rows without a score have no reward and no return
     if targets is not None:
         trained = {"targets/reward": targets.rewards, "targets/return": targets.returns}
     if rollout.behavior_logprobs is not rollout.logprobs:
@@ -133,7 +133,7 @@ def rollout_metrics(
 
 
 def credit_metrics(credit: Tensor, acted: Tensor) -> dict[str, float]:
-    """Of an agent's `credit` `[B, K]`, NaN where it is not known, over all ranks."""
+    """Metrics of an agent's `credit` `[B, K]`, NaN if unknown, over all ranks."""
     total = credit.double().sum(dim=1)
     known = torch.isfinite(total) & acted
     counts = torch.stack([acted.sum(), known.sum(), (known & (total.abs() <= ZERO_CREDIT)).sum()]).double()
@@ -148,7 +148,7 @@ def credit_metrics(credit: Tensor, acted: Tensor) -> dict[str, float]:
 
 
 def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> dict[str, float]:
-    """Numbers of an agent that may have several turns, over all ranks."""
+    """Turn metrics of an agent that may have several turns, over all ranks."""
     read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
     read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
     counts = count_turns(episodes, agent)
@@ -165,8 +165,10 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
 
 
 def count_turns(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
-    """Of this rank: episodes, the agent's turns, how many of them were cut, and episodes that its context ended; those
-    in which earlier weights spoke for it are left out."""
+    """This rank's numbers of episodes, agent turns, truncated turns, and episodes that overflowed the agent's context.
+
+    Excludes episodes in which a snapshot played for the agent.
+    """
     episodes = [episode for episode in episodes if agent not in episode.partners]
     turns = [turn for episode in episodes for turn in episode.of(agent)]
     return {
@@ -178,7 +180,7 @@ def count_turns(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
 
 
 def _is_context_overflow(episode: Episode, agent: str) -> bool:
-    """Whether an episode was cut because what the agent was told left it no room to answer."""
+    """Whether an episode was truncated because an observation left no space for the agent's response."""
     return episode.truncation == "context" and agent in episode.last_observations and agent not in episode.final
 
 
@@ -192,12 +194,12 @@ def _score_mean_std(prefix: str, score: Tensor, valid: Tensor) -> dict[str, floa
 
 
 def ratio(total: float, count: float) -> float:
-    """A mean or share; NaN of nothing, which is no number and in no average."""
+    """A mean or fraction; NaN if `count` is 0."""
     return total / count if count else math.nan
 
 
 def sampler_prob_diff(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
-    """How far the sampler's probabilities of its tokens lie from the training model's, over all ranks."""
+    """Mean and maximum `|p_sampler - p_train|` of the sampled tokens, over all ranks."""
     mask = sampled.response_mask
     gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
     total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
@@ -208,7 +210,7 @@ def sampler_prob_diff(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
 
 
 def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> dict[str, float]:
-    """One agent's numbers about what its algorithm made of a buffer, over all ranks."""
+    """One agent's metrics of advantages, values and behaviour weights, over all ranks."""
     mask = targets.loss_mask
     sums = {
         "rows": mask.any(dim=1),
@@ -241,14 +243,14 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
 def explained_variance(targets: Targets, gamma: float | None) -> float:
     """`1 - Var(returns - values) / Var(returns)` over the regressed values of all ranks.
 
-    NaN where there is nothing to explain: returns are constant but for rounding, or rewards alone would make them so,
-    and they vary by the critic's own values (lambda below 1) or not at all.
+    NaN if the returns, or the rewards-to-go, are constant up to rounding: with lambda below 1, returns then vary only
+    by the critic's own values.
     """
     mask = targets.value_mask
     _, residual = distributed.masked_moments(targets.returns - targets.values, mask)
     mean, total = distributed.masked_moments(targets.returns, mask)
     value_mean, value_variance = distributed.masked_moments(targets.values, mask)
-    # Returns are sums of values and rewards: their rounding is that of the largest of these.
+    # Returns are sums of values and rewards, so their rounding error is that of the largest term.
     if _is_constant(total, mean.square() + total + value_mean.square() + value_variance):
         return math.nan
     earned = reward_to_go(targets.rewards, targets.loss_mask, gamma=1.0 if gamma is None else gamma)
@@ -259,12 +261,12 @@ def explained_variance(targets: Targets, gamma: float | None) -> float:
 
 
 def _is_constant(variance: Tensor, square: Tensor) -> bool:
-    """Whether float32 numbers vary by rounding alone that are made of others of this mean square."""
+    """Whether the variance is only float32 rounding of numbers with this mean square."""
     return float(variance.sqrt()) <= ROUNDING_STEPS * torch.finfo(torch.float32).eps * float(square.sqrt())
 
 
 def view_metrics(view: CriticView, current_mask: Tensor) -> dict[str, float]:
-    """How much a centralised critic reads of an episode in which the agent spoke itself (`own` `[B]`); all ranks."""
+    """Input tokens and truncation of a centralised critic, over episodes in `current_mask` `[B]` of all ranks."""
     read = ((view.rollout.prompt_mask.sum(dim=1) + view.rollout.length) * current_mask).sum()
     read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
     sums = torch.stack([read, (view.left_out & current_mask).sum(), current_mask.sum()]).double()
@@ -273,7 +275,7 @@ def view_metrics(view: CriticView, current_mask: Tensor) -> dict[str, float]:
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:
-    """Of the greedy responses that a baseline is made of."""
+    """Mean score of the greedy responses, which form the baseline."""
     return {"score/greedy": _score_mean_std("score", scores.raw, scores.valid)["score/mean"]}
 
 

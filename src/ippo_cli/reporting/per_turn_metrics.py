@@ -1,4 +1,4 @@
-"""An agent's metrics once more for each of its first turns: the same names, with `/turn/` and the turn's number."""
+"""Per-turn metrics of an agent's first turns, named `<metric>/turn/<number>`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ippo_cli.types import Episode, Experience, Rollout, Scores, Targets
 def logged_turn_counts(
     agents: Iterable[str], episodes: Sequence[Episode], max_turns: Mapping[str, int | None], max_logged: int
 ) -> dict[str, int]:
-    """Of how many turns there are metrics, by agent, without those that have none: at most the first `shown`.
+    """The number of turns with metrics, by agent, at most `max_logged`; without single-turn agents.
 
-    `most`: how many turns each agent may have, None where no limit is known: then as many as it had on any rank.
+    `max_turns`: each agent's maximum number of turns; None (no limit): the largest number on any rank. Collective.
     """
     several = [name for name in agents if max_turns[name] != 1 and max_logged]
     return {
@@ -34,7 +34,7 @@ def per_turn_metrics(
     targets: Mapping[str, Targets],
     turns: Mapping[str, int],
 ) -> dict[str, float]:
-    """Of agents that have several turns, as many of the first as `turns` says."""
+    """Metrics of the first `turns[agent]` turns of each agent in `turns`. Collective."""
     row: dict[str, float] = {}
     for name, count in turns.items():
         agent, rollout, scores, own = agents[name], experience.rollouts[name], experience.scores[name], targets[name]
@@ -60,7 +60,7 @@ def per_turn_means(
     *,
     has_reference: bool,
 ) -> dict[str, float]:
-    """Means over the turns with one number, over all ranks; `compares`: whether there is a reference."""
+    """Means of each of an agent's first `turns` turns, over all ranks. Collective."""
     mask, loss_mask = rollout.response_mask, targets.loss_mask  # rows without a score have no reward and no return
     per_token = {
         "rollout/logprob": (rollout.logprobs, mask),
@@ -69,7 +69,7 @@ def per_turn_means(
     }
     if has_reference:
         per_token["kl/reference"] = (rollout.logprobs - targets.ref_logprobs, mask)
-    sums: dict[str, tuple[float, float]] = {}  # by name: the sum, and of how many
+    sums: dict[str, tuple[float, float]] = {}  # by name: sum and count
     for turn in range(turns):
         tokens = rollout.turn == turn
         had_turn = turn_mask(episodes, agent, turn).to(scores.valid.device)
@@ -90,26 +90,26 @@ def per_turn_means(
 def sum_turn(
     episodes: Sequence[Episode], agent: str, turn: int, scores: Tensor, valid: Tensor
 ) -> dict[str, tuple[float, float]]:
-    """Of one turn in the episodes of this rank: by name, a sum, and of how many it is.
+    """Sum and count of each metric of one turn, over the episodes of this rank.
 
-    `scores` `[B, K]` by turn, of rows that are `valid`.
+    `scores`: `[B, K]` by turn; only rows in `valid` count.
     """
-    own = [said[turn] for episode in episodes if len(said := episode.own(agent)) > turn]
+    own = [turns[turn] for episode in episodes if len(turns := episode.own(agent)) > turn]
     scored = turn_mask(episodes, agent, turn).to(valid.device) & valid
     return {
-        "response_length": (float(sum(len(one.completion.ids) for one in own)), float(len(own))),
-        "cut_share": (float(sum(not one.completion.finished for one in own)), float(len(own))),
+        "response_length": (float(sum(len(taken.completion.ids) for taken in own)), float(len(own))),
+        "cut_share": (float(sum(not taken.completion.finished for taken in own)), float(len(own))),
         "score": _sum_column(scores, turn, scored),
     }
 
 
 def turn_mask(episodes: Sequence[Episode], agent: str, turn: int) -> Tensor:
-    """In which episodes an agent had this turn, `[B]` bool."""
+    """The episodes in which an agent had this turn, bool `[B]`."""
     return torch.tensor([len(episode.own(agent)) > turn for episode in episodes], dtype=torch.bool)
 
 
 def per_turn_target_metrics(agent: Agent, rollout: Rollout, targets: Targets, turn: int) -> dict[str, float]:
-    """Of one turn's action tokens that are trained on, over all ranks."""
+    """Target metrics of one turn's trained action tokens, over all ranks."""
     tokens = targets.loss_mask & (rollout.turn == turn)
     has_tokens = distributed.any_rank(bool(tokens.any()))
     advantage, variance = distributed.masked_moments(targets.advantages, tokens)
@@ -126,11 +126,11 @@ def per_turn_target_metrics(agent: Agent, rollout: Rollout, targets: Targets, tu
 
 
 def _max_turns_taken(episodes: Sequence[Episode], agent: str) -> int:
-    """The most turns of an agent in an episode of the buffer."""
+    """The largest number of turns of an agent in an episode, over all ranks."""
     return int(distributed.all_max(torch.tensor(max((len(episode.own(agent)) for episode in episodes), default=0))))
 
 
 def _sum_column(numbers: Tensor, turn: int, rows: Tensor) -> tuple[float, float]:
-    """The sum of one turn's numbers over rows, and how many these are."""
-    paid = float(numbers[:, turn].double()[rows].sum()) if turn < numbers.shape[1] else 0.0
-    return paid, float(rows.sum())
+    """Sum and count of one turn's numbers over the selected rows."""
+    total = float(numbers[:, turn].double()[rows].sum()) if turn < numbers.shape[1] else 0.0
+    return total, float(rows.sum())

@@ -1,4 +1,4 @@
-"""A profile of one iteration on request: a trace that opens in the usual viewers, and a table of its phases."""
+"""Profiler for one iteration: writes a trace and a table of phases and operators."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ippo_cli.engine import distributed
 from ippo_cli.runs.folder import print_warning, write_atomically
 
 RANGE_PREFIX = "ippo/"
-"""Of the ranges that the table shows: phases, and what each agent does in them."""
+"""Prefix of the profiler ranges in the table: phases, and agents within phases."""
 MAX_OPERATORS = 12
 
 
 @contextmanager
 def profile_iteration(folder: Path, iteration: int, say: Callable[[str], None]) -> Iterator[None]:
-    """Watch what happens inside; leave `profile/` with a trace of every rank, and rank 0's table, which is also said.
+    """Profile the block; write a trace per rank and rank 0's table to `profile/`, and pass the table to `say`.
 
-    The traces are Chrome's JSON, gzipped: https://ui.perfetto.dev and chrome://tracing open them. Watching makes
-    everything slower, small operations most.
+    Traces are gzipped Chrome JSON for https://ui.perfetto.dev or chrome://tracing. Profiling slows down all
+    operations, most of all small ones.
     """
     activities = [ProfilerActivity.CPU]
     if torch.cuda.is_available():
@@ -39,13 +39,14 @@ def profile_iteration(folder: Path, iteration: int, say: Callable[[str], None]) 
             watch.export_chrome_trace(str(place / f"iteration_{iteration:08d}_rank_{distributed.rank()}.json.gz"))
             if distributed.is_main():
                 write_atomically(place / f"iteration_{iteration:08d}.txt", table)
-        except (OSError, RuntimeError) as error:  # the profiler has the second for a file that it cannot write
-            print_warning(f"{place} cannot be written ({storage_error_message(error) or error}); training goes on")
+        except (OSError, RuntimeError) as error:  # the profiler raises RuntimeError if it cannot write a file
+            reason = storage_error_message(error) or error
+            print_warning(f"{place} cannot be written ({reason}); training continues")
         say(f"profile of iteration {iteration}: {place}\n{table}")
 
 
 def _format_table(watch: profile) -> str:
-    """Ranges of ours with their seconds and share, then the operators that took longest themselves."""
+    """A table of our ranges with seconds and share, then the operators with the longest self time."""
     events = watch.key_averages()
     ours = [event for event in events if event.key.startswith(RANGE_PREFIX) and event.device_type == DeviceType.CPU]
     whole = sum(event.cpu_time_total for event in ours if event.key.count("/") == 1) or 1.0
@@ -58,13 +59,12 @@ def _format_table(watch: profile) -> str:
     lines.append(f"{'operator':<28}{'self s':>9}{'share':>8}{'calls':>8}")
     theirs = [event for event in events if not event.key.startswith(RANGE_PREFIX)]
     for event in sorted(theirs, key=_self_seconds, reverse=True)[:MAX_OPERATORS]:
-        lines.append(
-            f"{event.key[:27]:<28}{_self_seconds(event):>9.3f}{_self_seconds(event) * 1e6 / whole:>8.1%}{event.count:>8}"
-        )
+        seconds = _self_seconds(event)
+        lines.append(f"{event.key[:27]:<28}{seconds:>9.3f}{seconds * 1e6 / whole:>8.1%}{event.count:>8}")
     return "\n".join(lines) + "\n"
 
 
 def _self_seconds(event: object) -> float:
-    """Seconds in the operator itself, on the device that does the work."""
+    """Self time of an operator in seconds, on the GPU if available, else on the CPU."""
     device = event.self_device_time_total if torch.cuda.is_available() else event.self_cpu_time_total  # type: ignore
     return device / 1e6

@@ -1,4 +1,4 @@
-"""What a run writes while it goes on: metrics, samples, and its state."""
+"""Writes a run's metrics, samples and state."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ NO_SETTINGS: Mapping[str, Any] = {}
 
 @dataclass
 class RunState:
-    """`run.json`: what scripts ask of a run."""
+    """The contents of `run.json`, for scripts."""
 
     state: str = "running"  # running | done | preempted | failed
     wall_seconds: float = 0.0
     iterations: int = 0
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score, ...}
     error: str | None = None
-    warnings: dict[str, str] = field(default_factory=dict)  # what was said to be unusual, by rule
+    warnings: dict[str, str] = field(default_factory=dict)  # printed warnings, by rule
 
 
 def read_previous_state(folder: Path) -> RunState:
-    """What `run.json` says of a run that goes on; what a checkpoint knows better is taken from there later."""
+    """The state in `run.json` of a resumed run; the checkpoint overrides parts of it later."""
     try:
         known = json.loads((folder / "run.json").read_text())
         return RunState(
@@ -54,12 +54,12 @@ def read_previous_state(folder: Path) -> RunState:
 
 
 class RunLog:
-    """Rank 0 writes; on other ranks every method does nothing. Nothing that training reads comes back from here.
+    """Writes a run's files on rank 0; on other ranks every method does nothing. Does not affect training.
 
-    What cannot be written while the run goes on is a warning: rows of `metrics.jsonl` and the state wait for room,
-    samples and curves are left out. It is the checkpoints that end a run whose disk stays full.
+    A failed write is a warning: rows of `metrics.jsonl` and the state are retried, samples and curves are dropped.
+    If the disk stays full, checkpoints end the run.
 
-    `settings` are the plain values that trackers show as the run's configuration.
+    `settings`: the configuration as plain values, for trackers.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class RunLog:
         self.folder = folder
         self.state = state
         self._main = distributed.is_main()
-        self._last_counted_at = time.monotonic()  # up to here time is part of `wall_seconds`
+        self._last_counted_at = time.monotonic()  # `wall_seconds` includes the time up to here
         self._trackers = TrackerGroup()
-        self._waiting: list[str] = []  # rows that found no room
-        self._failed_files: set[str] = set()  # what was warned of and has not been written since
+        self._waiting: list[str] = []  # rows that are not written yet
+        self._failed_files: set[str] = set()  # files with a warning and no successful write since
         distributed.run_on_main(lambda: self._begin(tracker, settings))
 
     def _begin(self, tracker: TrackerConfig, settings: Mapping[str, Any]) -> None:
@@ -85,8 +85,8 @@ class RunLog:
         return self.folder / "metrics.jsonl"
 
     def durable_metrics_bytes(self) -> int | None:
-        """Bytes of `metrics.jsonl` that are safely on disk; None while rows wait for room there."""
-        if self._waiting:  # there may be room again
+        """Bytes of `metrics.jsonl` that are flushed to disk; None while rows are not written."""
+        if self._waiting:  # the disk may have space again
             with suppress(OSError):
                 self._append_pending_rows()
         return None if self._waiting else self._written()
@@ -95,8 +95,10 @@ class RunLog:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def truncate_metrics(self, size: int, iteration: int) -> None:
-        """Drop rows that were written after the checkpoint that is resumed, of this iteration; they will be written
-        again. Raises `ResumeError` for a row that cannot be read."""
+        """Drop rows after the checkpoint (its `size` in bytes and `iteration`); the resumed run writes them again.
+
+        Raises `ResumeError` for an unreadable row.
+        """
         if not self._main:
             return
         written = self._written()
@@ -109,7 +111,7 @@ class RunLog:
             os.truncate(self.metrics_file, max(ends, default=0))
 
     def log(self, row: Mapping[str, float]) -> None:
-        """One row of `metrics.jsonl`, and the same for trackers. Numbers that are not finite become null."""
+        """Write one row to `metrics.jsonl` and to the trackers. Non-finite numbers become null."""
         unknown = [key for key in row if not is_documented(key)]
         assert not unknown, f"metrics without an entry in reporting/metrics.py: {unknown}"
         if not self._main:
@@ -123,7 +125,7 @@ class RunLog:
         self._trackers.log(finite, self.state.iterations)
 
     def _append_pending_rows(self) -> None:
-        """Write the rows that wait: all of them or none."""
+        """Write all pending rows, or none of them."""
         size = self._written()
         try:
             with self.metrics_file.open("a") as file:
@@ -139,7 +141,7 @@ class RunLog:
 
     @contextmanager
     def _warn_on_storage_error(self, file_name: str) -> Iterator[None]:
-        """Go on where a file cannot be written, with a line the first time until it can be again."""
+        """Turn a failed write into a warning, once until the next successful write of the file."""
         try:
             yield
         except Exception as error:
@@ -147,13 +149,13 @@ class RunLog:
             if reason is None:
                 raise
             if file_name not in self._failed_files:
-                print_warning(f"{self.folder}/{file_name} cannot be written ({reason}); training goes on")
+                print_warning(f"{self.folder}/{file_name} cannot be written ({reason}); training continues")
             self._failed_files.add(file_name)
         else:
             self._failed_files.discard(file_name)
 
     def read_last_rows(self, count: int) -> list[dict[str, float]]:
-        """The newest iterations of `metrics.jsonl`, oldest first, on rank 0."""
+        """The last iterations of `metrics.jsonl`, oldest first; empty on other ranks than 0."""
         if not self._main or not self.metrics_file.exists():
             return []
         rows = [row for row, _ in deque(metric_rows(self.metrics_file), maxlen=count)]
@@ -161,7 +163,7 @@ class RunLog:
         return [_restore_nan(row) for row in iterations]
 
     def note(self, unusual: Mapping[str, str]) -> list[str]:
-        """Keep what was found unusual; of that, what was not said before in this run."""
+        """Record warnings by rule; returns the texts of rules that are new in this run."""
         new = {rule: text for rule, text in unusual.items() if rule not in self.state.warnings}
         if new:
             self.state.warnings |= new
@@ -169,7 +171,7 @@ class RunLog:
         return list(new.values())
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Model text as data: one JSON object per line, every control character escaped."""
+        """Write samples as JSON lines, with control characters escaped."""
         if self._main and rows:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             with self._warn_on_storage_error("samples/"):
@@ -177,16 +179,16 @@ class RunLog:
             self._trackers.samples(name, rows)
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A table that is written anew after each iteration."""
+        """Replace a table, which is rewritten after each iteration."""
         if self._main:
             with self._warn_on_storage_error(name):
                 write_atomically(self.folder / name, json.dumps(rows, indent=1) + "\n")
 
     def record_evaluation(self, iteration: int, primary_metric: str, metrics: Mapping[str, float]) -> bool:
-        """Note an evaluation; True where it is the best one so far."""
+        """Record an evaluation; True if it is the best so far."""
         entry = {"iteration": iteration, "score": metrics[primary_metric], **metrics}
         best = self.state.evaluation.get("best", {}).get("score")
-        improved = best is None or math.isnan(best) or entry["score"] > best  # NaN: nothing was scored
+        improved = best is None or math.isnan(best) or entry["score"] > best  # NaN: no row was scored
         self.state.evaluation.setdefault("first", entry)
         self.state.evaluation["last"] = entry
         if improved:
@@ -195,7 +197,7 @@ class RunLog:
         return improved
 
     def finish(self, state: str, error: str | None = None) -> None:
-        """Say how the run ended. Raises `StorageError` only where it is done and that, or a row, cannot be written."""
+        """Record the final state. Raises `StorageError` if a completed run cannot write its state or rows."""
         self.state.state, self.state.error = state, None if error is None else redact_text(error)
         if self._waiting:
             with self._warn_on_storage_error("metrics.jsonl"):
@@ -206,10 +208,10 @@ class RunLog:
             self.save_state(last=True)
         missing = self._failed_files & {"run.json", "metrics.jsonl"}
         if state == "done" and missing:
-            raise StorageError(f"the run is done, and its {' and '.join(sorted(missing))} could not be written")
+            raise StorageError(f"the run is done, but its {' and '.join(sorted(missing))} could not be written")
 
     def save_state(self, *, last: bool = False) -> None:
-        """Write `run.json`; for the last time in its old room if there is no other."""
+        """Write `run.json`; with `last`, overwrite it in place if the disk is full."""
         self.state.warnings |= self._trackers.problems
         now = time.monotonic()
         self.state.wall_seconds, self._last_counted_at = (
@@ -229,7 +231,7 @@ class RunLog:
         write_atomically(self.folder / "run.json", _format_state(self.state))
 
     def _overwrite_state(self) -> bool:
-        """Whether the state could be written over what is there, without the error's words if those need more room."""
+        """Overwrite the state in place, without the error message if it does not fit; False if that fails."""
         for error in (self.state.error, None):
             with suppress(OSError):
                 overwrite_in_place(self.folder / "run.json", _format_state(replace(self.state, error=error)))
@@ -242,12 +244,12 @@ def _format_state(state: RunState) -> str:
 
 
 def _restore_nan(row: Mapping[str, float | None]) -> dict[str, float]:
-    """A row of numbers as it was before null stood for those that are none."""
+    """A row with null replaced by NaN."""
     return {key: math.nan if value is None else value for key, value in row.items()}
 
 
 def replace_non_finite(value: Any) -> Any:
-    """What JSON can say of it: null stands for numbers that are none."""
+    """A value for JSON, with non-finite numbers replaced by null."""
     if isinstance(value, dict):
         return {key: replace_non_finite(part) for key, part in value.items()}
     if isinstance(value, list):

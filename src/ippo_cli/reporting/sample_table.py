@@ -1,4 +1,4 @@
-"""Episodes as a table that a person reads: what agents were told and what they wrote, escaped and cut."""
+"""Table of sample episodes: observations and responses, escaped and truncated."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from rich.text import Text
 
 from ippo_cli.config.text import LINE_WIDTH, shorten_name
 
-FIRST_TURNS, LAST_TURNS = 5, 3  # of a conversation that a table shows
+FIRST_TURNS, LAST_TURNS = 5, 3  # turns of a long conversation to show
 ENDINGS = {
-    "environment": "cut off by the environment's limit",
-    "context": "cut off: no room for what came next",
+    "environment": "truncated by the environment's limit",
+    "context": "truncated: no space in the context for the next observation",
 }
 
 
 def sample_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """Prompts and responses: of what was said in turn where there was more than one turn."""
+    """A table of prompts and responses, by turn for episodes with several turns."""
     table = Table("agent", "prompt", "response", "score", title=f"samples ({rows[0]['mode']})", title_justify="left")
     for row in rows:
         if any(map(_is_conversation, rows)):
             _add_conversation(table, row)
             continue
         for name, part in row["agents"].items():
-            if part["prompt"] is not None:  # who never spoke has no row
+            if part["prompt"] is not None:  # agents without turns have no row
                 table.add_row(
                     shorten_name(name),
                     escape_and_cut(part["prompt"]),
@@ -36,13 +36,13 @@ def sample_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def escape_and_cut(text: str, width: int = 60) -> Text:
-    """Model text made harmless, cut to a width; no markup."""
+    """Model text, escaped and truncated to a width, without markup."""
     spelled = _escape(text[: 4 * width])
     return Text(spelled if len(spelled) <= width and len(text) <= 4 * width else spelled[: width - 1] + "…")
 
 
 def escape_lines(text: str) -> str:
-    """Model text on as many lines as it has, control characters spelled out: nothing in it acts on a terminal."""
+    """Model text with control characters escaped, except newlines, so that it cannot control a terminal."""
     return "\n".join(map(_escape, text.split("\n")))
 
 
@@ -52,16 +52,16 @@ def _escape(text: str) -> str:
 
 
 def _is_conversation(row: Mapping[str, Any]) -> bool:
-    """Whether there is more to show of an episode than one answer of each agent."""
+    """Whether an episode has more to show than one response per agent."""
     later = any(turn["step"] for turn in row.get("turns", ()))
     return later or bool(row.get("truncation") or row.get("failure") or row.get("last_observations"))
 
 
 def _add_conversation(table: Table, row: Mapping[str, Any]) -> None:
-    """An episode's turns in order, those in the middle left out, and how it ended for each agent."""
+    """Add an episode's first and last turns, and its end for each agent."""
     turns = row["turns"]
     left_out = max(len(turns) - FIRST_TURNS - LAST_TURNS, 0)
-    left_out = left_out if left_out > 1 else 0  # a line that says so takes as much room as the turn itself
+    left_out = left_out if left_out > 1 else 0  # a placeholder line is as long as one turn
     for number, turn in enumerate(turns):
         if left_out and number == FIRST_TURNS:
             table.add_row("...", f"{left_out} more turns", "", "")
@@ -84,10 +84,10 @@ def _add_conversation(table: Table, row: Mapping[str, Any]) -> None:
 
 
 def ending_message(row: Mapping[str, Any]) -> str:
-    """Why an episode, as plain data, is over; in words."""
+    """The text for the end of an episode, given as plain data."""
     if row["failure"]:
         return f"failed: {escape_and_cut(row['failure'], 2 * LINE_WIDTH).plain}"
-    return "ended by itself" if row["terminated"] else ENDINGS.get(row["truncation"], "cut off")
+    return "terminated" if row["terminated"] else ENDINGS.get(row["truncation"], "truncated")
 
 
 def _format_score(value: float | None) -> str:

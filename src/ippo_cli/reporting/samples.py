@@ -1,4 +1,4 @@
-"""Episodes as plain data: the lines of `samples/*.jsonl`, and what tables of samples are made of."""
+"""Converts episodes to plain data, for `samples/*.jsonl` and sample tables."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from ippo_cli.types import Episode
 from ippo_cli.user_code.errors import format_user_error
 
-SCORE_DIGITS = 6  # significant ones
+SCORE_DIGITS = 6  # significant digits
 NO_PARTS: Mapping[str, Sequence[float]] = {}
 
-# Keys are documented in docs/episodes.md; a file that was written by one version is read by the next.
+# docs/episodes.md documents the keys; later versions must be able to read these files.
 
 
 def sample_rows(
@@ -24,10 +24,10 @@ def sample_rows(
     count: int,
     parts: Mapping[str, Sequence[float]] = NO_PARTS,
 ) -> list[dict[str, Any]]:
-    """The first episodes: what each agent was told and wrote in turn, what that was paid, and how it ended.
+    """The first `count` episodes with their turns, scores and ends.
 
-    `scores` are `[B, K]` by turn, NaN where there are none; what is not known is None. `parts`: further numbers of the
-    reward, `[B]`, beside those of the environment.
+    `scores`: `[B, K]` by turn, NaN (written as None) if missing. `parts`: additional numbers of the reward, `[B]`,
+    added to those of the environment.
     """
     return [
         _episode_row(
@@ -69,7 +69,7 @@ def _episode_row(
 
 
 def _agent_row(episode: Episode, agent: str, scores: list[float]) -> dict[str, Any]:
-    """What an agent was told and wrote last, and the score of its whole part; None where it never spoke."""
+    """An agent's last observation and response, and its total score; None without turns."""
     own = episode.of(agent)
     return {
         "prompt": own[-1].observation if own else None,
@@ -79,11 +79,11 @@ def _agent_row(episode: Episode, agent: str, scores: list[float]) -> dict[str, A
 
 
 def _round_score(value: float) -> float | None:
-    """Scores are added up in float32: what lies beyond its digits is rounding, and nothing that was paid."""
+    """Round a score to the precision of float32, in which scores are summed."""
     known = _finite_or_none(value)
     return known if known is None or known.is_integer() else float(f"{known:.{SCORE_DIGITS}g}")
 
 
 def _finite_or_none(value: float) -> float | None:
-    """JSON has no number that is not finite."""
+    """The value, or None if it is not finite, because JSON has no such number."""
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Seconds by phase of an iteration; a profile shows the same phases."""
+"""Stopwatch for the phases of an iteration; the profiler shows the same phases."""
 
 from __future__ import annotations
 

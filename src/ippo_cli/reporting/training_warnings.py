@@ -1,4 +1,4 @@
-"""What is likely wrong with a run, told by its own metrics: a table of rules over the last rows of the log."""
+"""Warnings about a run, derived from its metrics by rules over the last rows of the log."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from ippo_cli.tasks.task import Task
 
 Row = Mapping[str, float]
 
-WINDOW = 50  # rows that the rules look at
-FIRST_ROWS = 3  # iterations after which what never happened is told
-LAST_ROWS = 10  # iterations that are averaged
-CRITIC_WARMUP_ROWS = 20  # iterations a critic may be worse than none
-NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # explained
-NEARLY_ALL = 0.99  # a share that is as good as all
-FAR_CLIP_RANGES = 10  # value clip ranges that a critic is off at first
-FALL_LAST_ROWS = 5  # iterations over which a score that fell is averaged
-FALL_DEVIATIONS = 0.5  # standard deviations of a buffer's scores that it fell
-SOME, MANY = 0.05, 0.5  # shares that are told of: of episodes without room, and of turns that were cut
+WINDOW = 50  # rows that the rules use
+FIRST_ROWS = 3  # iterations before rules about the start of a run apply
+LAST_ROWS = 10  # iterations to average
+CRITIC_WARMUP_ROWS = 20  # iterations in which a critic may have negative explained variance
+NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # thresholds of explained variance
+NEARLY_ALL = 0.99  # a fraction that counts as all
+FAR_CLIP_RANGES = 10  # initial value error, in value clip ranges
+FALL_LAST_ROWS = 5  # iterations to average after a score drop
+FALL_DEVIATIONS = 0.5  # minimum score drop, in standard deviations of a buffer's scores
+SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
 
 
 def training_warnings(recent: Iterable[Row], config: Config) -> dict[str, str]:
-    """What each rule has to say of the last iterations, at most `WINDOW`, oldest first."""
+    """Warnings by rule about the last iterations (oldest first, at most `WINDOW`)."""
     rows = list(recent)
-    said = {name: rule(rows, config) for name, rule in RULES.items()} if rows else {}
-    return {name: text for name, text in said.items() if text is not None}
+    texts = {name: rule(rows, config) for name, rule in RULES.items()} if rows else {}
+    return {name: text for name, text in texts.items() if text is not None}
 
 
 def startup_warnings(config: Config, plan: BatchSizes, task: Task) -> dict[str, str]:
-    """What is unusual before the first iteration."""
+    """Warnings by rule about the configuration, before the first iteration."""
     return config_warnings(
         WarningInputs(
             config=config,
@@ -61,10 +61,10 @@ def startup_warnings(config: Config, plan: BatchSizes, task: Task) -> dict[str, 
 
 def _truncation_warning(rows: Sequence[Row], config: Config) -> str | None:
     if isinstance(config.task, (LettersConfig, GridConfig, EnvironmentTaskConfig)):
-        return None  # whose answers are as long as the limit; whose episodes end at limits of their own
+        return None  # responses have exactly the limit's length, or episodes end at the environment's limit
 
     def is_always_truncated(name: str) -> bool:
-        several_turns = f"{name}/rollout/cut_share" in rows[-1]  # whose rows are cut at other limits as well
+        several_turns = f"{name}/rollout/cut_share" in rows[-1]  # their rows are also truncated at other limits
         return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= NEARLY_ALL
 
     cut = [name for name in config.task.agents if is_always_truncated(name)]
@@ -78,10 +78,13 @@ def _truncation_warning(rows: Sequence[Row], config: Config) -> str | None:
     limit = f"rollout.max_new_tokens={_format_limits(config, cut)}"
     if all(map(is_cut_before_limit, cut)):
         return (
-            f"every response of {join_names(cut)} was cut where the context was full, before {limit}; "
-            "shorten prompts, or raise rollout.context_limit"
+            f"every response of {join_names(cut)} was truncated at a full context, before {limit}; "
+            "shorten prompts, or increase rollout.context_limit"
         )
-    return f"every response of {join_names(cut)} was cut at {limit} before it ended; raise that, or shorten what is asked for"
+    return (
+        f"every response of {join_names(cut)} was truncated at {limit}; "
+        "increase the limit, or ask for shorter responses"
+    )
 
 
 def _equal_scores_warning(rows: Sequence[Row], config: Config) -> str | None:
@@ -92,7 +95,7 @@ def _equal_scores_warning(rows: Sequence[Row], config: Config) -> str | None:
         return all(row[f"{name}/score/std"] == 0 or row.get(silent, 0.0) >= NEARLY_ALL for row in rows)
 
     def has_collapsed(name: str) -> bool:
-        """And not because everything is right: then no earlier score was higher."""
+        """Constant scores below an earlier mean; constant maximum scores are not a collapse."""
         before, last = rows[:-LAST_ROWS], rows[-LAST_ROWS:]
         mean = f"{name}/score/mean"
         constant = len(last) == LAST_ROWS and all(row[f"{name}/score/std"] == 0 for row in last)
@@ -104,8 +107,8 @@ def _equal_scores_warning(rows: Sequence[Row], config: Config) -> str | None:
     last = int(rows[-1]["iteration"])
     first = last - min(len(rows), LAST_ROWS) + 1
     return (
-        f"all responses of {equal} that are compared have equal scores in iterations {first} to {last}: "
-        "nothing to learn from; see samples/ and the reward"
+        f"all compared responses of {equal} have equal scores in iterations {first} to {last}, so there is no learning "
+        "signal; check samples/ and the reward"
     )
 
 
@@ -126,17 +129,17 @@ def _no_progress_warning(rows: Sequence[Row], config: Config) -> str | None:
         return None
     scores = [_column_mean(f"{names[0]}/score/mean", part) for part in (first, last)]
     return (
-        f"the score of {join_names(names)} has not risen in {len(rows)} iterations ({scores[0]:.3f} -> {scores[1]:.3f}); "
-        "try another actor.learning_rate or more steps"
+        f"the score of {join_names(names)} has not increased in {len(rows)} iterations "
+        f"({scores[0]:.3f} -> {scores[1]:.3f}); try another actor.learning_rate or more steps"
     )
 
 
 def _score_drop_warning(rows: Sequence[Row], config: Config) -> str | None:
-    if len(rows) < 2 * LAST_ROWS or config.team.partners.every:  # against partners that learn a score may fall
+    if len(rows) < 2 * LAST_ROWS or config.team.partners.every:  # a score may fall against stronger opponents
         return None
 
     def first_best_last_means(name: str) -> tuple[float, float, float]:
-        """Of the first iterations, of those that scored best, of the last ones."""
+        """Mean scores of the first iterations, of the best `LAST_ROWS` in a row, and of the last ones."""
         mean = f"{name}/score/mean"
         best = max(_column_mean(mean, rows[first : first + LAST_ROWS]) for first in range(len(rows) - LAST_ROWS + 1))
         return _column_mean(mean, rows[:FALL_LAST_ROWS]), best, _column_mean(mean, rows[-FALL_LAST_ROWS:])
@@ -152,7 +155,7 @@ def _score_drop_warning(rows: Sequence[Row], config: Config) -> str | None:
     _, best, last = first_best_last_means(names[0])
     return (
         f"the score of {join_names(names)} fell from {best:.3f} to {last:.3f}; "
-        "go back to an earlier checkpoint with a lower actor.learning_rate or more algorithm.kl.reward.coef"
+        "resume an earlier checkpoint with a lower actor.learning_rate or a higher algorithm.kl.reward.coef"
     )
 
 
@@ -162,7 +165,7 @@ def _value_clip_warning(rows: Sequence[Row], config: Config) -> str | None:
         return None
 
     def value_error(name: str) -> float:
-        """How far values are off, by their mean loss: half of the square, or beyond `huber_delta` what Huber's is."""
+        """Typical value error, computed from the mean loss: half the square, or Huber's loss beyond `huber_delta`."""
         loss = fmean(max(_value_or_zero(row.get(f"{name}/value/loss")), 0.0) for row in rows)
         delta = config.algorithm.huber_delta
         if delta is not None and loss > delta**2 / 2:
@@ -173,8 +176,8 @@ def _value_clip_warning(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"values of {join_names(names)} are off by {max(map(value_error, names)):.2g} and move by at most "
-        f"algorithm.value_clip_range={clip_range:g} in a buffer; scale rewards (reward.processor) or widen it"
+        f"values of {join_names(names)} have an error of about {max(map(value_error, names)):.2g} but change by at "
+        f"most algorithm.value_clip_range={clip_range:g} per buffer; scale rewards (reward.processor) or increase it"
     )
 
 
@@ -182,16 +185,16 @@ def _critic_warning(rows: Sequence[Row], config: Config) -> str | None:
     done = int(rows[-1]["iteration"])
 
     def explained_variances(name: str) -> list[float]:
-        """Of the last rows in which there was something to explain."""
+        """Values of the last rows with score variance."""
         key = f"{name}/value/explained_variance"
-        there = [row for row in rows if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
-        return [row[key] for row in there[-LAST_ROWS:]]
+        defined = [row for row in rows if not math.isnan(row.get(key, math.nan)) and row[f"{name}/score/std"] > 0]
+        return [row[key] for row in defined[-LAST_ROWS:]]
 
     def is_uninformative(name: str) -> bool:
         found = explained_variances(name)
         if len(found) < LAST_ROWS or done < CRITIC_WARMUP_ROWS:
             return False
-        # One value for a whole turn can be right and explain nothing: where all prompts are equally hard.
+        # One value per turn can be correct and explain nothing, if all prompts are equally hard.
         flat = done >= WINDOW and config.algorithm.value_unit is not ValueUnit.turn and fmean(found) < NO_VARIANCE
         return flat or fmean(found) < NEGATIVE_VARIANCE
 
@@ -205,7 +208,7 @@ def _critic_warning(rows: Sequence[Row], config: Config) -> str | None:
         CriticKind.adapter,
     )
     remedy = (
-        "smaller critic.mini_batch_size, more critic.ppo_epochs"
+        "a smaller critic.mini_batch_size, more critic.ppo_epochs"
         if separate
         else "another algorithm.value_loss_coef or critic=separate"
     )
@@ -221,8 +224,8 @@ def _failing_rewards_warning(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"{max(shares.values()):.1%} of the responses of {join_names(names)} have no usable reward and are not trained on; "
-        f"more than reward.failure_budget={config.reward.failure_budget:g} ends the run"
+        f"{max(shares.values()):.1%} of the responses of {join_names(names)} have no usable reward and are not "
+        f"trained on; more than reward.failure_budget={config.reward.failure_budget:g} ends the run"
     )
 
 
@@ -237,7 +240,7 @@ def _empty_parts_warning(rows: Sequence[Row], config: Config) -> str | None:
     if not parts:
         return None
     names = join_names(list(dict.fromkeys(parts)))
-    return f"the reward's part {names} was no finite number for any response so far; it is in no average"
+    return f"the reward's part {names} was not a finite number for any response so far; it is excluded from all means"
 
 
 def _skipped_steps_warning(rows: Sequence[Row], config: Config) -> str | None:
@@ -252,7 +255,7 @@ def _skipped_steps_warning(rows: Sequence[Row], config: Config) -> str | None:
     if not skipped:
         return None
     return (
-        f"optimizer steps of {join_names(skipped)} were left out: their gradients were not finite; "
+        f"optimizer steps of {join_names(skipped)} were skipped because gradients were not finite; "
         "try a lower learning_rate"
     )
 
@@ -263,9 +266,10 @@ def _context_overflow_warning(rows: Sequence[Row], config: Config) -> str | None
     if not names:
         return None
     return (
-        f"{max(shares.values()):.0%} of episodes were cut: the context of {join_names(names)} had no room for a turn; "
+        f"{max(shares.values()):.0%} of episodes were truncated: a turn did not fit into the context of "
+        f"{join_names(names)}; "
         + (
-            "raise rollout.max_prompt_tokens"
+            "increase rollout.max_prompt_tokens"
             if config.rollout.history is History.latest
             else "lower rollout.max_new_tokens or the number of turns"
         )
@@ -284,8 +288,8 @@ def _cut_turns_warning(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"{max(shares[name] for name in names):.0%} of the turns of {join_names(names)} are cut at rollout.max_new_tokens="
-        f"{_format_limits(config, names)} before they end; raise that, or shorten what is asked for"
+        f"{max(shares[name] for name in names):.0%} of the turns of {join_names(names)} are truncated at "
+        f"rollout.max_new_tokens={_format_limits(config, names)}; increase the limit, or ask for shorter responses"
     )
 
 
@@ -293,27 +297,29 @@ def _empty_responses_warning(rows: Sequence[Row], config: Config) -> str | None:
     silent = _list_agents(config, lambda name: rows[-1].get(f"{name}/rollout/response_length") == 0)
     if not silent:
         return None
-    return f"{silent} wrote nothing in a whole buffer and learns nothing; see samples/, and whom the task asks"
+    return (
+        f"{silent} generated no tokens in a whole buffer and does not learn; check samples/, and when the task calls it"
+    )
 
 
 def _list_agents(config: Config, wanted: Callable[[str], bool]) -> str:
-    """The agents of whom something is true, in words; empty where it is true of none."""
+    """The names of the agents for which `wanted` is true, joined; empty if none."""
     names = [name for name in config.task.agents if wanted(name)]
     return join_names(names) if names else ""
 
 
 def _format_limits(config: Config, names: Sequence[str]) -> str:
-    """The response limits of some agents, each limit once."""
+    """The distinct response limits of some agents."""
     return "/".join(map(str, dict.fromkeys(config.task.agents[name].rollout.max_new_tokens for name in names)))
 
 
 def _value_or_zero(share: float | None) -> float:
-    """A share, and 0 where there is none."""
+    """The value, or 0 for None and NaN."""
     return 0.0 if share is None or math.isnan(share) else share
 
 
 def _column_mean(key: str, rows: Sequence[Row]) -> float:
-    """Over the rows that have a number there; NaN where none has."""
+    """Mean over the rows with a number; NaN without any."""
     numbers = [row[key] for row in rows if not math.isnan(row[key])]
     return fmean(numbers) if numbers else math.nan
 
@@ -336,4 +342,4 @@ RULES: dict[str, Callable[[Sequence[Row], Config], str | None]] = {
     "cut_turns": _cut_turns_warning,
     "silent": _empty_responses_warning,
 }
-"""By the name under which `run.json` keeps what was said."""
+"""Rules by their names in `run.json`."""

@@ -1,1 +1,1 @@
-"""Rewards: the contract of a reward function, and one file per reward."""
+"""Rewards: the contract of a reward function, and one module per kind of reward."""

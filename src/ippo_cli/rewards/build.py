@@ -1,4 +1,4 @@
-"""The reward that the configuration names: one table from kinds to what makes them."""
+"""Builds the reward that the configuration selects, from a table of constructors by kind."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ Agents = Mapping[str, AgentConfig]
 
 
 def build_reward(config: RewardConfig, agents: Agents) -> RewardFunction:
-    """Raise `ConfigError` for a reward that cannot work with these agents. What is built is to be closed."""
+    """Build the reward; close it with `close_reward`. Raises `ConfigError` if it does not work with these agents."""
     return BUILDERS[config.kind](config, agents)
 
 
 def uses_environment_reward(reward: RewardFunction) -> bool:
-    """Whether a reward may look at what an environment or protocol pays."""
+    """Whether a reward may read the rewards of the environment or protocol."""
     if isinstance(reward, MixReward):
         return any(uses_environment_reward(part.reward) for part in reward.parts.values())
     return isinstance(reward, EnvironmentReward) or (isinstance(reward, ResponseRewardAdapter) and reward.with_episodes)
@@ -72,7 +72,7 @@ def _build_format(config: FormatRewardConfig, agents: Agents) -> RewardFunction:
 
 def _build_function(config: FunctionRewardConfig, agents: Agents) -> RewardFunction:
     if config.function is None:
-        raise ConfigError("reward.function=null", "names no function", "set reward.function=path/to/file.py:function")
+        raise ConfigError("reward.function=null", "is not a function", "set reward.function=path/to/file.py:function")
     function = FunctionReward(
         config.function,
         per_sample=config.per_sample,
@@ -150,12 +150,12 @@ BUILDERS: Mapping[RewardKind, Callable[[Any, Agents], RewardFunction]] = {
 
 
 def _reference_answers(config: RewardConfig, agents: Agents) -> dict[str, str]:
-    """The reference answers that there are, as templates, by agent; `ConfigError` where there is none."""
+    """The templates of the reference answers by agent; `ConfigError` if no agent has one."""
     answers = {name: agent.answer for name, agent in agents.items() if agent.answer is not None}
     if not answers:
         raise ConfigError(
             f"task.agents.{next(iter(agents))}.answer=null",
-            f"leaves {config.kind.value} nothing to compare with",
-            "give the reference answer as a template such as '{answer}'",
+            f"is not a reference answer, and reward={config.kind.value} needs one",
+            "set a template such as '{answer}'",
         )
     return answers

@@ -1,4 +1,4 @@
-"""What was said in an episode, as messages: what judges, reward models and remote scorers read."""
+"""Converts episodes to chat messages for judges, reward models and HTTP scorers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ippo_cli.types import Episode
 
 
 def get_chat_messages(episode: Episode, agent: str, agents: Mapping[str, AgentConfig]) -> list[Message]:
-    """One agent's conversation: what it was told and what it said, its last answer included; rebuilt from texts.
+    """One agent's system prompt, observations and completions as messages, rebuilt from texts.
 
-    An agent that never spoke has no messages.
+    Empty for an agent without turns.
     """
     turns = episode.of(agent)
     system = agents[agent].system
@@ -26,6 +26,6 @@ def get_chat_messages(episode: Episode, agent: str, agents: Mapping[str, AgentCo
 
 
 def get_last_prompt(episode: Episode, agent: str) -> str:
-    """What an agent was told before its last answer."""
+    """The agent's observation before its last completion; empty if the agent has no turns."""
     turns = episode.of(agent)
     return turns[-1].observation if turns else ""

@@ -1,7 +1,7 @@
-"""A process that calls one function whenever it is asked to: `python -P child.py REQUESTS ANSWERS PARENT`.
+"""Child process that calls one function once per request: `python -P child.py REQUESTS ANSWERS PARENT`.
 
-It answers through a pipe of its own, so that whatever the function prints is no answer. It is told first where modules
-are found: until then it imports the standard library alone.
+Answers use a separate pipe, so that text printed by the function is never read as an answer. The first request
+contains `sys.path`; before it, the process imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PARENT_POLL_S = 1.0
 
 
 def main(requests: BinaryIO, answers: BinaryIO) -> None:
-    """Until the requests end: `(args, kwargs)` in, `(True, result)` or `(False, error)` out."""
+    """Serve requests until the pipe closes: `(args, kwargs)` in, `(True, result)` or `(False, error)` out."""
     setting = read_message(requests)
     assert setting is not None
     sys.path[:] = setting["path"]
@@ -51,7 +51,7 @@ def run_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 
 def seed_from_args(args: tuple[Any, ...]) -> None:
-    """Seed the global random streams from what is asked alone: whoever is asked the same draws the same."""
+    """Seed the global random generators from the arguments: equal arguments give equal random numbers."""
     seed = int.from_bytes(hashlib.sha256(repr(args).encode(errors="replace")).digest()[:4], "big")
     random.seed(seed)
     for name, seeded in (("numpy", lambda numpy: numpy.random.seed(seed)), ("torch", lambda t: t.manual_seed(seed))):
@@ -60,12 +60,12 @@ def seed_from_args(args: tuple[Any, ...]) -> None:
 
 
 def to_builtins(value: Any) -> Any:
-    """The same as numbers, texts, lists and dicts, whatever kinds of arrays and numbers there are in it."""
+    """Convert arrays, tensors, dataclasses and number types to built-in numbers, strings, lists and dicts."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping):
         return {str(key): to_builtins(part) for key, part in value.items()}
-    if hasattr(value, "tolist"):  # an array, a tensor, or a number of theirs
+    if hasattr(value, "tolist"):  # an array, a tensor, or one of their scalars
         return to_builtins(value.tolist())
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return [to_builtins(part) for part in value]
@@ -74,7 +74,7 @@ def to_builtins(value: Any) -> Any:
     if is_dataclass(value):
         named = {leaf.name: getattr(value, leaf.name) for leaf in fields(value)}
         return {name: to_builtins(part) for name, part in named.items() if not _is_default(part)}
-    raise TypeError(f"it returned {value!r:.60}, which is neither a number nor made of numbers")
+    raise TypeError(f"it returned {value!r:.60}, which is not a number or a collection of numbers")
 
 
 def _is_default(part: Any) -> bool:
@@ -82,7 +82,7 @@ def _is_default(part: Any) -> bool:
 
 
 def read_message(pipe: BinaryIO) -> Any:
-    """The next message; None where there is none any more."""
+    """The next message; None at the end of the pipe."""
     head = pipe.read(LENGTH_HEADER.size)
     return pickle.loads(pipe.read(LENGTH_HEADER.unpack(head)[0])) if len(head) == LENGTH_HEADER.size else None
 
@@ -98,7 +98,7 @@ def pack_message(message: Any) -> bytes:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process, and all that it started, when the one that started it is gone, whatever it is doing."""
+    """Kill this process group once the parent process has exited, also during a call."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -113,4 +113,4 @@ if __name__ == "__main__":
     try:
         main(os.fdopen(int(sys.argv[1]), "rb"), os.fdopen(int(sys.argv[2]), "wb"))
     finally:
-        os.killpg(0, 9)  # nothing that the function started outlives it
+        os.killpg(0, 9)  # also ends processes that the function started

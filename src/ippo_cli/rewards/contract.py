@@ -1,4 +1,4 @@
-"""The reward contract: episodes in, named numbers out."""
+"""The reward contract: a reward function takes episodes and returns a `Reward` of named numbers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ NUM_VALIDATED_EXAMPLES = 64  # of each table, before training
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reward:
-    """What a reward says about B episodes. Numbers are named, never told apart by the length of a list.
+    """The rewards of B episodes. The field name identifies the kind of number, never the length of a list.
 
-    `team` and `team_by_step` are shared by all agents, `agent` and `agent_by_turn` are each agent's own; at least one
-    of the four is given, and where several are they add up. `parts` are further numbers for the log. `valid` is False
-    where no reward could be given; such rows are not trained on. A row that is not finite is not valid. Rows that
-    failed while others were answered stand in `failures`, and are asked about again by themselves.
+    `team` and `team_by_step` are shared by all agents; `agent` and `agent_by_turn` belong to one agent each. At least
+    one of the four is required, and several are added. `parts` are additional numbers for the log. `valid` is False for
+    rows without a reward; such rows are excluded from training. A row with a NaN or infinite number is not valid.
+    `failures` holds the rows that failed although the call succeeded; these rows are retried alone.
 
-    For two episodes of two steps and one step, in which `low` spoke in every step and `high` in the first one:
+    For two episodes of two steps and one step, in which `low` acted in every step and `high` in the first one:
 
-        team           [1.0, 0.0]                       falls on each agent's last turn
-        team_by_step   [[0.1, 0.9], [0.0]]              each number on the turn that the agent had last by that step
-        agent          {"low": [...], "high": [...]}    as long as `team`; falls on the agent's last turn
+        team           [1.0, 0.0]                       added to each agent's last turn
+        team_by_step   [[0.1, 0.9], [0.0]]              each number is added to the agent's last turn up to that step
+        agent          {"low": [...], "high": [...]}    as long as `team`; added to the agent's last turn
         agent_by_turn  {"low": [[0.1, 0.9], [0.0]], "high": [[0.5], [0.5]]}
     """
 
@@ -42,36 +42,36 @@ class Reward:
     agent_by_turn: Mapping[str, Sequence[Numbers]] = field(default_factory=dict)  # agent -> [B][its turns]
     parts: Mapping[str, Numbers] = field(default_factory=dict)  # name -> [B]
     valid: Sequence[bool] | None = None  # [B]; None: all
-    failures: Mapping[int, Exception] = field(default_factory=dict)  # row -> why there is no number for it
-    final: bool = False  # whether rows that failed have been asked about again already
-    components: Mapping[str, Reward] = field(default_factory=dict)  # of a mix: what it is made of, for all rows
+    failures: Mapping[int, Exception] = field(default_factory=dict)  # row -> why it has no number
+    final: bool = False  # whether failed rows were already retried
+    components: Mapping[str, Reward] = field(default_factory=dict)  # of a mix: the rewards it sums, for all rows
 
 
 class LengthError(ValueError):
-    """Numbers for more or fewer rows than were asked about."""
+    """A reward returned numbers for more or fewer rows than it received."""
 
 
 RewardFunction = Callable[[Sequence[Episode]], Reward]
 
 
 def validate_reward(reward: Reward, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
-    """The same reward as plain numbers, if it keeps the contract; `ValueError` says what does not.
+    """The reward with plain numbers; raises `ValueError` if it violates the contract.
 
-    None counts as NaN: no number for this row.
+    None becomes NaN: no number for this row.
     """
     rows = len(episodes)
     if reward.team is None and reward.team_by_step is None and not reward.agent and not reward.agent_by_turn:
         raise ValueError(
-            "a reward must give 'team', 'agent', 'team_by_step' or 'agent_by_turn' numbers, and gave none of them"
+            "a reward must return 'team', 'agent', 'team_by_step' or 'agent_by_turn' numbers; it returned none of them"
         )
-    for name, given in {"agent": reward.agent, "agent_by_turn": reward.agent_by_turn}.items():
-        if given and set(given) != set(agents):
-            raise ValueError(f"'{name}' numbers must be given for {sorted(agents)}, not for {sorted(given)}")
+    for name, by_agent in {"agent": reward.agent, "agent_by_turn": reward.agent_by_turn}.items():
+        if by_agent and set(by_agent) != set(agents):
+            raise ValueError(f"'{name}' must have numbers for {sorted(agents)}, not for {sorted(by_agent)}")
     for name in reward.parts:
         if part_name(name) != name:
             raise ValueError(
                 f"parts[{name}] is used in metric names: use letters, digits, '-', '_' and '.', and none "
-                "of " + " ".join(RESERVED_PARTS)
+                "of the reserved names " + " ".join(RESERVED_PARTS)
             )
     steps = [num_steps(episode) for episode in episodes]
     turns = {name: [len(episode.of(name)) for episode in episodes] for name in reward.agent_by_turn}
@@ -97,7 +97,7 @@ def validate_reward(reward: Reward, agents: Sequence[str], episodes: Sequence[Ep
 
 
 def select_rows(reward: Reward, places: Sequence[int]) -> Reward:
-    """What a reward says about some of its rows."""
+    """The reward of a subset of rows."""
 
     def select(numbers: Sequence[Any]) -> list[Any]:
         return [numbers[place] for place in places]
@@ -115,30 +115,30 @@ def select_rows(reward: Reward, places: Sequence[int]) -> Reward:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardContext:
-    """Where rewards are asked for."""
+    """Device and folder that a reward may use."""
 
-    device: torch.device  # the rank's
-    folder: Path | None  # of the run's, for what a reward keeps; None where nothing is kept
+    device: torch.device  # of the rank
+    folder: Path | None  # in the run's folder, for files of the reward; None: write no files
 
 
 def prepare_reward(reward: RewardFunction, context: RewardContext) -> None:
-    """Tell a reward where it is: one that needs a device or keeps something has a `prepare`."""
+    """Call the reward's optional method `prepare`, for rewards that need a device or write files."""
     prepare = getattr(reward, "prepare", None)
     if prepare is not None:
         prepare(context)
 
 
 def validate_reward_examples(reward: RewardFunction, examples: Sequence[Example]) -> list[str]:
-    """Warnings of examples that a reward cannot read; a reward that reads fields of them has a `try_on`.
+    """Warnings about examples that the reward cannot read, from its optional method `validate_examples`.
 
-    Raises `ConfigError` where it could score none.
+    Raises `ConfigError` if the reward can score none of them.
     """
     validate = getattr(reward, "validate_examples", None)
     return [] if validate is None else list(validate(examples) or ())
 
 
 def sample_examples(*tables: Sequence[Example]) -> list[Example]:
-    """Examples to try a reward on: the first of each table, then more of each at equal distances."""
+    """Examples for `validate_reward_examples`: the first of each table, then more of each at equal distances."""
     first = [table[0] for table in tables]
     steps = [max(1, len(table) // NUM_VALIDATED_EXAMPLES) for table in tables]
     return first + [
@@ -147,21 +147,21 @@ def sample_examples(*tables: Sequence[Example]) -> list[Example]:
 
 
 def check_reward_connection(reward: RewardFunction) -> None:
-    """Raise `PreflightError` where a server that a reward asks is not there: such a reward has a `reach`."""
+    """Call the reward's optional `check_connection`; raises `PreflightError` if its server cannot be reached."""
     check = getattr(reward, "check_connection", None)
     if check is not None:
         check()
 
 
 def close_reward(reward: RewardFunction) -> None:
-    """Give back what a reward holds: one that holds anything has a `close`."""
+    """Release the reward's resources with its optional method `close`."""
     close = getattr(reward, "close", None)
     if close is not None:
         close()
 
 
 def _check_nested_numbers(name: str, given: Sequence[Any], lengths: Sequence[int], unit: str) -> list[list[float]]:
-    """A list of numbers for every row, each of its own length; None for a row is NaN throughout."""
+    """One list of numbers per row, `lengths[row]` numbers each; None for a row becomes a list of NaN."""
     _check_length(name, given, len(lengths))
     found: list[list[float]] = []
     for row, (numbers, length) in enumerate(zip(given, lengths, strict=True)):
@@ -171,7 +171,7 @@ def _check_nested_numbers(name: str, given: Sequence[Any], lengths: Sequence[int
         size = _length_or_none(numbers)
         if size != length:
             raise ValueError(
-                f"'{name}' must have {length} at row {row}, one for each of {unit}, "
+                f"'{name}' must have length {length} at row {row}, one number for each of {unit}, "
                 f"not {f'{numbers!r:.60}' if size is None else size}"
             )
         found.append([_to_number(f"{name}[{row}]", place, entry) for place, entry in enumerate(numbers)])
@@ -192,7 +192,7 @@ def _check_length(name: str, given: Any, rows: int) -> None:
 
 
 def _length_or_none(given: Any) -> int | None:
-    """How many entries there are; None for what has no length, a tensor or array of a single number among them."""
+    """The number of entries; None for values without a length, which includes 0-dimensional tensors and arrays."""
     try:
         return len(given)
     except TypeError:
@@ -200,7 +200,7 @@ def _length_or_none(given: Any) -> int | None:
 
 
 def _to_number(name: str, place: int, entry: Any) -> float:
-    countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # numpy's and torch's numbers too
+    countable = hasattr(entry, "__float__") or hasattr(entry, "__index__")  # includes numpy and torch scalars
     if entry is not None and (isinstance(entry, str | bytes) or not countable):
-        raise ValueError(f"'{name}' has {entry!r:.60} at row {place}, where a number belongs")
+        raise ValueError(f"'{name}' has {entry!r:.60} at row {place}; a number is required")
     return math.nan if entry is None else float(entry)

@@ -1,9 +1,10 @@
-"""What an agent's episodes would have scored had it said something else, which its credit is measured against.
+"""Counterfactual baselines for credit assignment: the score with an agent's responses replaced.
 
-`difference`: its turns are written by its initial policy, and the episode is played anew (Wolpert and Tumer 2002,
-"Optimal payoff functions for members of collectives"). `leave_out`: it answers nothing. `counterfactual`: its answers
-to the same prompt in the other episodes stand in for its own (COMA's baseline, Foerster et al. 2018, arXiv 1705.08926,
-by samples instead of a critic). In the last two the others' answers stay as they are, so nobody may hear anybody.
+`difference`: the agent's initial policy generates its turns and the episode is replayed (Wolpert and Tumer 2002,
+"Optimal payoff functions for members of collectives"). `leave_out`: its responses are empty. `counterfactual`: its
+responses to the same prompt in the other episodes replace its own (COMA's baseline, Foerster et al. 2018,
+arXiv 1705.08926, with samples instead of a critic). The last two keep the other agents' responses unchanged, so they
+require tasks in which no agent observes another agent's response.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from ippo_cli.rewards.score import Baseline, Weights, compute_raw_scores, turn_c
 from ippo_cli.types import Completion, Episode
 
 EMPTY = torch.zeros(0)
-Answer = tuple[Completion, bool]  # what an agent said in an episode, and whether its part counts as cut
+Answer = tuple[Completion, bool]  # an agent's completion in an episode, and whether the episode was cut for this agent
 Answers = Mapping[int, Mapping[str, Answer]]  # by sample index and agent
 
 
@@ -33,9 +34,9 @@ def other_episodes_baseline(
     weights: Weights,
     config: RewardConfig,
 ) -> Baseline:
-    """Of one other episode for each: what the agent was scored there, turn by turn.
+    """The agent's scores by turn in `others`, which has one replayed episode for each of `episodes`.
 
-    What it was paid there at turns that it has not had here falls on its last one.
+    Scores of turns beyond the agent's last turn in the original episode are added to that last turn.
     """
     found = compute_raw_scores(reward, others, weights, [agent], config)
     known = ~found.failed[agent]
@@ -44,7 +45,7 @@ def other_episodes_baseline(
 
 
 def blank_answers(episode: Episode, agent: str) -> Episode:
-    """The episode with empty answers of one agent."""
+    """The episode with empty completions of one agent."""
     empty = Completion(ids=EMPTY.long(), logprobs=EMPTY, behavior_logprobs=EMPTY, text="", finished=True)
     return replace_answer(episode, agent, (empty, False))
 
@@ -58,12 +59,12 @@ def recombined_baseline(
     weights: Weights,
     config: RewardConfig,
 ) -> Baseline:
-    """The mean score with the agent's answers to the same prompt in each of the other episodes, its own left out:
+    """The mean score over the agent's answers to the same prompt in the other episodes, without its own answer:
 
         b_i^g = 1 / (n - 1) * sum over h != g of R(a_i^h, a_-i^g)
 
-    With its own answer among them credit would be smaller by (n - 1) / n, and otherwise the same. Equal answers are
-    asked about once. Those without a score are left out; not known is what nothing is left of.
+    Including its own answer would only scale the credit by (n - 1) / n. Equal answers are scored once. Answers without
+    a score are excluded; `known` is False for rows without any scored answer.
     """
     others: list[Episode] = []
     rows: list[int] = []
@@ -85,9 +86,9 @@ def recombined_baseline(
 
 
 def gather_answers(episodes: Sequence[Episode], num_generations: int) -> Answers:
-    """What was said about the prompts of this rank's episodes of one turn, on whatever rank. Collective.
+    """All ranks' answers to the prompts of this rank's one-turn episodes. Collective.
 
-    Prompts whose episodes all lie here are not told to others.
+    Only answers to prompts with episodes on several ranks are sent.
     """
     here = {episode.index: _answers_by_agent(episode) for episode in episodes if episode.failure is None}
     sizes: dict[int, int] = {}
@@ -103,14 +104,14 @@ def gather_answers(episodes: Sequence[Episode], num_generations: int) -> Answers
 
 
 def replace_answer(episode: Episode, agent: str, answer: Answer) -> Episode:
-    """The episode with another answer of one agent."""
+    """The episode with one agent's answer replaced."""
     completion, cut = answer
     turns = [replace(turn, completion=completion) if turn.agent == agent else turn for turn in episode.turns]
     return replace(episode, turns=turns, unfinished=episode.unfinished - {agent} | ({agent} if cut else set()))
 
 
 def fold_extra_turns(numbers: Tensor, num_turns: Tensor) -> Tensor:
-    """Numbers by turn `[B, K']` as numbers of rows with `num_turns` `[B]`: later ones are added to the last turn."""
+    """Numbers by turn `[B, K']` for rows of `num_turns` `[B]` turns; extra turns are added to the row's last turn."""
     width = max(1, int(num_turns.max())) if len(num_turns) else 1
     turn = torch.arange(numbers.shape[1]).minimum((num_turns - 1).clamp(min=0)[:, None])
     return torch.zeros(len(numbers), width, dtype=numbers.dtype).scatter_add(1, turn, numbers)
@@ -123,7 +124,7 @@ def _answers_by_agent(episode: Episode) -> dict[str, Answer]:
 def _answers_in_other_episodes(
     episode: Episode, answers: Answers, num_generations: int, agent: str
 ) -> Iterable[Answer]:
-    """What the agent said in the other episodes about the same prompt."""
+    """The agent's answers to the same prompt in the other episodes."""
     first = episode.index - episode.index % num_generations
     for index in range(first, first + num_generations):
         if index != episode.index and agent in answers.get(index, {}):
@@ -131,7 +132,7 @@ def _answers_in_other_episodes(
 
 
 def _count_distinct(answers: Iterable[Answer]) -> Iterable[tuple[Answer, int]]:
-    """Each answer once, and how often it was given."""
+    """Each distinct answer with its number of occurrences."""
     counted: dict[tuple[object, ...], tuple[Answer, int]] = {}
     for answer in answers:
         completion, cut = answer

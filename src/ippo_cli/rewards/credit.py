@@ -1,4 +1,4 @@
-"""Which of an agent's turns a payment belongs to."""
+"""Assigns rewards of environment steps to the agents' turns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ippo_cli.types import Episode
 
 
 def num_steps(episode: Episode) -> int:
-    """Steps of an episode: those that its environment has answered, and one that an agent has only begun."""
+    """The number of steps of an episode, with a last step that the environment did not process."""
     return max([len(episode.rewards), *(turn.step + 1 for turn in episode.turns)])
 
 
@@ -19,8 +19,9 @@ def turn_steps(episode: Episode, agent: str) -> list[int]:
 
 
 def turn_for_step(steps: Sequence[int], step: int) -> int:
-    """Which of the turns that were at `steps` is paid for what fell at `step`: the last one by then, else the first.
+    """Index of the turn that receives the reward of `step`: the last turn up to `step`, else the first turn.
 
-    Turns at the steps 1 and 3: what falls at 0, 1 or 2 pays turn 0, what falls at 3 or later turn 1.
+    `steps` are the steps of the turns. With turns at steps 1 and 3, rewards of steps 0, 1 and 2 belong to turn 0,
+    those of step 3 and later to turn 1.
     """
     return max(bisect_right(steps, step) - 1, 0)

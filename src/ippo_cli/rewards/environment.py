@@ -1,4 +1,4 @@
-"""`reward=environment`: what the environment paid."""
+"""`reward=environment`: the environment's own rewards."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from ippo_cli.types import Episode
 
 
 class EnvironmentReward:
-    """Each agent's own numbers are what it was paid, the team's the sum over its agents; parts are the environment's.
+    """`agent_by_turn`: each agent's environment rewards; `team_by_step`: their sum over agents; `parts`: the
+    environment's.
 
-    What is paid at a step in which an agent did not act belongs to the turn that it had last, or to its first one
-    where it had none yet.
+    The reward of a step in which an agent did not act belongs to its last turn before that step, or to its first turn
+    if there is none before it.
     """
 
     def __init__(self, agents: Sequence[str]) -> None:
@@ -32,7 +33,8 @@ class EnvironmentReward:
         for step, paid in enumerate(episode.rewards):
             if unknown := sorted(paid.keys() - set(self.agents)):
                 raise ValueError(
-                    f"the environment paid {unknown} at step {step}, and the agents are {sorted(self.agents)}"
+                    f"the environment returned rewards for unknown agents {unknown} at step {step}; "
+                    f"the agents are {sorted(self.agents)}"
                 )
         sums = [float(sum(paid.values())) for paid in episode.rewards]
         return sums + [0.0] * (num_steps(episode) - len(sums))

@@ -1,4 +1,4 @@
-"""`reward=exact_match`: how much of the reference answers the agents wrote."""
+"""`reward=exact_match`: fraction of characters that equal the reference answers."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ippo_cli.types import Example
 
 
 class ExactMatchReward:
-    """The team's reward is the share of correct characters over all agents' answers, or 1 only if all are exact.
+    """The team's reward is the fraction of correct characters over all agents' answers (`match=characters`), or 1 if
+    all answers are exact and else 0 (`match=exact`).
 
-    With `characters` an answer's positions are compared one by one; characters beyond the reference count as wrong
-    ones (the share is of the longer of the two). An agent without a reference answer shares the team's reward.
+    Characters are compared position by position; the denominator is the longer of answer and reference, so extra
+    characters count as wrong. An agent without a reference answer receives the team's reward.
     """
 
     def __init__(self, answers: Mapping[str, str], match: Match) -> None:
@@ -47,4 +48,4 @@ class ExactMatchReward:
 
 
 def _accuracy(correct: int, longest: int) -> float:
-    return correct / longest if longest else 1.0  # an empty answer was asked for, and given
+    return correct / longest if longest else 1.0  # both reference and answer are empty

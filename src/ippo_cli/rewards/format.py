@@ -1,4 +1,4 @@
-"""`reward=format`: whether responses have a form."""
+"""`reward=format`: whether responses match a regular expression."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ippo_cli.types import Example
 
 
 class FormatReward:
-    """1 where a regular expression matches the whole of an agent's last response, spaces around it aside, else 0.
+    """1 if the regular expression matches an agent's whole last response, without surrounding whitespace, else 0.
 
-    `.` stands for line ends too. The team's reward is the mean over its agents. A row in which matching takes longer
-    than `limit_s` has failed.
+    `.` also matches line ends. The team's reward is the mean over its agents. A row fails if matching takes longer
+    than `limit_s`.
     """
 
     def __init__(self, pattern: str, limit_s: float = MATCH_TIMEOUT_S) -> None:
@@ -28,7 +28,7 @@ class FormatReward:
             name: found[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
         }
         rows = [_score_row({name: own[row] for name, own in by_agent.items()}) for row in range(len(examples))]
-        return replace(stack_rows(rows), final=True)  # it would take as long again
+        return replace(stack_rows(rows), final=True)  # a retry would take as long
 
     def close(self) -> None:
         self._pattern.close()

@@ -1,4 +1,4 @@
-"""`reward=function`: a Python function of the user's, named explicitly."""
+"""`reward=function`: a user's Python function, given by `reward.function`."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ FOREIGN_PARAMETERS = {
     "ground_truth",
     "extra_info",
 }
-"""Parameters of rewards of TRL and verl: a function with two of them is not called as it expects."""
+"""Parameters of reward functions of TRL and verl; a function with two of them is rejected."""
 
 
 class FunctionReward:
-    """Calls `function(examples, responses)`, which returns a dict with the names of `Reward` (or a `Reward`).
+    """Calls `function(examples, responses)`, which returns a dict with fields of `Reward`, or a `Reward`.
 
-    `examples` is a list of rows, `responses` a dict from agent to the list of its texts:
+    `examples` is a list of rows, `responses` maps each agent to the list of its texts:
 
         def reward(examples, responses):
             return {"team": [float(text == row["answer"]) for row, text in zip(examples, responses["solo"])]}
 
-    With `reward.per_sample=true` it is called for every row, and returns a number, or a dict of numbers:
+    With `reward.per_sample=true` it is called once per row and returns a number or a dict of numbers:
 
         def reward(example, responses):
             return float(responses["solo"] == example["answer"])
 
-    A response is what an agent said last, and empty where it never spoke. A function with a parameter named `episodes`
-    (per sample: `episode`) gets all that was said, and may give numbers for every turn; here longer answers cost more:
+    A response is the text of the agent's last turn, and empty if it has no turns. A function with a parameter named
+    `episodes` (per sample: `episode`) receives all turns and may return numbers by turn; this example penalizes length:
 
         def reward(examples, responses, episodes):
             turns = [[turn.completion.text for turn in episode.of("solo")] for episode in episodes]
             return {"agent_by_turn": {"solo": [[-0.1 * len(text) for text in texts] for texts in turns]}}
 
-    An episode tells its `example`, its `turns` (each with `agent`, `step`, `observation`, and `completion.text`; those
-    of one agent: `of(name)`), its `rewards` by step and `parts`, whether it was `terminated`, and its `truncation`.
+    An episode has `example`, `turns` (each with `agent`, `step`, `observation` and `completion.text`; those of one
+    agent: `of(name)`), `rewards` by step, `parts`, `terminated` and `truncation`.
 
-    An `async` function is awaited; per sample, `concurrency` calls at once. With `process` it is called in processes of
-    its own, which are killed where a call takes too long.
+    An `async` function is awaited; with `per_sample`, `concurrency` calls run at once. With `process` it is called in
+    child processes, which are killed if a call exceeds `timeout_s`.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class FunctionReward:
         if self.per_sample:
             calls = [self._make_row_call(row, examples, responses, episodes) for row in range(len(examples))]
             return stack_rows([self._row(result) for result in self._run_calls(calls)])
-        texts = {name: list(said) for name, said in responses.items()}
+        texts = {name: list(own) for name, own in responses.items()}
         kwargs = {self.episode_parameter: episodes} if self.with_episodes else {}
         [result] = self._run_calls([((list(examples), texts), kwargs)])
         return result if isinstance(result, Reward) else Reward(**self._check_result_keys(_raise_if_error(result)))
@@ -98,10 +98,10 @@ class FunctionReward:
         self, row: int, examples: Sequence[Example], responses: Responses, episodes: Sequence[Episode] | None
     ) -> Call:
         kwargs = {} if episodes is None or not self.with_episodes else {self.episode_parameter: episodes[row]}
-        return (examples[row], {name: said[row] for name, said in responses.items()}), kwargs
+        return (examples[row], {name: texts[row] for name, texts in responses.items()}), kwargs
 
     def _run_calls(self, calls: Sequence[Call]) -> list[Any]:
-        """What each call returned, or raised."""
+        """The result of each call, or the exception that it raised."""
         if self._processes is not None:
             return self._processes.call(calls)
         if self.is_async:
@@ -131,10 +131,10 @@ class FunctionReward:
                 async with limit:
                     return await awaitable
         except TimeoutError as error:
-            raise CallFailed(f"it took longer than {self.timeout_s:g} s") if limit.expired() else error from None
+            raise CallFailed(f"the call took longer than {self.timeout_s:g} s") if limit.expired() else error from None
 
     def _row(self, result: Any) -> Mapping[str, Any] | Exception:
-        """One row's numbers by name."""
+        """One row's numbers by name, or the exception of its call."""
         if isinstance(result, Exception):
             return result
         if isinstance(result, int | float) or (hasattr(result, "__float__") and not isinstance(result, str | bytes)):
@@ -148,23 +148,23 @@ class FunctionReward:
         if not isinstance(result, Mapping) or set(result) - set(RESULT_KEYS):
             returned = sorted(result) if isinstance(result, Mapping) else type(result).__name__
             kind = "a number or a dict" if self.per_sample else "a dict"
-            rule = f"must return {kind} with names among {', '.join(RESULT_KEYS)}, not {returned}"
+            rule = f"must return {kind} with keys among {', '.join(RESULT_KEYS)}, not {returned}"
             raise TypeError(f"{self.name} {rule}{self._return_hint(result)}")
         return result
 
     def _return_hint(self, result: Any) -> str:
-        """What a bare number, or a list of them, may have meant."""
+        """A suggestion for a function that returned a number or a list of numbers; else empty."""
         if self.per_sample or isinstance(result, Mapping):
             return ""
         if isinstance(result, int | float):
-            return "; with reward.per_sample=true it is called row by row, and returns a number"
-        return "; write {'team': [...]}" if isinstance(result, Sequence) and not isinstance(result, str) else ""
+            return "; set reward.per_sample=true for a function that returns the number of one row"
+        return "; return {'team': [...]}" if isinstance(result, Sequence) and not isinstance(result, str) else ""
 
 
 def _call_function(function: Callable[..., Any], call: Call) -> Any:
     try:
         return function(*call[0], **call[1])
-    except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
+    except (Exception, SystemExit) as error:  # a user's function may raise anything; counted as a failed row
         return as_failure(error)
     finally:
         progress.heartbeat()
@@ -183,36 +183,34 @@ def _is_async(function: Callable[..., Any]) -> bool:
 def _check_unused_keys(
     is_async: bool, per_sample: bool, concurrency: int | None, process: bool, timeout_s: float | None
 ) -> None:
-    """Raise `ConfigError` for keys that can do nothing with this kind of function."""
+    """Raise `ConfigError` for keys that have no effect on this kind of function."""
     if is_async and process:
-        raise ConfigError(
-            "reward.process=true", "is for functions that compute, and this one is async", "set reward.process=false"
-        )
+        raise ConfigError("reward.process=true", "does not support async functions", "set reward.process=false")
     if timeout_s is not None and not (is_async or process):
         raise ConfigError(
             f"reward.timeout_s={timeout_s:g}",
-            "cannot end a call inside of the training process",
+            "cannot stop a call that runs in the training process",
             "set reward.process=true, or make the function async",
         )
     if concurrency is not None and not (per_sample and (is_async or process)):
         raise ConfigError(
             f"reward.concurrency={concurrency}",
-            "does nothing: calls are made one after another unless they are per sample, and async or in processes",
-            "set reward.per_sample=true and reward.process=true, or leave it out",
+            "has no effect: only per-sample calls that are async or in child processes run concurrently",
+            "set reward.per_sample=true and reward.process=true, or remove it",
         )
 
 
 def _accepts_parameter(function: Callable[..., Any], parameter: str, per_sample: bool, setting: str) -> bool:
-    """Whether it has a parameter of that name; `ConfigError` where it cannot be called as it will be."""
+    """Whether the function has this parameter; `ConfigError` if it does not accept the reward's arguments."""
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # some that are written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return False
     present = parameter in signature.parameters
     if len(FOREIGN_PARAMETERS & signature.parameters.keys()) > 1:
         raise ConfigError(
             setting,
-            f"takes ({', '.join(signature.parameters)}), as other projects call rewards; here it is called as "
+            f"takes ({', '.join(signature.parameters)}), the signature of another library; here it is called as "
             f"function({'example' if per_sample else 'examples'}, responses)",
             "wrap it: def score(examples, responses): ... return {'team': [...]} (docs/rewards.md)",
         )
@@ -222,6 +220,6 @@ def _accepts_parameter(function: Callable[..., Any], parameter: str, per_sample:
         raise ConfigError(
             setting,
             f"cannot be called as function({'example' if per_sample else 'examples'}, responses) ({error})",
-            f"let it take these two, and {parameter!r} if it reads them",
+            f"accept these two parameters, and optionally {parameter!r}",
         ) from None
     return present

@@ -1,4 +1,4 @@
-"""`reward=grid`: where a walk ended that all agents made together, and how straight it was."""
+"""`reward=grid`: distance to the goal after the agents' joint walk, with a cost for wasted steps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MOVES = {"l": (-1, 0), "r": (1, 0), "u": (0, 1), "d": (0, -1)}
 
 
 class GridReward:
-    """`max(0, 1 - after / before - step_cost * wasted)` with the distances to the goal after and before the walk.
+    """`max(0, 1 - after / before - step_cost * wasted)`; `before`, `after`: distance to the goal before and after.
 
-    Agents move by turns, a letter each, until all have ended. Walls hold: who runs into one stays, as who writes a
-    letter that is no move. A step is wasted unless it is one of the `before - after` that brought the walk nearer.
+    Agents alternate, one letter per move, until all texts end. A move into a wall, and a letter that is not a move,
+    leave the position unchanged. `wasted` is the number of letters minus `before - after`.
 
     From a1 to c2 with step_cost .05, `rr` and `u` score 1; `rr` alone 2/3; `rrl` and `u` 2/3 - 2 * .05.
     """
@@ -38,7 +38,7 @@ class GridReward:
 
 
 def simulate_walk(example: Example, texts: Sequence[str]) -> tuple[int, int, int]:
-    """Steps from start to goal, steps from where the walk ended to the goal, and steps that were made."""
+    """Distance from start to goal, distance from the end of the walk to the goal, and the number of steps."""
     (x, y), (goal_x, goal_y), last = parse_cell(example["start"]), parse_cell(example["goal"]), example["size"] - 1
     before = abs(goal_x - x) + abs(goal_y - y)
     for letters in zip_longest(*texts, fillvalue=""):

@@ -1,4 +1,4 @@
-"""`reward=gsm8k`: whether the number that a response ends with is the reference answer's."""
+"""`reward=gsm8k`: whether a response's final number equals the reference answer's."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Example
 
-# An optional sign and currency, digits with or without commas between them, and decimals. The minus in `5-3` is none.
+# Optional sign and currency, digits with optional commas, and decimals. The minus in `5-3` is not a sign.
 NUMBER = r"(?:\$?(?<![0-9])[-\u2212])?\$?(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
 _ANSWER = re.compile(rf"####[ \t]*({NUMBER})")
 _ANY_NUMBER = re.compile(NUMBER)
-_GROUPS = re.compile(r"[0-9]+|[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}")  # thousands, also lakhs as in 12,34,567
-_WHOLE = re.compile(rf"[€£¥]?({NUMBER})[ \t]*(?:[%€£¥]|\\%)?\.?")  # a number with a currency or percent sign at most
-REMEDY = "use reward=math for expressions, or leave such rows out with task.filter"
+_GROUPS = re.compile(r"[0-9]+|[0-9]{1,3}(?:,[0-9]{2,3})*,[0-9]{3}")  # thousands, or lakhs as in 12,34,567
+_WHOLE = re.compile(rf"[€£¥]?({NUMBER})[ \t]*(?:[%€£¥]|\\%)?\.?")  # a number with an optional currency or percent sign
+REMEDY = "use reward=math for expressions, or exclude such rows with task.filter"
 
 
 class Gsm8kReward:
-    """1 for a right number, 0 for a wrong one or none; the team's reward is the mean over its agents.
+    """1 for the correct number, 0 for a wrong or missing one; the team's reward is the mean over its agents.
 
-    Agents without a reference answer share the team's reward.
+    Agents without a reference answer receive the team's reward.
 
-    `strict` reads the number after the last `####`, `flexible` the last number of the response; both are reported.
-    `so 7. #### 1,024.00` is right for `1024` by either rule, `the answer is 1024` by the second alone.
+    `strict` reads the number after the last `####`, `flexible` the last number of the response; both are logged.
+    For reference `1024`, `so 7. #### 1,024.00` is correct by both rules, `the answer is 1024` only by `flexible`.
 
-    The two rules are those that verl publishes (verl/utils/reward_score/gsm8k.py); numbers are compared as numbers
-    here, where it compares their characters after taking commas out.
+    The rules are verl's (verl/utils/reward_score/gsm8k.py), but values are compared as numbers; verl compares the
+    strings without commas.
     """
 
     def __init__(self, answers: Mapping[str, str], match: NumberMatch) -> None:
@@ -60,7 +60,7 @@ class Gsm8kReward:
 
 
 def strict_number(text: str) -> Decimal | None:
-    """The number after the last `####` that a number follows."""
+    """The number after the last `####` that is followed by a number."""
     answers = _ANSWER.findall(text)
     return _parse_number(answers[-1]) if answers else None
 
@@ -72,10 +72,10 @@ def last_number(text: str) -> Decimal | None:
 
 
 def reference_number(text: str) -> Decimal | None:
-    """The number of a reference answer: a solution that ends with `#### number`, or the number alone.
+    """The number of a reference answer: a solution that ends with `#### number`, or only a number.
 
-    None for an answer that is more than a number, such as `3/4`, `20 m^2` or `10^6`: its last number is another one.
-    None as well where commas do not separate thousands: `1,5` is a decimal or two numbers.
+    None for an answer that is not just a number, such as `3/4`, `20 m^2` or `10^6`: its last number is a different
+    value. Also None if commas do not separate thousands: `1,5` is a decimal or two numbers.
     """
     number = _WHOLE.fullmatch(text.rsplit("####", 1)[-1].strip())
     if number is None:
@@ -85,7 +85,7 @@ def reference_number(text: str) -> Decimal | None:
 
 
 def check_number_references(answers: Mapping[str, str], examples: Sequence[Example]) -> list[str]:
-    """Warnings of reference answers that are no numbers; raises `ConfigError` where none is one."""
+    """Warnings about reference answers that are not numbers; raises `ConfigError` if none of an agent's is."""
 
     def find_unreadable(texts: list[str]) -> list[bool]:
         return [reference_number(text) is None for text in texts]
@@ -99,7 +99,7 @@ def _parse_number(number: str) -> Decimal:
 
 
 def _score_numbers(wanted: Sequence[Decimal | None], numbers: Iterable[Decimal | None]) -> list[float]:
-    """Whether numbers are the wanted ones; NaN, which is no score, where a reference has none."""
+    """1 for equal numbers, else 0; NaN (no score) if the reference has no number."""
     return [
         math.nan if right is None else float(right == number) for right, number in zip(wanted, numbers, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""`reward=http`: a scorer behind HTTP, asked about several rows at once."""
+"""`reward=http`: scores of an HTTP server, requested in batches of rows."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROW_KEYS = ("team", "agent", "parts", "error")
 
 
 class HttpReward:
-    """POSTs `{"rows": [...]}`, and is answered by `{"rows": [...]}` of as many entries.
+    """POSTs `{"rows": [...]}`; the server answers `{"rows": [...]}` with one entry per row.
 
-    A row has `example`, each agent's last text in `responses`, and in `prompts` the messages before it, each with
-    `role` and `content`. Its answer is a number, or `{"team": NUMBER, "agent": {NAME: NUMBER}, "parts": {...}}`; null,
-    or `{"error": TEXT}`, where it cannot be scored.
+    A row has `example`, `responses` with each agent's last text, and `prompts` with the messages before it, each with
+    `role` and `content`. An entry is a number or `{"team": NUMBER, "agent": {NAME: NUMBER}, "parts": {...}}`; null or
+    `{"error": TEXT}` if the row cannot be scored.
 
-    Rows without a number among others, and those of a request that was refused as a whole, are sent again one by one.
+    Rows without a number, and rows of a request that the server rejected, are sent again one by one.
     """
 
     def __init__(self, config: HttpRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
@@ -36,11 +36,11 @@ class HttpReward:
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         rows = self._rows(episodes)
-        results: list[Row | Exception] = [RuntimeError("not asked")] * len(rows)
+        results: list[Row | Exception] = [RuntimeError("no request was sent")] * len(rows)
         places = list(range(len(rows)))
         parts = [places[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
         self._ask(rows, parts, results)
-        # A server that is not there would not be there for each of its rows either.
+        # Not after a connection failure: single rows would fail as well.
         single_rows = [
             [place]
             for part in parts
@@ -48,7 +48,7 @@ class HttpReward:
             if len(part) > 1 and isinstance(results[place], Exception) and getattr(results[place], "answered", True)
         ]
         self._ask(rows, single_rows, results)
-        return replace(stack_rows(results), final=True)  # requests were sent again already
+        return replace(stack_rows(results), final=True)  # failed requests were already retried
 
     def check_connection(self) -> None:
         self._remote.check_connection()
@@ -86,9 +86,9 @@ class HttpReward:
 def _parse_answer(answer: Any, rows: int, agents: Sequence[str]) -> list[Row | Exception]:
     entries = answer.get("rows") if isinstance(answer, dict) else None
     if not isinstance(entries, list) or len(entries) != rows:
-        summary = f"{len(entries)} of them" if isinstance(entries, list) else f"{answer!r:.80}"
+        summary = f"{len(entries)} entries" if isinstance(entries, list) else f"{answer!r:.80}"
         raise RequestFailed(
-            f'the answer must be {{"rows": [...]}} with an entry for each of the {rows} rows: {summary}'
+            f'the response must be {{"rows": [...]}} with one entry for each of the {rows} rows, not {summary}'
         )
     return [_parse_row(entry, agents) for entry in entries]
 
@@ -99,16 +99,19 @@ def _parse_row(entry: Any, agents: Sequence[str]) -> Row | Exception:
     except RequestFailed as failure:
         return failure
     except (OverflowError, TypeError, ValueError) as error:
-        return RequestFailed(f"the answer to a row is {entry!r:.80}: {error}")
+        return RequestFailed(f"invalid entry of a row: {entry!r:.80}: {error}")
 
 
 def _parse_entry(entry: Any, agents: Sequence[str]) -> Row:
     if isinstance(entry, Mapping) and entry.get("error") is not None:
-        raise RequestFailed(f"the server says: {entry['error']!s:.200}")
+        raise RequestFailed(f"the server reports: {entry['error']!s:.200}")
     if not isinstance(entry, Mapping):
         return {"team": _parse_number(entry)}
     if (unknown := sorted(set(entry) - set(ROW_KEYS))) or not ("team" in entry or "agent" in entry):
-        raise ValueError(f"it must have team or agent, and nothing but {', '.join(ROW_KEYS)}{': ' if unknown else ''}")
+        raise ValueError(
+            f"it must have team or agent, and no keys except {', '.join(ROW_KEYS)}"
+            f"{f'; unknown keys: {unknown}' if unknown else ''}"
+        )
     row: dict[str, Any] = {}
     if "team" in entry:
         row["team"] = _parse_number(entry["team"])
@@ -124,4 +127,4 @@ def _parse_entry(entry: Any, agents: Sequence[str]) -> Row:
 def _parse_number(value: Any) -> float:
     if isinstance(value, bool | int | float) and math.isfinite(number := float(value)):
         return number
-    raise ValueError("a finite number belongs there")
+    raise ValueError("a finite number is required")

@@ -1,4 +1,4 @@
-"""`reward=judge`: a language model behind an OpenAI-compatible endpoint gives each response a number by a rubric."""
+"""`reward=judge`: a language model behind an OpenAI-compatible endpoint scores each response by a rubric."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from ippo_cli.types import Episode, Example
 
 
 class JudgeReward:
-    """Each agent's number is what the judge says of its response, 0 at `lowest` and 1 at `highest`; the team's the
-    mean.
+    """Each agent's number is the judge's score of its response, scaled from `lowest`..`highest` to 0..1.
 
-    The part `judged` is the mean number as the judge gave it. An answer without a number, or with one beyond the
-    bounds, is a failure of that row. Equal questions are asked once: a template that shows what all agents said, and
-    neither `{prompt}` nor `{response}`, is asked once about a row.
+    The team's number is the mean over agents, the part `judged` the mean unscaled score. A row fails if the judge's
+    answer has no number or one outside the bounds. Equal requests are sent once: a template with all agents' responses
+    and without `{prompt}` and `{response}` causes one request per row.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class JudgeReward:
         self._parser = AnswerParser(config, limit_s)
 
     def prepare(self, context: RewardContext) -> None:
-        """Keep answers in the run's folder, and read those that this rank has kept there."""
+        """Open this rank's answer cache in the run's folder, with the answers of earlier processes."""
         if self.config.keep_answers and context.folder is not None:
             self._answers = AnswerCache(context.folder / f"answers_rank{distributed.rank()}.jsonl")
 
@@ -66,7 +65,7 @@ class JudgeReward:
                 failed[key] = text
             else:
                 self._answers.add(key, text)
-        return replace(stack_rows([self._row(own, failed) for own in keys]), final=True)  # asked again already
+        return replace(stack_rows([self._row(own, failed) for own in keys]), final=True)  # final: requests were retried
 
     def validate_examples(self, examples: Sequence[Example]) -> None:
         for example in examples:
@@ -102,7 +101,7 @@ class JudgeReward:
                 return failed[key]
         try:
             judged = {name: self._parser.of(self._answers[key]) for name, key in keys.items()}
-        except RequestFailed as failure:  # an answer that another pattern had read
+        except RequestFailed as failure:  # a cached answer that the current pattern cannot parse
             return failure
         low, width = self.config.lowest, self.config.highest - self.config.lowest
         own = {name: (number - low) / width for name, number in judged.items()}
@@ -113,22 +112,21 @@ class JudgeReward:
         }
 
     def _read(self, _: int, answer: Any) -> str:
-        """The text of an answer that holds a number."""
+        """The text of the endpoint's answer; raises `RequestFailed` if it has no valid number."""
         try:
             text = answer["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
             text = None
         if not isinstance(text, str):
-            raise RequestFailed(f"the endpoint's answer has no choices[0].message.content: {answer!r:.200}")
+            raise RequestFailed(f"the endpoint's response has no choices[0].message.content: {answer!r:.200}")
         self._parser.of(text)
         return text
 
 
 class AnswerCache:
-    """What a judge answered, by question; in a file as well where there is one. The first answer counts for ever.
+    """The judge's answers by request, optionally also in a JSON Lines file. The first answer of a request is final.
 
-    Each rank has a file of its own: what a resumed run asks again is answered as it was, and nobody else's answer
-    stands in for it.
+    Each rank has its own file, so that a resumed run gets the same answers, independently of other ranks.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -137,7 +135,7 @@ class AnswerCache:
         if file is None:
             return
         file.parent.mkdir(parents=True, exist_ok=True)
-        whole = 0  # a process that was killed may have left half a line
+        whole = 0  # bytes of complete lines; a killed process may have left a partial line
         if file.exists():
             for line in file.read_bytes().splitlines(keepends=True):
                 try:
@@ -168,9 +166,9 @@ class AnswerCache:
 
 
 class AnswerParser:
-    """The numbers of a judge's answers. A pattern is looked for in a process of its own, once in equal texts.
+    """Parses the numbers of the judge's answers. Patterns run in a child process, once per distinct text.
 
-    Called by one thread at a time: by the requests' while answers come, else by whoever asks the reward.
+    Not thread-safe: used by the request thread while requests run, else by the thread that calls the reward.
     """
 
     def __init__(self, config: JudgeRewardConfig, limit_s: float = MATCH_TIMEOUT_S) -> None:
@@ -178,18 +176,18 @@ class AnswerParser:
         self._pattern = None
         if config.pattern is not None:
             self._pattern = PatternMatcher(config.pattern, "reward.pattern", limit_s, find_last_matches)
-        self._found: dict[str, Any] = {}  # what a pattern found, by text
+        self._found: dict[str, Any] = {}  # the pattern's match by text
         self._num_timeouts = 0
 
     def begin(self) -> None:
-        """Forget what was found before, and have the process there: requests do not wait for it to start."""
+        """Clear the cache and start the process before requests are sent, so that they do not wait for it."""
         self._found.clear()
         self._num_timeouts = 0
         if self._pattern is not None:
             self._pattern.read([""])
 
     def of(self, text: str) -> float:
-        """Raises `RequestFailed` where there is no number, or one beyond the bounds."""
+        """The number of a text; raises `RequestFailed` if it has none, or one outside the bounds."""
         config = self.config
         found = (
             _extract_json_field(text, str(config.field))
@@ -202,30 +200,31 @@ class AnswerParser:
             where = f"pattern={config.pattern}" if config.pattern is not None else f"field={config.field}"
             raise RequestFailed(f"the judge's answer has no number for reward.{where}: {text!r:.200}") from None
         if not config.lowest <= number <= config.highest:
-            beyond = f"beyond {config.lowest:g} to {config.highest:g}"
-            raise RequestFailed(f"the judge gave {number:g}, {beyond}: {text!r:.200}")
+            bounds = f"outside {config.lowest:g} to {config.highest:g}"
+            raise RequestFailed(f"the judge's score is {number:g}, {bounds}: {text!r:.200}")
         return number
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the child process."""
         if self._pattern is not None:
             self._pattern.close()
 
     def _match_last(self, text: str, pattern: PatternMatcher) -> Any:
         if text not in self._found:
-            if self._num_timeouts >= MAX_TIMEOUTS:  # it is the pattern
+            if self._num_timeouts >= MAX_TIMEOUTS:  # the pattern is the cause
                 raise RequestFailed(
-                    f"{self._num_timeouts} answers took too long to match; no more are looked at", can_retry=False
+                    f"matching timed out for {self._num_timeouts} answers; the other answers are not matched",
+                    can_retry=False,
                 )
             [self._found[text]] = pattern.read([text])
             self._num_timeouts += isinstance(self._found[text], CallFailed)
         if isinstance(found := self._found[text], CallFailed):
-            raise RequestFailed(f"{found}: {text!r:.200}", can_retry=False)  # it would take as long again
+            raise RequestFailed(f"{found}: {text!r:.200}", can_retry=False)  # a retry would take as long
         return found
 
 
 def _extract_json_field(text: str, field: str) -> Any:
-    """The field of the last JSON object in a text that has it."""
+    """The value of `field` in the last JSON object of the text that has it; None for booleans."""
     decoder, value, place = json.JSONDecoder(), None, text.find("{")
     while place >= 0:
         try:

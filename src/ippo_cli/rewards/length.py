@@ -1,4 +1,4 @@
-"""`reward=length`: whether responses are as long as they should be."""
+"""`reward=length`: whether the length of responses is within bounds."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ippo_cli.types import Completion, Episode
 
 
 class LengthReward:
-    """1 from `low` to `high`, falling to 0 over `margin` outside; of all that an agent said in an episode.
+    """1 for lengths from `low` to `high`, falling linearly to 0 over `margin` outside.
 
-    With low 10, high 20 and margin 4 a response of 22 earns 1/2, one of 24 or of 6 nothing. The team's reward is the
-    mean over its agents, the part `length` their mean length.
+    The length is the sum over all turns of an agent. With low 10, high 20 and margin 4, length 22 scores 1/2, lengths
+    24 and 6 score 0. The team's reward is the mean over its agents, the part `length` their mean length.
     """
 
     def __init__(self, agents: Sequence[str], unit: LengthUnit, low: int, high: int | None, margin: int) -> None:
@@ -22,7 +22,7 @@ class LengthReward:
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         lengths = {
-            name: [sum(_measure_length(turn.completion, self.unit) for turn in one.of(name)) for one in episodes]
+            name: [sum(_measure_length(turn.completion, self.unit) for turn in ep.of(name)) for ep in episodes]
             for name in self.agents
         }
         own = {name: [self.score_length(length) for length in numbers] for name, numbers in lengths.items()}

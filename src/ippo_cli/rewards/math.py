@@ -1,4 +1,4 @@
-"""`reward=math`: whether a response's answer equals the reference answer as mathematics, told by math-verify."""
+"""`reward=math`: whether a response is mathematically equal to the reference answer, checked by math-verify."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CHECK = "ippo_cli.rewards.math_verify_call:check_reference"
 
 
 class MathReward:
-    """1 where a response's answer equals the agent's reference answer, else 0; the team's reward is the mean.
+    """1 if a response's answer equals the agent's reference answer, else 0; the team's reward is the mean.
 
-    The part `found` is whether there is an answer at all, in `\\boxed{}`, between `$`, or as a number. A row whose
-    comparison takes longer than `timeout_s` has failed: it is asked about again, then counted, and never 0. Agents
-    without a reference answer share the team's reward.
+    The part `found` is whether the response has an answer: in `\\boxed{}`, between `$`, or a number. A row fails if its
+    comparison takes longer than `timeout_s`: it is retried, then counted as failed, and never scored 0. Agents without
+    a reference answer receive the team's reward.
     """
 
     def __init__(self, answers: Mapping[str, str], workers: int | None, timeout_s: float) -> None:
@@ -42,8 +42,8 @@ class MathReward:
             self.answers,
             examples,
             self._find_unreadable,
-            rule="an expression that math-verify reads",
-            remedy="write it in LaTeX or as a number, or leave such rows out with task.filter",
+            rule="an expression that math-verify can parse",
+            remedy="write it in LaTeX or as a number, or exclude such rows with task.filter",
         )
 
     def _find_unreadable(self, texts: list[str]) -> list[bool]:
@@ -61,21 +61,21 @@ class MathReward:
         ]
         found = self._processes.call(calls)
         rows = [dict(zip(self.answers, found[row :: len(examples)], strict=True)) for row in range(len(examples))]
-        return stack_rows([_score_row(said, list(responses)) for said in rows])
+        return stack_rows([_score_row(row, list(responses)) for row in rows])
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the child processes."""
         self._processes.close()
 
 
 def _score_row(results: Mapping[str, Any], agents: Sequence[str]) -> Row | Exception:
-    for one in results.values():
-        if isinstance(one, Exception):
-            return one
-    right = sum(one["right"] for one in results.values()) / len(results)
+    for result in results.values():
+        if isinstance(result, Exception):
+            return result
+    right = sum(result["right"] for result in results.values()) / len(results)
     own = {name: results[name]["right"] if name in results else right for name in agents}
     return {
         "team": right,
         "agent": own,
-        "parts": {"found": sum(one["found"] for one in results.values()) / len(results)},
+        "parts": {"found": sum(result["found"] for result in results.values()) / len(results)},
     }

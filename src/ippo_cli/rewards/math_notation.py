@@ -1,6 +1,6 @@
-r"""Notations of numbers that math-verify misreads, rewritten as ones that it reads.
+r"""Rewrites notations of numbers that math-verify misparses.
 
-It reads `5 1/2` as (5 + 1) / 2, `1.5e3` as 1.5 * e * 3, `0.\overline{3}` and `0.(3)` as 0, `10 000` as 10 * 0,
+It parses `5 1/2` as (5 + 1) / 2, `1.5e3` as 1.5 * e * 3, `0.\overline{3}` and `0.(3)` as 0, `10 000` as 10 * 0,
 `101_{\text{two}}` as 101, and `101 base 2` or `5 apples` as products of letters.
 """
 
@@ -29,7 +29,7 @@ BASES = {
     "fifteen": "15",
     "sixteen": "16",
 }
-MAX_ZEROS = 60  # of a number in scientific notation that is written out
+MAX_ZEROS = 60  # numbers in scientific notation with larger exponents are not expanded
 _SPACE = r"(?:\s|\\[ ,;:!])"
 _GROUPED = re.compile(rf"(?<![\w.,])(?<![0-9]\s)[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})+(?![\w/]|\s[0-9])")
 _MIXED = re.compile(rf"(?<![\w.,/^])([0-9]+){_SPACE}+([0-9]+)/([0-9]+)(?![\w/^])")
@@ -47,7 +47,7 @@ _UNIT = re.compile(r"\$?[0-9][0-9.,/]*\s+[A-Za-z]{3,}(?:\s+[A-Za-z]+)*\.?\$?")
 
 
 def rewrite_notation(text: str) -> str:
-    """The text with such notations rewritten; what it means stays the same."""
+    """Rewrite the notations of a text without changing its meaning."""
     text = re.sub(r"</?answer>", " ", "".join(map(_rewrite_character, text)))
     text = _BASE.sub(_rewrite_base, text)
     text = _RECURRING.sub(_to_fraction, text)
@@ -57,12 +57,12 @@ def rewrite_notation(text: str) -> str:
 
 
 def has_unknown_unit(text: str, value: Any) -> bool:
-    """Whether a number with a word behind it, such as `5 apples`, was read as a product of letters."""
+    """Whether a number followed by a word, such as `5 apples`, was parsed as a product of letters."""
     return _UNIT.fullmatch(text) is not None and bool(getattr(value, "free_symbols", None))
 
 
 def _rewrite_character(character: str) -> str:
-    """A digit of another script as an ASCII digit, a sign such as one half as a fraction."""
+    """Replace digits of other scripts with ASCII digits, and vulgar fractions such as one half with `\\frac`."""
     if character.isascii():
         return character
     kind, *codes = unicodedata.decomposition(character).split() or [""]

@@ -1,8 +1,9 @@
-"""Comparing two texts as mathematics: one call, made in a process that can be killed. Needs the extra `math`.
+"""Compares two texts as mathematics; runs in a process that can be killed. Needs the extra `math`.
 
-Some answers take computer algebra longer than anyone waits, such as a tower of powers. math-verify's own time limits
-are off: they are alarms, which do not reach all of it. What math-verify judges by six decimals, drops or does not read
-(exact numbers, numerals in bases, percentages, currency) is checked here; `math_notation.py` rewrites what it misreads.
+Computer algebra can take unbounded time, for example on a tower of powers. math-verify's own time limits are off: they
+use alarms, which do not interrupt all of its code. This module checks what math-verify compares only to six decimals,
+drops or cannot parse (exact numbers, numerals in bases, percentages, currency); `math_notation.py` rewrites what it
+misparses.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from sympy import Basic, Eq, FiniteSet, Float, Mul, Rational, UnevaluatedExpr  #
 
 from ippo_cli.rewards.math_notation import has_unknown_unit, rewrite_notation
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns once that its limits are off
+logging.getLogger("math_verify").setLevel(logging.ERROR)  # suppresses its warning that time limits are off
 
-DIGITS = 50  # to which exact numbers are computed
-EXACT_TOLERANCE = 1e-30  # relative difference of exact numbers that counts as none
-ROUNDED_TOLERANCE = 1e-3  # the same where one of two numbers has decimals; math-verify compares six decimals besides
+DIGITS = 50  # precision for evaluating exact numbers
+EXACT_TOLERANCE = 1e-30  # relative tolerance for exact numbers
+ROUNDED_TOLERANCE = 1e-3  # relative tolerance if a number has decimals, in addition to math-verify's six decimals
 _NUMERAL_WITH_BASE = re.compile(r"([0-9A-Za-z]+)_\{?(?:\\text\{)?([0-9]+)\}*")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\text\{\s*\\?%\s*\})\s*$")
 _SPACING = re.compile(r"\\[!,;: ]|\\(?:dollar|quad)\b")
 
 
 class ParsedAnswer(NamedTuple):
-    """An answer as math-verify reads it (`values`), without its percent sign, and the text that was read."""
+    """An answer parsed by math-verify (`values`) without its percent sign, and the parsed text."""
 
     values: list[Any]
     text: str
@@ -36,7 +37,7 @@ class ParsedAnswer(NamedTuple):
 
 
 def compare(reference: str, text: str) -> dict[str, float]:
-    """Whether the text holds an answer (`found`), and whether that equals the reference (`right`)."""
+    """Whether the text has an answer (`found`), and whether the answer equals the reference (`right`)."""
     wanted, answer = parse_reference(reference), _parse_response(rewrite_notation(text))
     right = bool(answer.values) and _is_equal(wanted, answer)
     return {"found": float(bool(answer.values)), "right": float(right)}
@@ -44,9 +45,9 @@ def compare(reference: str, text: str) -> dict[str, float]:
 
 @cache
 def parse_reference(text: str) -> ParsedAnswer:
-    """A reference answer: the text after a last `####`, in LaTeX with or without its `$`.
+    """Parse a reference answer: the text after the last `####`, in LaTeX with or without `$`.
 
-    Raises `ValueError` for a text that math-verify cannot read.
+    Raises `ValueError` if math-verify cannot parse it.
     """
     answer = _without_currency(rewrite_notation(text.rsplit("####", 1)[-1].strip()))
     marked = any(mark in answer for mark in ("$", r"\boxed", r"\(", r"\["))
@@ -55,7 +56,7 @@ def parse_reference(text: str) -> ParsedAnswer:
     else:
         percent = _PERCENT.search(answer)
         plain = answer[: percent.start()] if percent else answer
-        # As text, `2\sqrt{2}` is a 2: it is marked as mathematics.
+        # Without `$`, math-verify parses `2\sqrt{2}` as 2.
         found = ParsedAnswer(parse(f"${plain}$", parsing_timeout=0), plain, percent is not None)
     if not answer or not found.values or has_unknown_unit(answer, found.values[0]):
         raise ValueError(f"the reference answer {answer!r:.60} is not a mathematical expression")
@@ -63,7 +64,7 @@ def parse_reference(text: str) -> ParsedAnswer:
 
 
 def check_reference(text: str) -> str:
-    """Why a reference answer cannot be read; empty where it can. A call of a process."""
+    """The error of a reference answer that cannot be parsed; empty if it can. Called in a child process."""
     try:
         parse_reference(text)
     except ValueError as error:
@@ -72,7 +73,7 @@ def check_reference(text: str) -> str:
 
 
 def _without_currency(text: str) -> str:
-    """`\\$32,\\!348` as `32,348`, and a lone `$` before a number likewise."""
+    """`\\$32,\\!348` as `32,348`; also removes a single `$` before a number."""
     text = _SPACING.sub("", text.replace(r"\$", ""))
     return re.sub(r"^\$(?=[\d.][^$]*$)", "", text)
 
@@ -91,7 +92,7 @@ def _parse_response(text: str) -> ParsedAnswer:
 
 
 def _percent_value(value: Any) -> Any:
-    """p of the `p * 1/100` that math-verify makes of a percentage; None for other values."""
+    """p for the `p * 1/100` that math-verify returns for a percentage; None for other values."""
     if isinstance(value, Mul) and len(value.args) == 2:
         for number, factor in (value.args, value.args[::-1]):
             if isinstance(factor, UnevaluatedExpr) and factor.args[0] == Rational(1, 100):
@@ -100,7 +101,7 @@ def _percent_value(value: Any) -> Any:
 
 
 def _is_equal(wanted: ParsedAnswer, answer: ParsedAnswer) -> bool:
-    """As math-verify means it: a percentage equals its number with or without the sign, and the fraction."""
+    """Equality as in math-verify: a percentage equals its number with or without the sign, and its fraction."""
     bases = _base_and_digits(wanted.text), _base_and_digits(answer.text)
     if None not in bases:
         return bases[0] == bases[1]
@@ -122,7 +123,7 @@ def _verify(wanted: list[Any], answer: list[Any]) -> bool:
 
 
 def _base_and_digits(text: str) -> tuple[int, str] | None:
-    """`1234_5` as (5, "1234"); None for a text that is not a numeral with its base."""
+    """`1234_5` as (5, "1234"); None for a text that is not a numeral with a base."""
     found = _NUMERAL_WITH_BASE.fullmatch(text.replace("(", "").replace(")", "").replace(" ", ""))
     if not found or not 2 <= int(found[2]) <= 36:
         return None
@@ -131,7 +132,7 @@ def _base_and_digits(text: str) -> tuple[int, str] | None:
 
 
 def _values_differ(a: Any, b: Any) -> bool:
-    """Whether two values that agree in six decimals are different numbers, or contain such a pair."""
+    """Whether two values that are equal to six decimals are different numbers, or contain such a pair."""
     a, b = _right_side(a), _right_side(b)
     if not (isinstance(a, Basic) and isinstance(b, Basic)):
         return False
@@ -153,15 +154,15 @@ def _numbers_differ(a: Any, b: Any) -> bool:
         largest = max(abs(first), abs(second))
         tolerance = ROUNDED_TOLERANCE if a.has(Float) or b.has(Float) else EXACT_TOLERANCE
         return bool(largest > 0) and bool(abs(first - second) > tolerance * largest)
-    except (TypeError, ValueError, ArithmeticError):  # infinities and others that have no difference
+    except (TypeError, ValueError, ArithmeticError):  # infinities and other values without a difference
         return False
 
 
 def _right_side(value: Any) -> Any:
-    """5 of `x = 5`."""
+    """5 for `x = 5`."""
     return value.rhs if isinstance(value, Eq) and not value.lhs.is_number else value
 
 
 def _sort_key(number: Any) -> float:
-    """What numbers of a set are ordered by."""
+    """The sort key of numbers in a set: the real part."""
     return complex(number.evalf()).real

@@ -1,4 +1,4 @@
-"""`reward=mix`: a weighted sum of other rewards, each asked, retried and logged by itself."""
+"""`reward=mix`: a weighted sum of other rewards, each called, retried and logged separately."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from ippo_cli.types import Episode, Example
 
 @dataclass(frozen=True, kw_only=True)
 class MixPart:
-    """One of the rewards of a mix."""
+    """One reward of a mix."""
 
     reward: RewardFunction
     weight: float
-    splittable: bool  # whether it may be asked about some of a batch's rows
+    splittable: bool  # whether it may be called for a subset of the batch's rows
 
 
 class MixReward:
-    """The sum of weight times number over the parts, of the team's numbers and of each agent's own.
+    """The weighted sum over parts, separately for the team's and each agent's numbers.
 
-    What a part does not give counts nothing. A row has a number where every part has one; a part that failed is asked
-    again by itself. The log has each part's number by its name, before its weight, and its own parts below: `right`
-    and `right.strict`.
+    A kind of number that a part does not return counts as 0. A row has a number if every part has one; failed parts are
+    retried separately. The log has each part's unweighted number under its name, and the part's own parts below it:
+    `right` and `right.strict`.
     """
 
     def __init__(self, parts: Mapping[str, MixPart], agents: Sequence[str], failure_budget: float) -> None:
@@ -81,8 +81,8 @@ class MixReward:
 
     def _asked(self, part: MixPart, episodes: Sequence[Episode]) -> tuple[Reward, Exception | None]:
         def ask(rows: list[int]) -> Reward:
-            asked = [episodes[row] for row in rows]
-            return validate_reward(part.reward(asked), self.agents, asked)
+            selected = [episodes[row] for row in rows]
+            return validate_reward(part.reward(selected), self.agents, selected)
 
         max_rows = (len(episodes) + 1) * distributed.world_size()
         answers = RewardRetry(ask=ask, splittable=part.splittable, failure_limit=self.failure_budget * max_rows)
@@ -91,20 +91,20 @@ class MixReward:
 
 
 def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
-    """Every kind of number of the components, weighed and added up; valid where all of them are."""
+    """The weighted sum of the components for every kind of number; a row is valid if it is valid in all components."""
     pairs = [(component, weights[name]) for name, component in components.items() if weights[name]]
-    kinds = {name: [(pick(one), weight) for one, weight in pairs] for name, pick in _TEAM_GETTERS.items()}
-    agents = list(dict.fromkeys(name for one, _ in pairs for name in (*one.agent, *one.agent_by_turn)))
+    kinds = {name: [(pick(part), weight) for part, weight in pairs] for name, pick in _TEAM_GETTERS.items()}
+    agents = list(dict.fromkeys(name for part, _ in pairs for name in (*part.agent, *part.agent_by_turn)))
     return Reward(
         team=_sum_weighted(kinds["team"]),
         team_by_step=_sum_weighted(kinds["team_by_step"], _add_weighted_lists),
         agent=_collect_by_agent(
-            agents, lambda name: _sum_weighted([(one.agent.get(name), weight) for one, weight in pairs])
+            agents, lambda name: _sum_weighted([(part.agent.get(name), weight) for part, weight in pairs])
         ),
         agent_by_turn=_collect_by_agent(
             agents,
             lambda name: _sum_weighted(
-                [(one.agent_by_turn.get(name), weight) for one, weight in pairs], _add_weighted_lists
+                [(part.agent_by_turn.get(name), weight) for part, weight in pairs], _add_weighted_lists
             ),
         ),
         valid=_combine_valid(list(components.values())),
@@ -114,19 +114,19 @@ def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float])
 def normalize_mix(
     rewards: Reward, config: MixRewardConfig, episodes: Sequence[Episode], agents: Sequence[str], turn_weight: float
 ) -> Reward:
-    """The mix with the parts of `normalize` in deviations from their mean, over the rows of all ranks that are valid
-    in the mix: where another part failed, the row is not trained on, and measures nothing.
+    """The mix with the parts in `normalize` standardized over the rows of all ranks that are valid in the mix.
 
-    Collective. Of the team's numbers and of each agent's by themselves, the latter over rows in which it spoke, with
-    numbers for turns counted by `turn_weight`, as they count in a score; where a part deviates by at most `norm_eps`,
-    its mean is subtracted alone. `parts` stay what they were.
+    Collective. Rows in which another part failed are excluded from training, and from mean and deviation. The team's
+    and each agent's numbers are standardized separately, an agent's over rows in which it has turns; row totals weight
+    numbers by turn with `turn_weight`, as scores do. If the deviation is at most `norm_eps`, only the mean is
+    subtracted. `parts` stay unchanged.
     """
     components = dict(rewards.components)
     scale = _Normalization(turn_weight=turn_weight, norm_eps=config.norm_eps)
     valid = torch.tensor([True] * len(episodes) if rewards.valid is None else list(rewards.valid), dtype=torch.bool)
     for name in config.normalize:
         components[name] = _normalize_part(components.get(name, Reward()), episodes, agents, valid, scale)
-    if not rewards.components:  # no row of this rank has an answer
+    if not rewards.components:  # the reward returned no number on this rank
         return rewards
     combined = weighted_sum(components, {name: config.weights.get(name, 1.0) for name in components})
     own = {"team": combined.team, "agent": combined.agent, "team_by_step": combined.team_by_step}
@@ -135,7 +135,7 @@ def normalize_mix(
 
 @dataclass(frozen=True, kw_only=True)
 class _Normalization:
-    """By what a row's total is measured."""
+    """Constants for standardizing row totals."""
 
     turn_weight: float
     norm_eps: float
@@ -149,7 +149,7 @@ def _normalize_part(
         name: _standardize(
             part.agent.get(name),
             part.agent_by_turn.get(name),
-            valid & torch.tensor([bool(one.own(name)) for one in episodes], dtype=torch.bool),
+            valid & torch.tensor([bool(episode.own(name)) for episode in episodes], dtype=torch.bool),
             scale,
         )
         for name in agents
@@ -166,14 +166,14 @@ def _normalize_part(
 def _standardize(
     whole: Numbers | None, by_turn: Sequence[Numbers] | None, valid: torch.Tensor, scale: _Normalization
 ) -> tuple[list[float] | None, list[list[float]] | None]:
-    """Numbers of rows and of their turns, divided by the deviation of the rows' totals; the mean is off the rows'."""
-    given = whole is not None or by_turn is not None
+    """Divide the numbers of rows and turns by the deviation of row totals; subtract the mean from the rows' numbers."""
+    has_numbers = whole is not None or by_turn is not None
     numbers = torch.tensor([0.0] * len(valid) if whole is None else list(whole), dtype=torch.float64)
     totals = numbers
     if by_turn is not None and scale.turn_weight:
         totals = numbers + scale.turn_weight * torch.tensor([sum(row) for row in by_turn], dtype=torch.float64)
-    mean, variance = distributed.masked_moments(totals, valid & torch.isfinite(totals) & given)
-    if not given:
+    mean, variance = distributed.masked_moments(totals, valid & torch.isfinite(totals) & has_numbers)
+    if not has_numbers:
         return None, None
     deviation = float(variance.sqrt())
     factor = 1.0 / deviation if deviation > scale.norm_eps else 1.0
@@ -182,7 +182,7 @@ def _standardize(
 
 
 def _logged_numbers(component: Reward, rows: int) -> list[float]:
-    """What the log says of a component: the team's number, or the mean of what agents have of their own."""
+    """The logged numbers of a component: the team's, or the mean over agents' own numbers."""
     totals = [
         [whole[row] if whole is not None else 0.0 for row in range(rows)]
         if by_turn is None
@@ -211,7 +211,7 @@ def _add_weighted_lists(left: list[float] | float, right: Sequence[float], weigh
 def _sum_weighted(
     pairs: Sequence[tuple[Any, float]], add: Callable[[Any, Any, float], Any] = _add_weighted
 ) -> list[Any] | None:
-    """Row by row over what is given; None where nothing is."""
+    """The weighted sum of each row, without numbers that are None; None if all are."""
     total: list[Any] | None = None
     for numbers, weight in pairs:
         if numbers is not None:
@@ -224,8 +224,8 @@ def _collect_by_agent(agents: Sequence[str], numbers_of: Callable[[str], list[An
 
 
 def _combine_valid(components: Sequence[Reward]) -> list[bool] | None:
-    given = [component.valid for component in components if component.valid is not None]
-    return [all(row) for row in zip(*given, strict=True)] if given else None
+    flags = [component.valid for component in components if component.valid is not None]
+    return [all(row) for row in zip(*flags, strict=True)] if flags else None
 
 
 _TEAM_GETTERS: Mapping[str, Callable[[Reward], Any]] = {

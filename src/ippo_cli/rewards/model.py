@@ -1,4 +1,4 @@
-"""`reward=model`: a trained reward model reads each agent's conversation."""
+"""`reward=model`: a trained reward model scores each agent's conversation."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ippo_cli.types import Episode
 
 
 class ModelReward:
-    """Each agent's number is the model's of its conversation, rebuilt from texts; the team's the mean over who spoke.
+    """Each agent's number is the model's score of its conversation, rebuilt from texts.
 
-    The part `cut` is the share of conversations that were too long and lost their beginning, but for the first token.
-    The weights are read when they are first needed, or when a run tells where it is.
+    The team's number is the mean over agents with turns. The part `cut` is the fraction of conversations that were too
+    long and truncated on the left, except for the first token. Weights are loaded by `prepare` or the first call.
     """
 
     def __init__(self, config: ModelRewardConfig, agents: Mapping[str, AgentConfig]) -> None:
@@ -42,8 +42,8 @@ class ModelReward:
         if config.max_tokens is not None and context is not None and config.max_tokens > context:
             raise ConfigError(
                 f"reward.max_tokens={config.max_tokens}",
-                f"is more than the reward model reads, which is {context}",
-                "lower it, or set null",
+                f"exceeds the reward model's context length of {context}",
+                "set a smaller value or null",
             )
         self._limit = config.max_tokens or context
         self._model: RewardModel | None = None
@@ -63,18 +63,18 @@ class ModelReward:
         assert self._model is not None
         spoken = [(row, name) for row, episode in enumerate(episodes) for name in self.agents if episode.of(name)]
         ids = self._writer.ids([get_chat_messages(episodes[row], name, self.agents) for row, name in spoken])
-        readable = [place for place, one in enumerate(ids) if one]
+        readable = [place for place, tokens in enumerate(ids) if tokens]
         scores = dict(
             zip(readable, self._model.scores([self._truncate(ids[place]) for place in readable]), strict=True)
         )
         rows: list[dict[str, tuple[float, int]]] = [{} for _ in episodes]
         for place, (row, name) in enumerate(spoken):
             rows[row][name] = scores.get(place, math.nan), len(ids[place])
-        # What cannot be read now cannot be read when it is asked again.
-        return replace(stack_rows([self._row(said) for said in rows]), final=True)
+        # final: a retry would fail again
+        return replace(stack_rows([self._row(row_scores) for row_scores in rows]), final=True)
 
     def close(self) -> None:
-        """Give back its memory."""
+        """Release the weights."""
         self._model = None
 
     def _truncate(self, ids: list[int]) -> list[int]:
@@ -86,11 +86,11 @@ class ModelReward:
     def _row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
         overlong = [length for _, length in said.values() if self._limit is not None and length > self._limit]
         if overlong and self.config.too_long is Overlong.fail:
-            return ValueError(f"a conversation has {overlong[0]} tokens, and the reward model reads {self._limit}")
+            return ValueError(f"a conversation has {overlong[0]} tokens; the reward model's limit is {self._limit}")
         if any(length == 0 for _, length in said.values()):
-            return ValueError("a conversation has no token of the reward model's")
+            return ValueError("a conversation has no tokens after encoding by the reward model's tokenizer")
         if bad := [score for score, _ in said.values() if not math.isfinite(score)]:
-            return ValueError(f"the reward model says {bad[0]}")
+            return ValueError(f"the reward model returned {bad[0]}")
         numbers = [score for score, _ in said.values()]
         return {
             "team": sum(numbers) / len(numbers) if numbers else 0.0,
@@ -100,7 +100,7 @@ class ModelReward:
 
 
 def _sample_conversations(agents: Mapping[str, AgentConfig]) -> list[list[Message]]:
-    """Conversations of the kinds that there will be: some agents have a system message, and others none."""
+    """Example conversations for checking the chat template: with each agent's system message, or without one."""
     exchange = [{"role": "user", "content": "What is it?"}, {"role": "assistant", "content": "It is a trial."}]
     systems = dict.fromkeys(agent.system for agent in agents.values())
     return [exchange if text is None else [{"role": "system", "content": text}, *exchange] for text in systems]
@@ -109,5 +109,7 @@ def _sample_conversations(agents: Mapping[str, AgentConfig]) -> list[list[Messag
 def _resolve_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise PreflightError(f"reward.device={name}: there is no such device; {torch.cuda.device_count()} of them here")
+        raise PreflightError(
+            f"reward.device={name}: no such device; this machine has {torch.cuda.device_count()} CUDA devices"
+        )
     return device

@@ -1,4 +1,4 @@
-"""Mean and deviation of every score so far, which `reward.processor=[running_zscore]` measures scores by."""
+"""Running mean and standard deviation of scores, used by `reward.processor=[running_zscore]`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ippo_cli.engine import distributed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreMoments:
-    """Of one agent's scores in all training buffers so far: the same on all ranks, and part of the checkpoint.
+    """Moments of one agent's scores in all training buffers so far; equal on all ranks and saved in checkpoints.
 
-    Three buffers `[1, 2]`, `[6]` and `[]` leave `count=3, mean=3, squares=14`, a deviation of `sqrt(14 / 2)`.
+    Three buffers `[1, 2]`, `[6]` and `[]` give `count=3, mean=3, squares=14`, a deviation of `sqrt(14 / 2)`.
     """
 
     count: int = 0
@@ -24,11 +24,11 @@ class ScoreMoments:
 
     @property
     def std(self) -> float:
-        """With Bessel's correction; 0 of fewer than two scores."""
+        """The standard deviation with Bessel's correction; 0 for fewer than two scores."""
         return math.sqrt(self.squares / (self.count - 1)) if self.count > 1 else 0.0
 
     def update(self, scores: Tensor, valid: Tensor) -> Self:
-        """The moments with the valid rows `[B]` of all ranks taken in (Chan, Golub and LeVeque 1979, eq. 2.1)."""
+        """Add the valid rows `[B]` of all ranks (Chan, Golub and LeVeque 1979, eq. 2.1). Collective."""
         count = int(distributed.all_sum(valid.sum().double()))
         if not count:
             return self

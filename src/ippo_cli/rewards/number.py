@@ -1,4 +1,4 @@
-"""`reward=number`: how near the number that a response ends with is to the reference answer's, and in which form."""
+"""`reward=number`: partial credit for a response's last number by its distance to the reference answer's."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _BARE = re.compile(NUMBER)
 class NumberReward:
     """The weighted sum of three parts, each from 0 to 1; the team's reward is the mean over its agents.
 
-    `right` is whether a response's last number is the reference answer's, `near` how near it is (1 less the error as a
-    share of the reference answer, at least 0), `bare` whether the response is a number and nothing else. With the
-    weights .5, .25 and .25 and the reference answer 42, `42` earns 1, `So 42` .75, `40` about .49, `none` nothing.
+    `right`: the response's last number equals the reference answer's. `near`: 1 minus its relative error, at least 0.
+    `bare`: the response is only a number. With weights .5, .25 and .25 and reference answer 42, `42` scores 1, `So 42`
+    .75, `40` about .49, `none` 0.
 
-    A small model that is seldom right is told which way to go. Agents without a reference answer share the team's
-    reward.
+    This gives a learning signal to small models that are rarely correct. Agents without a reference answer receive the
+    team's reward.
     """
 
     def __init__(self, answers: Mapping[str, str], weights: Mapping[str, float]) -> None:
@@ -47,12 +47,12 @@ class NumberReward:
         }
         team = mean_over_agents(own.values())
         own = {name: own.get(name, team) for name in responses}
-        parts = {part: mean_over_agents([each[part] for each in found.values()]) for part in self.weights}
+        parts = {part: mean_over_agents([scores[part] for scores in found.values()]) for part in self.weights}
         return Reward(team=team, agent=own, parts=parts)
 
 
 def score_parts(text: str, wanted: Decimal | None) -> dict[str, float]:
-    """What a text earns of each part; NaN, which is no score, where the reference has no number."""
+    """The score of each part; NaN (no score) if the reference has no number."""
     if wanted is None:
         return {"right": math.nan, "near": math.nan, "bare": math.nan}
     bare = float(_BARE.fullmatch(text.strip()) is not None)
@@ -63,5 +63,5 @@ def score_parts(text: str, wanted: Decimal | None) -> dict[str, float]:
 
 
 def nearness(number: Decimal, wanted: Decimal) -> float:
-    """1 less the error as a share of the wanted number, which counts as 1 if it is smaller; at least 0."""
+    """`max(0, 1 - |number - wanted| / max(|wanted|, 1))`."""
     return float(max(Decimal(0), 1 - abs(number - wanted) / max(abs(wanted), Decimal(1))))

@@ -1,6 +1,6 @@
-"""Regular expressions of the user's over texts that models wrote: some take longer than anyone waits.
+"""Matches users' regular expressions against generated texts in a child process with a timeout.
 
-Nothing in Python ends a match that has begun, so it is made in a process that can be killed.
+Catastrophic backtracking can take unbounded time, and Python cannot interrupt a match; a process can be killed.
 """
 
 from __future__ import annotations
@@ -12,26 +12,26 @@ from typing import Any
 from ippo_cli.rewards.processes import CallFailed, ProcessPool
 
 MATCH_TIMEOUT_S = 5.0
-"""How long all texts of a batch may take together; if they do not, each of them by itself."""
+"""Timeout of one batch of texts; after a batch times out, of each text."""
 MAX_TIMEOUTS = 8
-"""Texts that took too long, after which no more of a batch are looked at: it is the pattern."""
+"""Timeouts per batch after which the other texts are skipped, since the pattern is the cause."""
 
 
 def match_texts(pattern: str, texts: Sequence[str]) -> list[bool]:
-    """Whether the pattern matches the whole of each text; `.` stands for line ends too. Runs in the process."""
+    """Whether the pattern matches each whole text; `.` also matches line ends. Runs in the child process."""
     compiled = re.compile(pattern, re.DOTALL)
     return [compiled.fullmatch(text) is not None for text in texts]
 
 
 def find_last_matches(pattern: str, texts: Sequence[str]) -> list[str | None]:
-    """The last that is found in each text: the group of a pattern that has one. Runs in the process."""
+    """The last match in each text, or its group if the pattern has one. Runs in the child process."""
     compiled = re.compile(pattern)
     found = [compiled.findall(text) for text in texts]
     return [own[-1] if own else None for own in found]
 
 
 class PatternMatcher:
-    """A pattern, and the process in which `function(pattern, texts)` says something of each text."""
+    """Runs `function(pattern, texts)` in a child process."""
 
     def __init__(
         self, pattern: str, key: str, limit_s: float = MATCH_TIMEOUT_S, function: Callable[..., list[Any]] = match_texts
@@ -40,7 +40,7 @@ class PatternMatcher:
         self._processes = ProcessPool(f"{__name__}:{function.__name__}", key, 1, limit_s)
 
     def read(self, texts: Sequence[str]) -> list[Any]:
-        """What the function says of each text, or the `CallFailed` that says why that is not known."""
+        """The function's result for each text, or a `CallFailed`."""
         batch_result = self._asked(texts)
         if not isinstance(batch_result, Exception):
             return list(batch_result)
@@ -55,7 +55,7 @@ class PatternMatcher:
         return found
 
     def close(self) -> None:
-        """End the process."""
+        """Kill the child process."""
         self._processes.close()
 
     def _asked(self, texts: Sequence[str]) -> list[Any] | Exception:

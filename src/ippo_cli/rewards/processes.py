@@ -1,4 +1,4 @@
-"""Child processes that call a function: what takes too long is killed, what dies is started anew."""
+"""A pool of child processes that call a function, with a timeout per call and restarts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ippo_cli.rewards.child import LENGTH_HEADER, pack_message
 
 CHILD_SCRIPT = str(child_program.__file__)
 START_TIMEOUT_S = 120.0
-"""How long a process may take until it has imported its function."""
+"""Timeout for starting a process and importing its function."""
 MAX_FORWARDED_BYTES = 2**16
-"""How much of what the processes print is passed on, for each batch of calls."""
+"""Output of the processes that is forwarded to stderr, per batch of calls."""
 Call = tuple[tuple[Any, ...], Mapping[str, Any]]
 
 
@@ -33,9 +33,9 @@ class CallFailed(RuntimeError):
 
 
 class ProcessPool:
-    """Up to `size` processes, started when they are needed, each with one call at a time.
+    """Up to `size` processes, started on demand, each with one call at a time.
 
-    A call that takes longer than `timeout_s` is killed, with all that its process started.
+    A process is killed, with its own child processes, if its call takes longer than `timeout_s`.
     """
 
     def __init__(self, function: str, key: str, size: int, timeout_s: float | None) -> None:
@@ -46,7 +46,7 @@ class ProcessPool:
         self._output = _OutputForwarder()
 
     def call(self, calls: Sequence[Call]) -> list[Any]:
-        """What each call returned, or the `CallFailed` that came of it, in the order of the calls."""
+        """The result of each call or its `CallFailed`, in the order of the calls."""
         results: list[Any] = [None] * len(calls)
         waiting = deque(range(len(calls)))
         self._output.begin()
@@ -56,14 +56,14 @@ class ProcessPool:
                 while waiting and len(self._busy) < self.size:
                     self._dispatch(waiting.popleft(), calls, results)
                 self._await(results)
-        finally:  # who leaves in the middle leaves nothing that would answer later
+        finally:  # after an interruption, no late answer may reach the next batch
             for child in self._busy:
                 child.kill()
             self._busy.clear()
         return results
 
     def close(self) -> None:
-        """End the processes."""
+        """Kill the child processes."""
         for child in (*self._idle, *self._busy):
             child.kill()
         self._idle.clear()
@@ -71,7 +71,7 @@ class ProcessPool:
         self._output.close()
 
     def _start(self, number: int) -> None:
-        """All at once: importing takes them seconds."""
+        """Start processes in parallel, since importing takes seconds."""
         num_idle = len(self._idle)
         try:
             for _ in range(number - num_idle):
@@ -90,10 +90,10 @@ class ProcessPool:
         try:
             child.ask(calls[index], self.timeout_s)
         except OSError:
-            self._failed(child, results, "its process ended before it was asked")
+            self._failed(child, results, "the process exited before the call")
 
     def _await(self, results: list[Any]) -> None:
-        """Until some call has ended, one way or another."""
+        """Wait until at least one call returns, fails or times out."""
         deadlines = [child.deadline for child in self._busy if child.deadline is not None]
         timeout_s = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
         poll = select.poll()
@@ -106,13 +106,13 @@ class ProcessPool:
             self._receive(children[number], results)
         now = time.monotonic()
         for child in [child for child in self._busy if child.deadline is not None and child.deadline <= now]:
-            self._failed(child, results, f"it took longer than {self.timeout_s:g} s")
+            self._failed(child, results, f"the call took longer than {self.timeout_s:g} s")
 
     def _receive(self, child: _Child, results: list[Any]) -> None:
         try:
             answer = child.receive()
         except EOFError:
-            self._failed(child, results, f"it ended its process ({child.exit_reason()})")
+            self._failed(child, results, f"the call ended its process ({child.exit_reason()})")
             return
         if answer is not None:
             progress.heartbeat()
@@ -126,7 +126,7 @@ class ProcessPool:
 
 
 class _Child:
-    """One process, and the pipes to and from it."""
+    """A child process with its request and answer pipes."""
 
     def __init__(self, setting: Mapping[str, str], output_fd: int) -> None:
         requests, self._requests = os.pipe()
@@ -138,7 +138,7 @@ class _Child:
                 stdout=output_fd,
                 stderr=output_fd,
                 pass_fds=(requests, answers),
-                start_new_session=True,  # signals to the run's group are not for it, and all of it can be killed
+                start_new_session=True,  # not reached by signals to the run's group; killed as a group
             )
         except BaseException:
             os.close(self._requests)
@@ -165,16 +165,16 @@ class _Child:
                     break
                 if answer is not None:
                     if not answer[0]:
-                        raise ConfigError(self._setting_text(), "cannot be imported in a process of its own", answer[1])
+                        raise ConfigError(self._setting_text(), "cannot be imported in a child process", answer[1])
                     return
-        raise CallFailed(f"a process for {self._setting_text()} did not start ({self.exit_reason()})")
+        raise CallFailed(f"the child process for {self._setting_text()} did not start ({self.exit_reason()})")
 
     def ask(self, call: Call, timeout_s: float | None) -> None:
         self._send(call)
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
     def receive(self) -> tuple[bool, Any] | None:
-        """The answer, if it is complete; `EOFError` where there will be none."""
+        """The answer, or None while it is incomplete; raises `EOFError` if the process closed the pipe."""
         chunk = os.read(self.answers, 2**20)
         if not chunk:
             raise EOFError
@@ -193,7 +193,7 @@ class _Child:
         try:
             code = self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
-            return "it closed its pipe"
+            return "it closed its pipe without exiting"
         return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
 
     def kill(self) -> None:
@@ -213,7 +213,7 @@ class _Child:
 
 
 class _OutputForwarder:
-    """What processes print: the beginning is passed on, the rest is read and dropped, so that nobody waits."""
+    """Forwards the first bytes of the processes' output to stderr and discards the rest, so that writes never block."""
 
     def __init__(self) -> None:
         self._read, self._write = -1, -1
@@ -221,7 +221,7 @@ class _OutputForwarder:
 
     @property
     def target(self) -> int:
-        """What to write to."""
+        """The file descriptor for the processes' output."""
         if self._write < 0:
             self._read, self._write = os.pipe()
             threading.Thread(target=self._forward, args=(self._read,), name="printed", daemon=True).start()
@@ -237,9 +237,9 @@ class _OutputForwarder:
 
     def _forward(self, source: int) -> None:
         while chunk := os.read(source, 2**16):
-            shown, self._remaining = chunk[: self._remaining], max(0, self._remaining - len(chunk))
-            if shown:
+            forwarded, self._remaining = chunk[: self._remaining], max(0, self._remaining - len(chunk))
+            if forwarded:
                 with suppress(OSError, ValueError):
-                    sys.stderr.write(shown.decode(errors="replace"))
+                    sys.stderr.write(forwarded.decode(errors="replace"))
                     sys.stderr.flush()
         os.close(source)

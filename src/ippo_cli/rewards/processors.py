@@ -1,4 +1,4 @@
-"""`reward.processor`: what is done to scores before they become advantages, step by step."""
+"""`reward.processor`: the chain of transformations of scores before advantages are computed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 
 KEY = "reward.processor"
-PROBE_SCORES = (0.0, 1.0)  # scores that a user's function is called with before training
+PROBE_SCORES = (0.0, 1.0)  # test inputs for users' functions before training
 
 
 def check_processor_functions(processors: Sequence[str]) -> None:
-    """Raise `ConfigError` where a user's function in the chain cannot be loaded, or gives no number for a score."""
+    """Raise `ConfigError` if a user's function in the chain cannot be loaded or does not return a finite number."""
     for name in processors:
         if name in {step.value for step in Processor}:
             continue
@@ -30,15 +30,17 @@ def check_processor_functions(processors: Sequence[str]) -> None:
         for score in PROBE_SCORES:
             try:
                 result = float(function(score))
-            except (Exception, SystemExit) as error:  # of the user's own code
+            except (Exception, SystemExit) as error:  # raised by user code
                 raise ConfigError(
                     f"{KEY}=[{name}]",
                     f"fails for the score {score} ({format_user_error(error)})",
-                    "let it take a number and return one",
+                    "the function must take a number and return a number",
                 ) from error
             if not math.isfinite(result):
                 raise ConfigError(
-                    f"{KEY}=[{name}]", f"gives {result} for the score {score}", "let it return a finite number"
+                    f"{KEY}=[{name}]",
+                    f"returns {result} for the score {score}",
+                    "the function must return a finite number",
                 )
 
 
@@ -48,7 +50,7 @@ def _load_processor(name: str) -> Callable[..., Any]:
 
 
 def _apply_function(name: str, numbers: Tensor, own: Tensor) -> Tensor:
-    """`numbers` `[B, K]` with each of `own` replaced by what the function returns; `RewardError` where it fails."""
+    """Apply a user's function to the elements of `numbers` `[B, K]` in the mask `own`; `RewardError` if it fails."""
     function, failure = _load_processor(name), None
     found = numbers.clone()
     try:
@@ -58,7 +60,7 @@ def _apply_function(name: str, numbers: Tensor, own: Tensor) -> Tensor:
             raise ValueError("it returned NaN or an infinite number")
     except (Exception, SystemExit) as error:
         failure = error
-    if distributed.any_rank(failure is not None):  # every rank leaves at the same place
+    if distributed.any_rank(failure is not None):  # all ranks raise together
         reason = "failed on another rank" if failure is None else format_user_error(failure)
         raise RewardError(f"{KEY}=[{name}]: {reason}") from failure
     return found
@@ -73,12 +75,11 @@ def apply_processors(
     *,
     observe: bool = True,
 ) -> tuple[Tensor, ScoreMoments]:
-    """The processor chain in the order given over `numbers` `[B, K]`, and the moments; 0 for rows that are not valid.
+    """Apply `config.processor` in order to `numbers` `[B, K]`; returns them, 0 for invalid rows, and the moments.
 
-    `scale` multiplies and `clip` bounds the number of every turn. `shift` and the means that z-scores subtract are of
-    a row as a whole: they are added once, on its last turn. z-scores divide every turn by the deviation of the rows'
-    totals, taken over the valid rows of all ranks (`running_zscore`: of all buffers so far). A user's function is
-    called with the number of every turn, and returns the number that takes its place.
+    `scale` and `clip` apply to the number of every turn. `shift` and the means of z-scores belong to the whole row and
+    are applied once, to its last turn. z-scores divide every turn by the standard deviation of row totals over the
+    valid rows of all ranks (`running_zscore`: of all buffers so far). A user's function maps the number of every turn.
     """
     columns = torch.arange(numbers.shape[1], device=numbers.device)
     own, last = columns < num_turns[:, None], columns == num_turns[:, None] - 1
@@ -105,5 +106,5 @@ def apply_processors(
 def _standardize(
     numbers: Tensor, last: Tensor, mean: Tensor | float, deviation: Tensor | float, norm_eps: float
 ) -> Tensor:
-    """Rows' distances from the mean in deviations; the numbers as they are where rows deviate by at most `norm_eps`."""
+    """Subtract the mean at the last turn and divide by the deviation; unchanged if it is at most `norm_eps`."""
     return numbers if deviation <= norm_eps else torch.where(last, numbers - mean, numbers) / deviation

@@ -1,4 +1,4 @@
-"""Reference answers: rendered from examples, and checked by the reward's own reader before training."""
+"""Renders reference answers from examples, and checks before training that a reward can parse them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
-MAX_SHOWN_CHARACTERS = 60  # characters of an answer in a message
+MAX_SHOWN_CHARACTERS = 60  # of an answer in a message
 
 
 def render_reference(answers: Mapping[str, str], agent: str, example: Example) -> str:
@@ -24,9 +24,9 @@ def check_references(
     rule: str,
     remedy: str,
 ) -> list[str]:
-    """Warnings of reference answers that a reward cannot read. Raises `ConfigError` where it can read none.
+    """Warnings about reference answers that a reward cannot parse; `ConfigError` if it can parse none of an agent's.
 
-    `find_unreadable` is given distinct reference answers. `rule` completes "... is not ...".
+    `find_unreadable` receives distinct reference answers. `rule` completes the sentence "... is not ...".
     """
     warnings: list[str] = []
     for agent, template in answers.items():
@@ -36,11 +36,11 @@ def check_references(
         unreadable = [text for text in rendered if flags[text]]
         if not unreadable:
             continue
-        key, shown = f"task.agents.{agent}.answer={template}", f"{unreadable[0]!r:.{MAX_SHOWN_CHARACTERS}}"
+        key, excerpt = f"task.agents.{agent}.answer={template}", f"{unreadable[0]!r:.{MAX_SHOWN_CHARACTERS}}"
         if len(unreadable) == len(rendered):
-            raise ConfigError(key, f"gives {shown}, which is not {rule}", remedy)
+            raise ConfigError(key, f"renders as {excerpt}, which is not {rule}", remedy)
         warnings.append(
-            f"{key}: {len(unreadable)} of {len(rendered)} reference answers that were checked are not {rule}, such as "
-            f"{shown}; their rows have no score and count as failed; {remedy}"
+            f"{key}: {len(unreadable)} of {len(rendered)} checked reference answers are not {rule}, such as "
+            f"{excerpt}; their rows have no score and count as failed; {remedy}"
         )
     return warnings

@@ -1,6 +1,6 @@
-"""Asking a server over HTTP: several requests at once, finite times, and again where that may help.
+"""HTTP client for reward servers: concurrent requests with timeouts and retries.
 
-Imports httpx2 where a request is made; huggingface_hub brings it.
+Imports httpx2 only for requests; it is a dependency of huggingface_hub.
 """
 
 from __future__ import annotations
@@ -24,26 +24,24 @@ from ippo_cli.config.secrets import redact_text
 from ippo_cli.engine import progress
 
 MAX_TRIES = 3
-FIRST_WAIT_S, LONGEST_WAIT_S = (
-    0.5,
-    30.0,
-)  # between tries, doubled each time; what a server asks for counts up to the end
+# Delay between tries, doubled each time; a longer Retry-After of the server is respected up to the maximum.
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 CONNECT_TIMEOUT_S = 5.0
-"""How long a server may take to be known as there."""
+"""Timeout of the connection check before training."""
 RETRY_STATUSES = (408, 429)  # and every 5xx
 MAX_REPLY_BYTES = 2**20
-"""Of an answer."""
+"""Maximum size of a response."""
 MAX_SHOWN_CHARACTERS = 200
 MAX_REDIRECTS = 3
 MAX_UNANSWERED = 8
-"""Requests one after another without any answer, after which a server counts as gone: the rest is not sent."""
+"""Consecutive requests without a response after which the other requests are not sent."""
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 T = TypeVar("T")
 
 
 class RequestFailed(RuntimeError):
-    """A request without an answer that can be used."""
+    """A request without a usable response."""
 
     def __init__(self, message: str, *, answered: bool = True, can_retry: bool = True, wait_s: float = 0.0) -> None:
         super().__init__(message)
@@ -52,17 +50,17 @@ class RequestFailed(RuntimeError):
 
 @dataclass
 class _ServerState:
-    """How many requests in a row a server has left without an answer."""
+    """Consecutive requests without a response, and the last failure."""
 
     missed: int = 0
     failure: RequestFailed | None = None
 
 
 class RemoteClient:
-    """One address: POSTs of JSON, answered by JSON.
+    """Client for one URL: POSTs JSON and receives JSON.
 
-    Redirects are followed where they keep method, host and port; the token goes to that host alone. A thread of its own
-    has the connections, so that a time that is over ends a request whatever it is doing.
+    Redirects are followed only if they keep method, scheme, host and port, so the token is sent to no other host.
+    Connections run in a separate thread with an event loop, so that timeouts interrupt requests in any state.
     """
 
     def __init__(self, config: RemoteRewardConfig, url: str) -> None:
@@ -75,19 +73,19 @@ class RemoteClient:
         self._client: Any = None
 
     def post_all(self, bodies: Sequence[Any], read: Callable[[int, Any], T]) -> list[T | Exception]:
-        """What `read(place, answer)` makes of the answer to each body, or why there is none, in the bodies' order.
+        """The result of `read(place, answer)` for each body, or the request's exception, in the order of the bodies.
 
-        A `RequestFailed` that it raises counts as a failure of the request.
+        A `RequestFailed` raised by `read` counts as a failure of the request, and is retried.
         """
         future = asyncio.run_coroutine_threadsafe(self._post_all(bodies, read), self._running_loop())
         try:
             return future.result()
-        except BaseException:  # a signal, for one: nobody waits for the rest
+        except BaseException:  # for example a signal: cancel the other requests
             future.cancel()
             raise
 
     def check_connection(self) -> None:
-        """Raise `PreflightError` where nothing listens at the address; whatever is answered, or late, is an answer."""
+        """Raise `PreflightError` if no server listens at the URL; any response or a timeout counts as reachable."""
         failure = asyncio.run_coroutine_threadsafe(self._connection_error(), self._running_loop()).result()
         if failure is not None:
             reason = self._hide_token(str(failure) or type(failure).__name__)
@@ -111,7 +109,7 @@ class RemoteClient:
         return failure
 
     def close(self) -> None:
-        """End the connections and their thread."""
+        """Close the connections and stop their thread."""
         loop, self._loop = self._loop, None
         if loop is None:
             return
@@ -140,7 +138,7 @@ class RemoteClient:
                     server.missed = 0 if failure.answered else server.missed + 1
                     server.failure = failure
                     return failure
-                except (TypeError, ValueError) as error:  # the body is no JSON
+                except (TypeError, ValueError) as error:  # the body cannot be encoded as JSON
                     return error
                 server.missed = 0
                 return found
@@ -149,7 +147,7 @@ class RemoteClient:
         return list(await asyncio.gather(*calls))
 
     async def _post_with_retries(self, body: Any, read: Callable[[Any], T]) -> T:
-        """The answer as it is read; tried again after failures that may be of the moment."""
+        """The parsed response; transient failures are retried."""
         content = json.dumps(body, allow_nan=False, default=_to_json).encode(errors="replace")
         wait_s = FIRST_WAIT_S
         for left in reversed(range(MAX_TRIES)):
@@ -163,7 +161,7 @@ class RemoteClient:
             with progress.grant_time(pause_s):
                 await asyncio.sleep(pause_s)
             wait_s *= 2
-        raise AssertionError("a last try is answered or raised")
+        raise AssertionError("unreachable: the last try returns or raises")
 
     async def _answer(self, content: bytes) -> Any:
         import httpx2
@@ -179,14 +177,16 @@ class RemoteClient:
         excerpt = self._hide_token(text[: 4 * MAX_SHOWN_CHARACTERS].decode(errors="replace"))[:MAX_SHOWN_CHARACTERS]
         if status >= 300:
             can_retry = status in RETRY_STATUSES or status >= 500
-            raise RequestFailed(f"{self._shown} answered {status}: {excerpt}", can_retry=can_retry, wait_s=wait_s)
+            raise RequestFailed(
+                f"{self._shown} returned status {status}: {excerpt}", can_retry=can_retry, wait_s=wait_s
+            )
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise RequestFailed(f"{self._shown} answered what is no JSON: {excerpt}") from None
+            raise RequestFailed(f"{self._shown} returned invalid JSON: {excerpt}") from None
 
     async def _post(self, content: bytes) -> tuple[int, bytes, float]:
-        """Status, body and how long the server asks to be left alone."""
+        """Status, body, and seconds of the Retry-After header."""
         url = self.url
         for _ in range(MAX_REDIRECTS + 1):
             async with self._get_client().stream("POST", url, content=content, headers=self._headers()) as response:
@@ -198,17 +198,17 @@ class RemoteClient:
                     body += chunk
                     if len(body) > MAX_REPLY_BYTES:
                         raise RequestFailed(
-                            f"{self._shown} answered more than {MAX_REPLY_BYTES} bytes", can_retry=False
+                            f"{self._shown} returned more than {MAX_REPLY_BYTES} bytes", can_retry=False
                         )
                 return response.status_code, bytes(body), _parse_retry_after(response.headers.get("retry-after"))
-        raise RequestFailed(f"{self._shown} redirects for ever", can_retry=False)
+        raise RequestFailed(f"{self._shown} redirects more than {MAX_REDIRECTS} times", can_retry=False)
 
     def _redirect_target(self, url: str, status: int, location: str) -> str:
         target = urljoin(url, location)
         if status not in (307, 308) or _origin(target) != _origin(self.url):
             host = self._hide_token(f"{urlsplit(target).scheme}://{urlsplit(target).netloc}")
             raise RequestFailed(
-                f"{self._shown} redirects ({status}) to {host}, which is not followed; give the address itself",
+                f"{self._shown} redirects ({status}) to {host}, which is not followed; set the final URL",
                 can_retry=False,
             )
         return target
@@ -225,7 +225,7 @@ class RemoteClient:
                 timeout=self.timeout_s,
                 follow_redirects=False,
                 limits=httpx2.Limits(max_connections=self.concurrency, max_keepalive_connections=self.concurrency),
-                mounts={f"all://{host}": None for host in LOOPBACK},  # what runs here is asked through no proxy
+                mounts={f"all://{host}": None for host in LOOPBACK},  # no proxy for local servers
             )
         return self._client
 
@@ -237,7 +237,7 @@ class RemoteClient:
         )
 
     def _hide_token(self, text: str) -> str:
-        """A text without the token."""
+        """The text with the token replaced by the name of its variable."""
         return redact_text(text.replace(self._token, f"<{self._token_env}>") if self._token else text)
 
 
@@ -251,9 +251,13 @@ def _read_token(variable: str | None) -> str | None:
         return None
     token = os.environ.get(variable, "").strip()
     if not token:
-        raise PreflightError(f"reward.token_env={variable}: there is no such variable; export {variable}=...")
+        raise PreflightError(
+            f"reward.token_env={variable}: this environment variable is not set; export {variable}=..."
+        )
     if not (token.isascii() and token.isprintable()):
-        raise PreflightError(f"reward.token_env={variable}: its value cannot be sent; it must be printable ASCII")
+        raise PreflightError(
+            f"reward.token_env={variable}: its value is not valid in an HTTP header; use printable ASCII"
+        )
     return token
 
 
@@ -266,7 +270,7 @@ def _origin(url: str) -> tuple[str, str | None, int | None]:
 
 
 def _parse_retry_after(header: str | None) -> float:
-    """Seconds of a Retry-After header: a number of them, or a date."""
+    """Seconds of a Retry-After header, which is a number of seconds or a date; 0 if it is invalid."""
     if header is None:
         return 0.0
     try:
@@ -280,7 +284,7 @@ def _parse_retry_after(header: str | None) -> float:
 
 
 def _to_json(value: Any) -> Any:
-    """Arrays and numbers of numpy and torch as JSON has them."""
+    """Convert numpy and torch arrays and scalars to JSON types."""
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"the example holds {value!r:.60}, which JSON cannot hold")
+    raise TypeError(f"the example contains {value!r:.60}, which cannot be encoded as JSON")

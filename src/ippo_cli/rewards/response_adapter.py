@@ -1,4 +1,4 @@
-"""Rewards of examples and texts as rewards of episodes."""
+"""Adapts reward functions of examples and response texts to the reward contract."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ippo_cli.rewards.contract import Reward
 from ippo_cli.types import Episode, Example
 
 Responses = Mapping[str, Sequence[str]]
-"""What each agent said last in each episode."""
+"""The text of each agent's last turn in each episode."""
 ResponseReward = Callable[..., Reward]
 """`function(examples, responses)`, or `function(examples, responses, episodes=episodes)`."""
 
 
 class ResponseRewardAdapter:
-    """Asks `function(examples, responses)` about episodes.
+    """Calls `function(examples, responses)` for episodes.
 
-    `responses` holds the text of each agent's last turn, and an empty text for an agent that never spoke. What the
-    function is given is its own to change.
+    `responses` has the text of each agent's last turn, and an empty text for an agent without turns. The function may
+    modify its arguments.
     """
 
     def __init__(self, function: ResponseReward, agents: Sequence[str], *, with_episodes: bool = False) -> None:
@@ -42,7 +42,7 @@ class ResponseRewardAdapter:
 
 
 def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, list[str]]:
-    """The text of each agent's last turn in each episode; empty where it had none."""
+    """The text of each agent's last turn in each episode; empty for an agent without turns."""
     texts = {name: [""] * len(episodes) for name in agents}
     for row, episode in enumerate(episodes):
         for turn in episode.turns:

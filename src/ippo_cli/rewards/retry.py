@@ -1,4 +1,4 @@
-"""Asking a reward again where it failed: as a whole, then by halves, so that a bad row costs no other row."""
+"""Retries of failed reward calls: first the whole batch, then halves, so that a bad row does not affect others."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ippo_cli.types import Episode
 
 MAX_ATTEMPTS = 3
 RewardCall = Callable[[list[int]], Reward]
-"""From rows of the buffer to the reward's checked answer about them."""
+"""Maps row indices of the buffer to the validated reward of these rows."""
 
 
 @dataclass(kw_only=True)
 class RewardRetry:
-    """What a reward has answered so far, part by part, and how many rows it gave no answer for."""
+    """Calls a reward with retries, and collects the results by part and the number of failed rows."""
 
     ask: RewardCall
-    splittable: bool  # whether a part may be asked about in pieces
-    failure_limit: float  # failed rows after which no more is asked: the run stops, whatever the rest would be
+    splittable: bool  # whether the reward may be called for a subset of a part
+    failure_limit: float  # no more calls after this many failed rows, since the run will stop
     parts: list[tuple[list[int], Reward]] = field(default_factory=list)
-    failed: int = 0  # rows for which the reward itself gave no answer
-    failure: Exception | None = None  # why the first of the failed rows has no answer
+    failed: int = 0  # rows without a reward because the reward call failed
+    failure: Exception | None = None  # the first failure
 
     def take(self, rows: list[int], first: Reward | BaseException | None = None) -> None:
-        """Ask about rows up to `ATTEMPTS` times as they are, then in halves down to single rows.
+        """Call the reward for all rows up to `MAX_ATTEMPTS` times, then for halves down to single rows.
 
-        `first` is what came of an attempt that was made before.
+        `first` is the result of an earlier attempt.
         """
         if isinstance(first, Reward):
             self._record_answer(rows, first)
@@ -47,16 +47,16 @@ class RewardRetry:
         self._split_rows(rows, error)
 
     def count_failed(self, rows: Sequence[int], error: Exception) -> None:
-        """Count rows that have no answer."""
+        """Count rows without a reward."""
         self.failed += len(rows)
         self.leave_out(error)
 
     def leave_out(self, error: Exception) -> None:
-        """Note why a row is not to be asked about: its episode failed, which says nothing about the reward."""
+        """Record the failure of an episode: it has no reward, but does not count as a failed reward call."""
         self.failure = self.failure or error
 
     def merged(self, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
-        """One answer for all rows: NaN and not valid where there is none, NaN where a part lacks what another has."""
+        """One `Reward` of all rows: failed rows are NaN and not valid; numbers that only other parts have are NaN."""
         if len(self.parts) == 1 and self.parts[0][0] == list(range(len(episodes))):
             return self.parts[0][1]
 
@@ -85,7 +85,7 @@ class RewardRetry:
         components = list(dict.fromkeys(name for reward in answers for name in reward.components))
         steps = [num_steps(episode) for episode in episodes]
         turns = {name: [len(episode.of(name)) for episode in episodes] for name in agents}
-        # Without any answer there are no numbers of either kind, rather than none of one kind.
+        # Without any result, `team` and `agent` are both NaN.
         team = not answers or any(reward.team is not None for reward in answers)
         own = not answers or any(reward.agent for reward in answers)
         by_step = any(reward.team_by_step is not None for reward in answers)
@@ -112,13 +112,13 @@ class RewardRetry:
     def _attempt(self, rows: list[int]) -> Exception | None:
         try:
             answer = self.ask(rows)
-        except (Exception, SystemExit) as error:  # a user's function may raise anything: it is counted and shown
+        except (Exception, SystemExit) as error:  # a user's function may raise anything; counted as a failed row
             return as_failure(error)
         self._record_answer(rows, answer)
         return None
 
     def _record_answer(self, rows: list[int], answer: Reward) -> None:
-        """Keep what is answered; rows that failed among others are asked about again, without the others."""
+        """Store the rows with a result; retry the failed rows of a successful call without the other rows."""
         attempts = 1
         failures = answer.failures
         while failures:
@@ -141,8 +141,8 @@ class RewardRetry:
         self.parts.append((rows, answer))
 
     def _split_rows(self, rows: list[int], error: Exception) -> None:
-        """Look for the rows of a failing part that can be answered."""
-        # Numbers for too many or too few rows are a mistake in the function, which single rows would hide.
+        """Bisect a failing part to find the rows that have a reward."""
+        # A wrong number of results is a bug in the function, which calls for single rows would hide.
         if len(rows) == 1 or not self.splittable or isinstance(error, LengthError):
             self.count_failed(rows, error)
             return
@@ -155,9 +155,9 @@ class RewardRetry:
 
 
 def as_failure(error: BaseException) -> Exception:
-    """What is counted as a failed reward; our own errors and requests to leave are raised instead."""
-    if isinstance(error, SystemExit):  # it may not end the run as if that had been done
-        return RuntimeError(f"it called exit({error.code})").with_traceback(error.__traceback__)
+    """The exception to count as a failed reward; raises `IppoError`s and interrupts."""
+    if isinstance(error, SystemExit):  # must not end the run with a success status
+        return RuntimeError(f"user code called exit({error.code})").with_traceback(error.__traceback__)
     if isinstance(error, IppoError) or not isinstance(error, Exception):
         raise error
     return error

@@ -1,4 +1,4 @@
-"""A reward from what was said of each row by itself."""
+"""Builds a `Reward` from per-row results."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from ippo_cli.rewards.contract import Reward
 
 Row = Mapping[str, Any]
-"""One row's part of a `Reward`, by the same names: a number where that has a list, a list where it has lists."""
+"""One row of a `Reward`, with the same keys: a number instead of a list, a list instead of a list of lists."""
 
 
 def stack_rows(rows: Sequence[Row | Exception]) -> Reward:
-    """The rows together. Those that failed have no numbers and stand in `failures`; what a row lacks is NaN."""
+    """Combine rows. Failed rows have no numbers and are listed in `failures`; missing numbers are NaN."""
     answers = [row if isinstance(row, Mapping) else {} for row in rows]
 
     def stack_by_name(key: str, missing: Any) -> dict[str, list[Any]]:

@@ -1,4 +1,4 @@
-"""Scoring a buffer: call the reward, mix team and own numbers turn by turn, run the processor chain."""
+"""Scores a buffer: calls the reward, combines team and agent numbers by turn, applies the processors."""
 
 from __future__ import annotations
 
@@ -31,36 +31,36 @@ from ippo_cli.types import Episode, Scores
 from ippo_cli.user_code.errors import format_user_error
 
 Weights = Mapping[str, RewardWeightsConfig]
-"""What counts in each agent's score, of all agents in the task's order."""
+"""The reward weights of all agents, in the task's order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawScores:
-    """What a reward says about a buffer, as one number for every turn of each agent."""
+    """Rewards of a buffer as one number per turn of each agent, before the processors."""
 
     numbers: dict[str, Tensor]  # by agent: [B, K]
-    failed: dict[str, Tensor]  # by agent: [B] bool, rows without a usable number
+    failed: dict[str, Tensor]  # by agent: [B] bool, rows without a finite valid number
     parts: dict[str, Tensor]  # name -> [B]
-    normalized: dict[str, Tensor] | None  # as `numbers`, of a mix with parts that are normalized; None: nothing is
-    failure: Exception | None  # what went wrong first on this rank
+    normalized: dict[str, Tensor] | None  # `numbers` with the mix's `normalize` applied; None without `normalize`
+    failure: Exception | None  # the first failure on this rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
-    """What an agent's episodes would have scored had it said something else: its credit is measured against that."""
+    """Counterfactual scores of an agent, which are subtracted from its scores to give its credit."""
 
-    numbers: Tensor  # [B, K] as the agent's own; 0 where not known
+    numbers: Tensor  # [B, K] as the agent's scores; 0 in unknown rows
     known: Tensor  # [B] bool
-    failure: Exception | None  # why the first that is not known is not
+    failure: Exception | None  # the first failure among unknown rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreResult:
-    """What scoring a buffer leaves behind."""
+    """The result of scoring a buffer."""
 
     scores: dict[str, Scores]  # by agent
-    moments: dict[str, ScoreMoments]  # by agent, with these rows taken in where a running z-score asks for them
-    failure: str | None  # why rows have no reward, as the first rank where one failed tells it; the same on all ranks
+    moments: dict[str, ScoreMoments]  # by agent; updated with these rows if a running z-score is used
+    failure: str | None  # failed rows and the reason on the first rank with a failure; equal on all ranks
 
 
 def score(
@@ -74,9 +74,9 @@ def score(
     streamed: StreamedRewards | None = None,
     observe: bool = True,
 ) -> ScoreResult:
-    """Each agent's scores of the episodes of this rank, as the reward gives them: asked, mixed and processed.
+    """Each agent's scores for this rank's episodes: call the reward, combine its numbers, apply the processors.
 
-    `weights`: those of all agents; left out, what `config` says of all of them.
+    `weights`: by agent; default: the weights in `config` for all agents.
     """
     weights = dict.fromkeys(moments, config) if weights is None else weights
     own = compute_raw_scores(reward, episodes, weights, list(moments), config, streamed)
@@ -91,9 +91,9 @@ def compute_raw_scores(
     config: RewardConfig,
     streamed: StreamedRewards | None = None,
 ) -> RawScores:
-    """Ask the reward about episodes in which all agents of `weights` spoke, and mix it for those who are `wanted`.
+    """Call the reward for episodes of all agents in `weights`, and combine its numbers for the agents in `wanted`.
 
-    `streamed` holds what it was asked while other episodes were still being collected.
+    `streamed` returns the parts that were scored during collection.
     """
     rewards, failure = call_reward(reward, episodes, list(weights), config, streamed)
     numbers = combine_rewards(rewards, episodes, weights, wanted)
@@ -112,7 +112,7 @@ def compute_raw_scores(
 def _combine_normalized(
     rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str], config: MixRewardConfig
 ) -> dict[str, Tensor]:
-    """As `combine_rewards`, in deviations: measured as each agent's own `turn_weight` makes scores of them."""
+    """`combine_rewards` of the normalized mix; the normalization depends on each agent's `turn_weight`."""
     numbers: dict[str, Tensor] = {}
     for turn_weight in dict.fromkeys(weights[name].turn_weight for name in wanted):
         normalized = normalize_mix(rewards, config, episodes, list(weights), turn_weight)
@@ -131,14 +131,14 @@ def process_scores(
     device: torch.device | str = "cpu",
     observe: bool = True,
 ) -> ScoreResult:
-    """Each agent's scores, less the baseline that `credit_assignment` asks for, through the processor chain.
+    """Subtract the baseline of `credit_assignment` from each agent's scores, and apply the processors.
 
-    Raises `RewardError` beyond the failure budget (all ranks do). `moments` has every agent. `baselines`: by how
-    credit is measured, those of each agent; one that is not asked for is measured and subtracted from nothing. A
-    running z-score takes these rows into the moments first, unless told not to `observe` them.
+    Raises `RewardError` on all ranks if the failure budget is exceeded. `moments` has every agent. `baselines`: by
+    method of credit assignment and agent; methods other than `credit_assignment` are only logged as credit. A running
+    z-score first updates the moments with these rows, unless `observe` is False.
 
-    A row of an agent that had no turn is neither valid nor failed: it scores nothing and does not train. A row whose
-    baseline is asked for and not known has failed.
+    A row of an agent without turns is neither valid nor failed: it scores 0 and is excluded from training. A row
+    fails if its required baseline is unknown.
     """
     subtracted = baselines.get(config.credit_assignment, {})
     turns = {name: turn_counts(episodes, name) for name in own.numbers}
@@ -146,7 +146,7 @@ def process_scores(
     for name, baseline in subtracted.items():
         failed[name] = failed[name] | (~baseline.known & (turns[name] > 0))
     failures = [own.failure, *(baseline.failure for baseline in subtracted.values())]
-    failure = next((one for one in failures if one is not None), None)
+    failure = next((error for error in failures if error is not None), None)
     reason = check_failure_budget(torch.stack(list(failed.values())).any(dim=0), failure, config)
     scores: dict[str, Scores] = {}
     observed: dict[str, ScoreMoments] = {}
@@ -172,7 +172,7 @@ def process_scores(
 
 
 def compute_credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
-    """An agent's `numbers` `[B, K]` less its baseline; NaN throughout rows where either is not known."""
+    """An agent's `numbers` `[B, K]` minus its baseline; NaN in rows that are not valid or have no known baseline."""
     return (numbers - baseline.numbers).where((valid & baseline.known)[:, None], math.nan)
 
 
@@ -183,19 +183,19 @@ def call_reward(
     config: RewardConfig,
     streamed: StreamedRewards | None = None,
 ) -> tuple[Reward, Exception | None]:
-    """The reward's answer, without a valid number where it kept failing, and what went wrong first.
+    """Call the reward with retries; returns its numbers, with failed rows not valid, and the first failure.
 
-    A failed episode has no reward, and none is asked about it. Rows that were asked about early are asked again only
-    where that failed. Every rank's answer has the same parts: NaN where a rank's own has none.
+    Failed episodes have no reward and are not passed to it. Rows of `streamed` are retried only if they failed. All
+    ranks return the same `parts`, with NaN for parts that a rank does not have. Collective.
     """
 
     def ask(part: list[int]) -> Reward:
-        asked = [episodes[row] for row in part]
-        return validate_reward(reward(asked), agents, asked)
+        selected = [episodes[row] for row in part]
+        return validate_reward(reward(selected), agents, selected)
 
     rows = len(episodes)
-    whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix divides by itself
-    max_rows = (rows + 1) * distributed.world_size()  # ranks differ by one row at most
+    whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix splits its parts itself
+    max_rows = (rows + 1) * distributed.world_size()  # ranks differ by at most one row
     retry = RewardRetry(ask=ask, splittable=not whole, failure_limit=config.failure_budget * max_rows)
     with distributed.synchronize_errors():
         early = streamed() if streamed is not None else []
@@ -218,12 +218,12 @@ def call_reward(
 def combine_rewards(
     rewards: Reward, episodes: Sequence[Episode], weights: Weights, wanted: Sequence[str]
 ) -> dict[str, Tensor]:
-    """The numbers of those who are `wanted`, each weighed with the agent's own weights. Collective."""
-    alike = all(own == next(iter(weights.values())) for own in weights.values())
+    """The numbers of the agents in `wanted`, combined with each agent's weights. Collective."""
+    same_weights = all(own == next(iter(weights.values())) for own in weights.values())
     with distributed.synchronize_errors():
         return {
             name: combine_rewards_for_agent(
-                rewards, name, episodes, weights[name], "reward" if alike else f"task.agents.{name}.reward"
+                rewards, name, episodes, weights[name], "reward" if same_weights else f"task.agents.{name}.reward"
             )
             for name in wanted
         }
@@ -232,12 +232,12 @@ def combine_rewards(
 def combine_rewards_for_agent(
     rewards: Reward, agent: str, episodes: Sequence[Episode], weights: RewardWeightsConfig, setting: str = "reward"
 ) -> Tensor:
-    """An agent's numbers by its own turn, `[B, K]` float32; 0 for turns that a row lacks:
+    """An agent's numbers by turn, `[B, K]` float32, padded with 0:
 
         team_weight * (team + turn_weight * team_by_step) + agent_weight * (agent + turn_weight * agent_by_turn)
 
-    K is the most turns that the agent has in any row, and at least 1. What a reward does not give counts nothing.
-    Raises `ConfigError` where that leaves nothing at all: every score would be 0. `setting` names the weights there.
+    K is the agent's largest number of turns in a row, at least 1. Missing kinds of numbers count as 0. Raises
+    `ConfigError` if no kind has an effect, since every score would be 0; `setting` is the key prefix in its message.
     """
     by_turn = weights.turn_weight
     has_team = rewards.team is not None or bool(by_turn and rewards.team_by_step is not None)
@@ -260,7 +260,7 @@ def combine_rewards_for_agent(
 
 
 def check_unused_weights(rewards: Reward, weights: Weights, config: RewardConfig) -> None:
-    """Raise on every rank for an agent's own weight of numbers that the reward has not given. Collective."""
+    """Raise `ConfigError` on all ranks if an agent sets a weight of numbers that the reward lacks. Collective."""
     by_turn = rewards.team_by_step is not None or bool(rewards.agent_by_turn)
     available = {
         "team_weight": rewards.team is not None or rewards.team_by_step is not None,
@@ -270,13 +270,13 @@ def check_unused_weights(rewards: Reward, weights: Weights, config: RewardConfig
     answered = rewards.valid is None or any(rewards.valid)
     with distributed.synchronize_errors():
         for name, own in weights.items():
-            for key, given in available.items():
-                if answered and not given and getattr(own, key) != getattr(config, key):
+            for key, is_available in available.items():
+                if answered and not is_available and getattr(own, key) != getattr(config, key):
                     unit = {"team_weight": "for the team", "agent_weight": "for agents", "turn_weight": "by turn"}[key]
                     raise ConfigError(
                         f"task.agents.{name}.reward.{key}={getattr(own, key)}",
-                        f"has no effect: the reward gives no numbers {unit}",
-                        "leave it out",
+                        f"has no effect: the reward returns no numbers {unit}",
+                        "remove it",
                     )
 
 
@@ -285,12 +285,12 @@ def _raise_no_effect(rewards: Reward, weights: RewardWeightsConfig, setting: str
     if not getattr(weights, f"{kind}_weight"):
         raise ConfigError(
             f"{setting}.team_weight={weights.team_weight} {setting}.agent_weight={weights.agent_weight}",
-            f"count nothing of this reward, which gives {kind!r} numbers",
+            f"make every score 0: the reward returns {kind!r} numbers, and their weight is 0",
             f"set {setting}.{kind}_weight=1.0",
         )
     raise ConfigError(
         f"{setting}.turn_weight={weights.turn_weight}",
-        "counts nothing of this reward, which gives numbers by turn alone",
+        "makes every score 0: the reward returns only numbers by turn",
         f"set {setting}.turn_weight=1.0",
     )
 
@@ -315,20 +315,21 @@ def _agent_by_turn(rewards: Reward, agent: str, row: int, steps: Sequence[int], 
 
 
 def failed_rows(rewards: Reward, numbers: Tensor) -> Tensor:
-    """Rows `[B]` for which the reward gave one of an agent's mixed `numbers` `[B, K]` as not valid or not finite."""
+    """Mask `[B]` of rows that the reward marks as not valid, or with a combined number `[B, K]` that is not finite."""
     finite = torch.isfinite(numbers.sum(dim=1))
     return ~finite if rewards.valid is None else ~(finite & torch.tensor(rewards.valid, dtype=torch.bool))
 
 
 def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:
-    """How many turns the agent had in each episode, `[B]`; none where earlier weights spoke for it."""
+    """The agent's turns in each episode, `[B]`; 0 if an opponent snapshot acted for the agent."""
     return torch.tensor([len(episode.own(agent)) for episode in episodes], dtype=torch.long)
 
 
 def check_failure_budget(failed: Tensor, failure: Exception | None, config: RewardConfig) -> str | None:
-    """Raise on every rank when more than `reward.failure_budget` of the buffer's rows have no reward.
+    """Raise `RewardError` on all ranks if more than `reward.failure_budget` of the buffer's rows have no reward.
 
-    Else what to say of the rows that failed: how many they are and what went wrong first; None where nothing did.
+    Otherwise returns a message with the number of failed rows and the first reason; None without failed rows.
+    Collective.
     """
     counts = distributed.all_sum(torch.tensor([float(failed.sum()), float(len(failed))], device=failed.device))
     num_failed, rows = counts.tolist()
@@ -340,19 +341,19 @@ def check_failure_budget(failed: Tensor, failure: Exception | None, config: Rewa
             f"{reward_name(config)}: {int(num_failed)} of {int(rows)} rows have no reward "
             f"(reward.failure_budget={config.failure_budget}); {reason}"
         ) from failure
-    return f"{int(num_failed)} of {int(rows)} rows have no reward and are not trained on; {reason}"
+    return f"{int(num_failed)} of {int(rows)} rows have no reward and are excluded from training; {reason}"
 
 
 def reward_name(config: RewardConfig) -> str:
-    """What gives the reward, as it is chosen: `reward=function reward.function=my.py:one`."""
+    """The reward's overrides, as on the command line: `reward=function reward.function=my.py:score`."""
     own = f" reward.function={config.function}" if isinstance(config, FunctionRewardConfig) else ""
     return f"reward={config.kind.value}{own}"
 
 
 def first_failure_message(failure: Exception | None) -> str:
-    """What went wrong on the first rank where a reward failed, known to all ranks."""
+    """The failure message of the first rank with a failure; equal on all ranks. Collective."""
     messages = distributed.gather_objects(None if failure is None else format_user_error(failure))
     return next(
         (reason for reason in messages if reason is not None),
-        "its numbers are NaN or infinite, or it says that they are not valid",
+        "its numbers are NaN or infinite, or marked as not valid",
     )

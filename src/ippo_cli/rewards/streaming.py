@@ -1,4 +1,4 @@
-"""Calling a reward for episodes that are complete while others are still being collected."""
+"""Calls the reward for finished episodes while other episodes are still being collected."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from ippo_cli.rewards.contract import Reward, RewardFunction, validate_reward
 from ippo_cli.types import Episode
 
 OnFinished = Callable[[Sequence[int], Sequence[Episode]], None]
-"""Rows of this rank's buffer whose episodes are complete, and these episodes."""
+"""Called with row indices of this rank's buffer and their finished episodes."""
 StreamedRewards = Callable[[], list[tuple[list[int], Reward | BaseException]]]
-"""The parts that were asked about early, each with the reward's answer or what it raised."""
+"""The parts that were scored early: row indices, and the reward or the exception that it raised."""
 
 
 @contextmanager
 def streaming_reward(reward: RewardFunction, agents: Sequence[str], rows: int) -> Iterator[StreamingReward | None]:
-    """Whom to tell about complete episodes: as soon as there are `rows` of them, the reward is called for them in a
-    thread of its own. With `rows=0` nobody need be told."""
+    """Yield a `StreamingReward` with a batch size of `rows`; None if `rows=0`."""
     if rows == 0:
         yield None
         return
@@ -30,10 +29,10 @@ def streaming_reward(reward: RewardFunction, agents: Sequence[str], rows: int) -
 
 
 class StreamingReward:
-    """A reward that is called for complete episodes before all are.
+    """Calls a reward for finished episodes before the buffer is complete.
 
-    One thread, since a reward need not be made for several. It helps where the reward waits or computes outside
-    Python; Python's own work in it takes turns with the decoding.
+    Uses one thread, since a reward need not be thread-safe. This saves time if the reward waits or computes outside
+    Python; Python code competes with decoding for the interpreter lock.
     """
 
     def __init__(self, reward: RewardFunction, agents: Sequence[str], rows: int) -> None:
@@ -43,7 +42,7 @@ class StreamingReward:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="reward")
 
     def on_finished(self, rows: Sequence[int], episodes: Sequence[Episode]) -> None:
-        """Note complete episodes, and begin where enough are. A failed one has no reward and is not asked about."""
+        """Add finished episodes, and call the reward for full batches. Failed episodes are skipped."""
         finished = zip(rows, episodes, strict=True)
         self._ready += [(row, episode) for row, episode in finished if episode.failure is None]
         while len(self._ready) >= self._batch_size:
@@ -52,11 +51,11 @@ class StreamingReward:
             self._futures.append(([row for row, _ in part], future))
 
     def answered(self) -> list[tuple[list[int], Reward | BaseException]]:
-        """The parts that were asked about, each with its answer or what the reward raised; waits for the last one."""
+        """The submitted parts with their rewards or exceptions; blocks until all are finished."""
         return [(part, future.exception() or future.result()) for part, future in self._futures]
 
     def close(self) -> None:
-        """Forget what has not begun; what has may end by itself."""
+        """Cancel calls that have not started; does not wait for a running call."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ask(self, episodes: list[Episode]) -> Reward:

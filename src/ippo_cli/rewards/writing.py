@@ -1,9 +1,9 @@
-"""A joint reward for two agents who write about one subject: the first briefly, the second at length.
+"""A joint reward for two agents that write about one subject: a short text and a longer text.
 
-`reward=function reward.function=ippo_cli.rewards.writing:score`. What it looks at, and most of its bounds, are those of
-CoMLRL's writing experiments (OpenMLRL/LLM_Collab_Writing, rewards/tldr_rewards.py): four levels that open one after
-another, of at most 0.5, 1, 0.5 and 1 points. Here the sum is divided by its largest value, 3, and linking words are
-found as whole words.
+`reward=function reward.function=ippo_cli.rewards.writing:score`. The criteria and most bounds are those of CoMLRL's
+writing experiments (OpenMLRL/LLM_Collab_Writing, rewards/tldr_rewards.py): four levels of at most 0.5, 1, 0.5 and 1
+points; a level counts only if all earlier levels score above 0. Differences: the sum is divided by its maximum, 3, and
+linking words match only as whole words.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 FEWEST_WORDS, MOST_WORDS = 8, 256
-LENGTH_RATIO = (1.1, 1.6, 3.2, 5.0)  # of characters: nothing outside the outer bounds, all between the inner ones
-VOCABULARY_RATIO = (1.3, 2.0)  # of different words: nothing below, all from the second on
-FIRST_KIND, NEXT_KIND = 0.4, 0.05  # for linking words of one kind, and of each further one
-ENOUGH_OVERLAP = 0.03  # of the words of both texts that say something
+LENGTH_RATIO = (1.1, 1.6, 3.2, 5.0)  # of characters: 0 outside the outer bounds, 1 between the inner bounds
+VOCABULARY_RATIO = (1.3, 2.0)  # of distinct words: 0 up to the first bound, 1 from the second bound
+FIRST_KIND, NEXT_KIND = 0.4, 0.05  # score of the first kind of linking words, and of each additional kind
+ENOUGH_OVERLAP = 0.03  # overlap of content words with full score
 MAX_POINTS = 3.0
 
-# Words that say nothing about a subject.
+# Function words, which are excluded from the overlap.
 _STOP_WORDS = """
 a about all also an and any are as at be been but by can do does each for from had has have he her his how i if in
 into is it its like many may more most my no not of on one or other our out she should so some such than that the
@@ -27,7 +27,7 @@ their them then there these they this those to up use used very was we were what
 your
 """
 STOP_WORDS = frozenset(_STOP_WORDS.split())
-# Words that link one sentence with another, by what they say.
+# Linking words by kind.
 LINKS: Mapping[str, Sequence[str]] = {
     "addition": ("additionally", "also", "besides", "furthermore", "in addition", "moreover"),
     "example": ("especially", "for example", "for instance", "in particular", "such as"),
@@ -50,15 +50,15 @@ PARTS: tuple[str, ...] = ("words", "length_ratio", "vocabulary_ratio", "links", 
 
 
 def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """The team's reward, from 0 to 1, with its parts, each from 0 to 1 as well.
+    """The team's reward and its parts, each from 0 to 1.
 
-    Level by level: both texts have enough `words` (0.5 points); the second one is longer than the first by the right
-    `length_ratio` (1); it has more different words (`vocabulary_ratio`, 0.5); it has `links` of several kinds (0.4) and
-    its words are partly the first one's (`overlap`, 0.6). A level that earns nothing ends the sum, the first without
-    points; both parts of the last level open together.
+    Levels: both texts have an allowed number of `words` (0.5 points); the ratio of lengths, second to first, is in
+    range (`length_ratio`, 1); the second has more distinct words (`vocabulary_ratio`, 0.5); the second has several
+    kinds of linking words (`links`, 0.4) and the texts share content words (`overlap`, 0.6). A level with score 0 sets
+    all later levels to 0; `links` and `overlap` form one level.
     """
     if len(responses) != 2:
-        raise ValueError(f"this reward compares two agents' texts, and there are {len(responses)}: {list(responses)}")
+        raise ValueError(f"rewards.writing requires two agents; the task has {len(responses)}: {list(responses)}")
     brief, long = responses.values()
     rows = [score_parts(*pair) for pair in zip(brief, long, strict=True)]
     weights = (0.5, 1.0, 0.5, 0.4, 0.6)
@@ -67,7 +67,7 @@ def score(examples: Sequence[Mapping[str, Any]], responses: Mapping[str, Sequenc
 
 
 def score_parts(brief: str, long: str) -> dict[str, float]:
-    """What two texts earn of each part; 0 for parts behind a level that earned nothing."""
+    """The score of each part; 0 for parts after a level with score 0."""
     parts = dict.fromkeys(PARTS, 0.0)
     if not all(FEWEST_WORDS <= len(text.split()) <= MOST_WORDS for text in (brief, long)):
         return parts
@@ -87,7 +87,7 @@ def score_parts(brief: str, long: str) -> dict[str, float]:
 
 
 def overlap(brief: str, long: str) -> float:
-    """The share of the words of two texts that both have, of those that say something."""
+    """The Jaccard similarity of the two texts' content words."""
     first, second = set(_words(brief)) - STOP_WORDS, set(_words(long)) - STOP_WORDS
     return len(first & second) / len(first | second) if first | second else 0.0
 

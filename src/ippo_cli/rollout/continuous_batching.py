@@ -1,4 +1,4 @@
-"""Forwards for rows that come and go: groups of rows share every matrix product and attend apart."""
+"""Continuous batching: groups of rows share every matrix product but attend separately; rows may join at any time."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ippo_cli.rollout.kv_cache import KVCacheGroup, ResumedCache, merge_groups
 from ippo_cli.rollout.prefix_cache import Prefix
 
 GROUPS_ON_CPU = 6
-"""There a forward costs arithmetic, and separate groups attend to fewer columns."""
+"""On a CPU a forward costs arithmetic, and separate groups attend to fewer columns."""
 GROUPS_ELSEWHERE = 1
-"""There a forward costs launches, and joining groups costs little memory traffic."""
+"""On a GPU a forward costs kernel launches, and merging groups costs little memory traffic."""
 
 _active_runner: ContextVar[ContinuousBatching] = ContextVar("running")
 
 
 class ContinuousBatching:
-    """Forwards of one model in which rows may join at any time, behind an attention interface of its own.
+    """Forward passes of one model that rows may join at any time, through a custom attention interface.
 
-    The weights see one batch `[rows, 1]`, in the order of the groups. Each group attends to its own keys and values,
-    which are only as wide as it is old: the padding of a batch with long and short rows is never computed.
+    The weights process one batch `[rows, 1]`, in the order of the groups. Each group attends to its own keys and
+    values, which are only as wide as the group is old: no padding between long and short rows is computed.
     """
 
     can_join = True
@@ -48,15 +48,14 @@ class ContinuousBatching:
         self._windows = {number: getattr(layer, "sliding_window", None) for number, layer in enumerate(layers)}
         self._groups: list[KVCacheGroup] = []
         self._positions = torch.empty(0, dtype=torch.long, device=self._device)
-        self._prefilling: tuple[KVCacheGroup, Tensor | None] | None = None  # and which prompt is each of its rows'
+        self._prefilling: tuple[KVCacheGroup, Tensor | None] | None = None  # and the prompt index of each of its rows
         self._resumed_cache: ResumedCache | None = None
         self._max_ahead: int | None = None
         self._decoding = False
 
     @classmethod
     def supports(cls, model: nn.Module) -> bool:
-        """Whether all state is full or sliding-window attention, through the library's interface, with positions given
-        from outside."""
+        """Whether all state is full or sliding-window attention through the library's interface, with position ids."""
         lm, config = language_model(model), text_config(model)
         layers = DynamicCache(config=config).layers
         return (
@@ -65,23 +64,21 @@ class ContinuousBatching:
             and "position_ids" in inspect.signature(lm.forward).parameters
             and len(layers) == config.num_hidden_layers
             and {type(layer) for layer in layers} <= {DynamicLayer, DynamicSlidingWindowLayer}
-            # A cache cannot tell chunks from sliding windows.
+            # A cache cannot distinguish chunks from sliding windows.
             and "chunked_attention" not in (getattr(config, "layer_types", None) or ())
             and getattr(config, "attention_chunk_size", None) is None
         )
 
     @contextmanager
     def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
-        """Holds the model's attention interface; everything else happens inside, and the model is itself after."""
+        """Set the model's attention interface for the duration of decoding, and restore it afterwards."""
         self._max_ahead = max_new_tokens
         configs = _attention_configs(self._model)
         names = [str(config._attn_implementation) for config in configs]
         token = _active_runner.set(self)
         try:
             for config, name in zip(configs, names, strict=True):
-                config._attn_implementation_internal = _ATTENTION_NAMES[
-                    name
-                ]  # the public setter would reach into other configs
+                config._attn_implementation_internal = _ATTENTION_NAMES[name]  # the setter changes other configs too
             yield
         finally:
             for config, name in zip(configs, names, strict=True):
@@ -89,7 +86,7 @@ class ContinuousBatching:
             _active_runner.reset(token)
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
-        """Reads left-padded prompts `[k, P]` as the last rows; logits `[n, V]`, see `ModelRunner`."""
+        """Read left-padded prompts `[k, P]` as the last rows; logits `[n, V]`, see `ModelRunner`."""
         width = ids.shape[1]
         rows = np.arange(len(ids)) if copies is None else copies
         places = None if len(rows) == len(ids) else torch.from_numpy(rows).to(ids.device)
@@ -107,7 +104,7 @@ class ContinuousBatching:
         return logits if places is None else logits[places]
 
     def resume(self, ids: Tensor, lengths: np.ndarray, prefixes: Sequence[Prefix]) -> Tensor:
-        """Reads what follows the prefixes, left-padded `[k, P]`, as the last rows; logits `[k, V]` after each."""
+        """Read the tokens after the prefixes, left-padded `[k, P]`, as the last rows; logits `[k, V]` after each."""
         self._resumed_cache = ResumedCache(prefixes, lengths, self._max_ahead)
         group = self._resumed_cache.group
         starts = torch.from_numpy(group.starts).to(ids.device)
@@ -120,7 +117,7 @@ class ContinuousBatching:
         return logits
 
     def park(self, rows: np.ndarray) -> list[Prefix]:
-        """The keys and values of every token that some live rows, `[n]` bool, have read."""
+        """Return the keys and values of all tokens read by some live rows, `[n]` bool."""
         parked, row = [], 0
         for group in self._groups:
             part = np.flatnonzero(rows[row : row + len(group)])
@@ -129,7 +126,7 @@ class ContinuousBatching:
         return parked
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Reads one token for each row; logits `[n, V]` after it."""
+        """Read one token for each row; logits `[n, V]` after it."""
         for group in self._groups:
             group.advance()
         self._decoding = True
@@ -141,12 +138,12 @@ class ContinuousBatching:
         return logits
 
     def dummy_forward(self) -> None:
-        """The smallest forward there is, for ranks that must take part in another rank's."""
-        one = torch.zeros(1, 1, dtype=torch.long, device=self._device)
-        self._forward(one, one, None)
+        """Run the smallest possible forward, for ranks that must join another rank's collective."""
+        token = torch.zeros(1, 1, dtype=torch.long, device=self._device)
+        self._forward(token, token, None)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drops the rows that are not alive; returns, for each row now, which row it was."""
+        """Drop the rows that are not alive; return the previous index of each remaining row."""
         orders, row = [], 0
         for group in self._groups:
             size = len(group)
@@ -168,7 +165,7 @@ class ContinuousBatching:
         mask: Tensor | None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention of one layer: of every group to its own columns, or plain while prompts are read whole."""
+        """Attention of one layer: of every group to its own columns, or unmodified while prompts are prefilled."""
         layer: int = module.layer_idx  # pyright: ignore[reportAssignmentType]
         if self._resumed_cache is not None:
             keys, values, mask = self._resumed_cache.extend(layer, key, value, self._windows[layer])
@@ -191,7 +188,7 @@ class ContinuousBatching:
         return output.logits[:, -1]
 
     def _empty_mask(self) -> Tensor:
-        """A mask of four axes is passed through as it is; groups bring their own."""
+        """A 4D mask, which the library passes through unchanged; groups use their own masks."""
         return torch.zeros(1, 1, 1, 1, device=self._device)
 
     def _add(self, group: KVCacheGroup, positions: Tensor) -> None:
@@ -202,14 +199,14 @@ class ContinuousBatching:
             self._merge_cheapest()
 
     def _merge_cheapest(self) -> None:
-        """Joins the two neighbours that are cheapest to move; neighbours, for that leaves the rows' order alone."""
-        costs = [one.cells + two.cells for one, two in pairwise(self._groups)]
+        """Merge the two adjacent groups that are cheapest to move; adjacency preserves the order of rows."""
+        costs = [first.cells + second.cells for first, second in pairwise(self._groups)]
         place = costs.index(min(costs))
         self._groups[place : place + 2] = [merge_groups(*self._groups[place : place + 2])]
 
 
 def language_model(model: nn.Module) -> PreTrainedModel:
-    """The library's model in what may be wrapped."""
+    """The library's model inside a possible wrapper."""
     return next(part for part in model.modules() if isinstance(part, PreTrainedModel))
 
 
@@ -219,7 +216,7 @@ def text_config(model: nn.Module) -> PretrainedConfig:
 
 
 def _attention_configs(model: nn.Module) -> list[PretrainedConfig]:
-    """Every config that the model's parts look up their attention in."""
+    """All configs that select the attention of the model's parts."""
     configs = {id(part.config): part.config for part in model.modules() if isinstance(part, PreTrainedModel)}
     return list(configs.values())
 
@@ -233,7 +230,7 @@ def _attend_by_group(
     attention_mask: Tensor | None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The library's attention of that name, of every group by itself while a model decodes."""
+    """The library's attention of that name, applied to every group separately while a model decodes."""
     plain = library_attention(name, module)
     return _active_runner.get().attend(plain, module, query, key, value, attention_mask, **options)
 

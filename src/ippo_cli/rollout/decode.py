@@ -1,4 +1,4 @@
-"""Batched sampling from any causal language model: rows leave when they finish and waiting prompts take their place."""
+"""Batched sampling from any causal language model: finished rows leave the batch and waiting prompts join it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.types import Completion
 
 REFILL_FRACTION = 0.25
-"""Waiting prompts are read when this share of the batch is free: a read costs about a step, a free place little."""
+"""Waiting prompts are prefilled when this fraction of the batch is free: a prefill costs about a step, a free slot
+little.
+"""
 MAX_PREFILL_TOKENS = 8192
 """Prompt tokens, padding included, that one forward reads at most."""
 
 Poll = Callable[[int, int], None]  # finished rows, all rows
 AnyRank = Callable[[bool], bool]
-SelectReaders = Callable[[np.ndarray], None]  # of the rows of the next forward
-OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and what they say
+SelectReaders = Callable[[np.ndarray], None]  # selects the policies of the next forward's rows
+OnRowsFinished = Callable[[list[int], list[Completion]], None]  # rows, and their completions
 
 
-@torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained after
+@torch.no_grad()  # not inference_mode: weights gathered inside it could not be trained later
 def decode(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -47,33 +49,32 @@ def decode(
     readers: np.ndarray | None = None,
     select: SelectReaders | None = None,
 ) -> list[Completion]:
-    """One response for each prompt, in their order; at most `batch_size` rows are decoded together.
+    """One response for each prompt, in order; at most `batch_size` rows are decoded together.
 
-    Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: the batch size and the other rows
-    change it by rounding alone, which in bf16 is enough for another token now and then. `uniforms` is
-    `[B, >= max_new_tokens]`, or `None` for greedy decoding. A row also ends, unfinished, when prompt and response
-    reach `context_limit` tokens; a prompt that long gets an empty response. Prompts that are equal are read once where
-    their rows begin together.
+    Token t of row b is a function of the model, the prompt and `uniforms[b, t]`: batch size and other rows change it
+    only by rounding, which in bf16 occasionally selects another token. `uniforms` is `[B, >= max_new_tokens]`, or
+    `None` for greedy decoding. A row also ends, unfinished, when prompt and response reach `context_limit` tokens; a
+    prompt of that length gets an empty response. Equal prompts are prefilled once if their rows start together.
 
-    With `prefixes` every row is parked there when it ends, under its key of `keys`, and of a later prompt of the same
-    key only what follows the tokens parked is read. It changes what is sampled by rounding alone; models whose state
-    does not allow it read every prompt whole.
+    With `prefixes` every finished row is stored under its key of `keys`, and a later prompt of the same key reads only
+    the tokens after the stored ones. This changes samples only by rounding; models that do not support it read every
+    prompt whole.
 
-    `poll(finished rows, B)` is called after every token and may raise. `on_finished(rows, completions)` is told of rows
-    when they end; those whose prompt leaves no room are not told of. `any_rank` tells whether a flag is true on any
-    rank; with it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights demands.
+    `poll(finished rows, B)` is called after every token and may raise. `on_finished(rows, completions)` receives rows
+    when they end, without rows that have no room. `any_rank` returns whether a flag is true on any rank; with
+    it all ranks make the same sequence of forwards, as layer-by-layer gathering of weights requires.
 
-    `readers` `[B]` is for models that read some rows as one policy and others as another: who reads each, which
-    `select` is told before every forward for the rows of it.
+    `readers` `[B]` is for models with several policies (adapters): the policy of each row. `select` receives those of
+    the next rows before every forward.
 
-    Of the model's `generation_config` nothing but stop tokens is used (`stop_ids`). Raises `FloatingPointError` if the
-    model's logits are not numbers.
+    Only the stop tokens of the model's `generation_config` are used (`stop_ids`). Raises `FloatingPointError` if the
+    model's logits are not finite.
     """
     assert not model.training, "dropout must be off"
     ids = [np.asarray(prompt, dtype=np.int64) for prompt in prompts]
     lengths = np.array([len(prompt) for prompt in ids], dtype=np.int64)
     if len(lengths) and lengths.min() == 0:
-        raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a response needs something to follow")
+        raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a prompt needs at least one")
     limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
     device = next(model.parameters()).device
     state = DecodeState(ids, limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer, device)
@@ -115,8 +116,8 @@ def decode(
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """The tokens that end a response.
 
-    The tokenizer's end of sequence, and what the model's config and generation config call so (chat models list
-    several there), if the tokenizer knows it as a special token: a config's default must not stop at a plain word.
+    The tokenizer's EOS token, and the EOS tokens of the model's config and generation config (chat models list several
+    there) that the tokenizer has as special tokens: a config's default must not stop at an ordinary word.
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
@@ -129,18 +130,18 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """What one forward reads for rows that begin: each prompt once, however many of the rows it belongs to."""
+    """Input of one prefill forward: each distinct prompt once, with the rows that use it."""
 
-    rows: np.ndarray  # [n] places of the rows
+    rows: np.ndarray  # [n] row numbers
     ids: Tensor  # [k, P] tokens to read, left-padded
-    lengths: np.ndarray  # [k] how many these are
-    copies: np.ndarray  # [n] for each row, which of the k prompts is its own
-    first: np.ndarray  # [k] the place of a row whose prompt it is
-    known: list[Prefix]  # what precedes each of the k: a prefix for all of them, or for none
+    lengths: np.ndarray  # [k] number of tokens
+    copies: np.ndarray  # [n] index of each row's prompt among the k
+    first: np.ndarray  # [k] the first row number of each prompt
+    known: list[Prefix]  # cached prefix of each of the k: for all of them, or empty
 
 
 class PromptQueue:
-    """Prompts not read yet: whole ones first, the longest first. What is read together then needs little padding."""
+    """Waiting prompts: uncached prompts first, then the longest first, so that a prefill needs little padding."""
 
     def __init__(
         self,
@@ -150,7 +151,7 @@ class PromptQueue:
         known: dict[int, Prefix],
         device: torch.device,
     ) -> None:
-        """`readers`: by row, who reads it; None where equal prompts are not to be read once."""
+        """`readers`: the policy of each row; None if equal prompts must not be merged."""
         self._prompts, self._readers, self._known, self._device = prompts, readers, known, device
         self._lengths = np.array([len(prompt) for prompt in prompts], dtype=np.int64)  # tokens to read
         for row, prefix in known.items():
@@ -180,8 +181,9 @@ class PromptQueue:
         return Prefill(rows, torch.from_numpy(ids).to(self._device), lengths, copies, first, known)
 
     def _group_equal_prompts(self, count: int, most: int) -> tuple[np.ndarray, list[int]]:
-        """Of at most `count` next rows with at most `most` prompts: which of the prompts is whose, and of each prompt
-        the place of its first row. Rows that go on from a prefix read a prompt each."""
+        """Group at most `count` next rows with at most `most` distinct prompts: the prompt index of each row, and the
+        first row number of each prompt. Rows with a cached prefix are not merged.
+        """
         if self._readers is None:
             alone = range(min(count, most))
             return np.array(alone), list(alone)
@@ -200,18 +202,18 @@ class PromptQueue:
 
 
 class PrefixCacheSession:
-    """What one decoding takes from the cache of earlier turns and leaves there for later ones."""
+    """The prefixes that one decoding call reads from the cache of earlier turns and stores there for later ones."""
 
     def __init__(self, runner: ContinuousBatching, cache: PrefixCache, keys: Sequence[Hashable]) -> None:
         self._runner, self._cache, self._keys = runner, cache, keys
 
     def known(self, prompts: Sequence[np.ndarray], rows: np.ndarray) -> dict[int, Prefix]:
-        """By row, what need not be read again."""
+        """By row, the cached prefix of its prompt."""
         prefixes = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
         return {row: prefix for row, prefix in prefixes.items() if prefix is not None}
 
     def read(self, prefill: Prefill) -> Tensor:
-        """Reads prompts, or what follows what is known of them; logits `[n, V]` of the rows."""
+        """Read prompts, or the tokens after their cached prefixes; logits `[n, V]` of the rows."""
         self._cache.read_tokens += int(prefill.lengths.sum())
         self._cache.reused_tokens += sum(prefix.length for prefix in prefill.known)
         if not prefill.known:
@@ -222,12 +224,12 @@ class PrefixCacheSession:
             self.release(prefill.known)
 
     def release(self, known: Iterable[Prefix]) -> None:
-        """Says that these will not be read any more."""
+        """Release prefixes that are no longer needed."""
         for prefix in known:
             self._cache.release(prefix)
 
     def park(self, state: DecodeState, ended: np.ndarray) -> None:
-        """Keeps the keys and values of live rows `[n]` bool that have ended."""
+        """Store the keys and values of live rows `[n]` bool that have ended."""
         rows = state.rows[ended]
         self._cache.put([self._keys[row] for row in rows], state.tokens_read(rows), self._runner.park(ended))
 
@@ -244,9 +246,9 @@ def _decode_loop(
     readers: np.ndarray,
     select: SelectReaders,
 ) -> dict[int, Completion]:
-    """Rounds of: one token for every live row, prompts into free places, sampling for all of them at once.
+    """Repeat: one token for every live row, prefill of free slots, sampling for all of them at once.
 
-    Returns the completions that `on_finished` was told of, by row.
+    Returns the completions that `on_finished` received, by row.
     """
     total = len(state.lengths)
     reported: dict[int, Completion] = {}
@@ -289,17 +291,17 @@ def _decode_loop(
 
 
 def _run_dummy_forward(runner: ModelRunner, select: SelectReaders) -> None:
-    """Takes part in another rank's forward."""
+    """Take part in another rank's forward."""
     select(np.zeros(1, dtype=np.int64))
     runner.dummy_forward()
 
 
 def _select_nothing(readers: np.ndarray) -> None:
-    """Of a model that reads all rows alike."""
+    """No-op for a model with a single policy."""
 
 
 def _prefill_count(runner: ModelRunner, live: int, waiting: int, batch_size: int) -> int:
-    """How many waiting prompts to read now."""
+    """Number of waiting prompts to prefill now."""
     free = min(batch_size - live, waiting)
     worth = not live or (runner.can_join and free >= min(waiting, math.ceil(REFILL_FRACTION * batch_size)))
     return free if worth else 0

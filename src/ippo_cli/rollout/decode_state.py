@@ -1,4 +1,4 @@
-"""What has been sampled so far: tokens, log-probabilities and ends, by the rows' original places."""
+"""State of a decoding call: tokens, log-probabilities and end flags, by the rows' original positions."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ippo_cli.types import Completion
 
 
 class DecodeState:
-    """Every row's response as it grows, and which rows are live.
+    """The growing response of every row, and the set of live rows.
 
-    Buffers `[B, max_new_tokens]` have one row for each prompt. Live rows stand in the order of the forwards and point
-    into the buffers by one flat index, so a step writes without knowing how old each row is.
+    Buffers `[B, max_new_tokens]` have one row for each prompt. Live rows are in the order of the forwards and point
+    into the buffers by one flat index, so a step can write rows of different lengths at once.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class DecodeState:
         self.lengths = np.zeros(len(limits), dtype=np.int64)
         self.finished = np.zeros(len(limits), dtype=bool)
         self.rows = np.zeros(0, dtype=np.int64)
-        self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest of every live row
+        self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest token of every live row
         self._flat = self.tokens
         self._prompts, self._limits, self._sampling = prompts, limits, sampling
         self._uniforms = None
@@ -49,11 +49,11 @@ class DecodeState:
         self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._stops: Tensor | None = None  # [V] bool
         self._seen: Tensor | None = None  # [live rows, V] bool
-        # Enough tokens to spell any stop string, were each a byte, and some that spell nothing.
+        # Enough tokens for any stop string at one byte per token, plus some that decode to nothing.
         self._tail = 8 + max((len(text.encode()) for text in sampling.stop_strings), default=0)
 
     def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
-        """Samples one token for each live row and for rows that join after them; which rows go on, `[n]` bool."""
+        """Sample one token for each live row and for joining rows; return the rows that continue, `[n]` bool."""
         self._add_rows(joining, logits.shape[1])
         numbers = None if self._uniforms is None else self._uniforms[self._flat]
         choice = sample_tokens(logits, self._sampling, uniform=numbers, seen=self._seen, banned=self._banned_tokens())
@@ -74,7 +74,7 @@ class DecodeState:
         return ~(ended | (self.lengths[self.rows] >= self._limits[self.rows]))
 
     def keep(self, order: np.ndarray) -> None:
-        """Keeps these live rows, in this order."""
+        """Keep these live rows, in this order."""
         self.rows = self.rows[order]
         places = torch.from_numpy(order).to(self.tokens.device)
         self.tokens, self._flat = self.tokens[places], self._flat[places]
@@ -82,7 +82,7 @@ class DecodeState:
             self._seen = self._seen[places]
 
     def completions(self, rows: np.ndarray) -> list[Completion]:
-        """What these rows say; a text leaves special tokens out and changes nothing else."""
+        """Completions of these rows; their text excludes special tokens and is otherwise unchanged."""
         lengths = self.lengths[rows]
         ends, counts = lengths.cumsum(), lengths.tolist()
         flat = np.arange(lengths.sum()) + np.repeat(rows * self.ids.shape[1] - ends + lengths, lengths)
@@ -99,7 +99,7 @@ class DecodeState:
         ]
 
     def tokens_read(self, rows: np.ndarray) -> list[np.ndarray]:
-        """Prompt and response of these rows, less the newest token: the model has not read that one."""
+        """Prompt and response of these rows, without the newest token, which the model has not read."""
         responses = self.ids[torch.from_numpy(rows).to(self.ids.device)].cpu().numpy()
         lengths = self.lengths[rows].tolist()
         return [
@@ -133,9 +133,10 @@ class DecodeState:
         return torch.from_numpy(young).to(self.tokens.device)[:, None] & self._stops
 
     def _ends_with_stop_string(self) -> np.ndarray:
-        """Live rows whose newest tokens complete a stop string, `[n]` bool; earlier steps have checked older tokens.
+        """Live rows where the newest tokens complete a stop string, `[n]` bool; earlier steps checked older tokens.
 
-        Special tokens count as they are spelled, as in `generate`: `</think>` is a stop string whichever kind it is.
+        Special tokens count as text, as in `generate`: `</think>` is a stop string whether it is a special token or
+        not.
         """
         columns = np.arange(-self._tail + 1, 1)
         tails = self.ids.view(-1)[(self._flat[:, None] + torch.from_numpy(columns).to(self._flat.device)).clamp_(min=0)]
@@ -145,7 +146,7 @@ class DecodeState:
         return np.array([any(stop in text for stop in self._sampling.stop_strings) for text in texts], dtype=bool)
 
     def _decode(self, responses: list[list[int]], *, special: bool) -> list[str]:
-        """Their texts, with or without `special` tokens, and nothing cleaned up."""
+        """Decode responses, with or without `special` tokens, without clean-up."""
         if not responses:
             return []
         return self._tokenizer.batch_decode(

@@ -1,4 +1,4 @@
-"""One episode while it is played: whom it waits for, what was said, and how it ended."""
+"""The state of a running episode: pending agents, observations, actions, and end status."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Ste
 from ippo_cli.types import Completion, Episode, Example, Turn
 
 MAX_STEPS = 10_000
-"""Of an episode: a bound for environments that never end, far beyond what a context holds."""
+"""Step limit of an episode: bounds environments that never end, far beyond any context length."""
 
 
 @dataclass(slots=True, eq=False)
 class EpisodeState:
-    """An episode that grows turn by turn."""
+    """A running episode, extended turn by turn."""
 
-    place: int  # among this rank's
+    place: int  # position among this rank's episodes
     example: Example
     index: int
-    agents: Collection[str]  # who may be told something
+    agents: Collection[str]  # agents that may receive observations
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)  # by the environment, and in no prompt yet
-    pending_agents: dict[str, str] = field(default_factory=dict)  # who is to act, and what each was told
-    actions: dict[str, Action] = field(default_factory=dict)  # of the step that is being played
+    told: Mapping[str, str] = field(default_factory=dict)  # observations that are in no prompt yet
+    pending_agents: dict[str, str] = field(default_factory=dict)  # agents to act, and their observations
+    actions: dict[str, Action] = field(default_factory=dict)  # of the current step
     turns: list[Turn] = field(default_factory=list)
     rewards: list[Mapping[str, float]] = field(default_factory=list)
     final: dict[str, list[int]] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
-    ended: set[str] = field(default_factory=set)  # agents whose own part is over
+    ended: set[str] = field(default_factory=set)  # agents that terminated individually
     last: Step | None = None
     truncation: str = ""
     failure: Exception | None = None
-    is_busy: bool = False  # whether its environment is at work, in whatever thread
+    is_busy: bool = False  # whether a thread is running its environment
 
     @property
     def over(self) -> bool:
@@ -47,27 +47,27 @@ class EpisodeState:
 
     @property
     def answered(self) -> bool:
-        """Whether all who were to act have."""
+        """Whether all pending agents have acted."""
         return bool(self.actions) and not self.pending_agents
 
     def reset(self, environments: EnvironmentPool, draws: SamplingStream) -> None:
-        """Begin; an environment that cannot fails the episode."""
+        """Reset the environment; an exception fails the episode."""
         self._run_environment(partial(self._reset, environments, draws))
 
     def _reset(self, environments: EnvironmentPool, draws: SamplingStream) -> None:
         self.environment = environments.take()
         self.told = self._texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
         if not self.told:
-            raise RuntimeError("the environment tells nobody anything at first, so that nobody can act")
+            raise RuntimeError("the environment returns no observation at reset, so that no agent can act")
 
     def request(self, agent: str) -> Request:
-        """What an agent is to continue."""
+        """The generation request of an agent."""
         turn = sum(turn.agent == agent for turn in self.turns)
         prompt = self.conversations[agent].ids
         return Request(agent=agent, prompt=prompt, episode=self.place, index=self.index, turn=turn)
 
     def take(self, agent: str, completion: Completion) -> None:
-        """An agent's answer; one that was taken as soon as it ended is taken once."""
+        """Accept an agent's completion; a completion already accepted during decoding is ignored."""
         if agent not in self.pending_agents:
             return
         turn = Turn(
@@ -81,7 +81,7 @@ class EpisodeState:
         self.actions[agent] = Action(completion.text, completion.finished)
 
     def step(self) -> None:
-        """Let the environment answer; one that cannot fails the episode."""
+        """Step the environment; an exception fails the episode."""
         self._run_environment(self._step)
 
     def _step(self) -> None:
@@ -94,7 +94,7 @@ class EpisodeState:
         self.last = step
         self.ended |= step.ended
         if step.terminated or step.truncated:
-            # Nobody reads on but those whose part was cut: their state is valued.
+            # Only truncated agents read final observations: their state needs a bootstrap value.
             cut = step.unfinished if step.terminated else observations.keys() - self.ended
             observations = {name: text for name, text in observations.items() if name in cut}
             if not step.terminated:
@@ -102,19 +102,19 @@ class EpisodeState:
         elif len(self.rewards) >= MAX_STEPS:
             raise RuntimeError(f"the environment has not ended after {MAX_STEPS} steps")
         elif not observations:
-            raise RuntimeError("the environment goes on and tells nobody anything, so that nobody can act")
+            raise RuntimeError("the environment has not ended but returns no observation, so that no agent can act")
         self.told = observations
 
     def last_completion(self, agent: str) -> Completion:
-        """What an agent wrote last."""
+        """The agent's last completion."""
         return next(turn.completion for turn in reversed(self.turns) if turn.agent == agent)
 
     def fail(self, error: Exception) -> None:
-        """End it without a reward."""
+        """End the episode without a reward."""
         self.failure, self.told = error, {}
 
     def read(self, room: Mapping[str, int]) -> None:
-        """Wait for those who were told something, whose prompts hold it now; end where one is not below its `room`."""
+        """Make agents with new observations pending; truncate the episode if a prompt is not below its `room`."""
         prompts = {agent: self.conversations[agent].ids for agent in self.told}
         fits = {agent: 0 < len(ids) < room[agent] for agent, ids in prompts.items()}
         if not self.over and not all(fits.values()):
@@ -126,13 +126,13 @@ class EpisodeState:
         self.told = {}
 
     def leave(self, environments: EnvironmentPool) -> None:
-        """Hand the environment back; one that failed, or is in the middle of something, is not used again."""
-        if self.environment is not None and not self.is_busy:  # what a thread that was left behind is in is left to it
+        """Return the environment to the pool; one that failed or is still busy is not reused."""
+        if self.environment is not None and not self.is_busy:  # an abandoned thread keeps its environment
             environments.release(self.environment, usable=self.over and self.failure is None)
             self.environment = None
 
     def episode(self) -> Episode:
-        """What was played."""
+        """The collected episode."""
         return Episode(
             example=self.example,
             index=self.index,
@@ -149,12 +149,12 @@ class EpisodeState:
         )
 
     def _run_environment(self, work: Callable[[], None]) -> None:
-        """Use the environment; what it raises fails the episode."""
+        """Run environment code; an exception fails the episode."""
         self.is_busy = True
         try:
             work()
         except (Exception, SystemExit) as error:
-            # A mistake in the configuration is raised: no episode would survive it.
+            # A configuration error is raised: every episode would fail by it.
             self.fail(as_failure(error))
         finally:
             self.is_busy = False
@@ -162,13 +162,17 @@ class EpisodeState:
     def _texts(self, observations: Mapping[str, str]) -> dict[str, str]:
         for agent, text in observations.items():
             if agent not in self.agents:
-                raise ValueError(f"the environment tells {agent!r} something; agents are {' '.join(self.agents)}")
+                raise ValueError(
+                    f"the environment returns an observation for {agent!r}; agents are {' '.join(self.agents)}"
+                )
             if not isinstance(text, str):
-                raise TypeError(f"the environment told {agent} {text!r:.60}, which is no text")
+                raise TypeError(
+                    f"the environment returned {text!r:.60} as the observation of {agent}; it must be a string"
+                )
         return dict(observations)
 
 
 def environment_seed(draws: SamplingStream, index: int) -> int:
-    """The seed of an episode's environment, below 2**31: a function of (seed, purpose, index)."""
+    """The environment seed of an episode, below 2**31: a function of (seed, purpose, index)."""
     name = f"{draws.seed}/{draws.purpose}/environment/{index}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") >> 1

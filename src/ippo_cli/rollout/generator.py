@@ -1,4 +1,4 @@
-"""Writing: requests of one agent in, completions out, through the model that is trained."""
+"""Generation: completes the requests of agents with the models that are trained."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from ippo_cli.rollout.sampling import Sampling, uniforms
 from ippo_cli.types import Completion
 
 Poll = Callable[[str, int, int], None]  # agent, finished requests, all requests
-OnFinished = Callable[[Sequence[int], Sequence[Completion]], None]  # places of requests, and what was written
+OnFinished = Callable[[Sequence[int], Sequence[Completion]], None]  # positions of requests, and their completions
 SYNCHRONIZED_ERRORS: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
     Zero3Gather.all: (Exception, PreemptionRequested),
-    Zero3Gather.layer: (NonFiniteError, PreemptionRequested),  # after anything else the others wait within a forward
+    Zero3Gather.layer: (NonFiniteError, PreemptionRequested),  # other errors: other ranks would wait inside a forward
 }
-"""What one rank may raise while it decodes without leaving the others in a collective."""
+"""Exceptions that one rank may raise during decoding without blocking the others in a collective."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt to be continued. What is sampled depends on (seed, purpose, agent, index, turn) alone."""
+    """A prompt to complete. The sample depends only on (seed, purpose, agent, index, turn)."""
 
     agent: str
     prompt: list[int]
-    episode: int  # place of its episode among this rank's: later requests of one episode go on with its cache
+    episode: int  # position of its episode on this rank: later requests of one episode reuse its cache
     index: int  # global sample index
-    turn: int  # of the agent in its episode, from 0
+    turn: int  # turn number of the agent in its episode, from 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingStream:
-    """What decides about every token that is sampled, besides the model and the prompt."""
+    """The random numbers of sampling: a function of seed, purpose, agent, index and turn."""
 
     seed: int
     purpose: str
@@ -63,18 +63,18 @@ class SamplingStream:
 
 
 class Generator(Protocol):
-    """Whoever continues prompts for the agents."""
+    """The protocol of completion generators."""
 
     def context_limit(self, agent: str) -> int:
-        """Tokens that a prompt and its completion may have together."""
+        """Token limit of prompt and completion together."""
         ...
 
     def forget(self) -> None:
-        """Drop what is kept of earlier requests; to be called before other episodes, or other weights."""
+        """Clear the cache of earlier requests; call it before other episodes or other weights."""
         ...
 
     def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
-        """The agents in parts, each of which `generate` serves at once; in their order, that of a part's first."""
+        """Partition the agents into groups that `generate` serves in one batch; ordered by each group's first agent."""
         ...
 
     def generate(
@@ -85,24 +85,24 @@ class Generator(Protocol):
         *,
         on_finished: OnFinished | None = None,
     ) -> list[Completion]:
-        """One completion for each request, in their order. Collective: ranks without requests take part.
+        """One completion for each request, in order. Collective: ranks without requests take part.
 
-        `agents`: one part of those that `together` gives, from whom all requests are.
+        `agents`: one group of `together`, which includes the agents of all requests.
 
-        `on_finished` is told of completions as soon as they end, those without room for a token left out.
+        `on_finished` receives completions as soon as they end, without those that have no room for a token.
         """
         ...
 
 
 class HfGenerator:
-    """Batched decoding with the agents' own models, one agent after another; those on one base all at once.
+    """Batched decoding with the agents' own models, one agent after another; agents on one base in one batch.
 
     With `continues` the attention cache of every completion is kept, and a later request of the same episode that
-    begins with what was read and written does not read it again. It is of use where agents have several turns.
+    extends it reads only the new tokens. This helps agents with several turns.
 
-    `sampling` says for each agent how its tokens are chosen.
+    `sampling` has the sampling settings of each agent.
 
-    `poll` is called after every token. Where it raises `PreemptionRequested` on one rank, `generate` raises it on all:
+    `poll` is called after every token. If it raises `PreemptionRequested` on one rank, `generate` raises it on all:
     after the agent, or with layered gathering before the next token.
     """
 
@@ -116,7 +116,7 @@ class HfGenerator:
         continues: bool = False,
     ) -> None:
         self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
-        self._prefixes: dict[str, PrefixCache] = {}  # one for all who are decoded together
+        self._prefixes: dict[str, PrefixCache] = {}  # one for all agents that are decoded together
         self._sampling = {agent: make_sampling(sampling[agent]) for agent in policies}
 
     def context_limit(self, agent: str) -> int:
@@ -132,8 +132,8 @@ class HfGenerator:
         parts: dict[Any, list[str]] = {}
         for agent in agents:
             apart = self._policies[agent].shared_base
-            alike = agent if apart is None else (id(apart), self._sampling[agent])
-            parts.setdefault(alike, []).append(agent)
+            key = agent if apart is None else (id(apart), self._sampling[agent])
+            parts.setdefault(key, []).append(agent)
         return [tuple(part) for part in parts.values()]
 
     def generate(
@@ -151,16 +151,16 @@ class HfGenerator:
     def _generate(
         self, agents: Sequence[str], requests: Sequence[Request], draws: SamplingStream, on_finished: OnFinished | None
     ) -> list[Completion]:
-        who = join_names(list(agents))
+        names = join_names(list(agents))
 
         def report_progress(done: int, rows: int) -> None:
             if self._poll is not None:
-                self._poll(who, done, rows)
+                self._poll(names, done, rows)
 
         layered = self._config.zero3_gather is Zero3Gather.layer
         meeting = _LockstepPoll(report_progress) if layered else None
         sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
-        with record_function(f"ippo/rollout/{who}"), self._reading(agents) as (model, select):
+        with record_function(f"ippo/rollout/{names}"), self._reading(agents) as (model, select):
             numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
             places = {agent: place for place, agent in enumerate(agents)}
             try:
@@ -181,12 +181,13 @@ class HfGenerator:
                     select=select,
                 )
             except FloatingPointError as error:
-                raise NonFiniteError(f"{who}: {error}") from error
+                raise NonFiniteError(f"{names}: {error}") from error
 
     @contextmanager
     def _reading(self, agents: Sequence[str]) -> Iterator[tuple[Policy, SelectReaders | None]]:
-        """The model that writes for all of the agents, and what is to be told of who reads a forward's rows, by their
-        places among the agents."""
+        """The model that generates for all of the agents, and the function that selects the policy of each row, by
+        index among the agents.
+        """
         with ExitStack() as held:
             gather = self._config.zero3_gather.value
             policies = [held.enter_context(self._policies[agent].generation_mode(gather)) for agent in agents]
@@ -201,9 +202,9 @@ class HfGenerator:
 
 
 class _LockstepPoll:
-    """Where ranks meet that decode in step: what `poll` raises on one of them is raised on all before the next forward.
+    """Raises an exception of `poll` on one rank on all ranks that decode in step, before the next forward.
 
-    All of them are then in the middle of the same rollout, and none waits for weights that another one holds.
+    All ranks are then in the same rollout, and none waits for weights of another.
     """
 
     def __init__(self, poll: Callable[[int, int], None]) -> None:
@@ -223,12 +224,12 @@ class _LockstepPoll:
         return bool(up)
 
 
-# Who continues prompts, by `rollout.kind`.
+# Generators by `rollout.kind`.
 GENERATORS = {RolloutKind.hf: HfGenerator}
 
 
 def sampling_settings(task: TaskConfig) -> dict[str, SamplingConfig]:
-    """How each agent's tokens are chosen."""
+    """The sampling settings of each agent."""
     return {name: agent.rollout for name, agent in task.agents.items()}
 
 
@@ -248,6 +249,6 @@ def make_sampling(config: SamplingConfig) -> Sampling:
 
 
 def context_limit(model_config: object, config: RolloutConfig) -> int:
-    """Tokens that a prompt and its completion may have together."""
+    """Token limit of prompt and completion together."""
     made_for = getattr(model_config, "max_position_embeddings", None) or 1 << 30
     return min(made_for, config.context_limit or made_for)

@@ -1,4 +1,4 @@
-"""Keys and values of rows that started together: preallocated, one write column for all, no copy per step."""
+"""Key-value caches of rows that started together: preallocated, one write column for all, no copy per step."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from torch import Tensor
 from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix
 
 COLUMNS_AHEAD = 128
-"""Columns reserved beyond those in use, at most; reaching their end copies what is in use once."""
+"""Maximum of reserved free columns; when they are used up, the used columns are copied once."""
 
 
 class KVCacheGroup:
-    """The attention cache of rows whose columns are aligned at their newest token.
+    """The attention cache of rows aligned at their newest token.
 
-    A row's tokens stand in columns `[start, used)` of buffers `[rows, heads, columns, head size]`, one pair for each
-    layer. All rows write the same column, so a step costs a slice, and no mask unless prompts differ in length.
-    Finished rows are filled in by the last ones.
+    A row's tokens are in columns `[start, used)` of buffers `[rows, heads, columns, head size]`, one pair for each
+    layer. All rows write the same column, so a step costs a slice, and no mask unless prompts differ in length. The
+    last rows replace finished ones.
     """
 
     def __init__(self, starts: np.ndarray, used: int, max_ahead: int | None = None) -> None:
@@ -37,16 +37,16 @@ class KVCacheGroup:
 
     @property
     def cells(self) -> int:
-        """Row-columns in use: what moving this group costs."""
+        """Used row-columns: the cost of moving this group."""
         return len(self) * (self.used - self._first)
 
     def store(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Keeps the prompt's keys and values of one layer."""
+        """Store the prompt's keys and values of one layer."""
         self.keys[layer] = _grow_columns(keys, self.used + self.spare_columns)
         self.values[layer] = _grow_columns(values, self.used + self.spare_columns)
 
     def advance(self) -> None:
-        """Makes room for one more column; `write` then fills it layer by layer."""
+        """Reserve one more column; `write` then fills it layer by layer."""
         some = next(iter(self.keys.values()))
         if self.used == some.shape[2]:
             self._move_left()
@@ -55,7 +55,7 @@ class KVCacheGroup:
     def write(
         self, layer: int, keys: Tensor, values: Tensor, window: int | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Stores the newest column and returns what the rows attend to: keys, values, additive mask (or none)."""
+        """Store the newest column and return the attention inputs: keys, values, additive mask (or none)."""
         mine, yours, rows, end = self.keys[layer], self.values[layer], len(self), self.used
         mine[:rows, :, end - 1 : end] = keys
         yours[:rows, :, end - 1 : end] = values
@@ -64,8 +64,7 @@ class KVCacheGroup:
         return mine[:rows, :, first:end], yours[:rows, :, first:end], mask
 
     def update_mask(self) -> None:
-        """Recomputes which columns are seen, after rows came or went: none before the oldest start, and a mask if
-        starts differ."""
+        """Recompute the visible columns after a change of rows: none before the oldest start, a mask if they differ."""
         self._first = int(self.starts.min())
         self._mask = None
         if (self.starts != self._first).any():
@@ -76,10 +75,10 @@ class KVCacheGroup:
             self._mask = mask[:, None, None]
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drops the rows that are not alive; returns, for each row now, which row it was."""
-        left = int(alive.sum())
-        order = np.arange(left)
-        holes, movers = np.flatnonzero(~alive[:left]), left + np.flatnonzero(alive[left:])
+        """Drop the rows that are not alive; return the previous index of each remaining row."""
+        remaining = int(alive.sum())
+        order = np.arange(remaining)
+        holes, movers = np.flatnonzero(~alive[:remaining]), remaining + np.flatnonzero(alive[remaining:])
         order[holes] = movers
         if len(holes):
             device = next(iter(self.keys.values())).device
@@ -89,12 +88,12 @@ class KVCacheGroup:
                     part = buffer[:, :, self._first : self.used]
                     part[to] = part[source]
         self.starts = self.starts[order]
-        if left:
+        if remaining:
             self.update_mask()
         return order
 
     def parked(self, rows: np.ndarray) -> list[Prefix]:
-        """A copy of these rows' keys and values, for when they go on."""
+        """A copy of these rows' keys and values, for reuse by later turns."""
         counts = self.used - self.starts[rows]
         ends = counts.cumsum()
         row = np.repeat(rows, counts)
@@ -109,7 +108,7 @@ class KVCacheGroup:
         return [Prefix(block, end - count, count) for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
 
     def _move_left(self) -> None:
-        """Drops the columns that nobody sees any more and reserves new ones."""
+        """Drop the columns that no row attends to and reserve new ones."""
         first, rows = self._first, len(self)
         width = self.used - first
         for buffers in (self.keys, self.values):
@@ -122,7 +121,7 @@ class KVCacheGroup:
 
 
 class ResumedCache:
-    """A group whose rows begin with parked tokens, while their next ones are read: several for each, in one forward."""
+    """A group of rows that begin with cached tokens, while one forward reads several next tokens per row."""
 
     def __init__(self, prefixes: Sequence[Prefix], lengths: np.ndarray, max_ahead: int | None) -> None:
         known = np.array([prefix.length for prefix in prefixes])
@@ -137,13 +136,13 @@ class ResumedCache:
             rows = np.array(places)
             self._restore(block, rows, np.array([prefixes[row].first for row in rows]), known[rows])
         device = next(iter(self.group.keys.values())).device
-        # Padding before a short row's new tokens stands where parked ones are.
+        # Padding before a short row's new tokens overlaps the cached ones.
         columns = torch.arange(self._read, device=device)
         self._is_new = columns >= self._read - torch.from_numpy(lengths).to(device)[:, None]
         self._ragged = bool((lengths != self._read).any())
 
     def extend(self, layer: int, keys: Tensor, values: Tensor, window: int | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Stores the newest columns of one layer and returns what they attend to: keys, values, additive mask."""
+        """Store the newest columns of one layer and return the attention inputs: keys, values, additive mask."""
         seen = [buffers[layer][:, :, : self.group.used] for buffers in (self.group.keys, self.group.values)]
         for buffer, new in zip(seen, (keys, values), strict=True):
             newest = buffer[:, :, -self._read :]
@@ -153,7 +152,7 @@ class ResumedCache:
         return seen[0], seen[1], self._masks[window]
 
     def _restore(self, block: CacheBlock, rows: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
-        """Copies the parked tokens of some rows to where these rows begin."""
+        """Copy the cached tokens of some rows to the start of these rows."""
         starts, within = self.group.starts[rows], np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         row, column, token = (
             np.repeat(rows, counts),
@@ -167,7 +166,7 @@ class ResumedCache:
             for layer, part in parts.items():
                 if layer not in buffers:
                     _, heads, size = part.shape
-                    # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
+                    # Zeros: a masked value is still multiplied by 0 and must be finite.
                     shape = (len(self.group), heads, self.group.used + self.group.spare_columns, size)
                     buffers[layer] = part.new_zeros(shape)
                 buffers[layer].transpose(1, 2)[to] = part[source]
@@ -180,13 +179,13 @@ class ResumedCache:
         seen = (columns <= readers) & (columns >= starts)
         if window is not None:
             seen &= readers - columns < window
-        seen |= columns == readers  # padding attends to itself: what a softmax over nothing gives is no number
+        seen |= columns == readers  # padding attends to itself: a softmax over no entries is NaN
         mask = torch.zeros(seen.shape, dtype=keys.dtype, device=keys.device).masked_fill_(~seen, -math.inf)
         return mask[:, None]
 
 
 def merge_groups(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
-    """One group of both, newest columns aligned; empties the two."""
+    """Merge both groups, newest columns aligned; empties the two."""
     parts = (older, younger)
     width = max(part.used - part._first for part in parts)
     shifts = [width - part.used for part in parts]
@@ -194,10 +193,10 @@ def merge_groups(older: KVCacheGroup, younger: KVCacheGroup) -> KVCacheGroup:
     both = KVCacheGroup(np.concatenate(starts), width, younger.spare_columns)
     for name in ("keys", "values"):
         for layer in list(getattr(older, name)):
-            # One layer after another, so that old and new never stand in memory together.
+            # Layer by layer, so that old and new are never in memory together.
             sources = [getattr(part, name).pop(layer) for part in parts]
             _, heads, _, size = sources[0].shape
-            # Zeros, for what a mask hides is still multiplied by 0 and must be finite.
+            # Zeros: a masked value is still multiplied by 0 and must be finite.
             buffer = sources[0].new_zeros(len(both), heads, width + both.spare_columns, size)
             row = 0
             for part, source, shift in zip(parts, sources, shifts, strict=True):

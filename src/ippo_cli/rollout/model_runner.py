@@ -1,4 +1,4 @@
-"""What the decoding loop asks of a model, which of three ways a model allows, and whether it can resume old rows."""
+"""The model interface of the decoding loop, and the selection of the fastest implementation that a model supports."""
 
 from __future__ import annotations
 
@@ -25,43 +25,44 @@ _runner_types: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[Stat
     WeakKeyDictionary()
 )
 _SLOW_REASONS = {
-    StaticBatching: "it was not seen to read rows that come and go at any time; rows that end leave their places empty "
-    "until all of rollout.decode_batch_size have, so decoding takes as long as the longest of them",
+    StaticBatching: "rows cannot join its batch while others are live; finished rows keep their places empty "
+    "until all of rollout.decode_batch_size have finished, so decoding takes as long as the longest of them",
     Recompute: "no cache of its states works with padded prompts; decoding without one is slow",
 }
 _resumable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class ModelRunner(Protocol):
-    """Forwards of live rows, which stand in one order; new rows come last."""
+    """Forward passes over live rows, which keep one order; new rows come last."""
 
     can_join: bool  # whether rows may come while others are live
-    copies: bool  # whether rows may begin with copies of one prompt
+    copies: bool  # whether rows may start from copies of one prompt
 
     def session(self, max_new_tokens: int | None = None) -> AbstractContextManager[None]:
-        """What all the rest happens in; rows are expected to grow by `max_new_tokens` at most."""
+        """The context of all other calls; rows are expected to grow by at most `max_new_tokens`."""
         ...
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
-        """Reads left-padded prompts `[k, P]`; the last rows are now as many as `copies` `[n]`, which says whose prompt
-        each of them has (None, or 0 to k - 1: one of each). Logits `[n, V]` after the rows' prompts."""
+        """Read left-padded prompts `[k, P]` and append one row per entry of `copies` `[n]`, the prompt index of each
+        row (None, or 0 to k - 1: one of each). Logits `[n, V]` after the rows' prompts.
+        """
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Reads one token for each row; logits `[n, V]` after it."""
+        """Read one token for each row; logits `[n, V]` after it."""
         ...
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drops the rows that are not alive `[n]`; returns, for each row now, which row it was."""
+        """Drop the rows that are not alive `[n]`; return the previous index of each remaining row."""
         ...
 
     def dummy_forward(self) -> None:
-        """The smallest forward there is, for ranks that must take part in another rank's."""
+        """Run the smallest possible forward, for ranks that must join another rank's collective."""
         ...
 
 
 def model_runner_for(model: nn.Module) -> ModelRunner:
-    """The fastest way of decoding that this model allows, decided once per model by trying on a few tokens."""
+    """The fastest implementation that this model supports, tested once per model on a few tokens."""
     if model not in _runner_types:
         ways = (
             way
@@ -77,32 +78,32 @@ def model_runner_for(model: nn.Module) -> ModelRunner:
 
 
 def can_resume(model: nn.Module) -> bool:
-    """Whether rows of `ContinuousBatching` go on from parked keys and values, decided once per model by trying."""
+    """Whether rows of `ContinuousBatching` can resume from cached keys and values, tested once per model."""
     if model not in _resumable:
         _resumable[model] = _resume_matches_full_forward(model)
         if not _resumable[model]:
             name = type(language_model(model)).__name__
-            message = f"{name}: what was read in earlier turns cannot be used again; every prompt is read whole"
+            message = f"{name}: the cache of earlier turns cannot be reused; every prompt is read whole"
             if distributed.claim_log_once(message):
                 _log.warning(message)
     return _resumable[model]
 
 
 PROMPTS, STEPS = (12, 12, 7, 9), 3
-"""Prompts that a way of decoding is tried on, and tokens after each: the first is dropped, the last comes later."""
+"""Test prompts of a runner, and tokens after each: the first row is dropped, the last joins later."""
 EARLIER, REUSED = (7, 8, 3, 5), (8, 6, 4)
-"""What of these was the prompt of an earlier turn, and how many tokens of that turn's first rows are used again."""
+"""Prompt lengths of an earlier turn within these, and how many tokens of that turn's first rows are reused."""
 
 
 class _TracedContinuousBatching(ContinuousBatching):
-    """Keeps what attention is given and gives."""
+    """Records inputs and outputs of attention."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.trace: list[Tensor] = []
 
     def forward_whole(self, ids: Tensor, positions: Tensor) -> None:
-        """Reads rows as a model without this way of decoding does, whatever is live."""
+        """Read rows with the unmodified model, whatever rows are live."""
         self._forward(ids, positions, torch.ones_like(ids))
 
     def attend(
@@ -121,7 +122,7 @@ class _TracedContinuousBatching(ContinuousBatching):
 
 
 class _ProbeRecord:
-    """What a way of decoding said about each token: entries `[D]` by (row, position)."""
+    """The recorded states of each token: entries `[D]` by (row, position)."""
 
     def __init__(self, candidate: ModelRunner) -> None:
         self.traced = candidate if isinstance(candidate, _TracedContinuousBatching) else None
@@ -131,8 +132,9 @@ class _ProbeRecord:
     def take(
         self, rows: Sequence[int], ends: Sequence[int], logits: Tensor, starts: Sequence[int] | None = None
     ) -> None:
-        """Of one forward, whose newest column is token `ends[i] - 1` of row `rows[i]`, and whose first token of that
-        row is token `starts[i]`."""
+        """Record one forward with newest column token `ends[i] - 1` of row `rows[i]`, and first column token
+        `starts[i]` of that row.
+        """
         for place, (row, end) in enumerate(zip(rows, ends, strict=True)):
             self.logits[row, end - 1] = logits[place]
         if self.traced is None:
@@ -144,15 +146,16 @@ class _ProbeRecord:
                 self.states[row, end - 1 - back] = [entry[place, columns - 1 - back] for entry in entries]
 
     def entries(self, like: _ProbeRecord) -> list[Tensor]:
-        """All that was noted of the tokens that `like` notes: `[n, D]` each."""
+        """The records of the tokens that `like` contains: `[n, D]` each."""
         states = zip(*(self.states[key] for key in sorted(like.states)), strict=True)
         return [*map(torch.stack, states), torch.stack([self.logits[key] for key in sorted(like.logits)])]
 
 
 @torch.no_grad()
 def _matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
-    """Whether prompts of unlike lengths, of which one is dropped and one comes later, are read and continued as each
-    sequence is read at once, and can be told from a deliberate mistake."""
+    """Whether prompts of different lengths, of which one is dropped and one joins later, are read and continued as in a
+    full forward of each sequence, and differ from a deliberate error.
+    """
     rows = _probe_rows(model)
 
     def readings() -> Readings:
@@ -167,8 +170,9 @@ def _matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type
 
 @torch.no_grad()
 def _resume_matches_full_forward(model: nn.Module) -> bool:
-    """Whether rows that end, are parked and go on, used whole or in part and beside a row that stayed, are read and
-    continued as each sequence is read at once, and can be told from the same deliberate mistake."""
+    """Whether rows that end and resume from the cache, in whole or in part and beside a live row, are read and
+    continued as in a full forward of each sequence, and differ from the same deliberate error.
+    """
     rows = _probe_rows(model)
 
     def readings() -> Readings:
@@ -180,7 +184,7 @@ def _resume_matches_full_forward(model: nn.Module) -> bool:
         )
         return actual.entries(actual), expected.entries(actual), wrong.entries(actual)
 
-    return readings_match(model, readings, "prefixes that are used again")
+    return readings_match(model, readings, "reused prefixes")
 
 
 def _probe_rows(model: nn.Module) -> list[Tensor]:
@@ -240,8 +244,10 @@ def _run_decoding(candidate: ModelRunner, rows: Sequence[Tensor]) -> _ProbeRecor
 def _run_full_forward(
     model: nn.Module, candidate: ModelRunner, rows: Sequence[Tensor], *, mistaken: bool, known: Sequence[int] = PROMPTS
 ) -> _ProbeRecord:
-    """Every row read at once; with a mistake that decoding could make: what follows the tokens `known` of a row (where
-    it says nothing, its prompt) stands one position too far, or, where a model takes no positions, padding is read."""
+    """Read every row in a full forward; with an error that decoding could make: the tokens after the `known` tokens of
+    a row (default: after its prompt) are shifted by one position or, for a model without position ids, padding is
+    read.
+    """
     known = [*known, *PROMPTS[len(known) :]]
     notes = _ProbeRecord(candidate)
     takes_positions = "position_ids" in inspect.signature(language_model(model).forward).parameters
@@ -251,7 +257,7 @@ def _run_full_forward(
         if mistaken and takes_positions:
             positions = positions + (positions >= known[number])
             options["position_ids"] = positions
-            options["attention_mask"] = torch.ones_like(positions)  # without one, a gap would begin another sequence
+            options["attention_mask"] = torch.ones_like(positions)  # without it, a gap would begin another sequence
         padding = max(PROMPTS) - PROMPTS[number] if mistaken and not takes_positions else 0
         logits = model(input_ids=nn.functional.pad(row, (padding, 0))[None], **options).logits[0, padding:]
         if notes.traced is not None:

@@ -1,4 +1,4 @@
-"""The protocol of a policy that completions are sampled from: a trainable or a frozen agent."""
+"""The protocol of policies for generation."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class GenerationPolicy(Protocol):
 
     @property
     def shared_base(self) -> MultiAdapterBatch | None:
-        """The model in which its rows can be decoded in one batch with those of other agents; None without one."""
+        """The model that can decode its rows in one batch with those of other agents; None without one."""
         ...
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:
-        """The policy in eval mode, its weights usable for decoding."""
+        """The policy in eval mode, its weights gathered for decoding."""
         ...

@@ -1,4 +1,4 @@
-"""Keys and values of rows that have ended, kept until a later prompt begins with the same tokens."""
+"""Prefix cache: keys and values of finished rows, for later prompts that begin with the same tokens."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 from torch import Tensor
 
 MAX_BYTES = 1 << 30
-"""What parked rows may take unless told otherwise; a constant, for a run must not depend on the machine's memory."""
+"""Default memory limit of the cache; a constant, since a run must not depend on the machine's memory."""
 
 
 class CacheBlock:
-    """Keys and values of rows that ended together: `[tokens, heads, head size]` for each layer, padding left out.
+    """Keys and values of rows that ended together: `[tokens, heads, head size]` for each layer, without padding.
 
-    Its memory is free when none of its rows is kept any more.
+    Its memory is freed when none of its rows is cached any more.
     """
 
     def __init__(self, keys: dict[int, Tensor], values: dict[int, Tensor]) -> None:
@@ -24,7 +24,7 @@ class CacheBlock:
 
     @property
     def num_bytes(self) -> int:
-        """What it takes."""
+        """Memory in bytes."""
         return sum(part.nbytes for part in (*self.keys.values(), *self.values.values()))
 
 
@@ -38,24 +38,24 @@ class Prefix:
 
 
 class PrefixCache:
-    """Parked rows of one policy, by keys that name what goes on later: an episode, a dialogue.
+    """Cached rows of one policy, by keys of the conversation (episode, dialogue) that later prompts continue.
 
-    It lives no longer than the weights that it was made with: an update makes all of it wrong, and nothing here can
-    see that. When it takes more than `max_bytes`, the rows parked first are dropped; dropped rows are read whole.
+    Clear it after every update of the weights: outdated entries are not detected. Above `max_bytes`, the oldest rows
+    are dropped and later read whole.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self.max_bytes = max_bytes
-        self.num_bytes = 0  # of parked rows, and of rows that were taken and not released
-        self.read_tokens = 0  # prompt tokens that decoding has read
-        self.reused_tokens = 0  # prompt tokens that it did not have to read
+        self.num_bytes = 0  # of cached rows, and of rows that are taken and not yet released
+        self.read_tokens = 0  # prompt tokens read by decoding
+        self.reused_tokens = 0  # prompt tokens reused from the cache
         self._entries: dict[Hashable, tuple[np.ndarray, Prefix]] = {}  # the oldest first
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def put(self, keys: Sequence[Hashable], ids: Sequence[np.ndarray], prefixes: Sequence[Prefix]) -> None:
-        """Parks rows that stand for these tokens; what was parked under their keys is dropped."""
+        """Cache rows with these tokens; earlier entries of their keys are dropped."""
         for key, tokens, prefix in zip(keys, ids, prefixes, strict=True):
             assert len(tokens) == prefix.length
             self.drop([key])
@@ -67,12 +67,12 @@ class PrefixCache:
             self.drop([next(iter(self._entries))])
 
     def take(self, key: Hashable, prompt: np.ndarray) -> Prefix | None:
-        """What is parked under a key, as far as the prompt begins with it and goes on after; `release` it when read."""
+        """Take the entry of a key, up to the longest proper prefix of the prompt; `release` it after reading."""
         entry = self._entries.pop(key, None)
         if entry is None:
             return None
         tokens, prefix = entry
-        length = min(len(tokens), len(prompt) - 1)  # the last token is read for what follows it
+        length = min(len(tokens), len(prompt) - 1)  # the last prompt token must be read for its logits
         differ = np.flatnonzero(tokens[:length] != prompt[:length])
         length = int(differ[0]) if len(differ) else length
         if length <= 0:
@@ -81,13 +81,13 @@ class PrefixCache:
         return Prefix(prefix.block, prefix.first, length)
 
     def release(self, prefix: Prefix) -> None:
-        """Says that the keys and values of a prefix are not needed any more."""
+        """Release the keys and values of a prefix."""
         prefix.block.rows -= 1
         if not prefix.block.rows:
             self.num_bytes -= prefix.block.num_bytes
 
     def drop(self, keys: Sequence[Hashable]) -> None:
-        """Forgets rows that nobody will continue."""
+        """Drop rows that no later prompt continues."""
         for key in keys:
             entry = self._entries.pop(key, None)
             if entry is not None:

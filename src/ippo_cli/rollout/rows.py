@@ -1,4 +1,4 @@
-"""From episodes to rows: one agent's part of each, padded, with holes where others spoke."""
+"""Converts episodes to padded rows, one per agent and episode; observations are masked."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from ippo_cli.types import DetachedTurn, Episode, Rollout, Turn
 
 
 def build_rollout(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
-    """Row b is the agent's part of episode b; one that never spoke, or for whom earlier weights did, has an empty mask.
+    """Row b is the agent's part of episode b; its mask is empty if the agent has no turn with its current weights.
 
-    A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, and
-    between two of them, masked out, what the agent read before it wrote again; after the last one what it was told at
-    the end of a truncated episode. A turn whose prompt does not begin with what was read and written before is
-    `detached`. `filtered` says whether tokens were drawn from something else than the policy.
+    A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, the masked
+    observations between them, and the final observation of a truncated episode. A turn is `detached` if its prompt does
+    not extend the row's tokens. `filtered` says whether tokens were sampled from a filtered distribution.
     """
     turns = [episode.own(agent) for episode in episodes]
     rows = [_RowBuilder(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
     columns = Columns([row.parts for row in rows])
-    # An agent without a turn reads one token, whichever: a model cannot read nothing.
+    # An agent without a turn gets one arbitrary token: a model cannot read an empty row.
     prompt_ids, prompt_mask = left_pad([own[0].prompt if own else [0] for own in turns])
     turn = columns.pad(columns.turn, empty=-1)
     logprobs = columns.pad(columns.of("logprobs", torch.float32)).to(device)
@@ -43,13 +42,13 @@ def build_rollout(episodes: Sequence[Episode], agent: str, *, device: torch.devi
 
 
 def tokens_between(before: Turn, prompt: Sequence[int]) -> list[int] | None:
-    """What was read after a turn and its completion; None where the prompt does not begin with them."""
+    """The tokens between a completion and the next prompt's end; None if the prompt does not extend them."""
     known = before.prompt + before.completion.ids.tolist()
     return list(prompt[len(known) :]) if list(prompt[: len(known)]) == known else None
 
 
 class Part:
-    """Some columns of a row: a completion, or what was read after it."""
+    """Some columns of a row: a completion or an observation."""
 
     __slots__ = ("behavior_logprobs", "ids", "logprobs", "turn")
 
@@ -58,13 +57,13 @@ class Part:
 
     @classmethod
     def of(cls, ids: Sequence[int], turn: int = -1) -> Part:
-        """Tokens whose log-probabilities are nobody's concern."""
+        """Observation tokens (log-probabilities set to 0)."""
         zeros = torch.zeros(len(ids))
         return cls(torch.tensor(ids, dtype=torch.long), zeros, zeros, turn)
 
 
 class _RowBuilder:
-    """The parts of one row, and the turns that do not go on from what stands before them."""
+    """The parts of one row, and its detached turns."""
 
     def __init__(self, turns: Sequence[Turn], final: Sequence[int] | None) -> None:
         self.parts: list[Part] = []
@@ -79,7 +78,7 @@ class _RowBuilder:
             self._read(turns[-1], final)
 
     def _read(self, before: Turn, prompt: Sequence[int]) -> None:
-        """What the agent read after a turn before it wrote again, or would have."""
+        """Add the tokens that the agent read between a turn and its next prompt."""
         between = tokens_between(before, prompt)
         if between is None:
             self.detached.append(DetachedTurn(column=self._columns, prompt=list(prompt)))
@@ -92,7 +91,7 @@ class _RowBuilder:
 
 
 class Columns:
-    """The parts of all rows one after another, and where each belongs in `[B, R]`; R is at least 1."""
+    """The concatenated parts of all rows, and their positions in `[B, R]`; R is at least 1."""
 
     def __init__(self, rows: Sequence[Sequence[Part]]) -> None:
         self._parts = [part for row in rows for part in row]
@@ -105,11 +104,11 @@ class Columns:
         self._column = torch.arange(len(self._row)) - starts[self._row]
 
     def of(self, name: str, dtype: torch.dtype) -> Tensor:
-        """One attribute of all parts, in their order."""
+        """Concatenate one attribute of all parts, in order."""
         return torch.cat([torch.empty(0, dtype=dtype), *(getattr(part, name) for part in self._parts)])
 
     def pad(self, values: Tensor, *, empty: int = 0) -> Tensor:
-        """Values in the order of the parts as `[B, R]`, padded on the right."""
+        """Pad values in the order of the parts to `[B, R]`, on the right."""
         width = max(1, int(self.lengths.max())) if len(self.lengths) else 1
         padded = torch.full((len(self.lengths), width), empty, dtype=values.dtype)
         padded[self._row, self._column] = values
@@ -117,7 +116,7 @@ class Columns:
 
 
 def left_pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """Rows of unlike lengths as `[B, P]`, padded on the left, and where they are."""
+    """Pad rows to `[B, P]` on the left; return ids and mask."""
     width = max(map(len, rows), default=1)
     padded = torch.zeros(len(rows), width, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""Choosing tokens: temperature, filters, one uniform number per token through the inverse distribution function."""
+"""Token sampling: temperature, filters, and inverse-CDF sampling from one uniform number per token."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BLOCK = 512
-"""Tokens of a large vocabulary that are searched at once."""
+"""Block size, in tokens, of the search over a large vocabulary."""
 LARGEST_UNIFORM = 1 - 2**-53
 PHILOX_FACTORS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
 PHILOX_STEPS = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
 PHILOX_BLOCKS = 1 << 13
-"""Blocks of four numbers that are made at once: their words stay in the processor's cache."""
+"""Blocks of four numbers that are generated at once: their words stay in the processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How one token follows another; the config names and meanings, `greedy` apart."""
+    """Sampling settings; names and meanings as in the config, except `greedy`."""
 
     temperature: float
     top_p: float  # 1 = off
@@ -44,37 +44,37 @@ class Sampling:
 
     @property
     def divisor(self) -> float:
-        """What logits are divided by: the temperature, or 1 where greedy decoding says temperature 0."""
+        """The divisor of logits: the temperature, or 1 where greedy decoding has temperature 0."""
         return self.temperature or 1.0
 
     @property
     def filters(self) -> bool:
-        """Whether tokens are drawn from anything else than the tempered distribution."""
+        """Whether tokens are sampled from a filtered distribution."""
         changes_logits = self.repetition_penalty != 1 or self.min_new_tokens > 0
         return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 def uniforms(seed: int, stream: str, index: Tensor, count: int) -> Tensor:
-    """Each row's own numbers in [0, 1), `[B, count]` float64: a function of (seed, stream, index of the row) alone.
+    """Uniform numbers in [0, 1) per row, `[B, count]` float64: a function of (seed, stream, row index) alone.
 
-    Philox keyed by a hash of the seed and the stream's name, and by the row's index. A longer `count` continues the
-    same numbers, so a row does not depend on the batch, the rank or the response limit it is decoded with.
+    Philox keyed by a hash of the seed and the stream's name, and by the row's index. A longer `count` extends the same
+    sequence, so a row does not depend on the batch, the rank or the response limit.
     """
     digest = hashlib.blake2b(f"{seed}/{stream}".encode(), digest_size=8).digest()
     keys, blocks = index.cpu().numpy().astype(np.uint64), -(-count // 4)
-    drawn = np.empty((len(keys), 4 * blocks))
+    numbers = np.empty((len(keys), 4 * blocks))
     together = max(1, PHILOX_BLOCKS // max(1, blocks))
     for row in range(0, len(keys), together):
         words = _philox(int.from_bytes(digest, "little"), keys[row : row + together], blocks)
-        drawn[row : row + together] = (words >> np.uint64(11)) * 2.0**-53
-    return torch.from_numpy(drawn[:, :count])
+        numbers[row : row + together] = (words >> np.uint64(11)) * 2.0**-53
+    return torch.from_numpy(numbers[:, :count])
 
 
 def _philox(key: int, keys: np.ndarray, blocks: int) -> np.ndarray:
     """The first `4 * blocks` numbers of `numpy.random.Philox(key=[key, k])` for each k, `[len(keys), 4 * blocks]`.
 
-    Philox4x64 of ten rounds (Salmon et al. 2011) for all rows at once: a generator object for each costs more than
-    the few numbers that a short response takes.
+    Philox4x64 of ten rounds (Salmon et al. 2011), vectorised over rows: creating a generator object per row costs more
+    than the few numbers that a short response needs.
     """
     first = np.arange(1, blocks + 1, dtype=np.uint64)[None]
     second = third = fourth = np.zeros((1, 1), dtype=np.uint64)
@@ -82,8 +82,13 @@ def _philox(key: int, keys: np.ndarray, blocks: int) -> np.ndarray:
         for number in range(10):
             low_key = np.uint64((key + number * PHILOX_STEPS[0]) % 2**64)
             high_key = (keys + np.uint64(number * PHILOX_STEPS[1] % 2**64))[:, None]
-            one, two = _multiply_64bit(PHILOX_FACTORS[0], first), _multiply_64bit(PHILOX_FACTORS[1], third)
-            first, second, third, fourth = two[0] ^ second ^ low_key, two[1], one[0] ^ fourth ^ high_key, one[1]
+            product_1, product_2 = _multiply_64bit(PHILOX_FACTORS[0], first), _multiply_64bit(PHILOX_FACTORS[1], third)
+            first, second, third, fourth = (
+                product_2[0] ^ second ^ low_key,
+                product_2[1],
+                product_1[0] ^ fourth ^ high_key,
+                product_1[1],
+            )
     words = np.broadcast_arrays(first, second, third, fourth)
     return np.stack(words, axis=-1).reshape(len(keys), 4 * blocks)
 
@@ -104,16 +109,16 @@ class SampledTokens:
 
     tokens: Tensor  # int64
     logprobs: Tensor  # float32: tempered, before any filter
-    behavior_logprobs: Tensor  # float32: under what was drawn from; the same tensor when no filter is on
+    behavior_logprobs: Tensor  # float32, of the filtered distribution; the same tensor without a filter
 
 
 def sample_tokens(
     logits: Tensor, sampling: Sampling, *, uniform: Tensor | None, seen: Tensor | None, banned: Tensor | None
 ) -> SampledTokens:
-    """The next token of every row of `logits [n, V]`.
+    """Sample the next token of every row of `logits [n, V]`.
 
-    `uniform [n]` may be `None` only for greedy choice. `seen [n, V]` marks the tokens that the repetition penalty
-    is for, `banned [n, V]` those that must not come yet.
+    `uniform [n]` may be `None` only for greedy decoding. `seen [n, V]` marks the tokens with a repetition penalty,
+    `banned [n, V]` those that are not allowed yet.
     """
     logits = logits.float()
     tempered = logits if sampling.divisor == 1 else logits / sampling.divisor
@@ -121,7 +126,7 @@ def sample_tokens(
     allowed = _filter_logits(logits, sampling, seen, banned) if sampling.filters else None
     drawn_from = logprobs if allowed is None else torch.log_softmax(allowed, dim=-1)
     if sampling.greedy:
-        # Over logits: rounding in the log-softmax could make a tie of what is none.
+        # Over logits: rounding in the log-softmax could create ties.
         tokens = (logits if allowed is None else allowed).argmax(dim=-1, keepdim=True)
     else:
         assert uniform is not None
@@ -132,10 +137,10 @@ def sample_tokens(
 
 
 def _sample_inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:
-    """The token, in vocabulary order, in whose probability each row's number in [0, 1) falls; `[n, 1]`.
+    """The token, in vocabulary order, at each row's number in [0, 1) of the cumulative distribution; `[n, 1]`.
 
-    Cumulated in float64: in float32 the sum over a large vocabulary loses what a flat tail adds. A large vocabulary is
-    searched in two steps, first for a block of tokens, so that only sums of blocks and one block are cumulated.
+    The cumulative sum is in float64: float32 would lose the flat tail of a large vocabulary. A large vocabulary is
+    searched in two steps, first for a block of tokens, so that only block sums and one block are cumulated.
     """
     probabilities = logprobs.exp()
     vocabulary, point = probabilities.shape[1], uniform[:, None].double()
@@ -147,16 +152,16 @@ def _sample_inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:
         rows = torch.arange(len(blocks), device=blocks.device)
         token, _ = _search_cumulative(blocks[rows, block[:, 0]], inside)
         tokens = (block * BLOCK + token).clamp_(max=vocabulary - 1)
-    # A parallel cumulated sum need not be monotone to the last bit, so an impossible token can still be hit.
+    # A parallel cumulative sum may be non-monotone in the last bit, so an impossible token can still be selected.
     impossible = probabilities.gather(1, tokens) == 0
     return torch.where(impossible, logprobs.argmax(dim=-1, keepdim=True), tokens)
 
 
 def _search_cumulative(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
-    """The column of `weights [n, m]` that a point in [0, 1) of their sum falls in, and where within it, as `[n, 1]`."""
+    """The column of `weights [n, m]` at a point in [0, 1) of their sum, and the position within it, as `[n, 1]`."""
     cumulated = weights.cumsum(dim=-1, dtype=torch.float64)
     total = cumulated[:, -1:]
-    # Below the total, whatever the rounding: then the search ends at a column that still adds something.
+    # Below the total after rounding, so that the search ends at a column with positive weight.
     target = torch.minimum(point * total, total.nextafter(torch.zeros_like(total)))
     column = torch.searchsorted(cumulated, target, right=True).clamp_(max=weights.shape[1] - 1)
     weight = weights.gather(1, column).double()
@@ -165,7 +170,7 @@ def _search_cumulative(weights: Tensor, point: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None, banned: Tensor | None) -> Tensor:
-    """Tempered logits after penalty, ban and filters: -inf where a token cannot be drawn."""
+    """Tempered logits after penalty, ban and filters: -inf for tokens that cannot be sampled."""
     if seen is not None:
         penalty = sampling.repetition_penalty
         logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
@@ -181,7 +186,7 @@ def _filter_logits(logits: Tensor, sampling: Sampling, seen: Tensor | None, bann
 
 
 def _apply_top_k_top_p(tempered: Tensor, sampling: Sampling) -> Tensor:
-    """The `top_k` likeliest tokens, and of these the fewest whose share reaches `top_p`; one always stays."""
+    """Keep the `top_k` likeliest tokens, and of these the fewest with a total probability of `top_p`; at least one."""
     if 0 < sampling.top_k < tempered.shape[1]:
         values, ids = tempered.topk(sampling.top_k, dim=-1)
     else:

@@ -1,4 +1,4 @@
-"""Forwards for models whose state is not plain attention: in waves through their own cache, or without one."""
+"""Static batching for models with recurrent or custom state: in waves with their own cache, or without one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ippo_cli.rollout.continuous_batching import language_model
 
 
 class StaticBatching:
-    """Forwards of one model for one group of rows after another, through the cache that the model itself makes.
+    """Forward passes for one group of rows after another, through the model's own cache.
 
-    For recurrent layers, ALiBi, attention of a model's own. Rows start together, and places of finished ones stay
-    empty until all have finished.
+    For recurrent layers, ALiBi and custom attention. Rows start together, and the slots of finished rows stay empty
+    until all have finished.
     """
 
     can_join = False
@@ -35,16 +35,16 @@ class StaticBatching:
 
     @classmethod
     def supports(cls, model: nn.Module) -> bool:
-        """Any model may try."""
+        """Always true: the model is tested by the caller."""
         return True
 
     @contextmanager
     def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
-        """Nothing to prepare."""
+        """No-op."""
         yield
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
-        """Reads left-padded prompts `[k, P]`, forgetting all other rows; logits `[k, V]` after each."""
+        """Read left-padded prompts `[k, P]` and drop all other rows; logits `[k, V]` after each."""
         assert copies is None or len(copies) == len(ids)
         self._state = {}
         starts = torch.from_numpy(ids.shape[1] - lengths).to(ids.device)
@@ -52,16 +52,16 @@ class StaticBatching:
         return self._forward(ids)
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Reads one token for each row; logits `[n, V]` after it."""
+        """Read one token for each row; logits `[n, V]` after it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         return self._forward(tokens[:, None])
 
     def dummy_forward(self) -> None:
-        """The smallest forward there is, for ranks that must take part in another rank's."""
+        """Run the smallest possible forward, for ranks that must join another rank's collective."""
         self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drops the rows that are not alive; returns, for each row now, which row it was."""
+        """Drop the rows that are not alive; return the previous index of each remaining row."""
         order = np.flatnonzero(alive)
         places = torch.from_numpy(order).to(self._device)
         self._mask = self._mask[places]
@@ -71,7 +71,7 @@ class StaticBatching:
 
     def _forward(self, ids: Tensor) -> Tensor:
         width = ids.shape[1]
-        # Recurrent state holds no columns that a mask could hide: only the prompt needs one.
+        # Recurrent state has no columns to mask: only the prompt needs a mask.
         columns = not self._state or any(_has_columns(cache) for cache in self._state.values())
         options: dict[str, Any] = {"attention_mask": self._mask if columns else None}
         if "position_ids" in self._accepts:
@@ -79,7 +79,7 @@ class StaticBatching:
         if "logits_to_keep" in self._accepts:
             options["logits_to_keep"] = 1
         output = self._model(input_ids=ids, use_cache=True, **options, **self._state)
-        # By type: a cache has three names, by model and by version of transformers.
+        # By type: the cache's name differs by model and by version of transformers.
         self._state = {name: value for name, value in output.items() if isinstance(value, Cache)}
         return output.logits[:, -1]
 
@@ -90,7 +90,7 @@ def _has_columns(cache: Cache) -> bool:
 
 
 class Recompute:
-    """Forwards that read every sequence from its start at every step: slow, and right for any causal model."""
+    """Recomputes every sequence from its start at every step: slow, and correct for any causal model."""
 
     can_join = True
     copies = False
@@ -103,11 +103,11 @@ class Recompute:
 
     @contextmanager
     def session(self, max_new_tokens: int | None = None) -> Iterator[None]:
-        """Nothing to prepare."""
+        """No-op."""
         yield
 
     def prefill(self, ids: Tensor, lengths: np.ndarray, copies: np.ndarray | None = None) -> Tensor:
-        """Reads left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
+        """Read left-padded prompts `[k, P]` as the last rows; logits `[k, V]` after each."""
         assert copies is None or len(copies) == len(ids)
         old, width = len(self._lengths), ids.shape[1]
         columns = np.minimum(np.arange(width) + (width - lengths)[:, None], width - 1)
@@ -118,18 +118,18 @@ class Recompute:
         return self._forward(slice(old, None))
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Reads one token for each row; logits `[n, V]` after it."""
+        """Read one token for each row; logits `[n, V]` after it."""
         self._lengths = self._lengths + 1
         self._widen()
         self._ids[np.arange(len(tokens)), self._lengths - 1] = tokens
         return self._forward(slice(None))
 
     def dummy_forward(self) -> None:
-        """The smallest forward there is, for ranks that must take part in another rank's."""
+        """Run the smallest possible forward, for ranks that must join another rank's collective."""
         self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), use_cache=False)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
-        """Drops the rows that are not alive; returns, for each row now, which row it was."""
+        """Drop the rows that are not alive; return the previous index of each remaining row."""
         order = np.flatnonzero(alive)
         self._ids, self._lengths = self._ids[order], self._lengths[order]
         return order

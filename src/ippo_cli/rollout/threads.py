@@ -1,4 +1,4 @@
-"""Work on many things, of which each may be slow: shared with threads where it turns out to be."""
+"""Runs a function over many items, in threads if the items are slow."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from ippo_cli.engine import progress
 T = TypeVar("T")
 
 SERIAL_TIME_S = 0.02
-"""What is done within this time is done without threads, which would cost more than they save."""
+"""Items that finish within this time run without threads, which would cost more than they save."""
 SLOW_ITEM_S = 0.001
-"""Below this an item is computing rather than waiting, and computing in Python threads takes turns."""
+"""Below this duration an item computes rather than waits, and Python threads do not compute in parallel."""
 POLL_S = 0.2
 
 
 def map_in_threads(
     items: Sequence[T], work: Callable[[T], None], workers: int, poll: Callable[[], None] | None = None
 ) -> None:
-    """Call `work` for every item, up to `workers` of them at once where they take long. Raises what the first raised.
+    """Call `work` for every item, up to `workers` at once if they are slow. Raises the first exception.
 
-    Threads are left behind where `poll` raises, and do not keep the process alive.
+    If `poll` raises, running threads are abandoned; they do not keep the process alive.
     """
     waiting = iter(items)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A checkpoint's files: listed with sizes and sha256, awaited, committed by one renaming, verified, pointed to."""
+"""Checkpoint files: manifest with sizes and sha256, atomic commit by rename, verification, and pointers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import MANIFEST, VISIBILITY_TIMEOUT_S, list_checkpoints, write_atomically
 
 FileManifest = dict[str, dict[str, Any]]
-"""`bytes` and `sha256` of files by their names in the checkpoint."""
+"""`bytes` and `sha256` by file name relative to the checkpoint."""
 
 
 def read_pointer(folder: Path, name: str) -> Path | None:
-    """The checkpoint that `latest.json` or `best.json` names, if it is there."""
+    """The checkpoint that `latest.json` or `best.json` names, if it exists."""
     try:
         path = folder / json.loads((folder / f"{name}.json").read_text())["checkpoint"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None  # a pointer is a convenience: the folders themselves say what is there
+        return None  # pointers are optional: the folders define which checkpoints exist
     return path if (path / MANIFEST).is_file() else None
 
 
 def newest_intact_checkpoint(folder: Path) -> Path | None:
-    """The newest checkpoint whose every file is as its manifest says; damaged ones are named and passed over."""
+    """The newest checkpoint whose files all match its manifest; prints a warning for each damaged one."""
     for path in reversed(list_checkpoints(folder)):
         damage = find_damage(path)
         if damage is None:
@@ -40,15 +40,14 @@ def newest_intact_checkpoint(folder: Path) -> Path | None:
 
 
 def warn_damaged_checkpoint(path: Path, damage: str) -> None:
-    """Name a checkpoint that is not gone on from."""
+    """Print a warning that a damaged checkpoint is not used."""
     print(f"warning: {path} is damaged ({damage}); falling back to an older checkpoint", flush=True)
 
 
 def find_damage(path: Path, part: int = 0, parts: int = 1) -> str | None:
-    """What is wrong with a checkpoint: a missing, additional or changed file; None if nothing is.
+    """The first missing, additional or changed file of a checkpoint, as a message; None if it is intact.
 
-    Of several `parts` each reads its share of the files, which are dealt out by size; the first one sees which are
-    there.
+    With several `parts`, each part verifies a share of the files, balanced by size; part 0 also checks the file list.
     """
     try:
         files = json.loads((path / MANIFEST).read_text())["files"]
@@ -70,7 +69,7 @@ def find_damage(path: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def list_files(folder: Path, files: Iterable[Path]) -> FileManifest:
-    """Sizes and sha256 of files that this rank wrote below the folder, which are flushed to the disk."""
+    """Flush files of this rank to disk; returns their sizes and sha256."""
     listed: FileManifest = {}
     for file in files:
         with file.open("rb") as handle:
@@ -82,9 +81,9 @@ def list_files(folder: Path, files: Iterable[Path]) -> FileManifest:
 
 
 def await_files(folder: Path, manifests: Sequence[FileManifest]) -> None:
-    """Wait a moment until this rank sees what each rank wrote, in its size. Raises `StorageError` where it does not.
+    """Wait until this rank sees the files of all ranks in full size. Raises `StorageError` after a timeout.
 
-    A network's file system may be late; a folder that is another one on another machine never shows anything.
+    A network file system may show files late; ranks that do not share the folder never see them.
     """
     deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
     while absent := list(_missing_files(folder, manifests)):
@@ -92,7 +91,7 @@ def await_files(folder: Path, manifests: Sequence[FileManifest]) -> None:
             rank, name = absent[0]
             more = f" and {len(absent) - 1} more files" if len(absent) > 1 else ""
             raise StorageError(
-                f"rank {rank} wrote {name}{more}, and rank 0 does not see it; checkpoints need a folder that all ranks "
+                f"rank {rank} wrote {name}{more}, but rank 0 does not see it; checkpoints need a folder that all ranks "
                 "share"
             )
         time.sleep(0.1)
@@ -102,7 +101,7 @@ def await_files(folder: Path, manifests: Sequence[FileManifest]) -> None:
 
 
 def _missing_files(folder: Path, manifests: Sequence[FileManifest]) -> Iterator[tuple[int, str]]:
-    """Files that cannot be opened here with the size that their rank reports; opening asks the server anew."""
+    """Files that this rank cannot open with the reported size, by rank; opening bypasses the NFS attribute cache."""
     for rank, listed in enumerate(manifests):
         for name, entry in listed.items():
             try:
@@ -115,11 +114,11 @@ def _missing_files(folder: Path, manifests: Sequence[FileManifest]) -> Iterator[
 
 
 def commit_checkpoint(temporary: Path, final: Path, files: FileManifest) -> None:
-    """List the files, which lie on the disk, and give the folder its name."""
-    # It says nothing else: of a bit that flips here, too, something must be found.
+    """Write the manifest of the flushed files, then rename the folder to its final name."""
+    # The manifest has only this key, so that verification detects any flipped bit in it.
     write_atomically(temporary / MANIFEST, json.dumps({"files": files}, indent=1))
     fsync_folders(temporary, files)
-    if final.exists():  # a damaged one of the same iteration that was passed over on resume
+    if final.exists():  # a damaged checkpoint of the same iteration, skipped by the resume
         shutil.rmtree(final)
     fault_point("save.rename")
     os.rename(temporary, final)
@@ -131,7 +130,7 @@ def write_pointer(folder: Path, name: str, checkpoint: str) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make names in a folder durable."""
+    """Flush the names in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -140,7 +139,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def fsync_folders(root: Path, files: Iterable[str]) -> None:
-    """Make the names of these files below a folder durable, and those of the folders that they lie in."""
+    """Flush the names of these files, relative to `root`, and of their parent folders to disk."""
     for folder in {root, *(root / above for name in files for above in Path(name).parents)}:
         fsync_folder(folder)
 

@@ -1,6 +1,6 @@
-"""Faults on purpose: what `debug_faults` asks for happens at named points of a run, to show what it survives.
+"""Fault injection: `debug_faults` triggers signals, errors and hangs at named points of a run.
 
-Imports no torch: a command comes by its first point before it has any.
+Does not import torch: commands reach their first fault point before torch is loaded.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from collections.abc import Sequence
 from ippo_cli.config.faults import DISK_ERRORS, HANG, SIGNALS, Fault, parse_fault
 
 _armed_faults: list[Fault] = []  # of this process
-_point_counts: Counter[str] = Counter()  # how often it came by each point
+_point_counts: Counter[str] = Counter()  # how often it reached each point
 
 
 def arm_faults(texts: Sequence[str], rank: int) -> None:
-    """Let these faults happen in this process, in place of those of an earlier run; points are counted from here."""
+    """Arm these faults in this process, replace earlier ones, and reset the point counts."""
     _point_counts.clear()
-    _armed_faults[:] = [one for one in map(parse_fault, texts) if one.rank == rank]
+    _armed_faults[:] = [fault for fault in map(parse_fault, texts) if fault.rank == rank]
 
 
 def fault_point_counts() -> dict[str, int]:
-    """How often this process came by each point; counted where any fault is armed."""
+    """How often this process reached each point; counted only if a fault is armed."""
     return dict(_point_counts)
 
 
 def fault_point(name: str) -> None:
-    """A point of a run at which a fault may have been asked for; without any this does nothing."""
+    """Trigger the faults that are armed for this point; does nothing if no fault is armed."""
     if not _armed_faults:
         return
     _point_counts[name] += 1
-    for one in _armed_faults:
-        if (one.point, one.time) == (name, _point_counts[name]):
-            _trigger_fault(one)
+    for fault in _armed_faults:
+        if (fault.point, fault.time) == (name, _point_counts[name]):
+            _trigger_fault(fault)
 
 
 def _trigger_fault(one: Fault) -> None:
@@ -47,4 +47,4 @@ def _trigger_fault(one: Fault) -> None:
         while True:
             time.sleep(3600)
     else:
-        raise RuntimeError(f"debug_faults asks for an error at {one.point}")
+        raise RuntimeError(f"debug_faults triggers an error at {one.point}")

@@ -1,4 +1,4 @@
-"""A run's folder: reserving, finding and describing it. Imports no torch, so that the first line comes at once."""
+"""A run's folder: creation, locking, state and metadata. Does not import torch, so that commands start fast."""
 
 from __future__ import annotations
 
@@ -26,28 +26,26 @@ PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "ome
 
 MANIFEST = "manifest.json"
 JOB_FILE = "job.json"
-TRACKER_ID = "tracker_id"  # by which trackers know the run
+TRACKER_ID = "tracker_id"  # file with the trackers' id of the run
 RUN_LOCK = "run.lock"
-START_LOCK = (
-    "start.lock"  # of who goes on with a run, from before its first file: ranks take the other one seconds later
-)
-PENDING_SUFFIX = ".next"  # ends the names of what a resumed run will be, until its checkpoint has been loaded
-VISIBILITY_TIMEOUT_S = 15.0  # how long a file system may take to show one rank what another one has written
+START_LOCK = "start.lock"  # held by a resuming command before it writes; its ranks take RUN_LOCK seconds later
+PENDING_SUFFIX = ".next"  # suffix of a resumed run's files until its checkpoint is loaded
+VISIBILITY_TIMEOUT_S = 15.0  # how long a file system may take to show one rank the files of another
 CHECKPOINT_NAME = re.compile(r"step_\d+")
 
 
 def display_path(path: Path) -> str:
-    """A path as it may be typed where the command was: relative where it lies below."""
+    """A path relative to the working directory if it is below it, else absolute."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def resume_command(folder: Path, *more: str | tuple[str, str], sweep: bool = False) -> str:
-    """The command that resumes a run, or a sweep, typed where this command was."""
+    """The command that resumes a run, or a sweep, from the current working directory."""
     return shell_command("ippo-train", *(["-m"] if sweep else []), ("resume", display_path(folder)), *more)
 
 
 def reserve_folder(root: Path) -> Path:
-    """A new folder below `root` named by time and chance; two runs of the same second get two folders."""
+    """Create a folder below `root`, named by time and a random suffix. Raises `StorageError`."""
     for _ in range(10):
         folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         try:
@@ -56,12 +54,12 @@ def reserve_folder(root: Path) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            raise StorageError(f"output_dir: {folder} cannot be made ({error.strerror})") from error
+            raise StorageError(f"output_dir: cannot create {folder} ({error.strerror})") from error
     raise StorageError(f"output_dir: no free name below {root}")
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Replace a small file in one step, so that no reader ever sees half of it; where that fails nothing changes."""
+    """Replace a small file atomically; on failure it is unchanged."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w") as file:
@@ -76,9 +74,9 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def overwrite_in_place(path: Path, text: str) -> None:
-    """Write a small file into the room that it already has: on a full disk this works where nothing else does.
+    """Overwrite a small file in its allocated disk space, which works on a full disk.
 
-    Raises OSError, and changes nothing, where the text needs more.
+    Raises OSError, and changes nothing, if the text needs more space and the disk has none.
     """
     data = text.encode()
     with path.open("r+b") as file:
@@ -91,7 +89,7 @@ def overwrite_in_place(path: Path, text: str) -> None:
 
 
 def print_warning(text: str) -> None:
-    """A line about what went wrong and is lived with; what is printed may go to a full disk as well."""
+    """Print a `warning:` line; ignores OSError, because the output may go to a full disk."""
     with suppress(OSError):
         print(f"warning: {text}", flush=True)
 
@@ -99,9 +97,9 @@ def print_warning(text: str) -> None:
 def write_start_files(
     folder: Path, config_yaml: str, overrides: Sequence[str], command: Sequence[str], *, resumed: bool
 ) -> None:
-    """What says how the run was made: resolved configuration, overrides, command, environment.
+    """Write the resolved configuration, overrides, command and environment of the run.
 
-    Of a resumed run the first two are valid only from `activate_resumed_config` on: a resume that fails changes nothing.
+    For a resumed run, the first two are pending until `activate_resumed_config`, so a failed resume changes nothing.
     """
     environment = {
         "python": platform.python_version(),
@@ -122,7 +120,7 @@ def write_start_files(
 
 
 def read_owner_job(folder: Path) -> tuple[str | None, list[str]]:
-    """The job that began the run, and with which overrides; None where that was no job of a scheduler."""
+    """The scheduler job that started the run, and its overrides; `(None, [])` without a scheduler."""
     try:
         known = json.loads((folder / JOB_FILE).read_text())
         return str(known["job"]), [str(text) for text in known["overrides"]]
@@ -133,25 +131,25 @@ def read_owner_job(folder: Path) -> tuple[str | None, list[str]]:
 
 
 def config_file(folder: Path, *, resumed: bool) -> Path:
-    """The configuration to start with."""
+    """The configuration file that ranks read at the start."""
     return folder / f"config.yaml{PENDING_SUFFIX if resumed else ''}"
 
 
 def activate_resumed_config(folder: Path) -> None:
-    """Make what a resumed run was started with the run's own."""
+    """Replace the run's configuration, overrides and inputs by those of the resumed run."""
     for name in ("overrides.json", "config.yaml", "inputs.json"):
-        with suppress(FileNotFoundError):  # where it was resumed without a command
+        with suppress(FileNotFoundError):  # resumed without a command
             os.replace(folder / f"{name}{PENDING_SUFFIX}", folder / name)
 
 
 def distributed_environment() -> dict[str, str]:
-    """The variables that tell a process its place among others."""
+    """The environment variables that describe the distributed setup."""
     names = ("WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "SLURM_JOB_ID", "SLURM_NTASKS")
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def lock_folder(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> IO[str]:
-    """Hold a run's folder for this process until the file is closed. Raises `ResumeError` where another one does."""
+    """Lock a run's folder until the returned file is closed. Raises `ResumeError` if another process holds the lock."""
     with convert_storage_errors(str(folder)):
         file = (folder / name).open("a")
     try:
@@ -163,8 +161,7 @@ def lock_folder(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> 
 
 
 def is_run_locked(folder: Path) -> bool:
-    """Whether some process holds the folder. Ranks that ask this of one folder at the same moment do not see each
-    other."""
+    """Whether a process holds the folder's lock. Uses a shared lock, so concurrent checks do not see each other."""
     try:
         lock_folder(folder, shared=True).close()
     except ResumeError:
@@ -173,7 +170,7 @@ def is_run_locked(folder: Path) -> bool:
 
 
 def wait_for_folder(folder: Path) -> bool:
-    """Whether this process sees a folder that another one has made, at once or in a moment."""
+    """Wait until a folder created by another process is visible; False after a timeout."""
     deadline = time.monotonic() + VISIBILITY_TIMEOUT_S
     while not (is_visible := folder.is_dir()) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -190,11 +187,11 @@ def read_run_state(folder: Path) -> str:
     try:
         return str(json.loads((folder / "run.json").read_text())["state"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ResumeError(f"{folder} is no run's folder: run.json cannot be read ({error})") from error
+        raise ResumeError(f"{folder} is not a run's folder: run.json cannot be read ({error})") from error
 
 
 def check_metrics(checkpoint: Path) -> None:
-    """Raise `ResumeError` for a damaged row among those that a checkpoint goes on after."""
+    """Raise `ResumeError` for a damaged row of `metrics.jsonl` before the checkpoint."""
     file = checkpoint.parents[1] / "metrics.jsonl"
     try:
         size = int(json.loads((checkpoint / "state.json").read_text())["progress"]["metrics_bytes"])
@@ -202,7 +199,7 @@ def check_metrics(checkpoint: Path) -> None:
         return  # a damaged checkpoint; loading verifies every file
     if file.is_file():
         for _, end in metric_rows(file):
-            if end >= size:  # what follows is dropped
+            if end >= size:  # later rows are dropped on resume
                 return
 
 
@@ -214,17 +211,17 @@ def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
             end += len(line)
             try:
                 row = json.loads(line)
-                float(row["iteration"])  # raises where it is no row, or has no number there
+                float(row["iteration"])  # raises if it is not a row of metrics
             except (ValueError, KeyError, TypeError):
                 raise ResumeError(
-                    f"{file}, line {number}, is no row of metrics; mend or delete that line, or move the file away: "
+                    f"{file}, line {number}: not a row of metrics; fix or delete that line, or move the file away: "
                     "training does not depend on it"
                 ) from None
             yield row, end
 
 
 def mark_run_failed(folder: Path, error: str) -> None:
-    """Say in `run.json` that the run failed, for a rank 0 that was killed before it could."""
+    """Set the state in `run.json` to failed, if rank 0 was killed before it could."""
     with suppress(OSError, ValueError):
         error = redact_text(error)
         known = json.loads((folder / "run.json").read_text())
@@ -232,7 +229,7 @@ def mark_run_failed(folder: Path, error: str) -> None:
 
 
 def checkpoint_name(iteration: int) -> str:
-    """Of the checkpoint that was saved after this many iterations."""
+    """The folder name of the checkpoint after `iteration` iterations."""
     return f"step_{iteration:08d}"
 
 
@@ -244,7 +241,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def checkpoint_world_size(checkpoint: Path) -> int | None:
-    """How many processes wrote a checkpoint; None where it is damaged."""
+    """The number of processes that wrote a checkpoint; None if it is damaged."""
     try:
         return int(json.loads((checkpoint / "state.json").read_text())["world_size"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -252,7 +249,7 @@ def checkpoint_world_size(checkpoint: Path) -> int | None:
 
 
 def check_iterations_left(checkpoint: Path, config: Config, last_iteration: int) -> None:
-    """Raise `ResumeError` where a run is to end before the iteration at which it is resumed."""
+    """Raise `ResumeError` if the run's last iteration is before the checkpoint."""
     done = int(checkpoint.name.removeprefix("step_"))
     if last_iteration >= done:
         return
@@ -263,16 +260,16 @@ def check_iterations_left(checkpoint: Path, config: Config, last_iteration: int)
     else:
         setting, works = f"num_iterations={config.num_iterations}", "a larger number"
     raise ResumeError(
-        f"{setting} is less than the {done} iterations that are done; use {works}, or evaluate the run as it is: "
+        f"{setting} is less than the {done} completed iterations; use {works}, or evaluate the run as it is: "
         f"{shell_command('ippo-eval', ('run', display_path(checkpoint.parents[1])))}"
     )
 
 
 def check_world_size(checkpoint: Path, world_size: int) -> None:
-    """Raise `ResumeError` where a checkpoint was written by another number of processes than will read it."""
+    """Raise `ResumeError` if the number of processes differs from the one that wrote the checkpoint."""
     wrote = checkpoint_world_size(checkpoint)
-    if wrote not in (None, world_size):  # None: damaged; loading verifies every file, and tells
+    if wrote not in (None, world_size):  # None: damaged; loading verifies every file and reports it
         raise ResumeError(
             f"{checkpoint} was written by {wrote} processes and there are {world_size} now; "
-            f"start with launch.processes={wrote}, or let it be spread anew with checkpoint.reshard=true"
+            f"set launch.processes={wrote}, or reshard the checkpoint with checkpoint.reshard=true"
         )

@@ -1,4 +1,4 @@
-"""When Python looks for garbage: seldom while modules are imported, which leave none and are never any themselves."""
+"""Garbage collection settings: rare collections during imports, imported objects frozen afterwards."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _IMPORT_THRESHOLDS = (100_000, 20, 100)
 
 
 def relax_gc() -> None:
-    """Until `restore_gc`: looking at what is being imported took a third of the time that a run took to begin."""
+    """Collect rarely until `restore_gc`: collections during imports took a third of the startup time."""
     gc.set_threshold(*_IMPORT_THRESHOLDS)
 
 
 def restore_gc() -> None:
-    """From here on, and never again among what was imported: every engine that ends collects garbage."""
-    if not gc.get_freeze_count():  # in a second run of one process the first one's models would be kept as well
+    """Restore the default thresholds and freeze imported objects: every closed engine triggers a full collection."""
+    if not gc.get_freeze_count():  # a second run in one process would also freeze the first run's models
         gc.freeze()
     gc.set_threshold(*_DEFAULT_THRESHOLDS)

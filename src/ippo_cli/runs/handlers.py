@@ -1,4 +1,4 @@
-"""Signal handlers that forked children do not inherit. Imports no torch: the process that starts ranks has them too."""
+"""Signal handlers that forked children do not inherit. Does not import torch: the launcher process uses them too."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from typing import Any
 Handler = Callable[[int, FrameType | None], None]
 
 INTERRUPT_DEBOUNCE_S = 1.0
-"""How long after Ctrl-C another one means nothing more."""
+"""A second Ctrl-C within this time is ignored."""
 
-_previous_handlers: list[dict[int, Any]] = []  # what stood before each installation in this process, outermost first
-_mask = threading.local()  # of the thread that forks
+_previous_handlers: list[dict[int, Any]] = []  # handlers replaced by each installation, outermost first
+_mask = threading.local()  # signal mask of the thread that forks
 
 
 @contextmanager
 def handle_signals(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Handle these signals in this process, from its main thread; children that it forks have the handlers of before.
+    """Handle these signals in this process; call it in the main thread. Forked children get the previous handlers.
 
-    A worker that a pool forks could otherwise not be ended: SIGTERM would set a flag that nobody reads there.
+    Otherwise a pool's forked worker could not be terminated: SIGTERM would only set a flag that the worker never reads.
     """
     before: dict[int, Any] = {number: signal.signal(number, handler) for number in drop_ignored_sighup(numbers)}
     _previous_handlers.append(before)
     try:
         yield
     finally:
-        if any(own is before for own in _previous_handlers):  # in a forked child it has been undone already
+        if any(own is before for own in _previous_handlers):  # a forked child has already restored them
             _previous_handlers[:] = [own for own in _previous_handlers if own is not before]
             _restore_handlers(before)
 
 
 def drop_ignored_sighup(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
-    """The signals without SIGHUP where that is ignored: under nohup a terminal that closes is to change nothing."""
+    """The signals, without SIGHUP if it is ignored: under nohup, a closed terminal must not end the run."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in numbers if not (ignored and number == signal.SIGHUP)]
 
 
 class InterruptCounter:
-    """Ctrl-C, once or again: a second one right after the first is the same one, which wrappers pass on twice."""
+    """Detects a second Ctrl-C; one right after the first is ignored, because wrappers forward the same one twice."""
 
     def __init__(self) -> None:
         self._first: float | None = None
         self.insisted = False
 
     def note(self) -> None:
-        """Count one."""
+        """Record one Ctrl-C."""
         now = time.monotonic()
         if self._first is None:
             self._first = now
@@ -60,12 +60,12 @@ class InterruptCounter:
 
 def _restore_handlers(before: dict[int, Any]) -> None:
     for number, handler in before.items():
-        # None stands for a handler that was not installed from Python, and cannot be installed from it again.
+        # None: the handler was not installed from Python and cannot be reinstalled.
         signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def _block_signals() -> None:
-    """Signals wait while a child is made: one that came before its handlers are restored would be forgotten."""
+    """Block signals during a fork: a signal before the child restores its handlers would be lost."""
     handled = {signal.Signals(number) for before in _previous_handlers for number in before}
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, handled)
 

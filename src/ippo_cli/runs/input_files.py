@@ -1,4 +1,4 @@
-"""Local files that a run reads, code and data: their hashes are in its folder, and are compared on a resume."""
+"""Hashes of a run's local code and data files, stored in its folder and compared on resume."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ippo_cli.tasks.data_files import SUFFIXES, content_key, file_suffix
 
 INPUTS = "inputs.json"
 DATA_KEYS = ("task.train", "task.eval")
-MAX_NAMED_FILES = 3  # files of a warning
+MAX_NAMED_FILES = 3  # in a warning
 
 
 class InputSource(NamedTuple):
-    """Why a file is an input: the key that names it first, and that key's value."""
+    """The first configuration key that names a file, and that key's value."""
 
     key: str
     source: str
@@ -34,7 +34,7 @@ InputSources = Mapping[Path, InputSource]
 
 
 def input_files(config: Config, *, data: bool = True) -> dict[Path, InputSource]:
-    """The files of code that a configuration names, with the neighbours that they import, and those of local data."""
+    """The code files that a configuration names, the sibling files that they import, and the local data files."""
     found: dict[Path, InputSource] = {}
     for key, value, _ in constrained_leaves(config):
         for text in value if isinstance(value, list) else [value]:
@@ -51,15 +51,17 @@ def input_files(config: Config, *, data: bool = True) -> dict[Path, InputSource]
 
 
 def record_inputs(folder: Path, inputs: InputSources, *, resumed: bool) -> None:
-    """Write down what the files hold; of a resumed run it is valid once its checkpoint is loaded."""
+    """Write the files' hashes; for a resumed run they are pending until its checkpoint is loaded."""
     known = {str(file): {**found._asdict(), "sha256": _hash_file(file)} for file, found in inputs.items()}
     with convert_storage_errors(str(folder)):
         write_atomically(folder / f"{INPUTS}{PENDING_SUFFIX if resumed else ''}", json.dumps(known, indent=1) + "\n")
 
 
 def changed_input_warnings(folder: Path, inputs: InputSources, keys: tuple[str, ...] = ("",)) -> list[str]:
-    """A warning that names the files that differ from those that the run was started with last, or nothing; `keys`:
-    how the keys begin that matter. Nothing for runs that recorded no hashes."""
+    """A warning that lists the files that changed since the run was last started, or an empty list.
+
+    `keys`: prefixes of the keys to compare. Empty for runs without recorded hashes.
+    """
     try:
         recorded: dict[str, Any] = json.loads((folder / INPUTS).read_text(encoding="utf-8"))
         digests = {name: str(entry["sha256"]) for name, entry in recorded.items()}
@@ -73,7 +75,7 @@ def changed_input_warnings(folder: Path, inputs: InputSources, keys: tuple[str, 
     states: dict[str, str] = {}
     for file, found in now.items():
         if file not in before:
-            states |= {file: ", new"} if found in sources_before else {}  # else the key has another value
+            states |= {file: ", new"} if found in sources_before else {}  # otherwise the key's value has changed
         elif digests[file] != _hash_file(Path(file)):
             states[file] = ""
     states |= {file: ", missing" for file, found in before.items() if file not in now and found in sources}
@@ -84,7 +86,8 @@ def changed_input_warnings(folder: Path, inputs: InputSources, keys: tuple[str, 
     of_data = any((now.get(file) or before[file]).key in DATA_KEYS for file in states)
     order = "; the order of prompts and the held-out rows may differ from before" if of_data else ""
     return [
-        f"changed since this run was started, and used as it is now: {', '.join(named[:MAX_NAMED_FILES])}{more}{order}"
+        f"changed since this run was started; the current version is used: {', '.join(named[:MAX_NAMED_FILES])}"
+        f"{more}{order}"
     ]
 
 
@@ -96,8 +99,8 @@ def _hash_file(file: Path) -> str:
 
 
 def _data_files(source: str) -> list[Path]:
-    """The local files of a source of rows; none of a dataset on the hub."""
-    with suppress(OSError, ValueError):  # a text that is no name of a file
+    """The local files of a data source; empty for a dataset on the hub."""
+    with suppress(OSError, ValueError):  # the text is not a valid file name
         place = Path(source)
         if is_pattern(source):
             return [Path(file).absolute() for file in expand_pattern(source)]
@@ -109,7 +112,7 @@ def _data_files(source: str) -> list[Path]:
 
 
 def _code_file(text: str) -> Path | None:
-    """The file of `path.py:name`, or of `module:name` outside of installed packages."""
+    """The file of `path.py:name`, or of `module:name` outside installed packages."""
     place = text.rpartition(":")[0]
     if place.endswith(".py"):
         candidates = [Path(place)]
@@ -117,13 +120,13 @@ def _code_file(text: str) -> Path | None:
         roots = [Path.cwd(), *map(Path, filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)))]
         module = place.replace(".", "/")
         candidates = [root / name for root in roots for name in (f"{module}.py", f"{module}/__init__.py")]
-    with suppress(OSError, ValueError):  # a text that is no name of a file
+    with suppress(OSError, ValueError):  # the text is not a valid file name
         return next((file.absolute() for file in candidates if file.is_file()), None)
     return None
 
 
 def _imported_files(file: Path, seen: frozenset[Path] = frozenset()) -> Iterator[Path]:
-    """Files beside a file that it imports, and those that they import."""
+    """Sibling files that a file imports, recursively."""
     for name in _imported_modules(file):
         for neighbour in (file.parent / f"{name}.py", file.parent / name / "__init__.py"):
             if neighbour.is_file() and neighbour not in {*seen, file}:
@@ -132,7 +135,7 @@ def _imported_files(file: Path, seen: frozenset[Path] = frozenset()) -> Iterator
 
 
 def _imported_modules(file: Path) -> set[str]:
-    """The first parts of the modules that a file imports; none where it cannot be read as Python."""
+    """The top-level names of the modules that a file imports; empty if it cannot be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(file.read_bytes())))
     except (OSError, ValueError, SyntaxError):

@@ -1,4 +1,4 @@
-"""Starting ranks on this machine, passing signals on to them, and ending together."""
+"""Starts ranks on this machine, forwards signals to them, and ends all of them if one fails."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ from ippo_cli.runs.handlers import InterruptCounter, handle_signals
 
 FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 PREEMPTED, INTERRUPTED = 75, 130
-GRACE_S = 20.0  # how long other ranks may take to notice that one is gone
-INTERRUPT_GRACE_S = 5.0  # how long ranks may take to leave after a second Ctrl-C
+GRACE_S = 20.0  # how long other ranks may take to exit after one failed
+INTERRUPT_GRACE_S = 5.0  # how long ranks may take to exit after a second Ctrl-C
 POLL_S = 0.1
 LIKELY_REASONS: dict[int, str] = {
-    signal.SIGKILL: "the system does this when memory runs out, and so does a scheduler at a limit; dmesg or the "
-    "scheduler's log says which, and mode=plan what a rank needs",
-    signal.SIGBUS: "a full /dev/shm or disk does this",
-    signal.SIGABRT: "a library gave up; its own words stand above",
+    signal.SIGKILL: "likely out of memory, or a scheduler limit; see dmesg or the scheduler's log, and mode=plan for "
+    "the memory that a rank needs",
+    signal.SIGBUS: "likely a full /dev/shm or disk",
+    signal.SIGABRT: "a library aborted; see its message above",
 }
 
 
 class RankFailure(IppoError):
-    """A rank ended with an error; its exit code is the run's."""
+    """A rank exited with an error; its exit code becomes the run's."""
 
     def __init__(self, rank: int, code: int, *, is_preempted: bool = False) -> None:
         if is_preempted:
             code = INTERRUPTED if -code == signal.SIGINT else PREEMPTED
-            message = f"asked to leave before rank {rank} had begun"
+            message = f"stop requested before rank {rank} had started"
         elif code < 0:
             message = f"rank {rank} {signal_description(code)}"
         else:
-            message = f"rank {rank} was the first to end, with exit code {code}; the reason stands above"
+            message = f"rank {rank} failed first, with exit code {code}; see its message above"
         super().__init__(message)
         self.asked, self.is_killed = is_preempted, code < 0
         self.exit_code = code if code > 0 else 1
 
 
 def signal_description(code: int) -> str:
-    """What a negative return code says: `was killed by SIGKILL (...)`."""
+    """The text for a negative return code: `was killed by SIGKILL (...)`."""
     number = -code
     name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
     reason = LIKELY_REASONS.get(number)
@@ -58,21 +58,23 @@ def signal_description(code: int) -> str:
 def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
     """Train in `processes` child processes. Raises `RankFailure` with the exit code of the first rank that failed."""
     command = ["ippo_cli.cli.rank", str(folder), *(["--resumed"] if resumed else [])]
-    # Rank 0 is given this very socket: a port that is only known to be free may be another run's by then.
+    # Rank 0 inherits this open socket: another run could take a port that was only known to be free.
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         environments = [_rank_environment(rank, processes, processes, port) for rank in range(processes)]
         failure = _run_rank_processes(environments, command, listening if processes > 1 else None)
     if failure is not None:
-        with suppress(ResumeError):  # it may have ended before it had a state
+        with suppress(ResumeError):  # the run may have ended before it wrote run.json
             if failure.is_killed or (read_run_state(folder) == "running" and not failure.asked):
-                mark_run_failed(folder, str(failure))  # rank 0 could not, or saw no more than that somebody was gone
+                mark_run_failed(folder, str(failure))  # rank 0 could not, or only knew that a rank was lost
         raise failure
 
 
 def run_node_ranks(arguments: Sequence[str], processes: int, nodes: int) -> None:
-    """Train in this machine's ranks of a run on several, where the same line was typed on each: every rank composes it
-    by itself, as one that somebody else started. Raises `RankFailure` likewise."""
+    """Train in this machine's ranks of a multi-node run; the same command runs on every node.
+
+    Each rank composes the configuration itself, as with an external launcher. Raises `RankFailure`.
+    """
     node = node_rank(os.environ, nodes)
     environments = [
         _rank_environment(node * processes + local, nodes * processes, processes) | {"LOCAL_RANK": str(local)}
@@ -86,8 +88,7 @@ def run_node_ranks(arguments: Sequence[str], processes: int, nodes: int) -> None
 def _run_rank_processes(
     environments: Sequence[dict[str, str]], command: Sequence[str], listening: socket.socket | None = None
 ) -> RankFailure | None:
-    """Run a module once for each environment; the failure that came first. The first one meets the others where a
-    socket is `listening`, if one is given."""
+    """Run a module once per environment; returns the first failure. The first process inherits `listening`."""
     ranks = _RankProcesses(int(environments[0]["RANK"]))
     with handle_signals(FORWARDED, ranks.forward):
         try:
@@ -96,18 +97,18 @@ def _run_rank_processes(
                 if listening is not None and not ranks.children:
                     given = (listening.fileno(),)
                     environment = environment | {LISTENING_SOCKET: str(listening.fileno())}
-                # A process group of its own: Ctrl-C reaches the ranks once, through `forward`.
+                # Separate process groups, so that Ctrl-C reaches the ranks once, through `forward`.
                 program = [sys.executable, "-m", *command]
                 ranks.add(subprocess.Popen(program, env=environment, process_group=0, pass_fds=given))
             if listening is not None:
-                listening.close()  # it ends with rank 0
+                listening.close()  # rank 0 holds it now
             return ranks.wait()
         finally:
             ranks.kill()
 
 
 def _rank_environment(rank: int, world_size: int, local_world_size: int, port: int | None = None) -> dict[str, str]:
-    """The variables of a rank, of which `here` are on this machine; with a port all of them are."""
+    """A rank's environment variables; with `port`, all ranks run on this machine."""
     meeting = {} if port is None else {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     return (
         os.environ
@@ -124,17 +125,17 @@ def _rank_environment(rank: int, world_size: int, local_world_size: int, port: i
 
 
 class _RankProcesses:
-    """The child processes of a run: signals are passed on to them, and they end together."""
+    """The child processes of a run: forwards signals to them and ends them together."""
 
     def __init__(self, first: int = 0) -> None:
-        self._first = first  # rank of this machine
+        self._first = first  # lowest rank of this machine
         self.children: list[subprocess.Popen[bytes]] = []
         self._forwarded_signals: set[int] = set()
         self._interrupts = InterruptCounter()
         self._deadline = float("inf")
 
     def add(self, child: subprocess.Popen[bytes]) -> None:
-        """Take in a rank that was just started, and tell it what came meanwhile."""
+        """Add a started rank, and forward the signals received so far to it."""
         self.children.append(child)
         for number in list(self._forwarded_signals):
             child.send_signal(number)
@@ -143,25 +144,25 @@ class _RankProcesses:
         self._forwarded_signals.add(number)
         if number == signal.SIGINT:
             self._interrupts.note()
-        if self._interrupts.insisted:  # no rank saves then, and one may wait for another that has left
+        if self._interrupts.insisted:  # ranks exit without saving; one may wait for a rank that has exited
             self._deadline = min(self._deadline, time.monotonic() + INTERRUPT_GRACE_S)
         for child in self.children:
             if child.poll() is None:
                 child.send_signal(number)
 
     def wait(self) -> RankFailure | None:
-        """Wait for all; after a failure the others get a grace period. Returns the failure that came first."""
+        """Wait for all ranks; after a failure the others get a grace period. Returns the first failure."""
         ended, failure = False, None
         while not ended and failure is None:
             time.sleep(POLL_S)
-            ended = self._all_ended()  # asked first: a rank that fails after it is met by the next turn
+            ended = self._all_ended()  # checked first, so that a failure after this line is found in the next loop
             failure = self._first_failure()
             if failure is None and not ended and time.monotonic() > self._deadline:
-                failure = RankFailure(0, INTERRUPTED)  # no rank could hear the second Ctrl-C
+                failure = RankFailure(0, INTERRUPTED)  # no rank reacted to the second Ctrl-C
         if failure is not None and failure.is_killed:
-            print(f"ippo: {failure}; the other ranks leave", file=sys.stderr, flush=True)
+            print(f"ippo: {failure}; the other ranks exit", file=sys.stderr, flush=True)
         if failure is not None and (failure.asked or failure.exit_code not in (PREEMPTED, INTERRUPTED)):
-            # Ranks that saved together need none; those that hang together wait for each other before they leave.
+            # No deadline for ranks that save together; a hang is detected by all ranks, so a short one suffices.
             self._deadline = time.monotonic() + (INTERRUPT_GRACE_S if failure.exit_code == HUNG else GRACE_S)
         while not self._all_ended() and time.monotonic() < self._deadline:
             time.sleep(POLL_S)
@@ -169,21 +170,21 @@ class _RankProcesses:
         return failure
 
     def kill(self) -> None:
-        """End those that are still there, at once."""
+        """Kill the ranks that still run."""
         for child in self.children:
             if child.poll() is None:
                 child.kill()
-                child.wait()  # it may be writing
+                child.wait()  # until it has released its files
 
     def _all_ended(self) -> bool:
         return all(child.poll() is not None for child in self.children)
 
     def _first_failure(self) -> RankFailure | None:
-        """Of the ranks that have failed one that was killed, since the others only follow, else the lowest."""
+        """The failed rank to report: a killed one, because other failures follow from it, else the lowest."""
         codes = {rank: child.poll() for rank, child in enumerate(self.children, self._first)}
         failed = [(code > 0, rank, code) for rank, code in codes.items() if code]
         if not failed:
             return None
         _, rank, code = min(failed)
-        # What is passed on kills a rank that has not begun.
+        # A forwarded signal kills a rank that has not installed its handlers yet.
         return RankFailure(rank, code, is_preempted=-code in self._forwarded_signals)

@@ -1,4 +1,4 @@
-"""Standard output whose reader goes away, as in `... | head -3`: commands end quietly, and training goes on."""
+"""Closed standard output, as in `... | head -3`: commands exit quietly, and training continues."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from contextlib import suppress
 from typing import Any
 
 CLOSED_ERRNOS = (errno.EPIPE, errno.EIO, errno.ECONNRESET)  # a pipe's reader, a terminal, a socket's other end
-_continuing_task = ""  # what goes on without a reader
+_continuing_task = ""  # the task that continues without a reader, if any
 
 
 class OutputClosed(BaseException):
-    """The output is not read any more: the command ends. No failure, and so nothing that code may catch."""
+    """The output has no reader and the command exits. Not an `Exception`, so that no handler treats it as a failure."""
 
 
 class _OutputStream(io.FileIO):
-    """A file descriptor of the process; what nobody can read any more is discarded."""
+    """A file descriptor of the process that discards output once the reader is gone."""
 
     def write(self, data: Any) -> int | None:
         try:
@@ -34,7 +34,7 @@ class _OutputStream(io.FileIO):
 
 
 def open_closed_streams() -> None:
-    """Give standard streams that were closed (`>&-`) the null device, before a file gets one of their numbers."""
+    """Open the null device for closed standard streams (`>&-`), so that no file reuses their descriptors."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
@@ -45,7 +45,7 @@ def open_closed_streams() -> None:
 
 
 def detect_closed_output() -> None:
-    """Raise `OutputClosed` where standard output or error, of this process, has lost its reader."""
+    """From now on, writes to standard output or error raise `OutputClosed` once the reader is gone."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper) and _can_lose_reader(stream):
@@ -62,23 +62,23 @@ def detect_closed_output() -> None:
 
 
 def ignore_closed_output(task: str = "training") -> None:
-    """From now on go on without them: what this process does is worth more than its output."""
+    """From now on, continue `task` if standard output or error loses its reader."""
     global _continuing_task
     detect_closed_output()
     _continuing_task = task
 
 
 def print_status(text: str, *, terminal_only: bool = False) -> None:
-    """Say on stderr what a command does before its first output: loading takes seconds. Of several ranks the first."""
+    """Print a status line to stderr while a command loads, on rank 0 only."""
     is_first = os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0"
     if is_first and (sys.stderr.isatty() or not terminal_only):
         print(text, file=sys.stderr, flush=True)
 
 
 def flush_output() -> None:
-    """Write what is buffered. Raises `OutputClosed`."""
+    """Flush the standard streams. Raises `OutputClosed`."""
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # its disk may be full, or it may be closed
+        with suppress(OSError, ValueError):  # the disk may be full, or the stream closed
             stream.flush()
 
 
@@ -86,17 +86,17 @@ def _can_lose_reader(stream: io.TextIOWrapper) -> bool:
     try:
         raw = getattr(stream.buffer, "raw", stream.buffer)
         kind = os.fstat(stream.fileno()).st_mode
-    except (OSError, ValueError, AttributeError):  # no file of the system, such as a test's
+    except (OSError, ValueError, AttributeError):  # not a file of the system, e.g. in a test
         return False
     is_stream = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind) or stat.S_ISCHR(kind)
     return is_stream and stream.fileno() in (1, 2) and isinstance(raw, io.FileIO) and not isinstance(raw, _OutputStream)
 
 
 def _redirect_to_devnull(descriptor: int) -> None:
-    """Let what is written to a descriptor go nowhere, whoever in this process writes."""
+    """Discard all later writes of this process to a descriptor."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
     if _continuing_task and descriptor == 1:
         with suppress(OSError):
-            os.write(2, f"ippo: the reader of the output is gone; {_continuing_task} continues\n".encode())
+            os.write(2, f"ippo: the output has no reader any more; {_continuing_task} continues\n".encode())

@@ -1,4 +1,4 @@
-"""The global random streams as plain data, and set from it again."""
+"""Saves and restores the states of the global random generators (Python, NumPy, torch)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def rng_state() -> dict[str, Any]:
-    """The global random streams as plain data (ours are stateless; rewards of the user's may draw from these)."""
+    """The states of the global generators as JSON values (only user code uses them; ours are stateless)."""
     version, words, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = numpy.random.get_state()
     state = {
@@ -32,7 +32,7 @@ def rng_state() -> dict[str, Any]:
 
 
 def restore_rng(state: Mapping[str, Any]) -> None:
-    """Set the streams of `rng_state`."""
+    """Restore the states from `rng_state`."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = state["numpy"]

@@ -1,7 +1,7 @@
-"""Being asked to leave: signals set a flag, and ranks agree on it where all of them pass.
+"""Preemption: signals set a flag, and all ranks agree on it at common points.
 
-A scheduler may ask one rank alone. It leaves a word for the others, who hear it within a second, wherever they are: in
-the middle of long responses each of them can stop by itself, and all meet at the end of what is then abandoned.
+A scheduler may signal one rank only. That rank sets a flag in the store; the other ranks poll it every
+`WATCH_INTERVAL_S`, so each rank can also stop during long generations. All ranks meet where the abandoned work ends.
 """
 
 from __future__ import annotations
@@ -23,31 +23,31 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
-TIME_LIMIT_SIGNAL = signal.SIGALRM  # stands for a clock's word: nobody sends it
+TIME_LIMIT_SIGNAL = signal.SIGALRM  # marks a time limit; never sent
 REWARD_GRACE_S = 10.0
-"""How long after the signal a reward that is being called is still waited for."""
+"""How long a running reward call may continue after the signal."""
 WATCH_INTERVAL_S = 0.5
 PREEMPTION_FLAG = "asked to leave"
 
 
 class PreemptionHandler:
-    """Whether some rank was asked to leave. A second Ctrl-C leaves at once.
+    """Tracks preemption requests on any rank. A second Ctrl-C exits immediately.
 
-    Signals are handled until `over` closes, which may be after this handler's own end: what comes while a run that has
-    ended puts away what it used does not change how it ended.
+    Signals are handled until `scope` closes, which may be after this handler exits: a signal during the cleanup of a
+    finished run must not change its result.
     """
 
     def __init__(self, scope: ExitStack | None = None) -> None:
-        self.received_signal: signal.Signals | None = None  # what this rank was asked by
-        self.on_preemption: Callable[[str], None] | None = None  # is told once, in a thread of its own, by whom
-        self._is_requested_remotely = False  # whether another rank was, as far as this one has heard
+        self.received_signal: signal.Signals | None = None  # that this rank received
+        self.on_preemption: Callable[[str], None] | None = None  # called once, in the watch thread, with the sender
+        self._is_requested_remotely = False  # whether another rank has set the flag
         self._is_announced = False
         self._told = False
         self._interrupts = InterruptCounter()
         self._requested_at = 0.0
         self._is_calling_reward = False
-        self.deadline = math.inf  # the moment, in seconds since 1970, at which this rank asks itself
-        self._held = ExitStack()  # until this handler's end, where nothing lasts longer
+        self.deadline = math.inf  # seconds since 1970, at which this rank requests preemption itself
+        self._held = ExitStack()  # closed with this handler; used if no `scope` is given
         self._handler_scope = scope or self._held
         self._over = threading.Event()
         self._watch_thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
@@ -60,31 +60,33 @@ class PreemptionHandler:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._held.close()
-        self._watch_thread.join(timeout=2 * WATCH_INTERVAL_S)  # the process group is not to end under it
+        self._watch_thread.join(timeout=2 * WATCH_INTERVAL_S)  # before the process group is destroyed
 
     @property
     def asked(self) -> bool:
-        """Whether this rank knows that some rank was asked; others may not know it yet."""
+        """Whether this rank knows of a request; other ranks may not know it yet."""
         return self.received_signal is not None or self._is_requested_remotely
 
     def poll(self) -> None:
-        """Raise `PreemptionRequested` on a rank that knows of it: for use between decode steps, inside of what all
-        ranks leave together (`distributed.failing_together`)."""
+        """Raise `PreemptionRequested` if this rank knows of a request.
+
+        For use between decode steps, inside `distributed.synchronize_errors`, which raises on all ranks.
+        """
         if self.asked:
             raise PreemptionRequested
 
     def raise_if_any_rank_requested(self) -> None:
-        """Raise `PreemptionRequested` on all ranks where one of them was asked. Collective: all of them pass here."""
+        """Raise `PreemptionRequested` on all ranks if any rank knows of a request. Collective."""
         if distributed.any_rank(self.asked):
             raise PreemptionRequested
 
     def leave(self) -> None:
-        """Ask this rank to leave: its time is over."""
+        """Request preemption because the time limit is reached."""
         self._ask(TIME_LIMIT_SIGNAL)
 
     @property
     def is_out_of_time(self) -> bool:
-        """Whether this rank was asked because its time is over."""
+        """Whether this rank requested preemption because of the time limit."""
         return self.received_signal is TIME_LIMIT_SIGNAL
 
     @property
@@ -93,14 +95,13 @@ class PreemptionHandler:
 
     @property
     def insisted(self) -> bool:
-        """Whether Ctrl-C came again, after the first one was announced."""
+        """Whether Ctrl-C was pressed a second time."""
         return self._interrupts.insisted
 
     def make_interruptible(self, reward: Callable[P, T]) -> Callable[P, T]:
-        """The same call of a reward, to be made in the main thread: what has not returned `REWARD_GRACE_S` after the
-        signal raises `PreemptionRequested`.
+        """Wrap a reward so that a call raises `PreemptionRequested` if it runs `REWARD_GRACE_S` after the signal.
 
-        A reward whose own worker processes died of the same signal would be waited for without end.
+        Call it in the main thread. Otherwise a reward whose worker processes died of the same signal blocks forever.
         """
 
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -131,8 +132,7 @@ class PreemptionHandler:
         return self.asked and self._is_calling_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
 
     def _watch(self) -> None:
-        """Tell other ranks and hear from them; and wake the main thread, the one that runs handlers, while a reward
-        keeps it beyond its time."""
+        """Exchange requests with other ranks, and interrupt an overdue reward call in the main thread."""
         main = threading.main_thread().ident
         assert main is not None
         while not self._over.wait(WATCH_INTERVAL_S):
@@ -144,7 +144,7 @@ class PreemptionHandler:
                 self._requested_at, self._is_requested_remotely = time.monotonic(), True
             if self.asked and not self._told and self.on_preemption is not None:
                 self._told = True
-                with suppress(OSError, SystemExit):  # nobody may read any more what is printed
+                with suppress(OSError, SystemExit):  # the output may have no reader
                     self.on_preemption("another rank" if self.received_signal is None else self.received_signal.name)
             if self._is_reward_overdue():
                 signal.pthread_kill(main, signal.SIGUSR1)

@@ -1,8 +1,8 @@
-"""A run that does nothing any more ends itself: stacks of all ranks into its folder, exit code 11, nothing left behind.
+"""Watchdog: ends a hanging run with exit code 11, writes the stacks of all ranks, and kills child processes.
 
-Every rank counts what it does (`engine/progress.py`) and adds to a count of all of them in the rendezvous store, so
-that one that waits for another is not taken for one that hangs. The time of silence is counted in ticks of this rank: a
-job that was suspended as a whole goes on where it was.
+Every rank counts its progress (`engine/progress.py`) and adds it to a common counter in the rendezvous store, so a
+rank that waits for another one does not count as hanging. Idle time is counted in ticks of this rank, so suspending
+the whole job does not end it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from ippo_cli.engine import distributed, progress
 from ippo_cli.runs.folder import display_path, list_checkpoints, mark_run_failed, resume_command
 
 HANG_FLAG = "hangs"
-TICKS_PER_LIMIT = 20  # how often within the limit is looked
+TICKS_PER_LIMIT = 20  # checks within the limit
 LONGEST_TICK_S = 5.0
-REPORT_TIMEOUT_S = 5.0  # how long the screen and the disk may take
-DUMP_AFTER_LIMITS = (
-    2  # limits after which stacks are written where Python's lock is never given back; nothing else can be
-)
+REPORT_TIMEOUT_S = 5.0  # how long the terminal and the disk may take
+DUMP_AFTER_LIMITS = 2  # limits after which faulthandler dumps the stacks, for a hang that holds the GIL
 
 
 def stacks_file(folder: Path, rank: int) -> Path:
-    """Where a rank that hangs leaves its stacks."""
+    """The stacks file of a hanging rank."""
     return folder / "errors" / f"stacks_rank_{rank}.txt"
 
 
 class Watchdog:
-    """Ends this process where no rank has done anything for a while: threads of their own, as the main one may hang."""
+    """Ends this process if no rank makes progress; runs in two threads, because the main thread may hang."""
 
     def __init__(self, folder: Path, *, limit_s: float, first_limit_s: float) -> None:
         self.folder = folder
@@ -44,11 +42,11 @@ class Watchdog:
         self._tick = min(LONGEST_TICK_S, limit_s / TICKS_PER_LIMIT)
         self._steps_before = progress.iteration_count()
         self._idle_s = 0.0
-        self._seen = -1  # of this process
-        self._global_count = 0  # of all ranks, as far as the store has said
+        self._seen = -1  # last progress count of this process
+        self._global_count = 0  # last progress count of all ranks in the store
         self._is_stop_requested = False  # by another rank
         self._fired, self._over = threading.Event(), threading.Event()
-        self._is_reporter = distributed.is_main()  # unless the store says who
+        self._is_reporter = distributed.is_main()  # unless the store assigns another rank
         self._threads = [
             threading.Thread(target=work, name=f"watchdog {name}", daemon=True)
             for name, work in (("looks", self._look), ("asks", self._ask))
@@ -61,35 +59,35 @@ class Watchdog:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        for thread in self._threads:  # the process group is not to end under them
+        for thread in self._threads:  # before the process group is destroyed
             thread.join(timeout=2 * self._tick)
         with suppress(OSError):
             stacks_file(self.folder, distributed.rank()).unlink()
-            (self.folder / "errors").rmdir()  # unless something else is there
+            (self.folder / "errors").rmdir()  # fails if it has other files
 
     @property
     def limit_s(self) -> float:
-        """Longer until an iteration is done: what is done once, such as loading, may say nothing for long."""
+        """The idle limit; longer before the first iteration completes, because loading may take long."""
         return self._limit if progress.iteration_count() > self._steps_before else self._first_limit
 
     def _look(self) -> None:
         with self._open_stacks_file() as file:
             try:
                 self._monitor_until_stopped(file)
-            finally:  # it would write into whatever has the file's number then
+            finally:  # otherwise it could write into a file that reuses the descriptor
                 faulthandler.cancel_dump_traceback_later()
 
     def _monitor_until_stopped(self, file: IO[str]) -> None:
         before, everywhere = time.monotonic(), self._global_count
         while not self._over.wait(self._tick):
-            # It cannot end the process: after a job was suspended as a whole it would.
+            # Dumps only, without exit=True: it would end a job that was suspended as a whole.
             faulthandler.dump_traceback_later(DUMP_AFTER_LIMITS * self.limit_s, file=file)
             now = time.monotonic()
             count = progress.progress_count()
             if count != self._seen or everywhere != self._global_count or progress.has_granted_time():
                 self._idle_s = 0.0
             else:
-                self._idle_s += min(now - before, 2 * self._tick)  # of a job that slept as a whole little counts
+                self._idle_s += min(now - before, 2 * self._tick)  # a suspension of the whole job counts little
             before, everywhere, self._seen = now, self._global_count, count
             if self._idle_s >= self.limit_s or self._is_stop_requested:
                 self._end(file)
@@ -99,12 +97,14 @@ class Watchdog:
         try:
             place.parent.mkdir(exist_ok=True)
             return place.open("w")
-        except OSError:  # better on the screen than nowhere
+        except OSError:  # fall back to stderr
             return os.fdopen(os.dup(2), "w")
 
     def _ask(self) -> None:
-        """Tell the other ranks what this one does and hear what they do. It may wait without end for a rank 0 that is
-        stopped, which keeps the store: nobody waits for this thread."""
+        """Exchange progress with the other ranks through the store.
+
+        May block forever if rank 0, which hosts the store, is stopped; nothing waits for this thread.
+        """
         last_count = progress.progress_count()
         while not self._over.wait(self._tick):
             if self._fired.is_set():
@@ -116,11 +116,11 @@ class Watchdog:
             self._is_stop_requested = self._is_stop_requested or distributed.flag_is_set(HANG_FLAG)
 
     def _end(self, file: IO[str]) -> None:
-        """Write the stacks, wait until the others have done so too, and leave with everything that was started."""
+        """Write the stacks, wait for the other ranks to write theirs, kill all descendants, and exit."""
         faulthandler.cancel_dump_traceback_later()
         faulthandler.dump_traceback(file, all_threads=True)
         file.flush()
-        self._is_reporter = self._is_reporter or distributed.world_size() > 1  # better twice than never
+        self._is_reporter = self._is_reporter or distributed.world_size() > 1  # two reports are better than none
         self._fired.set()
         if distributed.world_size() > 1:
             time.sleep(4 * self._tick)
@@ -128,29 +128,28 @@ class Watchdog:
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)
         if self._is_reporter:
-            telling = threading.Thread(target=self._tell, daemon=True)
-            telling.start()
-            telling.join(REPORT_TIMEOUT_S)  # whoever reads what is printed may be what hangs
+            reporter = threading.Thread(target=self._tell, daemon=True)
+            reporter.start()
+            reporter.join(REPORT_TIMEOUT_S)  # the reader of the output may be what hangs
         os._exit(HUNG)
 
     def _tell(self) -> None:
         message = (
-            f"no rank has done anything for {self.limit_s:g} s (launch.watchdog_s); where each of them stood is in "
+            f"no rank made progress for {self.limit_s:g} s (launch.watchdog_s); stack traces are in "
             f"{display_path(self.folder)}/errors/stacks_rank_*.txt"
         )
         mark_run_failed(self.folder, message)
         checkpoints = list_checkpoints(self.folder / "checkpoints")
-        resume_hint = f"to go on from {checkpoints[-1].name}: {resume_command(self.folder)}" if checkpoints else ""
+        resume_hint = f"resume from {checkpoints[-1].name} with: {resume_command(self.folder)}" if checkpoints else ""
         print("\n".join(filter(None, [f"ippo: {message}", resume_hint])), file=sys.stderr, flush=True)
 
 
 surviving_children: set[int] = set()
-"""Processes that this one has started, and that end by themselves once it is gone."""
+"""Child processes that exit by themselves when this process is gone."""
 
 
 def descendants(parent: int) -> list[int]:
-    """The processes that this one has started, and those that they have, as far as the system says; but for those that
-    are `surviving_children`."""
+    """All descendants of a process, from /proc where it exists, without `surviving_children` and their descendants."""
     found: list[int] = []
     with suppress(OSError):
         for task in Path(f"/proc/{parent}/task").iterdir():

@@ -1,1 +1,1 @@
-"""Sweeps: the jobs of a grid or a search, how they run in parallel, and the folder that records them."""
+"""Sweeps: generates the jobs of a grid or a search, runs them in parallel, and records them in a folder."""

@@ -1,4 +1,4 @@
-"""A sweep's folder: `sweep.json` has one row per job, which the process that runs it keeps true; and the table."""
+"""The folder of a sweep: `sweep.json` has one row per job, updated by the process that runs the job; and the table."""
 
 from __future__ import annotations
 
@@ -21,68 +21,71 @@ from ippo_cli.engine import launchers
 from ippo_cli.runs.folder import display_path, write_atomically
 
 SWEEP_FILE = "sweep.json"
-ATTEMPT_FILE = "attempt"  # the newest one at the sweep, by a name of its own
-STOP_FILE = "leaving"  # there while the sweep has been asked to leave; holds the signal's number
-FINISHED_STATES = ("done", "pruned")  # states of jobs of which nothing is missing
+ATTEMPT_FILE = "attempt"  # holds the random name of the newest attempt
+STOP_FILE = "leaving"  # exists after a signal has stopped the sweep; holds the signal number
+FINISHED_STATES = ("done", "pruned")  # states of jobs that a resumed sweep does not run again
 THREADS_KEY = "launch.threads"
 SCORE_KEYS = ("iteration", "score")
 
 
 @dataclass
 class JobRow:
-    """What `sweep.json` says of one job."""
+    """The record of one job in `sweep.json`."""
 
     job: int
     overrides: list[str]
-    folder: str  # below the sweep's
+    folder: str  # relative to the folder of the sweep
     state: str = "waiting"  # waiting | running | done | pruned | preempted | failed | refused
     exit_code: int | None = None
     error: str | None = None
     score: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score}
     wall_seconds: float = 0.0
-    host: str | None = None  # of the process that runs the job
+    host: str | None = None  # host of the process that runs the job
     pid: int | None = None
-    slurm: str | None = None  # the job that SLURM runs it as, or has put back into its queue
-    since: float | None = None  # when that process began, in seconds since 1970
-    until: float | None = None  # when SLURM ends it at the latest
-    threads: int | None = None  # its share of the cores, where the sweep has given it one
-    pruned_at: int | None = None  # iteration whose score showed that the job was hopeless: it was asked to leave
-    generation: int | None = None  # of a population, from 1
-    member: int | None = None  # of its generation, from 1
-    parent: int | None = None  # the job whose checkpoint it went on from
+    slurm: str | None = None  # id of the SLURM job that runs it or is requeued to run it
+    since: float | None = None  # start time of that process, in seconds since 1970
+    until: float | None = None  # end of the SLURM time limit, in seconds since 1970
+    threads: int | None = None  # launch.threads that the sweep assigned; None if the user set it
+    pruned_at: int | None = None  # iteration of the score by which the job was pruned
+    generation: int | None = None  # generation of a population, from 1
+    member: int | None = None  # number within the generation, from 1
+    parent: int | None = None  # the job from whose checkpoint it was started
 
 
 def reserve_sweep_folder(folder: Path, *, chosen: bool) -> Path:
-    """Make the folder of a new sweep. One that the user chose may exist, and must be empty."""
+    """Create the folder of a new sweep. A folder that the user chose may exist, and must be empty.
+
+    Raises `ConfigError` or `StorageError`.
+    """
     if chosen and folder.is_dir() and any(folder.iterdir()):
         raise ConfigError(
-            f"hydra.sweep.dir={folder}", "is not empty", "go on with its sweep by resume=auto, or choose another folder"
+            f"hydra.sweep.dir={folder}", "is not empty", "resume its sweep with resume=auto, or choose another folder"
         )
     for place in (folder, folder.with_name(f"{folder.name}-{secrets.token_hex(3)}")):
         try:
             place.mkdir(parents=True, exist_ok=chosen)
             return place.absolute()
-        except FileExistsError:  # two sweeps in one second
+        except FileExistsError:  # two sweeps started in the same second
             continue
         except OSError as error:
-            raise StorageError(f"hydra.sweep.dir: {place} cannot be made ({error.strerror})") from error
-    raise StorageError(f"hydra.sweep.dir: {folder} is taken")
+            raise StorageError(f"hydra.sweep.dir: {place} cannot be created ({error.strerror})") from error
+    raise StorageError(f"hydra.sweep.dir: {folder} already exists; choose another folder")
 
 
 def create_sweep_file(folder: Path, arguments: Sequence[str], rows: Sequence[JobRow]) -> None:
-    """Write the first `sweep.json`: as what was typed, and all jobs that are known."""
+    """Write the first `sweep.json`: the typed arguments and the rows of all known jobs."""
     _write_sweep_file(folder, list(arguments), list(rows))
 
 
 def start_attempt(folder: Path) -> str:
-    """The name of another attempt at the sweep, which is the one that counts from now on."""
+    """Start a new attempt at the sweep, which invalidates queued jobs of earlier ones. Returns its name."""
     name = secrets.token_hex(6)
     write_atomically(folder / ATTEMPT_FILE, name)
     return name
 
 
 def read_attempt(folder: Path) -> str:
-    """The newest attempt at the sweep."""
+    """The name of the newest attempt at the sweep; empty if there is none."""
     try:
         return (folder / ATTEMPT_FILE).read_text()
     except FileNotFoundError:
@@ -90,28 +93,28 @@ def read_attempt(folder: Path) -> str:
 
 
 def find_sweep(beside: Path, arguments: Sequence[str]) -> Path | None:
-    """The newest sweep of these arguments, in that folder or beside it."""
+    """The newest sweep that was started with these arguments, in the folder or one of its siblings."""
     places = [beside, *sorted((file.parent for file in beside.parent.glob(f"*/{SWEEP_FILE}")), reverse=True)]
     wanted = _comparable_arguments(arguments)
     for place in places:
-        with suppress(ResumeError):  # no sweep, or one that cannot be read: another's
+        with suppress(ResumeError):  # no sweep, or an unreadable one: skip it
             if _comparable_arguments(read_arguments(place)) == wanted:
                 return place.absolute()
     return None
 
 
 def is_launcher_override(text: str) -> bool:
-    """Whether an argument says where jobs run, which may differ when a sweep goes on."""
+    """Whether an argument selects how jobs are launched, which may change when a sweep is resumed."""
     return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "sweep.at_once="))
 
 
 def read_arguments(folder: Path) -> list[str]:
-    """What was typed to start the sweep."""
+    """The arguments that started the sweep. Raises `ResumeError`."""
     return [str(text) for text in _read_sweep_file(folder)["arguments"]]
 
 
 def read_rows(folder: Path) -> list[JobRow]:
-    """All jobs, as they stand in `sweep.json`."""
+    """The rows of all jobs in `sweep.json`. Raises `ResumeError`."""
     try:
         return [JobRow(**row) for row in _read_sweep_file(folder)["jobs"]]
     except TypeError as error:
@@ -120,12 +123,12 @@ def read_rows(folder: Path) -> list[JobRow]:
 
 @contextmanager
 def update_row(folder: Path, job: int) -> Iterator[JobRow]:
-    """One job's row, to be changed inside of this; other processes wait."""
+    """Yield the row of one job and save its changes, under a lock between processes."""
     with (folder / ".sweep.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         rows = read_rows(folder)
         row = next((row for row in rows if row.job == job), None)
-        if row is None:  # of a sweeper that makes up its jobs on the way
+        if row is None:  # a job of a sweeper that generates its jobs while it runs
             row = JobRow(job=job, overrides=[], folder="")
             rows.append(row)
         yield row
@@ -133,14 +136,14 @@ def update_row(folder: Path, job: int) -> Iterator[JobRow]:
 
 
 def add_rows(folder: Path, rows: Sequence[JobRow]) -> None:
-    """Rows of jobs that were made up on the way."""
+    """Append rows of jobs that were generated during the sweep."""
     with (folder / ".sweep.lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         _write_sweep_file(folder, read_arguments(folder), [*read_rows(folder), *rows])
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """A job's `run.json`; nothing where it never began."""
+    """The `run.json` of a job; empty if the job never started."""
     try:
         known = json.loads((folder / "run.json").read_text())
         return known if isinstance(known, dict) else {}
@@ -149,12 +152,12 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether a job's run came to its end."""
+    """Whether the run of a job is complete."""
     return read_run(folder).get("state") == "done"
 
 
 def copy_run_result(row: JobRow, folder: Path) -> None:
-    """Take score and time over from the job's `run.json`."""
+    """Copy scores and wall time from the `run.json` of the job into its row."""
     known = read_run(folder)
     evaluation = known.get("evaluation", {})
     row.score = {name: {key: entry[key] for key in SCORE_KEYS} for name, entry in evaluation.items()}
@@ -162,31 +165,31 @@ def copy_run_result(row: JobRow, folder: Path) -> None:
 
 
 def mark_running(row: JobRow) -> None:
-    """Say that this process runs the job now."""
+    """Record in the row that this process runs the job."""
     row.state, row.exit_code, row.error = "running", None, None
     row.host, row.pid, row.slurm = socket.gethostname(), os.getpid(), launchers.submitted_job(os.environ)
     row.since, row.until = time.time(), None if row.slurm is None else launchers.job_end_time(os.environ)
 
 
 def set_state(row: JobRow, state: str, exit_code: int | None, error: str | None) -> None:
-    """Say how the job ended."""
+    """Set the state of a job that is not running, and clear its process."""
     row.state, row.exit_code, row.error = state, exit_code, error
     row.host = row.pid = row.slurm = row.since = row.until = None
 
 
 def overrides_without_threads(row: JobRow) -> list[str]:
-    """A job's overrides without the share of the cores that the sweep has given it."""
+    """The overrides of a job without the `launch.threads` that the sweep assigned."""
     return [text for text in row.overrides if row.threads is None or text != f"{THREADS_KEY}={row.threads}"]
 
 
 def distinct_overrides(rows: Sequence[JobRow]) -> dict[int, str]:
-    """What tells each job from the others: its overrides without those that all jobs share."""
+    """By job, its overrides without those that all jobs share."""
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
     return {row.job: " ".join(text for text in row.overrides if text not in shared) for row in rows}
 
 
 def sweep_table(folder: Path, rows: Sequence[JobRow]) -> str:
-    """One line per job, and more where its overrides are long: they are never cut."""
+    """One table row per job; long overrides are wrapped, never truncated."""
     own = distinct_overrides(rows)
     cells = [
         [
@@ -218,7 +221,7 @@ def _format_duration(seconds: float) -> str:
 
 
 def _comparable_arguments(arguments: Sequence[str]) -> list[str]:
-    """The arguments in an order of their own; where the jobs run is none of what they are."""
+    """The arguments sorted by key, with masked secrets and without those of the launcher."""
     return sorted(
         (text for text in mask_secrets(list(arguments)) if not is_launcher_override(text)),
         key=lambda text: text.partition("=")[0],

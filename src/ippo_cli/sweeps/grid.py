@@ -1,4 +1,4 @@
-"""The jobs of a grid: every combination of the values that `-m` is given."""
+"""The jobs of a grid: all combinations of the values in the overrides of `-m`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ippo_cli.config.errors import ConfigError
 
 
 def expand_grid(overrides: Sequence[str], options: Callable[[str], list[str]]) -> list[list[str]]:
-    """Each job's overrides, in the order in which Hydra lists them; `options` are those of a group, for globs."""
+    """The overrides of each job, in Hydra's order. `options` returns the options of a group, for globs."""
     values: dict[str, list[str]] = {}
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         values[override.get_key_element()] = expand_override(override, options)
@@ -24,7 +24,7 @@ def expand_grid(overrides: Sequence[str], options: Callable[[str], list[str]]) -
 
 
 def expand_override(override: Override, options: Callable[[str], list[str]]) -> list[str]:
-    """One override for each value of a sweep."""
+    """One override per value. Raises `ConfigError` for intervals, empty lists, duplicates and globs without a match."""
     text, key = str(override.input_line), override.get_key_element()
     if not override.is_sweep_override():
         return [text]
@@ -32,25 +32,27 @@ def expand_override(override: Override, options: Callable[[str], list[str]]) -> 
     if isinstance(value, Glob):
         known = options(override.key_or_group)
         if not value.filter(known):
-            remedy = f"it has {' '.join(known)}" if known else f"{override.key_or_group} is no group of options"
+            remedy = f"choose from {' '.join(known)}" if known else f"{override.key_or_group} is not a group of options"
             raise ConfigError(text, "matches no option", remedy)
         return [f"{key}={option}" for option in value.filter(known)]
     if not override.is_discrete_sweep():
         raise ConfigError(
             text,
-            "is an interval to draw from, and the grid of -m needs values",
-            "list some, or use a sweeper that draws, such as sweep=optuna",
+            "is an interval, and a grid needs a list of values",
+            "list the values, or use a sweep that samples values, such as sweep=optuna",
         )
     listed = [f"{key}={_format_value(part)}" for part in override.sweep_iterator()]
     if not listed:
-        raise ConfigError(text, "has no value", "give at least one")
-    if twice := [one for one, count in Counter(listed).items() if count > 1]:
-        raise ConfigError(text, f"lists {' '.join(twice)} more than once", "list it once: equal jobs come out equal")
+        raise ConfigError(text, "has no value", "list at least one value")
+    if duplicates := [value for value, count in Counter(listed).items() if count > 1]:
+        raise ConfigError(
+            text, f"lists {' '.join(duplicates)} more than once", "list it once: equal jobs have equal results"
+        )
     return listed
 
 
 def _format_value(value: Any) -> str:
-    """A value as it would be typed alone: Hydra's own spelling escapes what a path or `file.py:function` may hold."""
+    """A value as it would be typed; Hydra's own format escapes characters of paths and of `file.py:function`."""
     if not isinstance(value, str):
         return Override._get_value_element_as_str(value)
     plain = re.fullmatch(r"[\w./:@%+-]+", value) is not None

@@ -1,4 +1,4 @@
-"""One job of a sweep, in whatever process a launcher runs it: trained by ranks of its own, its row kept true."""
+"""Runs one job of a sweep in the process of any launcher: starts its ranks and updates its row in `sweep.json`."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import STOP_FILE, JobRow, overrides_without_threads, read_rows, update_row
 
 PREEMPTED_CODES = (Preempted.exit_code, INTERRUPTED)
-SCHEDULER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # before a time limit: SIGTERM comes from who wants the job to end
+SCHEDULER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)  # sent before a time limit; SIGTERM means that the job must end
 
 
 @dataclass(frozen=True, slots=True)
 class SweepContext:
-    """What a job must know of its sweep."""
+    """The data of a sweep that its jobs need."""
 
     folder: Path
-    host: str  # where the sweep's own process is
-    process: int  # and its id
+    host: str  # host of the process of the sweep
+    process: int  # pid of that process
     command: tuple[str, ...]
-    folders: tuple[str, ...]  # overrides that add folders of options
+    folders: tuple[str, ...]  # overrides of hydra.searchpath
     resumed: bool
-    total: int | None  # None where a sweeper makes up its jobs on the way
-    attempt: str = ""  # at the sweep; jobs that an earlier one left in a queue leave it to the newest
+    total: int | None  # number of jobs; None if a sweeper generates them while it runs
+    attempt: str = ""  # name of the attempt; queued jobs of an older attempt exit without training
 
 
 def run_job(context: SweepContext, node: DictConfig) -> float:
-    """What a launcher calls, here or in a process of its own: train one job and keep its row. The last score."""
+    """Train one job and update its row: the function that a Hydra launcher calls. Returns the last score."""
     hydra = HydraConfig.get()
     subdir, texts = str(hydra.sweep.subdir), [str(text) for text in hydra.overrides.task]
     row = next(
@@ -70,7 +70,10 @@ def run_job(context: SweepContext, node: DictConfig) -> float:
 
 
 def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str, Any]]) -> float:
-    """Train the job of one row with what `compose` gives, and keep the row. The last score."""
+    """Train the job of a row with the configuration that `compose` returns, and update the row.
+
+    Returns the last score; NaN if the sweep is stopping, if the job belongs to an older attempt, or without a score.
+    """
     subdir, texts = row.folder, row.overrides
     rows = read_rows(context.folder)
     folder = context.folder / subdir
@@ -78,9 +81,9 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
     if (context.folder / STOP_FILE).exists():
         return float("nan")
     if sweep_folder.read_attempt(context.folder) != context.attempt:
-        print(f"job {row.job} was left in a queue by a sweep that has been gone on with since: it leaves", flush=True)
+        print(f"job {row.job} belongs to an older attempt of this sweep; exiting", flush=True)
         return float("nan")
-    if sweep_folder.is_done(folder):  # since this job was put into a scheduler's queue
+    if sweep_folder.is_done(folder):  # completed while this job was in a scheduler's queue
         with update_row(context.folder, row.job) as saved_row:
             sweep_folder.set_state(saved_row, "done", 0, None)
             sweep_folder.copy_run_result(saved_row, folder)
@@ -92,7 +95,7 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
         if not is_sweep_process:
             held.enter_context(_worker_process(context.process, f"{tag} "))
         recorder = held.enter_context(_SignalRecorder())
-        print(f"{tag if is_sweep_process else 'begins:'} {own} -> {display_path(folder)}", flush=True)
+        print(f"{tag if is_sweep_process else 'starting:'} {own} -> {display_path(folder)}", flush=True)
         with update_row(context.folder, row.job) as saved_row:
             saved_row.overrides, saved_row.folder = texts, subdir
             sweep_folder.mark_running(saved_row)
@@ -101,13 +104,15 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
         if left_by is not None and code not in (
             0,
             *PREEMPTED_CODES,
-        ):  # a rank that cannot save yet is killed by the signal
+        ):  # the signal kills a rank that cannot save yet
             state, error = "preempted", None
         if left_by is not None and code != 0:
             code = INTERRUPTED if left_by == signal.SIGINT else Preempted.exit_code
         if read_row(context.folder, row.job).pruned_at is not None and state in ("preempted", "done"):
-            state, code, error = "pruned", 0, None  # by what was asked of it, had it ended by then or not
-        by_scheduler = left_by is None or left_by in SCHEDULER_SIGNALS  # None: before its job's end, which it knows
+            state, code, error = "pruned", 0, None  # also if it completed before it received the signal
+        by_scheduler = (
+            left_by is None or left_by in SCHEDULER_SIGNALS
+        )  # None: the rank stopped before the time limit without a signal
         requeues = code == Preempted.exit_code and by_scheduler and launchers.should_requeue(os.environ)
         with update_row(context.folder, row.job) as saved_row:
             sweep_folder.set_state(saved_row, "waiting" if requeues else state, code, error)
@@ -117,9 +122,9 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
             print(format_block(f"ippo: {name}: {own}: {error}"), file=sys.stderr, flush=True)
     if requeues:
         if launchers.requeue(os.environ):
-            raise SystemExit(code)  # without a result, as the launcher waits for the next attempt's
+            raise SystemExit(code)  # without a result: the launcher waits for that of the requeued job
         with update_row(context.folder, row.job) as saved_row:
-            sweep_folder.set_state(saved_row, state, code, "its job could not be put back into the queue")
+            sweep_folder.set_state(saved_row, state, code, "SLURM could not requeue its job")
     if is_sweep_process and (left_by is not None or code in PREEMPTED_CODES):
         number = left_by or (signal.SIGINT if code == INTERRUPTED else signal.SIGTERM)
         (context.folder / STOP_FILE).write_text(str(int(number)))
@@ -127,7 +132,7 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
 
 
 def read_row(folder: Path, job: int) -> JobRow:
-    """A job's row as it stands in `sweep.json`."""
+    """The row of a job in `sweep.json`; an empty row if there is none."""
     return next((row for row in read_rows(folder) if row.job == job), JobRow(job, [], ""))
 
 
@@ -141,11 +146,11 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
     if launchers.external_world_size() is not None:
         raise ConfigError(
             "hydra.launcher",
-            "starts several tasks for a job, which starts its ranks itself",
-            "use one task per job, and launch.processes=N",
+            "starts several tasks per job, and a job starts its ranks itself",
+            "use one task per job and launch.processes=N",
         )
-    goes_on = context.resumed or launchers.restart_count(os.environ) > 0 or row.parent is not None
-    resumed = goes_on and bool(list_checkpoints(folder / "checkpoints"))
+    may_resume = context.resumed or launchers.restart_count(os.environ) > 0 or row.parent is not None
+    resumed = may_resume and bool(list_checkpoints(folder / "checkpoints"))
     inputs = input_files(config)
     if resumed:
         check_job_resume(folder, plain, config)
@@ -159,19 +164,19 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
         write_start_files(folder, to_yaml(plain), [*context.folders, *row.overrides], context.command, resumed=resumed)
         record_inputs(folder, inputs, resumed=resumed)
         if recorder.number() is not None:
-            raise Preempted("asked to leave before it began")
+            raise Preempted("received a signal before training started")
         run_ranks(folder, config.launch.processes, resumed=resumed)
 
 
 def prepare_resume(sweep: Path, row: JobRow) -> bool:
-    """Whether a job has something to go on from; one that begins anew gets another share of the cores, which one that
-    has begun keeps, as another number of threads rounds differently.
+    """Whether a job has a checkpoint to resume from. If not, remove the number of threads that the sweep assigned.
 
-    Raises `ResumeError` where SLURM still runs it. What it has put back into its queue leaves when it starts.
+    A job with a checkpoint keeps its number of threads, because another number changes rounding. Raises `ResumeError`
+    if SLURM still runs the job. A requeued SLURM job of an older attempt exits when it starts.
     """
     if row.slurm is not None and (launchers.queue_states([row.slurm]) or {}).get(row.slurm, "PENDING") != "PENDING":
         raise ResumeError(
-            f"{row.folder} is trained by SLURM's job {row.slurm}; wait for its end, or end it with scancel {row.slurm}"
+            f"{row.folder} is being trained by SLURM job {row.slurm}; wait for it, or end it with scancel {row.slurm}"
         )
     begun = bool(list_checkpoints(sweep / row.folder / "checkpoints"))
     if not begun:
@@ -180,7 +185,7 @@ def prepare_resume(sweep: Path, row: JobRow) -> bool:
 
 
 def check_job_resume(folder: Path, plain: dict[str, Any], config: Config) -> None:
-    """Raise `ResumeError` where a job's run cannot go on with this configuration, or already does."""
+    """Raise `ResumeError` if the run of a job is in use or cannot be resumed with this configuration."""
     if folder.is_dir() and is_run_locked(folder):
         raise ResumeError(f"{folder} is in use by another process")
     checkpoints = list_checkpoints(folder / "checkpoints")
@@ -191,14 +196,14 @@ def check_job_resume(folder: Path, plain: dict[str, Any], config: Config) -> Non
 
 
 def _train_outcome(train: Callable[[], None], folder: Path) -> tuple[str, int, str | None]:
-    """State, exit code and error of a job."""
+    """Call `train` and return state, exit code and error message of the job."""
     before = sweep_folder.read_run(folder)
     try:
         train()
     except RankFailure as error:
         if error.exit_code in PREEMPTED_CODES:
             return "preempted", error.exit_code, None
-        known = sweep_folder.read_run(folder)  # says more, if this attempt got as far as that
+        known = sweep_folder.read_run(folder)  # has a better message if this attempt wrote it
         run_error = known.get("error") if known != before else None
         return "failed", error.exit_code, str(run_error or error)
     except Preempted as error:
@@ -212,7 +217,7 @@ def _train_outcome(train: Callable[[], None], folder: Path) -> tuple[str, int, s
 
 
 def _archive_attempt(folder: Path) -> None:
-    """What an attempt without a checkpoint left is kept, under another name."""
+    """Rename the folder of an attempt that has no checkpoint, and create an empty one."""
     if folder.is_dir() and any(folder.iterdir()):
         if is_run_locked(folder):
             raise ResumeError(f"{folder} is in use by another process")
@@ -224,7 +229,10 @@ def _archive_attempt(folder: Path) -> None:
 
 
 class _SignalRecorder:
-    """Notes signals that ask to leave, whoever handles them: a job's ranks are told by the one that started them."""
+    """Records termination signals, independent of the installed handlers, through `signal.set_wakeup_fd`.
+
+    `run_ranks` installs handlers that forward signals to the ranks; outside of it the signals are only recorded.
+    """
 
     def __init__(self) -> None:
         self._number: int | None = None
@@ -235,9 +243,7 @@ class _SignalRecorder:
         os.set_blocking(self._reading, False)
         os.set_blocking(self._writing, False)
         self._outer = signal.set_wakeup_fd(self._writing, warn_on_full_buffer=False)
-        for number in drop_ignored_sighup(
-            FORWARDED
-        ):  # while there are no ranks to be told, nothing is done but noting it
+        for number in drop_ignored_sighup(FORWARDED):  # without ranks there is nothing to forward
             self._before[number] = signal.signal(number, lambda *_: None)
         return self
 
@@ -250,19 +256,19 @@ class _SignalRecorder:
         os.close(self._writing)
 
     def number(self) -> int | None:
-        """The first such signal, if there was one."""
+        """The first recorded signal, or None."""
         with suppress(BlockingIOError):
-            noted = [number for number in os.read(self._reading, 4096) if number in FORWARDED]
-            self._number = self._number or next(iter(noted), None)
+            received = [number for number in os.read(self._reading, 4096) if number in FORWARDED]
+            self._number = self._number or next(iter(received), None)
         return self._number
 
 
 @contextmanager
 def _worker_process(parent: int, prefix: str) -> Iterator[None]:
-    """In a launcher's process: every line says which job it is of, and signals come from the sweep alone."""
+    """In the process of a launcher: prefix each output line with the job, and leave the terminal's process group."""
     if os.getppid() == parent:
         terminate_with_parent(parent)
-        with suppress(PermissionError):  # Ctrl-C reaches the job once, through the sweep
+        with suppress(PermissionError):  # so that Ctrl-C reaches the job only once, through the sweep
             os.setpgid(0, 0)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -275,7 +281,7 @@ def _worker_process(parent: int, prefix: str) -> Iterator[None]:
         sys.stderr.flush()
         for stream, original in outer.items():
             os.dup2(original, stream)
-        for copier in copiers:  # they end with the pipe's last writer, which a process left behind may be
+        for copier in copiers:  # a remaining child process may keep the pipe open
             copier.join(timeout=5.0)
 
 
@@ -287,7 +293,7 @@ def _start_copier(stream: int, outer: int, prefix: str) -> threading.Thread:
     def copy() -> None:
         with open(reading, "rb") as lines:
             for line in lines:
-                with suppress(OSError):  # the reader of the output is gone; the job goes on
+                with suppress(OSError):  # the output was closed; the job continues
                     os.write(outer, prefix.encode() + line)
         os.close(outer)
 

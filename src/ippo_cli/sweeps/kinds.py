@@ -1,4 +1,4 @@
-"""What a kind of sweep means: what makes up its jobs, and what each job has of it."""
+"""Builds the search for each `sweep=` option, and applies settings of the sweep to its jobs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from ippo_cli.sweeps.space import parse_space
 
 
 def build_search(sweep: SweepConfig, overrides: Sequence[str], options: Callable[[str], list[str]]) -> Search:
-    """What makes up the jobs of a sweep that is typed with these overrides; `options` are those of a group."""
+    """The search that generates the jobs of a sweep. `options` returns the options of a group, for globs.
+
+    Raises `ConfigError` if a search has no space.
+    """
     if not isinstance(sweep, SearchSweepConfig):
         return FixedJobs()
     space, fixed = parse_space(sweep.space, overrides, options)
@@ -26,7 +29,7 @@ def build_search(sweep: SweepConfig, overrides: Sequence[str], options: Callable
         raise ConfigError(
             f"sweep={sweep.kind.value}",
             "has nothing to search over",
-            "type a space, such as 'actor.learning_rate=tag(log, interval(1e-5, 1e-3))', or use an option that has one",
+            "add a space, such as 'actor.learning_rate=tag(log, interval(1e-5, 1e-3))', or use an option that has one",
         )
     if isinstance(sweep, PopulationSweepConfig):
         return PopulationSearch(sweep, space, fixed, list(config_groups()))
@@ -37,7 +40,7 @@ def build_search(sweep: SweepConfig, overrides: Sequence[str], options: Callable
 def apply_sweep_settings(
     sweep: SweepConfig, row: JobRow, plain: dict[str, Any], config: Config, *, begun: bool
 ) -> None:
-    """Give a job, its row and its values, what follows from the sweep: a share of the cores, a generation's end."""
+    """Set in the row and configuration of a job what the sweep determines: threads, and the end of a generation."""
     if sweep.at_once > 1 and not begun and config.launch.threads is None:
         row.threads = max(cores_per_rank(os.environ, config.launch.processes) // sweep.at_once, 1)
         _add_override(row, plain, THREADS_KEY, row.threads)
@@ -48,7 +51,7 @@ def apply_sweep_settings(
 
 
 def _add_override(row: JobRow, plain: dict[str, Any], key: str, value: int) -> None:
-    """One more override of a job."""
+    """Set an override in the row of a job and its value in the configuration."""
     row.overrides = [*(text for text in row.overrides if not text.startswith(f"{key}=")), f"{key}={value}"]
     *above, leaf = key.split(".")
     for part in above:

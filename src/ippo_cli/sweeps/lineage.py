@@ -1,4 +1,4 @@
-"""A run that begins as another one ended: its folder is copied, and what never changes is shared."""
+"""Copies the folder of a run so that a child run can resume from it; files that never change are hard links."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ EXCLUDED_FILES = (
     "samples",
     "evaluations",
     "profile",
-)  # what a run has for itself, or of its past
+)  # files that belong to one run only
 
 
 def copy_parent_run(parent: Path, child: Path) -> None:
-    """Make the folder of a run that goes on from where `parent` is; a folder that is there already stays.
+    """Create the folder of a run that resumes from the newest checkpoint of `parent`; keep one that has a checkpoint.
 
-    Files of checkpoints and initial weights are written once, and removed as a whole: they are linked where the file
-    system can.
+    Files of checkpoints and initial weights are never modified, so that they are hard links where the file system
+    supports them. Raises `ResumeError` if the parent has no checkpoint.
     """
     if list_checkpoints(child / "checkpoints"):
         return
     if not list_checkpoints(parent / "checkpoints"):
-        raise ResumeError(f"{parent} has no checkpoint for {child.name} to go on from")
+        raise ResumeError(f"{parent} has no checkpoint from which {child.name} could start")
     partial = child.with_name(f".{child.name}.partial")
     with convert_storage_errors(str(child)):
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.rmtree(child, ignore_errors=True)  # of an attempt that came to nothing
+        shutil.rmtree(child, ignore_errors=True)  # of an attempt without a checkpoint
         partial.mkdir(parents=True)
         for entry in parent.iterdir():
             if entry.name in EXCLUDED_FILES or entry.name.endswith((".tmp", PENDING_SUFFIX)):
@@ -66,5 +66,5 @@ def copy_parent_run(parent: Path, child: Path) -> None:
 def _link(source: str, target: str) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a file system that cannot
+    except OSError:  # the file system has no hard links
         shutil.copy2(source, target)

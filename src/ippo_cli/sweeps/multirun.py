@@ -1,4 +1,4 @@
-"""`ippo-train -m`: all jobs are checked before the first one trains, then each trains in processes of its own."""
+"""`ippo-train -m`: checks all jobs before the first one trains, then trains each job in separate processes."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ from ippo_cli.sweeps.search import FixedJobs, Search, resume_rows, run_search
 from ippo_cli.sweeps.signals import SignalForwarding
 
 MULTIRUN_FLAGS = (*SWEEP_FLAGS, SWEEP_MODE)
-PROGRESS_INTERVAL_S = 3.0  # between two lines while jobs are checked
+PROGRESS_INTERVAL_S = 3.0  # seconds between progress lines while jobs are checked
 BASIC_SWEEPER = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
-# Launchers whose jobs run on this machine: what a job would find here is what it will find.
+# Launchers that run jobs on this machine, so that checks of files and packages here are valid for the jobs.
 LOCAL_LAUNCHERS = ("basic", "joblib", "submitit_local")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedJob:
-    """One job, composed and checked."""
+    """A job with its composed and checked configuration."""
 
     row: JobRow
     plain: dict[str, Any]
@@ -71,7 +71,7 @@ class CheckedJob:
 
 
 def is_sweep(argv: Sequence[str]) -> bool:
-    """Whether these arguments start a sweep, or go on with one."""
+    """Whether these arguments start or resume a sweep."""
     typed_now = get_args_parser().parse_args(list(argv))
     if typed_now.cfg or typed_now.get_info or typed_now.hydra_help or typed_now.shell_completion:
         return False
@@ -84,8 +84,8 @@ def run_sweep(argv: Sequence[str]) -> None:
     if ranks is not None:
         raise ConfigError(
             SWEEP_FLAGS[0],
-            f"starts ranks of its own, and this process is one of {ranks} already",
-            "start it alone, with launch.processes=N for N ranks per job",
+            f"starts its own ranks, and this process is already one of {ranks} ranks of an external launcher",
+            "start it without that launcher, with launch.processes=N for N ranks per job",
         )
     wanted = last_value(argv, "resume") or "never"
     typed_now = [text for text in argv if text not in MULTIRUN_FLAGS and not text.startswith("resume=")]
@@ -93,7 +93,7 @@ def run_sweep(argv: Sequence[str]) -> None:
     if saved is not None:
         typed_now = _saved_arguments(saved, typed_now)
     elif wanted not in ("never", "auto", "must"):
-        raise ResumeError(f"resume={wanted}: there is no sweep; give its folder, the one that has sweep.json")
+        raise ResumeError(f"resume={wanted}: there is no sweep; use the folder that contains sweep.json")
     parsed = get_args_parser().parse_args(typed_now)
     register_schemas()
     with initialize_config_dir(str(config_dir()), job_name="ippo-train", version_base="1.3"):
@@ -101,28 +101,28 @@ def run_sweep(argv: Sequence[str]) -> None:
 
 
 def _resumed_folder(argv: Sequence[str]) -> Path | None:
-    """The folder of the sweep that `resume=` names, if it names one."""
+    """The folder of the sweep in `resume=`; None if it is not the folder of a sweep."""
     wanted = last_value(argv, "resume")
     folder = None if wanted is None else parse_path(wanted).absolute()
     return folder if folder is not None and (folder / sweep_folder.SWEEP_FILE).is_file() else None
 
 
 def _saved_arguments(folder: Path, typed_now: Sequence[str]) -> list[str]:
-    """A sweep goes on as it was started; only where its jobs run may be chosen again."""
+    """The saved arguments of a sweep; new launcher arguments replace the saved ones, others raise `ConfigError`."""
     saved = sweep_folder.read_arguments(folder)
     more = [text for text in typed_now if text not in saved]
     refused = [text for text in more if not sweep_folder.is_launcher_override(text)]
     if refused:
         raise ConfigError(
             f"resume={folder}",
-            f"goes on with the sweep as it was started, without {' '.join(refused)}",
-            "leave that out, or start a new sweep",
+            f"resumes the sweep with its saved arguments, which {' '.join(refused)} would change",
+            "remove these arguments, or start a new sweep",
         )
     return [*(text for text in saved if not (more and sweep_folder.is_launcher_override(text))), *more]
 
 
 class _SweepRunner:
-    """One sweep, from arguments to the closing table."""
+    """One sweep, from its arguments to the final table."""
 
     def __init__(
         self, config_name: str, overrides: list[str], typed_now: list[str], wanted: str, saved: Path | None
@@ -143,7 +143,7 @@ class _SweepRunner:
         try:
             self.master = compose_master(overrides)
         except (HydraException, OmegaConfBaseException):
-            # Hydra leaves out what is swept, and with it the keys of a swept option: as the first job has them.
+            # Hydra drops swept overrides, and so keys of swept options are missing: compose the first job instead.
             first = [*of_hydra, *of_sweep, *self._expand_overrides(self.overrides)[0]]
             try:
                 self.master = compose_master(first)
@@ -158,7 +158,7 @@ class _SweepRunner:
     def run(self) -> None:
         search = self._build_search()
         if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
-            # Of a sweeper that makes up its jobs on the way each is checked when it comes.
+            # This sweeper generates jobs while it runs; each job is checked when it starts.
             self._run(sweep_folder.reserve_sweep_folder(self.place, chosen=self.chosen), [], None, self._run_sweeper)
         elif isinstance(search, FixedJobs) or self.resumed is None:
             self._run_checked(search)
@@ -168,22 +168,24 @@ class _SweepRunner:
             self._run(self.resumed, rows, search.total, lambda this: self._run_pool(search, this, plains))
 
     def _build_search(self) -> Search:
-        """What makes up the jobs. Raises `ConfigError` where it cannot, or not with this launcher."""
+        """The search that generates the jobs. Raises `ConfigError` if the launcher or sweeper does not allow it."""
         if self.sweep.kind is SweepKind.grid and self.sweep.at_once == 1:
             return FixedJobs()
         launcher = str(self.master.hydra.runtime.choices["hydra/launcher"])
         setting = f"sweep={self.sweep.kind.value} sweep.at_once={self.sweep.at_once}"
         if launcher != "basic":
-            remedy = "leave the launcher out, as inside of one job of a cluster, or use sweep=grid sweep.at_once=1"
+            remedy = "remove the launcher, as inside of one cluster job, or use sweep=grid sweep.at_once=1"
             raise ConfigError(
-                setting, f"runs its jobs on this machine, and so not by hydra/launcher={launcher}", remedy
+                setting, f"runs its jobs on this machine, and so cannot use hydra/launcher={launcher}", remedy
             )
         if self.master.hydra.sweeper._target_ != BASIC_SWEEPER or self.master.hydra.sweeper.params:
-            raise ConfigError(setting, "knows its jobs itself, and so needs no hydra.sweeper", "leave that out")
+            raise ConfigError(
+                setting, "generates its own jobs, and so cannot use hydra.sweeper", "remove hydra.sweeper"
+            )
         return build_search(self.sweep, self.overrides, self._group_options)
 
     def _run_checked(self, search: Search) -> None:
-        """Run jobs of which the first ones, or all, are known and checked before anything begins."""
+        """Run the sweep after a check of all jobs of a grid, or of the first jobs of a search."""
         jobs, done = self._check_jobs(self._rows() if isinstance(search, FixedJobs) else search.due(self.place, []))
         if jobs and jobs[0].config.mode is Mode.plan:
             self._plan_jobs(jobs)
@@ -203,27 +205,25 @@ class _SweepRunner:
         print(f"ippo-train: a sweep of {total} jobs{words} -> {display_path(folder)}", flush=True)
 
     def _found(self, wanted: str, saved: Path | None) -> Path | None:
-        """The sweep to go on with; None for a new one."""
+        """The folder of the sweep to resume; None for a new sweep. Raises `ResumeError` or `ConfigError`."""
         folder = saved or (sweep_folder.find_sweep(self.place, self.typed_now) if wanted in ("auto", "must") else None)
         if folder is None:
             if wanted == "must":
-                raise ResumeError(
-                    f"resume=must: no sweep of these overrides below {self.place.parent}; use resume=auto"
-                )
+                raise ResumeError(f"resume=must: no sweep of these overrides in {self.place.parent}; use resume=auto")
             if wanted == "auto":
-                print(f"no sweep of these overrides below {self.place.parent}: a new one begins", flush=True)
+                print(f"no sweep of these overrides in {self.place.parent}: starting a new one", flush=True)
             return None
         if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError(
                 f"resume={wanted}",
-                "goes on with the jobs that are missing, and this sweeper makes up its jobs on the way",
+                "resumes the missing jobs, and this sweeper generates its jobs while it runs",
                 "start a new sweep",
             )
         if is_run_locked(folder):
-            raise ResumeError(f"resume={wanted}: the sweep in {folder} is going on in another process")
+            raise ResumeError(f"resume={wanted}: the sweep in {folder} is running in another process")
         return folder
 
-    # ---- which jobs -------------------------------------------------------------------------------------------
+    # ---- jobs and their checks --------------------------------------------------------------------------------
 
     def _group_options(self, group: str) -> list[str]:
         return self.loader.get_group_options(  # type: ignore[call-arg]
@@ -241,7 +241,7 @@ class _SweepRunner:
         return [JobRow(job=job, overrides=texts, folder="") for job, texts in enumerate(grid, start=1)]
 
     def _check_jobs(self, rows: list[JobRow]) -> tuple[list[CheckedJob], list[JobRow]]:
-        """The jobs to run, and the rows of those that are done. Raises `SweepRefused` with all jobs that cannot run."""
+        """The jobs to run, and the rows of completed jobs. Raises `SweepRefused` with all errors of invalid jobs."""
         print(f"ippo-train: checking {len(rows)} jobs", flush=True)
         jobs: list[CheckedJob] = []
         refused: dict[int, IppoError] = {}
@@ -265,8 +265,8 @@ class _SweepRunner:
             if jobs_of[job.row.folder] != job.row.job:
                 refused[job.row.job] = ConfigError(
                     f"hydra.sweep.subdir={job.row.folder}",
-                    f"is the folder of job {jobs_of[job.row.folder]} as well",
-                    "use one that differs, such as '${hydra.job.num}'",
+                    f"is also the folder of job {jobs_of[job.row.folder]}",
+                    "use a different folder per job, such as '${hydra.job.num}'",
                 )
             if job.config.mode is not jobs[0].config.mode:
                 refused[job.row.job] = ConfigError("mode", "cannot differ between jobs", "plan first, then train")
@@ -304,7 +304,7 @@ class _SweepRunner:
     def _is_local_launcher(self) -> bool:
         return str(self.master.hydra.runtime.choices["hydra/launcher"]) in LOCAL_LAUNCHERS
 
-    # ---- running them -----------------------------------------------------------------------------------------
+    # ---- execution -----------------------------------------------------------------------------------------
 
     def _plan_jobs(self, jobs: Sequence[CheckedJob]) -> None:
         from ippo_cli.planning.plan import show_plan
@@ -313,7 +313,7 @@ class _SweepRunner:
         own = sweep_folder.distinct_overrides(rows)
         if not self._is_basic_launcher():
             launcher = self.master.hydra.runtime.choices["hydra/launcher"]
-            print(f"planned for this machine, and not for those of hydra/launcher={launcher}: see plan=", flush=True)
+            print(f"planned for this machine, not for those of hydra/launcher={launcher}; see plan=", flush=True)
         refused: dict[int, IppoError] = {}
         for job in jobs:
             print(f"[{job.row.job}/{len(jobs)}] {own[job.row.job]}", flush=True)
@@ -327,7 +327,7 @@ class _SweepRunner:
     def _run(
         self, folder: Path, rows: Sequence[JobRow], total: int | None, work: Callable[[SweepContext], None]
     ) -> None:
-        """Do the work of a sweep with these rows; then show the table and say how it ended."""
+        """Lock the folder, write `sweep.json`, call `work`, then print the table and raise the error of the sweep."""
         ignore_closed_output()
         with open_dict(self.master):
             self.master.hydra.sweep.dir = str(folder)
@@ -349,7 +349,7 @@ class _SweepRunner:
             held.enter_context(SignalForwarding(folder))
             try:
                 work(context)
-            except Exception as problem:  # of the launcher or the sweeper: jobs tell of their own
+            except Exception as problem:  # from the launcher or the sweeper; jobs report their own errors
                 error = f"{type(problem).__name__}: {problem}"
                 if not isinstance(problem, IppoError) and not (folder / STOP_FILE).exists():
                     traceback.print_exc()
@@ -388,7 +388,7 @@ class _SweepRunner:
 
 
 def _folder_overrides(folder: Path, subdir: str | None = None) -> list[str]:
-    """Overrides that give a job the sweep's folder, and its own below that."""
+    """Overrides that set the folder of the sweep, and the subfolder of a job."""
     quoted = QuotedString(text=str(folder), quote=Quote.single).with_quotes()
     if subdir is None:
         return [f"hydra.sweep.dir={quoted}"]
@@ -399,7 +399,7 @@ def _folder_overrides(folder: Path, subdir: str | None = None) -> list[str]:
 
 
 def _plan_errors(jobs: Sequence[CheckedJob]) -> dict[int, IppoError]:
-    """What `mode=plan` refuses, by job. Configurations that differ in their seed alone are planned once."""
+    """The errors of `mode=plan` by job. Configurations that differ only in the seed are planned once."""
     jobs_by_config: dict[str, list[CheckedJob]] = {}
     for job in jobs:
         jobs_by_config.setdefault(repr(replace(job.config, seed=0)), []).append(job)
@@ -410,8 +410,8 @@ def _plan_errors(jobs: Sequence[CheckedJob]) -> dict[int, IppoError]:
         ended = subprocess.run([sys.executable, "-m", "ippo_cli.cli.plan_jobs", str(file)], check=False)
         if ended.returncode != 0:
             raise SweepRefused(
-                f"the jobs cannot be checked: their plans ended with exit code {ended.returncode}; "
-                "what was said of it stands above",
+                f"the jobs cannot be checked: the planning process exited with code {ended.returncode}; "
+                "see its output above",
                 UNEXPECTED,
             )
         answers = json.loads(file.read_text())

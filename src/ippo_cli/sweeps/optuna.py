@@ -1,7 +1,7 @@
-"""`sweep=optuna`: Optuna proposes the values of each job; those that fall behind the median are ended.
+"""`sweep=optuna`: Optuna's TPE sampler proposes the values of each job; jobs below the median are pruned.
 
-What a job is given, and what it is judged by, is a function of the sweep's seed, the job's number and the jobs up to
-`at_once` before it: never of which job happened to end first. The study is rebuilt from the sweep's rows each time.
+Values and pruning of a job depend on the seed of the sweep, the number of the job, and the jobs that come at least
+`at_once` before it; they do not depend on the order in which jobs finish. The study is rebuilt from `sweep.json`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from ippo_cli.sweeps.search import FINISHED, final_score, score_curve
 from ippo_cli.sweeps.space import Dimension
 
 Curve = Sequence[tuple[int, float]]
-Trial = tuple[dict[str, str], float | None]  # values, and how they scored; None where they still train
+Trial = tuple[dict[str, str], float | None]  # values and score; None for jobs that still train
 
 
 class OptunaSearch:
-    """Jobs one after another, each from how those at least `at_once` before it ended."""
+    """Proposes jobs one at a time, each from the scores of the jobs at least `at_once` before it."""
 
     def __init__(self, config: OptunaSweepConfig, space: Sequence[Dimension], fixed: Sequence[str]) -> None:
         if find_spec("optuna") is None:
             raise ConfigError("sweep=optuna", "needs a package that is not installed", "pip install 'ippo-cli[sweeps]'")
         self.config, self.space, self.fixed = config, space, list(fixed)
         self.total = config.trials
-        self._curves: dict[int, Curve] = {}  # of jobs that are done, which stay as they are
+        self._curves: dict[int, Curve] = {}  # cache for completed jobs, whose scores no longer change
 
     def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         number = len(rows) + 1
@@ -63,7 +63,7 @@ class OptunaSearch:
         )
 
     def _known(self, number: int, rows: Sequence[JobRow]) -> list[JobRow]:
-        """The jobs whose end a job may depend on, in their order."""
+        """The jobs that job `number` may depend on, in order."""
         return [row for row in rows if row.job <= number - self.config.at_once]
 
     def _values(self, row: JobRow) -> dict[str, str]:
@@ -77,9 +77,9 @@ def _has_score(row: JobRow) -> bool:
 
 
 def median_prune_iteration(curve: Curve, others: Sequence[Curve], config: OptunaSweepConfig) -> int | None:
-    """The first iteration at which the best score so far lies below the median of what others had there.
+    """The first iteration at which the best score so far is below the median score of `others`; None without one.
 
-    As many others as `startup_trials` must have a score there; a last iteration ends anyway.
+    At least `startup_trials` others must have a score there. The last iteration is excluded.
     """
     best = float("-inf")
     ends = max((other[-1][0] for other in others if other), default=0)
@@ -95,14 +95,14 @@ def median_prune_iteration(curve: Curve, others: Sequence[Curve], config: Optuna
 def propose_values(
     space: Sequence[Dimension], trials: Sequence[Trial], number: int, config: OptunaSweepConfig
 ) -> dict[str, str]:
-    """The values of the job of that number, after these trials."""
+    """The values that TPE proposes for job `number`, given the trials."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     seed = random.Random(f"{config.seed}/optuna/{number}").getrandbits(31)
     distributions = {dimension.key: _distribution(dimension) for dimension in space}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # constant_liar, which keeps jobs that train side by side apart, is called new
+        warnings.simplefilter("ignore")  # constant_liar, which separates parallel jobs, is experimental
         sampler = optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=config.startup_trials, constant_liar=config.at_once > 1
         )

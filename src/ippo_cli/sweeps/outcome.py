@@ -1,4 +1,4 @@
-"""What a sweep ends with: which of its jobs cannot run, or how they ended, in a block of lines and an exit code."""
+"""The final message and exit code of a sweep: invalid jobs, failed jobs, or an interruption."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ippo_cli.sweeps.state import read_queue
 
 
 class SweepRefused(IppoError):
-    """Some jobs cannot be run, and none was started."""
+    """Some jobs are invalid, and no job was started."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ class SweepRefused(IppoError):
 
 
 class SweepFailed(IppoError):
-    """Some jobs failed; the exit code is that of the first of them."""
+    """Some jobs failed; the exit code is that of the first failed job."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -32,7 +32,7 @@ class SweepFailed(IppoError):
 
 
 def refused_jobs_error(rows: Sequence[JobRow], refused: Mapping[int, IppoError]) -> SweepRefused:
-    """One error for all jobs that cannot run: those that are refused for the same reason share a line."""
+    """One error for all invalid jobs; jobs with the same message share a line."""
     own = sweep_folder.distinct_overrides(rows)
     jobs: dict[str, list[JobRow]] = {}
     for row in rows:
@@ -57,22 +57,22 @@ def refused_jobs_error(rows: Sequence[JobRow], refused: Mapping[int, IppoError])
 
 
 def report_and_exit(folder: Path, error: str | None) -> None:
-    """Show the table, and raise what the command ends with."""
+    """Print the table. Raises `SweepFailed`, `Preempted` or `KeyboardInterrupt` if the sweep is incomplete."""
     queue = read_queue(folder, read_rows(folder))
     for row in read_rows(folder):
-        # Of several jobs in a queue the launcher leaves with the first that was killed: others may be there still.
+        # The launcher exits with the first killed job; other jobs may still be in the queue.
         if row.state == "running" and (row.slurm is None or queue.state(row) == "missing"):
             with sweep_folder.update_row(folder, row.job) as saved_row:
-                sweep_folder.set_state(saved_row, "failed", UNEXPECTED, error or "its process ended without a word")
+                sweep_folder.set_state(saved_row, "failed", UNEXPECTED, error or "its process ended without a message")
                 sweep_folder.copy_run_result(saved_row, folder / row.folder)
     rows = read_rows(folder)
     print(f"\n{sweep_folder.sweep_table(folder, rows)}", flush=True)
     done = sum(row.state in FINISHED_STATES for row in rows)
-    go_on = f"go on with: {resume_command(folder, sweep=True)}"
+    go_on = f"resume with: {resume_command(folder, sweep=True)}"
     if (folder / STOP_FILE).exists():
         number = int((folder / STOP_FILE).read_text())
         (folder / STOP_FILE).unlink()
-        words = f"the sweep leaves with its job: {done} of {len(rows)} jobs are done\n{go_on}"
+        words = f"the sweep was stopped: {done} of {len(rows)} jobs are done\n{go_on}"
         raise KeyboardInterrupt(words) if number == signal.SIGINT else Preempted(words)
     failed = [row for row in rows if row.state not in FINISHED_STATES]
     if failed or error is not None:
@@ -90,11 +90,11 @@ def report_and_exit(folder: Path, error: str | None) -> None:
 
 
 def _fit_lines(lines: list[str]) -> list[str]:
-    """The lines in full if a block has room for them, else each on one line of it, and the number of those left out."""
+    """All lines if they fit into an error block, else truncated lines and the number of omitted lines."""
     room = MAX_LINES - 1
     width = WIDTH - 2 - len("ippo: ")  # a block wraps at `WIDTH - 2`
     if sum(len(textwrap.wrap(line, width)) for line in lines) <= room:
         return lines
     visible = lines if len(lines) <= room else lines[: room - 1]
-    more = [f"and {len(lines) - len(visible)} more of them"] if len(visible) < len(lines) else []
+    more = [f"and {len(lines) - len(visible)} more"] if len(visible) < len(lines) else []
     return [*(line if len(line) <= width else f"{line[: width - 4]} ..." for line in visible), *more]

@@ -1,4 +1,4 @@
-"""The picture of a sweep: held-out scores over iterations, and over what was searched."""
+"""The picture of a sweep: held-out scores over iterations, and over the values of searched keys."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 from ippo_cli.config.text import shorten_name
 from ippo_cli.sweeps.summary import Configuration, JobSummary, SweepSummary, mean_interval
 
-MAX_CURVES = 10  # the best configurations; others are grey
+MAX_CURVES = 10  # coloured curves, for the best configurations; others are grey
 MAX_PANELS = 3
-MIN_VALUES = 4  # of a key, to be drawn against its scores
+MIN_VALUES = 4  # distinct values of a key that a panel needs
 
 
 def can_draw() -> bool:
-    """Whether the library for it is installed: it is an extra."""
+    """Whether matplotlib, an optional dependency, is installed."""
     return find_spec("matplotlib") is not None
 
 
 def draw_summary(summary: SweepSummary, file: Path) -> None:
-    """Curves of all configurations, and one panel for each number that was searched over."""
+    """Draw the curves of all configurations, and one panel per numeric key that was searched."""
     from matplotlib.figure import Figure
 
     searched = _searched_values(summary.jobs)
@@ -43,7 +43,7 @@ def draw_summary(summary: SweepSummary, file: Path) -> None:
 
 
 def _draw_configurations(axis: Any, configurations: Sequence[Configuration]) -> None:
-    """A line for each, the mean over its seeds, with the interval where there are several."""
+    """Draw the mean over seeds of each configuration, with the t-interval if it has several seeds."""
     for rank, group in enumerate(configurations):
         points = _mean_curve([job.curve for job in group.jobs])
         if not points:
@@ -61,7 +61,7 @@ def _draw_configurations(axis: Any, configurations: Sequence[Configuration]) -> 
 
 
 def _draw_population(axis: Any, jobs: Sequence[JobSummary]) -> None:
-    """Each job's own generation: what it has of its parent's is drawn there."""
+    """Draw the curve of each job without the iterations that it copied from its parent."""
     by_number = {job.number: job for job in jobs}
     for job in jobs:
         parent = by_number.get(job.parent) if job.parent is not None else None
@@ -77,7 +77,7 @@ def _draw_population(axis: Any, jobs: Sequence[JobSummary]) -> None:
 
 
 def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float, float | None, float | None]]:
-    """Means with intervals at the iterations that all curves with any points have reached."""
+    """Iteration, mean and interval at the iterations that all non-empty curves share."""
     curve_values = [dict(curve) for curve in curves if curve]
     if not curve_values:
         return []
@@ -90,7 +90,7 @@ def _mean_curve(curves: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int
 
 
 def _searched_values(jobs: Sequence[JobSummary]) -> dict[str, list[tuple[float, float]]]:
-    """By key that has many numbers as values: each job's value and last score."""
+    """Value and last score of each job, by key with at least `MIN_VALUES` distinct numbers."""
     found: dict[str, list[tuple[float, float]]] = {}
     for job in jobs:
         for text in job.overrides:

@@ -1,4 +1,4 @@
-"""Jobs of a sweep side by side on this machine: a process each, at most so many at a time."""
+"""Runs jobs of a sweep in parallel on this machine: one process per job, at most `sweep.at_once` at a time."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 @dataclass(slots=True)
 class _Slot:
-    """One of the jobs that train at a time: which, its process and its GPUs; None while nobody is there."""
+    """One place for a running job: its number, process and GPUs; None while the slot is free."""
 
     job: int | None = None
     process: subprocess.Popen[bytes] | None = None
-    devices: tuple[str, ...] = ()  # empty as well where all are everybody's
+    devices: tuple[str, ...] = ()  # also empty if all jobs share all GPUs
 
 
 class JobPool:
-    """Starts jobs and notes their ends; each keeps its own row, except where its process dies."""
+    """Starts job processes and collects finished ones; updates the row of a job only if its process died."""
 
     def __init__(self, context: SweepContext, at_once: int) -> None:
         self._context = context
@@ -42,21 +42,21 @@ class JobPool:
 
     @property
     def has_room(self) -> bool:
-        """Whether another job may begin: not once the sweep has been asked to leave."""
+        """Whether another job may start: a slot is free and the sweep is not stopping."""
         return not self.is_stopping and any(place.process is None for place in self._slots)
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the sweep has been asked to leave."""
+        """Whether a signal has stopped the sweep."""
         return (self._context.folder / STOP_FILE).exists()
 
     @property
     def jobs(self) -> list[int]:
-        """Those that are running."""
+        """The numbers of the running jobs."""
         return [place.job for place in self._slots if place.job is not None]
 
     def start(self, row: JobRow, plain: Mapping[str, Any]) -> None:
-        """Train the job of a row, with the plain values of its configuration."""
+        """Start the process that trains the job of a row. `plain`: its configuration as plain values."""
         slot = next(place for place in self._slots if place.process is None)
         use_counts = Counter(name for other in self._slots for name in other.devices)
         slot.devices = assign_devices(known_devices(os.environ), int(plain["launch"]["processes"]), use_counts)
@@ -66,7 +66,7 @@ class JobPool:
             [sys.executable, "-m", "ippo_cli.sweeps.worker"],
             stdin=subprocess.PIPE,
             env=environment,
-            process_group=0,  # Ctrl-C reaches the job once, through the sweep
+            process_group=0,  # so that Ctrl-C reaches the job only once, through the sweep
         )
         assert slot.process.stdin is not None
         message = {
@@ -78,14 +78,14 @@ class JobPool:
             pipe.write(json.dumps(message).encode())
 
     def reap(self) -> list[int]:
-        """The jobs whose processes have ended since this was last asked."""
+        """Free the slots of ended processes and return the numbers of their jobs."""
         ended = []
         for slot in self._slots:
             if slot.process is None or slot.job is None or slot.process.poll() is None:
                 continue
             with update_row(self._context.folder, slot.job) as row:
                 if row.state == "running" or (row.state == "waiting" and slot.process.returncode != 0):
-                    words = f"its process ended without a word (code {slot.process.returncode})"
+                    words = f"its process ended without a message (code {slot.process.returncode})"
                     sweep_folder.set_state(row, "failed", UNEXPECTED, words)
                     sweep_folder.copy_run_result(row, self._context.folder / row.folder)
             ended.append(slot.job)
@@ -93,7 +93,7 @@ class JobPool:
         return ended
 
     def prune(self, job: int, iteration: int) -> None:
-        """Ask a job to save and leave, since its score after that iteration showed that it is hopeless."""
+        """Send SIGTERM to a job, so that it saves and exits; record the iteration of the score that caused it."""
         with update_row(self._context.folder, job) as row:
             row.pruned_at = iteration
         for slot in self._slots:
@@ -103,17 +103,19 @@ class JobPool:
 
 
 def known_devices(environ: Mapping[str, str]) -> list[str]:
-    """The names of the GPUs that this process may use: numbers, or what CUDA_VISIBLE_DEVICES calls them."""
+    """The names of the visible GPUs: the entries of CUDA_VISIBLE_DEVICES, or the numbers of all GPUs."""
     if VISIBLE_DEVICES not in environ:
         return [str(number) for number in range(len(list(GPU_DIR.iterdir())) if GPU_DIR.is_dir() else 0)]
     names = [name.strip() for name in environ[VISIBLE_DEVICES].split(",")]
-    return list(takewhile(lambda name: name and not name.startswith("-"), names))  # CUDA sees none behind such a name
+    return list(
+        takewhile(lambda name: name and not name.startswith("-"), names)
+    )  # CUDA ignores all entries after an invalid one
 
 
 def assign_devices(devices: Sequence[str], ranks: int, use_counts: Mapping[str, int]) -> tuple[str, ...]:
-    """The GPUs of one of several jobs that train at a time: as many as it has ranks, of those that fewest jobs have.
+    """The GPUs of one of several parallel jobs: one per rank, preferring those that the fewest jobs use.
 
-    None where there are no more than one job needs: all jobs share them.
+    Empty if there are no more GPUs than one job needs: all jobs then share all GPUs.
     """
     if len(devices) <= ranks:
         return ()

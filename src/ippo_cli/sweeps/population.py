@@ -1,7 +1,7 @@
-"""`sweep=population`: members train side by side, and after each generation the better ones' runs are gone on with.
+"""`sweep=population`: population based training; after each generation, members resume the runs of better members.
 
-A member of a later generation is the run of its parent, copied and resumed with another value: weights, optimizers,
-data order and schedules go on as if nothing had happened.
+A member of a later generation is a copy of its parent's run, resumed with one changed value: weights, optimizers,
+data order and schedules continue exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ippo_cli.sweeps.lineage import copy_parent_run
 from ippo_cli.sweeps.search import FINISHED, final_score
 from ippo_cli.sweeps.space import Dimension
 
-# What decides when a run ends or where it lies, and is set here or means nothing once it goes on.
+# Keys of the length or place of a run: they are set by the sweep, or have no effect on a resumed run.
 UNCHANGEABLE_KEYS = (
     "num_iterations",
     "num_epochs",
@@ -36,7 +36,7 @@ UNCHANGEABLE_KEYS = (
 
 
 class PopulationSearch:
-    """Generations of members; the history of who came from whom is in the rows."""
+    """Generates the members of each generation from the scores of the last; parents are recorded in the rows."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class PopulationSearch:
             check_changeable_key(dimension.key, groups)
         for text in fixed:
             if text.startswith("stop_after="):
-                raise ConfigError(text, "is what ends a generation", "leave it out, and choose sweep.generations")
+                raise ConfigError(
+                    text, "is set by the sweep at the end of each generation", "remove it, and set sweep.generations"
+                )
         self.config, self.space, self.fixed = config, space, list(fixed)
         self.total = config.members * config.generations
 
@@ -69,7 +71,7 @@ class PopulationSearch:
 
     def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
         newest = max((row.generation or 1 for row in rows), default=1)
-        return [row for row in rows if row.generation == newest]  # an earlier one's successors are there
+        return [row for row in rows if row.generation == newest]  # earlier generations already have successors
 
     def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         parent = next((other for other in rows if other.job == row.parent), None)
@@ -85,7 +87,7 @@ class PopulationSearch:
         return {dimension.key: dimension.sample(source) for dimension in self.space}
 
     def _next(self, generation: int, parents: Sequence[JobRow], scores: Sequence[float]) -> list[JobRow]:
-        """The best member as it is, then winners of tournaments, each with one value changed."""
+        """The rows of a generation: the unchanged best member, then tournament winners with one changed value each."""
         rows = []
         for member in range(1, self.config.members + 1):
             source = random.Random(f"{self.config.seed}/generation/{generation}/{member}")
@@ -109,18 +111,20 @@ class PopulationSearch:
         return JobRow(number, texts, "", generation=generation, member=member, parent=parent)
 
     def _remove_old_checkpoints(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
-        """Checkpoints of generations before the last one are removed, but those of the best member so far."""
+        """Remove checkpoints of generations before the parents' one, except those of the best member so far."""
         scores = [(score, other.job) for other in rows if (score := final_score(folder, other)) is not None]
         best = max(scores, key=lambda scored: scored[0])[1] if scores else None
         for other in rows:
             if (other.generation or 1) < (row.generation or 1) - 1 and other.job != best:
                 for checkpoint in list_checkpoints(folder / other.folder / "checkpoints"):
-                    doomed = checkpoint.rename(checkpoint.with_name(checkpoint.name + ".tmp"))  # never half of one
+                    doomed = checkpoint.rename(
+                        checkpoint.with_name(checkpoint.name + ".tmp")
+                    )  # so that no partly deleted checkpoint is read
                     shutil.rmtree(doomed)
 
 
 def tournament_winner(scores: Sequence[float], size: int, source: random.Random) -> int:
-    """The place of the best of `size` members that are drawn; of equal ones the first. Who failed is not drawn."""
+    """The index of the best of `size` sampled members, the first of equal ones; failed members are not sampled."""
     scored = [place for place, score in enumerate(scores) if math.isfinite(score)]
     sampled = sorted(source.sample(scored, min(size, len(scored))))
     return max(sampled, key=lambda place: scores[place])
@@ -129,7 +133,7 @@ def tournament_winner(scores: Sequence[float], size: int, source: random.Random)
 def mutate_values(
     space: Sequence[Dimension], values: dict[str, str], config: PopulationSweepConfig, source: random.Random
 ) -> dict[str, str]:
-    """The values with one of them changed; at an end of its range it turns back."""
+    """The values with one random value changed by `shrink` or `grow`; at an end of its range in the other direction."""
     dimension = source.choice(list(space))
     factors = [config.shrink, config.grow]
     source.shuffle(factors)
@@ -139,21 +143,21 @@ def mutate_values(
 
 
 def check_changeable_key(key: str, groups: Sequence[str]) -> None:
-    """Raise `ConfigError` for a key that cannot be another one when a run goes on."""
+    """Raise `ConfigError` for a key that cannot change when a run is resumed."""
     if key in groups or is_frozen_key(key) or key.startswith(UNCHANGEABLE_KEYS):
         raise ConfigError(
             f"sweep.space.{key}" if key not in groups else key,
-            "cannot change while a run goes on, as the members of a population do",
-            "leave it out, or use sweep=optuna, whose jobs are runs of their own",
+            "cannot change when a run is resumed, and members of a population resume the runs of their parents",
+            "remove it, or use sweep=optuna, which trains each job from the start",
         )
 
 
 def check_adaptive_values(row: JobRow, config: Config) -> None:
-    """Raise `ConfigError` where a member changes a value that a run which goes on has adapted by itself."""
+    """Raise `ConfigError` if a member changes a value that training adapts, so that a resumed run ignores it."""
     key = "algorithm.kl.reward.coef"
     if config.algorithm.kl.reward.target is not None and any(text.startswith(f"{key}=") for text in row.overrides):
         raise ConfigError(
             key,
-            "says only where the coefficient begins, as algorithm.kl.reward.target is set",
+            "is only the initial coefficient, because algorithm.kl.reward.target is set",
             "search over algorithm.kl.reward.target",
         )

@@ -1,4 +1,4 @@
-"""Jobs that train side by side: those of a list, or those that a search makes up from how earlier ones ended."""
+"""Runs jobs in parallel: those of a fixed list, or those that a search generates from the scores of earlier jobs."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from ippo_cli.sweeps.pool import JobPool
 from ippo_cli.sweeps.summary import read_curve, read_metric_name
 
 POLL_S = 0.3
-FINISHED = ("done", "pruned", "failed", "refused")  # for good, as far as this attempt at the sweep goes
+FINISHED = ("done", "pruned", "failed", "refused")  # final states within one attempt at the sweep
 ComposeJob = Callable[[JobRow], dict[str, Any]]
-"""The plain values of a job's configuration, checked; gives its row the folder. Raises an `IppoError`."""
+"""Composes and checks a job: sets the folder of its row, returns plain values. Raises `IppoError`."""
 
 
 class Search(Protocol):
-    """What makes up jobs. It has no memory: all that it knows of the jobs so far are their rows and folders."""
+    """Generates jobs. It is stateless: results depend only on the rows and folders of the jobs so far."""
 
     @property
     def total(self) -> int:
-        """Jobs that it may make up."""
+        """The largest number of jobs that it generates."""
         ...
 
     def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
-        """Jobs that can be made up now, and are not there yet."""
+        """New jobs that can start now."""
         ...
 
     def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
-        """Jobs that an earlier attempt at the sweep left, and that are still worth running."""
+        """Jobs of an earlier attempt at the sweep that a resumed sweep runs again."""
         ...
 
     def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
-        """What is to be there before a job begins."""
+        """Prepare the folder of a job before it starts."""
         ...
 
     def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
-        """The iteration by which a job has shown that it is; None as long as it has not."""
+        """The iteration of the score by which a job is pruned; None if it is not pruned."""
         ...
 
 
 class FixedJobs:
-    """Jobs that are all known beforehand."""
+    """A fixed list of jobs, all known before the sweep starts."""
 
-    total = 0  # more of them than there are rows
+    total = 0  # it generates no jobs
 
     def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         return []
@@ -66,13 +66,13 @@ class FixedJobs:
 def run_search(
     search: Search, context: SweepContext, at_once: int, make: ComposeJob, plains: dict[int, dict[str, Any]]
 ) -> None:
-    """Run the jobs that wait, and those that become due, until there are no more or the sweep is asked to leave.
+    """Run waiting jobs and those that the search generates, until none are left or a signal stops the sweep.
 
-    `plains` are the values of jobs that are made already.
+    `plains`: by job, the configurations of jobs that are already composed.
     """
     pool = JobPool(context, at_once)
     started: set[int] = set()
-    judged: dict[int, int] = {}  # bytes of its metrics, by job
+    judged: dict[int, int] = {}  # by job, size in bytes of the metrics at its last check
     while True:
         rows = read_rows(context.folder)
         if not pool.is_stopping:
@@ -80,7 +80,7 @@ def run_search(
             _compose_jobs(new, make, plains)
             if new:
                 sweep_folder.add_rows(context.folder, new)
-                continue  # what was refused may make others due
+                continue  # the search may generate more jobs if one is refused
         waiting = [row for row in rows if row.state == "waiting" and row.job in plains and row.job not in started]
         while waiting and pool.has_room:
             row = waiting.pop(0)
@@ -98,7 +98,7 @@ def run_search(
 
 
 def _prune_jobs(search: Search, folder: Path, rows: Sequence[JobRow], pool: JobPool, judged: dict[int, int]) -> None:
-    """Ask the jobs to leave that have fallen behind; each is judged when it has logged more than before."""
+    """Stop running jobs that the search prunes; a job is checked again when its metrics have grown."""
     for row in rows:
         if (
             row.job not in pool.jobs
@@ -109,12 +109,12 @@ def _prune_jobs(search: Search, folder: Path, rows: Sequence[JobRow], pool: JobP
         judged[row.job] = size
         at = search.prune_iteration(folder, row, rows)
         if at is not None:
-            print(f"job {row.job} is ended: its score after iteration {at} is below the median", flush=True)
+            print(f"job {row.job} is pruned: its best score up to iteration {at} is below the median", flush=True)
             pool.prune(row.job, at)
 
 
 def _metrics_size(folder: Path, row: JobRow) -> int:
-    """How much a job has logged, in bytes."""
+    """The size of the metrics of a job in bytes."""
     try:
         return (folder / row.folder / "metrics.jsonl").stat().st_size
     except OSError:
@@ -122,7 +122,7 @@ def _metrics_size(folder: Path, row: JobRow) -> int:
 
 
 def _prune_ended_jobs(search: Search, folder: Path, ended: Sequence[int]) -> None:
-    """A job that ended before it could be asked to is judged as any other: how fast it was decides nothing."""
+    """Mark jobs as pruned that completed before they were checked, so that pruning does not depend on speed."""
     rows = read_rows(folder)
     for row in rows:
         if row.job in ended and row.state == "done":
@@ -133,7 +133,7 @@ def _prune_ended_jobs(search: Search, folder: Path, ended: Sequence[int]) -> Non
 
 
 def resume_rows(folder: Path, search: Search, make: ComposeJob) -> tuple[list[JobRow], dict[int, dict[str, Any]]]:
-    """The rows of a sweep that goes on, those that are unfinished made anew."""
+    """The rows of a resumed sweep, with updated states, and the configurations of its unfinished jobs."""
     rows = read_rows(folder)
     for row in rows:
         if row.state != "pruned" and row.pruned_at is None and sweep_folder.is_done(folder / row.folder):
@@ -150,7 +150,7 @@ def resume_rows(folder: Path, search: Search, make: ComposeJob) -> tuple[list[Jo
 
 
 def _compose_jobs(rows: Sequence[JobRow], make: ComposeJob, plains: dict[int, dict[str, Any]]) -> None:
-    """Make the jobs of rows; what cannot run is refused, and others go on."""
+    """Compose the jobs of rows into `plains`; an invalid job gets the state `refused`."""
     for row in rows:
         try:
             plains[row.job] = make(row)
@@ -160,12 +160,12 @@ def _compose_jobs(rows: Sequence[JobRow], make: ComposeJob, plains: dict[int, di
 
 
 def score_curve(folder: Path, row: JobRow) -> list[tuple[int, float]]:
-    """Iterations and held-out scores by which a job is judged, as far as they are there."""
+    """Iterations and held-out scores of a job so far; of a pruned job up to the iteration of pruning."""
     metric = read_metric_name(folder / row.folder)
     return [] if metric is None else read_curve(folder / row.folder, metric, row.pruned_at)
 
 
 def final_score(folder: Path, row: JobRow) -> float | None:
-    """The last held-out score of a job that is done or was pruned; None of any other."""
+    """The last held-out score of a completed or pruned job; None for others."""
     curve = score_curve(folder, row) if row.state in sweep_folder.FINISHED_STATES else []
     return curve[-1][1] if curve else None

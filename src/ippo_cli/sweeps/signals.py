@@ -1,4 +1,4 @@
-"""Signals that ask a sweep to leave, passed on to its jobs."""
+"""Forwards termination signals of a sweep to its jobs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from ippo_cli.sweeps.folder import STOP_FILE, read_rows
 
 
 class SignalForwarding:
-    """Passes signals that ask to leave on to jobs in a launcher's processes, and keeps others from beginning.
+    """Forwards termination signals to jobs in processes of a launcher, and prevents new jobs from starting.
 
-    Jobs of SLURM get SIGTERM: after another one they would put themselves back into the queue.
-
-    A job in this process has taken the signals over while its ranks are there.
+    SLURM jobs receive SIGTERM, because they requeue themselves after other signals. A job in this process replaces
+    these handlers while its ranks run.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,7 +48,7 @@ class SignalForwarding:
                 launchers.terminate_job(row.slurm)
             elif row.host == socket.gethostname() and row.pid not in (None, os.getpid()):
                 with suppress(ProcessLookupError, PermissionError):
-                    if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal told it
+                    if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal sent it
                         os.kill(row.pid, number)
         if self._interrupts.insisted:
             raise KeyboardInterrupt

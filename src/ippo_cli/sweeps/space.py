@@ -1,4 +1,4 @@
-"""What a search draws from: a range or a list of values for each key, written as an override that sweeps over it."""
+"""The space of a search: an interval or a list of values per key, in the syntax of Hydra's sweep overrides."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.sweeps.grid import expand_override
 
 Options = Callable[[str], list[str]]
-DIGITS = 3  # of numbers that are drawn: enough for what they decide, and few enough to be read
+DIGITS = 3  # significant digits of sampled numbers: precise enough for hyperparameters, and readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dimension:
-    """One key: the ends of an interval, or the values of a list in its order."""
+    """The values of one key: an interval, or an ordered list."""
 
     key: str
     low: float = 0.0
@@ -30,14 +30,14 @@ class Dimension:
     choices: tuple[str, ...] = ()
 
     def text(self, number: float) -> str:
-        """A number of the interval as a value that can be typed."""
+        """A number of the interval as text for an override."""
         if self.integer:
             return str(min(max(round(number), int(self.low)), int(self.high)))
         rounded = float(f"{number:.{DIGITS}g}")
         return repr(rounded if self.low <= rounded <= self.high else min(max(number, self.low), self.high))
 
     def sample(self, source: random.Random) -> str:
-        """A value, each of the list or of the interval (of its logarithm) being as likely as any other."""
+        """A value sampled uniformly from the list or the interval, or uniformly in its logarithm."""
         if self.choices:
             return source.choice(self.choices)
         if self.log:
@@ -47,9 +47,9 @@ class Dimension:
         return self.text(source.uniform(self.low, self.high))
 
     def step_value(self, value: str, factor: float) -> str:
-        """A number times the factor, or its neighbour in a list: the next lower one for a factor below 1.
+        """The number times `factor`; in a list, the next value, or the previous one for a factor below 1.
 
-        At an end of the range it is the same value.
+        Whole numbers change by at least 1. At an end of the range the value stays the same.
         """
         if self.choices:
             place = self.choices.index(value) + (1 if factor > 1.0 else -1)
@@ -62,7 +62,7 @@ class Dimension:
 
 
 def parse_space(space: Mapping[str, str], typed: Sequence[str], options: Options) -> tuple[list[Dimension], list[str]]:
-    """What is searched over, by file or typed, the latter going before; and the typed overrides of one value."""
+    """The dimensions of `sweep.space` and of typed sweep overrides, which take precedence; and the other overrides."""
     parser = OverridesParser.create()
     found = {key: _parse_dimension(key, text, f"sweep.space.{key}={text}", options) for key, text in space.items()}
     fixed: list[str] = []
@@ -81,18 +81,18 @@ def _parse_dimension(key: str, text: str, setting: str, options: Options) -> Dim
     try:
         override = OverridesParser.create().parse_override(f"{key}={text}")
     except HydraException as error:
-        raise ConfigError(setting, "is no range of values", remedy) from error
+        raise ConfigError(setting, "is not an interval or list of values", remedy) from error
     value = override.value()
     if not isinstance(value, IntervalSweep):
-        choices = tuple(one.partition("=")[2] for one in expand_override(override, options))
+        choices = tuple(text.partition("=")[2] for text in expand_override(override, options))
         if len(choices) < 2:
-            raise ConfigError(setting, "has one value", remedy)
+            raise ConfigError(setting, "has only one value", remedy)
         return Dimension(key=key, choices=choices)
     assert value.start is not None
     assert value.end is not None
     low, high, log = value.start, value.end, "log" in (value.tags or set())
     if not low < high or (log and low <= 0):
         raise ConfigError(
-            setting, "is an empty interval" if not low < high else "has no logarithm at its low end", remedy
+            setting, "is an empty interval" if not low < high else "needs a lower end above 0 for tag(log)", remedy
         )
     return Dimension(key=key, low=low, high=high, log=log, integer=isinstance(low, int) and isinstance(high, int))

@@ -1,4 +1,4 @@
-"""What has become of a sweep's jobs: as their files say, their processes, and SLURM."""
+"""The current state of the jobs of a sweep, from their files, their processes and the queue of SLURM."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from ippo_cli.runs.folder import RUN_LOCK, is_run_locked
 from ippo_cli.sweeps.folder import JobRow
 
 STATES = ("done", "pruned", "running", "waiting", "preempted", "missing", "failed", "refused")
-SLURM_OUTPUT = ".submitit/*/*_log.err"  # JOB_TASK_log.err, where of an array JOB is ARRAY_NUMBER
+SLURM_OUTPUT = ".submitit/*/*_log.err"  # JOB_TASK_log.err; JOB is ARRAY_INDEX in a job array
 END_NOTICE = re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ [A-Z ]+ AT (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
-NOTICE_BYTES = 65_536  # of the end of a job's output, where SLURM writes why it ends it
-OVERDUE_S = 600.0  # after its time limit, when a job must be gone whatever its cluster grants it
+NOTICE_BYTES = 65_536  # length of the end of the output that is searched for SLURM's notice of termination
+OVERDUE_S = 600.0  # seconds after the time limit when a job has ended, even with the grace time of a cluster
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmQueue:
-    """What is known of the jobs that SLURM runs a sweep's jobs as."""
+    """The states of the SLURM jobs of a sweep."""
 
-    states: Mapping[str, str] | None  # of those that run or wait; None where SLURM cannot be asked
-    ended_at: Mapping[str, float]  # when SLURM wrote into their outputs that it ends them
+    states: Mapping[str, str] | None  # running and pending jobs; None if squeue is not available
+    ended_at: Mapping[str, float]  # time of SLURM's notice of termination in the output of a job
 
     def state(self, row: JobRow) -> str:
-        """Of a job that was running, or waiting to run again, when this was last written."""
+        """The state of a job that its row records as running or as requeued."""
         assert row.slurm is not None
         if self.states is None:
             since = row.since or 0.0
-            ended = self.ended_at.get(row.slurm, -1.0) >= int(since)  # its notices know no parts of seconds
+            ended = self.ended_at.get(row.slurm, -1.0) >= int(since)  # notices have a resolution of one second
             overdue = row.until is not None and time.time() > row.until + OVERDUE_S
             return "missing" if ended or overdue else row.state
         if row.slurm not in self.states:
@@ -46,7 +46,7 @@ class SlurmQueue:
 
 
 def read_queue(sweep: Path, rows: Sequence[JobRow]) -> SlurmQueue:
-    """Ask SLURM for the jobs of these rows, if it is there, and read what it wrote if it is not."""
+    """The SLURM jobs of these rows, from `squeue`, or from SLURM's notices in the outputs if that is not available."""
     states = launchers.queue_states([row.slurm for row in rows if row.slurm is not None])
     return SlurmQueue(states, _read_end_notices(sweep) if states is None else {})
 
@@ -63,7 +63,7 @@ def _read_end_notices(sweep: Path) -> dict[str, float]:
 
 
 def job_state(row: JobRow, run: Mapping[str, Any], queue: SlurmQueue, *, going_on: bool) -> str:
-    """What has become of a job: what its run says goes before its row."""
+    """The current state of a job; the state of its run takes precedence over its row."""
     if row.pruned_at is not None:
         return "pruned"
     if run.get("state") == "done":
@@ -80,15 +80,15 @@ def job_state(row: JobRow, run: Mapping[str, Any], queue: SlurmQueue, *, going_o
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process works in the folder; where that cannot be asked, none does."""
+    """Whether a process holds the lock of the folder; False if the lock cannot be read."""
     try:
         return (folder / RUN_LOCK).is_file() and is_run_locked(folder)
-    except IppoError:  # a folder that may only be read
+    except IppoError:  # a read-only folder
         return False
 
 
 def _is_alive(row: JobRow) -> bool:
-    """Whether the process that a row names may still be there."""
+    """Whether the process of a row may still exist; True for a process of another host."""
     if row.pid is None or row.host != socket.gethostname():
         return row.host is not None and row.host != socket.gethostname()
     try:

@@ -1,4 +1,4 @@
-"""What a sweep's folder says, as data: its jobs, and the means of those that differ in nothing but their seed."""
+"""Summarizes the folder of a sweep: the state and scores of its jobs, and means over jobs that differ only in seed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ippo_cli.sweeps.state import STATES, is_locked, job_state, read_queue
 
 SEED_KEY = "seed"
 CONFIDENCE = 0.95
-# Quantiles of Student's distribution for that confidence, two-sided, by degrees of freedom from 1.
+# Two-sided quantiles of Student's t-distribution at `CONFIDENCE`, for 1 to 30 degrees of freedom.
 T_QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -31,21 +31,21 @@ T_QUANTILES = (
 )
 NORMAL_QUANTILE = 1.95996
 FAILED_STATES = ("failed", "refused")
-UNFINISHED_STATES = ("preempted", "missing", *FAILED_STATES)  # what a sweep that goes on runs again
+UNFINISHED_STATES = ("preempted", "missing", *FAILED_STATES)  # states of jobs that a resumed sweep runs again
 OF_SLURM = ("hydra.", "hydra/", "resume=", "sweep=", "sweep.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """One job, as its row and its own files say."""
+    """One job, from its row and the files of its run."""
 
     number: int
-    overrides: tuple[str, ...]  # those that not all jobs have, without the seed
-    seed: str | None  # None where all jobs have one
-    trained_with: str | None  # its seed, all jobs have it or not; None where it was not typed
+    overrides: tuple[str, ...]  # without the seed and without overrides that all jobs share
+    seed: str | None  # None if all jobs share it or it was not typed
+    trained_with: str | None  # override of the seed, shared or not; None if it was not typed
     state: str
-    iteration: int | None  # the last one that is logged
-    first: float | None  # held-out scores; None where there is none
+    iteration: int | None  # last logged iteration
+    first: float | None  # held-out score; None without an evaluation
     best: float | None
     last: float | None
     curve: tuple[tuple[int, float], ...]  # iteration and held-out score
@@ -58,7 +58,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class MeanInterval:
-    """A mean over jobs, with a t-interval; of one job there is none."""
+    """A mean over jobs with a t-interval, which is None for one job."""
 
     count: int
     mean: float
@@ -68,9 +68,9 @@ class MeanInterval:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """Jobs that differ in nothing but their seed. Only those that are done, or were pruned, count in the means.
+    """Jobs that differ only in the seed. Means include only completed and pruned jobs.
 
-    Of a seed that was trained with more than once the last one counts: the same run again is no other sample.
+    If several jobs have the same seed, only the last counts: a repeated run is not an independent sample.
     """
 
     overrides: tuple[str, ...]
@@ -85,29 +85,29 @@ class Configuration:
         return count_states(self.jobs)
 
     def mean(self, name: str) -> MeanInterval | None:
-        """Of `first`, `best` or `last`."""
+        """The mean of the score `first`, `best` or `last`."""
         return mean_interval([value for job in self.ended if (value := getattr(job, name)) is not None])
 
 
 @dataclass(frozen=True, slots=True)
 class SweepSummary:
-    """A sweep as it is now."""
+    """The current state of a sweep."""
 
     folder: Path
     metric: str | None
     going_on: bool
     jobs: tuple[JobSummary, ...]
-    configurations: tuple[Configuration, ...]  # the best last score first
-    command: str | None  # what goes on with the sweep; None for runs that no sweep started
+    configurations: tuple[Configuration, ...]  # sorted by mean last score, best first
+    command: str | None  # command that resumes the sweep; None for runs without a sweep
 
     @property
     def left(self) -> list[JobSummary]:
-        """Jobs that have not come to an end, and are not being worked on."""
+        """Jobs that are incomplete and not running."""
         return [job for job in self.jobs if job.state in UNFINISHED_STATES]
 
 
 def summarize_sweep(folder: Path) -> SweepSummary:
-    """Read a sweep's folder, or a folder of runs. Raises `ConfigError` where it is neither."""
+    """Summarize the folder of a sweep, or a folder of runs. Raises `ConfigError` for another folder."""
     if (folder / sweep_folder.SWEEP_FILE).is_file():
         rows, going_on = read_rows(folder), is_locked(folder)
         command = shell_command("ippo-train", "-m", ("resume", str(folder)))
@@ -124,7 +124,7 @@ def summarize_sweep(folder: Path) -> SweepSummary:
 
 
 def mean_interval(values: Sequence[float]) -> MeanInterval | None:
-    """Mean and t-interval of numbers that are finite."""
+    """Mean and t-interval of the finite values; None without one."""
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
         return None
@@ -136,7 +136,7 @@ def mean_interval(values: Sequence[float]) -> MeanInterval | None:
 
 
 def t_quantile(degrees: int) -> float:
-    """Student's quantile for a two-sided interval of `CONFIDENCE`."""
+    """The two-sided t-quantile at `CONFIDENCE`; beyond the table, the Cornish-Fisher expansion."""
     if degrees <= len(T_QUANTILES):
         return T_QUANTILES[degrees - 1]
     z = NORMAL_QUANTILE
@@ -144,15 +144,15 @@ def t_quantile(degrees: int) -> float:
 
 
 def count_states(jobs: Sequence[JobSummary]) -> dict[str, int]:
-    """How many jobs are in which state."""
+    """The number of jobs in each state."""
     states = Counter(job.state for job in jobs)
     return {state: states[state] for state in STATES if states[state]}
 
 
 def read_curve(folder: Path, metric: str, until: int | None = None) -> list[tuple[int, float]]:
-    """Iterations and held-out scores of a run's `metrics.jsonl`, as far as it is written."""
+    """Iterations and held-out scores in the `metrics.jsonl` of a run so far, up to iteration `until`."""
     found: list[tuple[int, float]] = []
-    with suppress(OSError, ResumeError):  # the last row may be half written
+    with suppress(OSError, ResumeError):  # the last row may be incomplete
         for row, _ in metric_rows(folder / "metrics.jsonl"):
             value = row.get(f"eval/{metric}")
             if value is not None and (until is None or row["iteration"] <= until):
@@ -161,7 +161,7 @@ def read_curve(folder: Path, metric: str, until: int | None = None) -> list[tupl
 
 
 def read_metric_name(folder: Path) -> str | None:
-    """The metric that a run's score is; None where it has no configuration yet."""
+    """The primary metric of a run; None if it has no configuration yet."""
     try:
         return str(yaml.safe_load((folder / "config.yaml").read_text())["task"]["primary_metric"])
     except (OSError, yaml.YAMLError, KeyError, TypeError):
@@ -203,7 +203,7 @@ def _mean_data(mean: MeanInterval | None) -> dict[str, float | int | None] | Non
 
 
 def _read_run_rows(root: Path) -> list[JobRow]:
-    """Rows of runs that no sweep started, such as the tasks of a job array, oldest first."""
+    """Rows of runs without a sweep, such as the tasks of a job array, oldest first. Raises `ConfigError`."""
     rows = []
     for number, folder in enumerate(reversed(run_folders(root)), start=1):
         try:
@@ -218,14 +218,16 @@ def _read_run_rows(root: Path) -> list[JobRow]:
         rows.append(row)
     if not rows:
         raise ConfigError(
-            f"{root}", "is no sweep's folder, and has no runs", "give the folder with sweep.json, or one of runs"
+            f"{root}", "contains neither sweep.json nor runs", "use the folder of a sweep, or a folder of runs"
         )
     return rows
 
 
 def _distinct_overrides(rows: Sequence[JobRow]) -> dict[int, tuple[str, ...]]:
-    """Each job's overrides without those that all jobs share, and without the share of the cores that the sweep gave
-    it: that is another where it went on with another `sweep.at_once`."""
+    """By job, its overrides without those that all jobs share, and without the number of threads from the sweep.
+
+    That number differs between jobs if the sweep was resumed with another `sweep.at_once`.
+    """
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
     return {row.job: tuple(text for text in overrides_without_threads(row) if text not in shared) for row in rows}
 
@@ -238,7 +240,7 @@ def _summarize_job(
     metric = read_metric_name(folder) if row.folder else None
     curve = read_curve(folder, metric, row.pruned_at) if metric is not None else []
     scores = {name: _entry_score(entry) for name, entry in run.get("evaluation", {}).items()}
-    if row.pruned_at is not None and curve:  # what came after is not what it was judged by
+    if row.pruned_at is not None and curve:  # exclude scores after pruning
         values = [value for _, value in curve]
         scores = {"first": values[0], "best": max(values), "last": values[-1]}
     seeds = [text.partition("=")[2] for text in own if text.startswith(f"{SEED_KEY}=")]
@@ -272,7 +274,7 @@ def _common_metric(folders: Any) -> str | None:
 
 def _group_by_configuration(jobs: Sequence[JobSummary]) -> tuple[Configuration, ...]:
     groups: dict[tuple[str, ...], list[JobSummary]] = {}
-    for job in jobs:  # of a population every member is what no other is
+    for job in jobs:  # each member of a population is its own group
         key = job.overrides if job.generation is None else (f"job {job.number}", *job.overrides)
         groups.setdefault(key, []).append(job)
     found = [Configuration(group[0].overrides, tuple(group)) for group in groups.values()]

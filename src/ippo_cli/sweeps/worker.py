@@ -1,4 +1,4 @@
-"""One job of a sweep in a process of its own: `python -m ippo_cli.sweeps.worker`, told on stdin what to train."""
+"""Process of one job of a sweep: `python -m ippo_cli.sweeps.worker`; reads the job as JSON from stdin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ippo_cli.runs.output import ignore_closed_output
 
 
 def main() -> NoReturn:
-    """Train one job; how it ended stands in the sweep's rows."""
+    """Train one job; its result is written to `sweep.json`."""
     ignore_closed_output()
     relax_gc()
     from ippo_cli.compose.exits import exit_process, run_guarded

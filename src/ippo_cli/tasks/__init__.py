@@ -1,1 +1,1 @@
-"""Tasks: where examples come from, how agents are prompted, and what an episode is."""
+"""Tasks: sources of examples, prompts of agents, and episodes."""

@@ -1,4 +1,4 @@
-"""Sums and differences of two small numbers: the first task for a small pretrained model."""
+"""Arithmetic task: sums and differences of two small numbers, for small pretrained models."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ TRAIN, HELD_OUT = 1000, 100
 
 
 def train() -> list[Example]:
-    """1000 pairs of numbers."""
+    """Return 1000 pairs of numbers."""
     return _examples()[HELD_OUT:]
 
 
 def held_out() -> list[Example]:
-    """100 pairs of numbers, none of which is a training example."""
+    """Return 100 pairs of numbers that are not among the training examples."""
     return _examples()[:HELD_OUT]
 
 
 def _examples() -> list[Example]:
-    """The same for every run, whatever its seed: scores of runs can be compared."""
+    """The examples do not depend on the run's seed, so that scores of runs are comparable."""
     pairs = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
     return [_example(a, b) for a, b in random.Random("arithmetic").sample(pairs, TRAIN + HELD_OUT)]
 

@@ -1,8 +1,8 @@
-"""Tokenising texts in which content may spell control tokens, such as `<|im_end|>`: these become ordinary tokens.
+"""Tokenize texts so that control tokens spelled in content, such as `<|im_end|>`, become ordinary tokens.
 
-Only a chat template, or the literal text of an agent's own template, writes control tokens. Whatever comes from a row
-or from another agent is content: otherwise an agent could end its turn and write another one's. Content without such a
-spelling has the ids that the tokenizer gives it.
+Only a chat template, or the literal text of an agent's own template, writes control tokens. Text from a data row or
+from another agent is content: otherwise an agent could end its turn and forge another agent's turn. Content without
+such spellings has the tokenizer's usual ids.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 FIRST_GUARD = 0xF0000
-"""The first of the private-use characters that stand for control tokens spelled in content, until it is tokenised."""
-ANCHORS = ("\n", ".", "a")  # texts after which others are tokenised: the first that one does not grow together with
+"""First private-use character; each one replaces one control token spelled in content until tokenization."""
+ANCHORS = ("\n", ".", "a")  # texts are tokenized after the first anchor that does not merge with them
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer: special ones, and `roles` that its chat template writes around messages."""
+    """Control tokens of a tokenizer: special tokens, and added tokens in `roles`, the chat template's role markers."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, roles: str = "") -> None:
         self.tokenizer = tokenizer
@@ -37,11 +37,11 @@ class ControlTokens:
         self._plain: dict[str, list[int]] = {}
 
     def guard(self, content: str) -> str:
-        """Content with a private-use character in the place of each control token that it spells."""
+        """Replace each control token spelled in the content by a private-use character."""
         return self._pattern.sub(lambda found: self._marks[found[0]], content)
 
     def unguard(self, text: str) -> str:
-        """The text with guarded spellings as they were."""
+        """Restore the guarded spellings."""
         return self._guards.sub(lambda found: self._spelling(found[0]), text)
 
     def has_guarded(self, text: str) -> bool:
@@ -49,26 +49,25 @@ class ControlTokens:
         return self._guards.search(text) is not None
 
     def token_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts, without what a tokenizer adds around them; guarded spellings are ordinary tokens."""
+        """Return the ids of texts without added special tokens; guarded spellings become ordinary tokens."""
         if not texts:
             return []
-        made = self.tokenizer([self.unguard(text) for text in texts], add_special_tokens=False).input_ids
+        ids_by_text = self.tokenizer([self.unguard(text) for text in texts], add_special_tokens=False).input_ids
         return [
             self._replace_guarded(text, list(ids)) if self.has_guarded(text) else list(ids)
-            for text, ids in zip(texts, made, strict=True)
+            for text, ids in zip(texts, ids_by_text, strict=True)
         ]
 
     def bridge_ids(self, bridges: Sequence[tuple[str, str]]) -> list[list[int]]:
-        """The ids of texts as they are after something else: after the given stop token, or after other text.
+        """Return the ids of texts that follow a stop token or other text; `bridges` holds (stop token or "", text).
 
-        A tokenizer may begin a text with a token or a space of its own, and a special token may swallow the space
-        after it. So each is tokenised after an anchor: the stop token, or else a text that does not grow together with
-        it.
+        A tokenizer may put a token or a space before a text, and a special token may absorb the space after it. So each
+        text is tokenized after an anchor: the stop token, or a text that does not merge with it.
         """
-        made: dict[int, list[int]] = {row: [] for row, (_, text) in enumerate(bridges) if not text}
+        ids_by_row: dict[int, list[int]] = {row: [] for row, (_, text) in enumerate(bridges) if not text}
         for anchor in (None, *ANCHORS, ""):
             waiting = [
-                row for row in range(len(bridges)) if row not in made and (anchor is not None or bridges[row][0])
+                row for row in range(len(bridges)) if row not in ids_by_row and (anchor is not None or bridges[row][0])
             ]
             anchors = [bridges[row][0] if anchor is None else anchor for row in waiting]
             texts = [before + bridges[row][1] for before, row in zip(anchors, waiting, strict=True)]
@@ -76,17 +75,17 @@ class ControlTokens:
             for row, before, ids in zip(waiting, anchors, self.token_ids(texts), strict=True):
                 head = heads[before]
                 if ids[: len(head)] == head:
-                    made[row] = ids[len(head) :]
-        return [made[row] for row in range(len(bridges))]
+                    ids_by_row[row] = ids[len(head) :]
+        return [ids_by_row[row] for row in range(len(bridges))]
 
     def _replace_guarded(self, text: str, ids: list[int]) -> list[int]:
-        """The ids with those of guarded spellings replaced: the k-th control token is the k-th that the text spells."""
+        """Replace the ids of guarded spellings; the k-th control token in `ids` is the k-th that the text spells."""
         marks = re.compile(f"{self._pattern.pattern}|{self._guards.pattern}")
         spelled = [found[0] for found in marks.finditer(text)]
         places = [place for place, token in enumerate(ids) if token in self._ids]
-        if len(spelled) != len(places):  # a tokenizer that reads them in another way: part by part
+        if len(spelled) != len(places):  # the tokenizer splits spellings differently: tokenize part by part
             return [token for part in self._split(text) for token in self._part_ids(part)]
-        guarded = {place: one for place, one in zip(places, spelled, strict=True) if self._guards.fullmatch(one)}
+        guarded = {place: mark for place, mark in zip(places, spelled, strict=True) if self._guards.fullmatch(mark)}
         parts = (self._plain_ids(guarded[place]) if place in guarded else [token] for place, token in enumerate(ids))
         return [token for part in parts for token in part]
 
@@ -99,7 +98,7 @@ class ControlTokens:
         return list(self.tokenizer([part], add_special_tokens=False).input_ids[0])
 
     def _plain_ids(self, mark: str) -> list[int]:
-        """The ids of a spelling as text: in two halves, and letter by letter where a half is a control token."""
+        """Return the ids of a spelling as text: tokenized in two parts, or by letter if a part is a control token."""
         if mark not in self._plain:
             text = self._spelling(mark)
             for parts in ([text[:1], text[1:]], [text[:2], text[2:]], list(text)):

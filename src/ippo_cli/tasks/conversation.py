@@ -1,4 +1,4 @@
-"""From what an agent is told and says to the token ids that its policy reads."""
+"""Build the token ids that a policy reads from an agent's observations and responses."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
 from ippo_cli.types import Completion, Example
 
-TOKENIZE_BATCH = 1024  # tokenised together while looking for prompts that are too long
-SLACK = 16  # tokens that a tokenizer may add to a text in ways of its own, such as a space before it
+TOKENIZE_BATCH = 1024  # prompts that are tokenized together in length checks
+SLACK = 16  # margin for tokens that a tokenizer adds to a text, such as a space before it
 
-PROBE_ANSWERS = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers that a chat template is tried on
+PROBE_ANSWERS = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers used to test a chat template
 
 FirstMessage = Callable[[str, Example], str]
-"""What an agent is told first about an example."""
+"""Returns the first message of an agent (by name) for an example."""
 
 
 @dataclass(slots=True)
 class Conversation:
-    """One agent's part of an episode: grows with every turn."""
+    """One agent's messages and token ids in an episode."""
 
     messages: list[Message]
-    text: str  # what the policy reads next
-    ids: list[int]  # that text's tokens; after the first turn, the tokens that were written and not their text's
-    detached: bool = False  # whether this prompt is no extension of what was read and written before
+    text: str  # the next prompt
+    ids: list[int]  # token ids of the next prompt; earlier responses keep their sampled ids
+    detached: bool = False  # whether the prompt does not extend the previous prompt and response
 
 
 class PromptFormat:
-    """How one agent's tokenizer writes what it is told: through its chat template, or as it is."""
+    """Renders one agent's prompts, with its tokenizer's chat template or as plain text."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class PromptFormat:
         self.control = ControlTokens(tokenizer, self._role_markers() if self.chat else "")
 
     def _resolve_chat_template(self, requested: bool | str) -> bool:
-        """Whether the agent is asked through its tokenizer's chat template; `auto` does so where there is one."""
+        """Whether to use the tokenizer's chat template; `auto` uses it if there is one."""
         has_template = self.tokenizer.chat_template is not None
         if requested is True and not has_template:
             raise ConfigError(
@@ -70,13 +70,13 @@ class PromptFormat:
         if self.system is not None and not chat:
             raise ConfigError(
                 f"task.agents.{self.agent}.system={self.system!r}",
-                "has an effect with a chat template only, and none is used for this agent",
+                "requires a chat template, and none is used for this agent",
                 "use an instruction-tuned model, or put the text into the template",
             )
         return chat
 
     def begin(self, observations: Sequence[str]) -> list[Conversation]:
-        """Conversations in which the agent was told one thing each, and is to answer."""
+        """Start one conversation per observation."""
         first_messages = [self._first_messages(observation) for observation in observations]
         texts = [self._written(messages) for messages in first_messages]
         return [
@@ -87,13 +87,12 @@ class PromptFormat:
     def extend(
         self, conversations: Sequence[Conversation], completions: Sequence[Completion], observations: Sequence[str]
     ) -> None:
-        """Add what the agent answered and what it is told then, to be answered next.
+        """Append the agent's completions and next observations to its conversations.
 
-        The ids that the policy reads next are those it read before, those it wrote, and the ids of what stands between
-        that and its next answer, which are tokenised by themselves. Where a chat template writes the history in
-        another way than it was read, there are no such ids: `ConfigError`, or with history="turns" the whole
-        conversation is tokenised anew, and the conversation is `detached`. With history="latest" nothing but the
-        observation is read.
+        The next prompt ids are the previous prompt ids, the sampled ids, and the separately tokenized ids of the text
+        between the completion and the next response. This fails if a chat template renders the history differently from
+        the text so far: `ConfigError`, or with history="turns" the whole conversation is tokenized again and becomes
+        `detached`. With history="latest" the prompt contains only the observation.
         """
         if self.history == "latest":
             for conversation, begun in zip(conversations, self.begin(observations), strict=True):
@@ -118,23 +117,23 @@ class PromptFormat:
             conversation.ids = whole
 
     def check_history_continues(self) -> None:
-        """Raise `ConfigError` for a chat template under which a history cannot be continued token by token.
+        """Raise `ConfigError` for a chat template that changes earlier messages.
 
-        Tried on two rounds of a made-up conversation, with and without thinking in the answers: a template that drops
-        it would fail in the midst of a run.
+        Checks two rounds of a sample conversation, with and without thinking in the answers: a template that drops
+        thinking would fail during a run.
         """
         if not self.chat or self.history != "prefix":
             return
         for answer in PROBE_ANSWERS:
             messages = self._first_messages("One?")
             probe = Conversation(messages=messages, text=self._written(messages), ids=[])
-            for told in ("Two?", "Three?"):
-                self._answer(probe, _make_completion(answer), told)
+            for observation in ("Two?", "Three?"):
+                self._answer(probe, _make_completion(answer), observation)
 
     def _answer(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
-        """Add an answer and the next message to the texts of a conversation.
+        """Append a response and the next message to a conversation's text.
 
-        Returns what stands between the tokens that were written and the next answer; None for a rewritten history.
+        Returns the text between the sampled tokens and the next response; None if the history was rewritten.
         """
         answer, before = completion.text, conversation.text
         user = self._user_message(observation)
@@ -147,106 +146,105 @@ class PromptFormat:
         if not now.startswith(before):
             return self._check_rewrite_allowed(before, now)
         rest = now[len(before) :]
-        # Some templates strip what was said.
-        written = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
-        if written is None:
+        # Some templates strip whitespace from responses.
+        rendered = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
+        if rendered is None:
             return self._check_rewrite_allowed(before + answer, now)
-        return rest[len(written) :].removeprefix(self._stop_token(completion))
+        return rest[len(rendered) :].removeprefix(self._stop_token(completion))
 
     def _check_rewrite_allowed(self, expected: str, now: str) -> None:
-        """Raise `ConfigError` where histories must be continued as they are."""
+        """Raise `ConfigError` if the history setting requires an unchanged history."""
         if self.history != "prefix":
             return
         pairs = zip_longest(expected, now)
-        place = next(place for place, (wanted, there) in enumerate(pairs) if wanted != there)
+        place = next(place for place, (wanted, found) in enumerate(pairs) if wanted != found)
         around = slice(max(place - 20, 0), place + 40)
         raise ConfigError(
             f"rollout.history={self.history}",
-            f"needs a chat template that keeps what was said, and that of agent {self.agent}'s tokenizer writes "
-            f"{now[around]!r} where {expected[around]!r} was read and written",
-            "use rollout.history=turns, which trains each turn after the prompt that it was written to",
+            f"needs a chat template that keeps earlier messages unchanged, and that of agent {self.agent}'s tokenizer "
+            f"writes {now[around]!r} where the context has {expected[around]!r}",
+            "use rollout.history=turns, which trains each turn on the prompt that was used to sample it",
         )
 
     def _stop_token(self, completion: Completion) -> str:
-        """The special token that a completion ends in; empty where it was cut, or ended by a stop string."""
+        """The special token at the end of a completion; empty if it was truncated or ended by a stop string."""
         if not completion.finished or not len(completion.ids):
             return ""
         last = int(completion.ids[-1])
         return str(self.tokenizer.convert_ids_to_tokens(last)) if last in self.tokenizer.all_special_ids else ""
 
     def _role_markers(self) -> str:
-        """What the chat template writes around messages of both roles; empty where it takes no such messages."""
+        """A rendered chat that shows the role markers; empty if the template rejects the sample messages."""
         messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
         try:
             return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
-        except Exception:  # a template is a program of the model's; what it refuses is reported where it is used
+        except Exception:  # templates are code of the model; their errors are reported where they are used
             return ""
 
     def text(self, observation: str) -> str:
-        """What the agent reads where it is told one thing."""
+        """The rendered first prompt for an observation."""
         return self.control.unguard(self._text(observation))
 
     def _text(self, observation: str) -> str:
         return self._written(self._first_messages(observation))
 
     def prompt_ids(self, observation: str) -> list[int]:
-        """The ids of what the agent reads where it is told one thing."""
+        """The token ids of the first prompt for an observation."""
         return self._ids([self._text(observation)])[0]
 
     def has_hidden_tokens(self, observation: str) -> bool:
-        """Whether the ids of a prompt are others than its text shows: it begins or ends in a special token, or content
-        spells one."""
+        """Whether a prompt's ids differ from its visible text: added special tokens, or control tokens in content."""
         text, ids = self._text(observation), self.prompt_ids(observation)
         return self.control.has_guarded(text) or str(self.tokenizer.decode(ids)) != text
 
     def prompt_limit(self, context: int) -> int:
-        """Tokens that a prompt must stay below which is not the first of its episode.
+        """Exclusive upper limit on the tokens of a prompt after the first turn.
 
-        What was said before may fill the context; where nothing but the latest is read, every prompt is a whole one.
+        Earlier turns may fill the context; with history="latest", `max_prompt_tokens` applies to every prompt.
         """
         return min(context, self.max_prompt_tokens + 1) if self.history == "latest" else context
 
     def refuse(self, text: str, length: int, context: int, place: str = ",") -> None:
-        """Raise `ConfigError` for a first prompt of no tokens, of more than are allowed, or that leaves no room."""
+        """Raise `ConfigError` for a first prompt that is empty, too long, or leaves no room for a response."""
         setting, prompt = f"rollout.max_prompt_tokens={self.max_prompt_tokens}", f"agent {self.agent}'s prompt"
         if not 0 < length <= self.max_prompt_tokens:
             raise ConfigError(
                 setting,
                 f"does not allow {prompt} of {length} tokens{place} {self.control.unguard(text)[:60]!r}",
-                "raise it, or shorten the prompts" if length else "prompts must have a token",
+                "raise it, or shorten the prompts" if length else "prompts must have at least one token",
             )
         if length >= context:
             raise ConfigError(
                 setting,
-                f"lets in {prompt} of {length} tokens{place} {text[:60]!r}, which leaves no room for a response in its "
+                f"allows {prompt} of {length} tokens{place} {text[:60]!r}, which leaves no room for a response in its "
                 f"context of {context}",
                 "shorten the prompts, or use a model with a longer context",
             )
 
     def refuse_too_long(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
-        """Raise `ConfigError` for a first message, of the given row of `source`, that there is no room for."""
+        """Raise `ConfigError` for the first of these (row of `source`, first message) that is too long."""
         for row, text, length in self._possibly_too_long(rows, context):
             self.refuse(text, length, context, f", row {row} of {source},")
 
     def find_too_long_rows(self, rows: Sequence[tuple[int, str]], context: int) -> set[int]:
-        """The rows whose first message there is no room for."""
+        """The rows with a first message that is too long or empty."""
         limit = min(self.max_prompt_tokens, context - 1)
         return {row for row, _, length in self._possibly_too_long(rows, context) if not 0 < length <= limit}
 
     def _possibly_too_long(self, rows: Sequence[tuple[int, str]], context: int) -> list[tuple[int, str, int]]:
-        """Rows for which there may be no room, what is read of them, and how many tokens that is.
+        """Rows that may be too long or empty, as (row, prompt, number of tokens).
 
-        A text has at most as many tokens as bytes, so that most rows need no tokenizer.
+        A text has at most as many tokens as bytes, so most rows need no tokenization.
         """
-        # What a chat template writes around them is constant.
+        # The chat template adds a constant number of bytes.
         _, first = rows[0]
         around = SLACK + self.tokenizer.num_special_tokens_to_add()
         around += len(self.text(first).encode()) - len(first.encode())
         limit = min(self.max_prompt_tokens, context - 1) - around
         suspects = [
-            (row, self._text(told))
-            for row, told in rows
-            if isinstance(told, MessagesText) or not 0 < len(told.encode()) <= limit
+            (row, self._text(message))
+            for row, message in rows
+            if isinstance(message, MessagesText) or not 0 < len(message.encode()) <= limit
         ]
         ids = self._ids([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
@@ -259,9 +257,9 @@ class PromptFormat:
         return [*system, *(part | {"content": self.control.guard(part["content"])} for part in observation.messages)]
 
     def _user_message(self, observation: str) -> Message:
-        """What the agent is told as a message, in which content spells no control tokens.
+        """The observation as a user message with guarded control tokens.
 
-        Without a chat template the literal text of a plain template may write them, and its fields may not.
+        Without a chat template, the literal text of a plain template may contain control tokens; its fields may not.
         """
         if self.chat:
             return {"role": "user", "content": self.control.guard(observation)}
@@ -269,45 +267,45 @@ class PromptFormat:
         return {"role": "user", "content": "".join(self.control.guard(text) if own else text for text, own in parts)}
 
     def _check_messages(self, messages: Sequence[Message]) -> None:
-        """Raise `ConfigError` for messages that are not written by a chat template, or have two system messages."""
+        """Raise `ConfigError` for messages without a chat template, or with two system messages."""
         setting = f"task.agents.{self.agent}.template=messages:..."
         if not self.chat:
             raise ConfigError(
                 setting,
                 "needs a chat template, and none is used for this agent",
-                "use an instruction-tuned model with task.chat_template=auto, or write the text by a jinja: template",
+                "use an instruction-tuned model with task.chat_template=auto, or use a jinja: template",
             )
         if self.system is not None and any(message["role"] == "system" for message in messages):
             raise ConfigError(
                 f"task.agents.{self.agent}.system={self.system!r}",
-                "is a second system message beside that of the examples",
-                "set it to null, or remove theirs by task.map",
+                "is a second system message in addition to that of the examples",
+                "set it to null, or remove that of the examples with task.map",
             )
 
     def _written(self, messages: Sequence[Message]) -> str:
-        """The messages as the policy reads them before it writes the next one."""
+        """The messages as the text of the next prompt."""
         if not self.chat:
             return "".join(message["content"] for message in messages)
         try:
             return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # a template is a program of the model's, and raises what it likes
+        except Exception as error:  # templates are code of the model and can raise anything
             reason = (str(error) or repr(error)).splitlines()[0]
-            rule = f"is refused by the chat template of {self.agent}'s tokenizer ({reason})"
+            rule = f"is rejected by the chat template of {self.agent}'s tokenizer ({reason})"
             if self.system is None:
                 raise ConfigError("task.chat_template=true", rule, "set it to false") from error
             setting = f"task.agents.{self.agent}.system={self.system!r}"
-            raise ConfigError(setting, rule, "set it to null, and put its text into the template") from error
+            raise ConfigError(setting, rule, "set it to null and put its text into the template") from error
 
     def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """A chat template writes its own special tokens. Otherwise a tokenizer may begin a text with its own; what it
-        puts after a text, such as the token that ends responses, has no place in a prompt."""
+        """Token ids of prompts. Chat templates contain their special tokens; otherwise the tokenizer's prefix is added,
+        but not its suffix: an end token does not belong into a prompt."""
         ids = self.control.token_ids(texts)
         begins = [] if self.chat else self._prefix_ids
         return [[*begins, *own] for own in ids]
 
     @cached_property
     def _prefix_ids(self) -> list[int]:
-        """The ids that the tokenizer puts before a text."""
+        """The ids that the tokenizer adds before a text."""
         whole, own = (self.tokenizer("a", add_special_tokens=adds).input_ids for adds in (True, False))
         starts = range(len(whole) - len(own) + 1)
         start = next((start for start in starts if whole[start : start + len(own)] == own), 0)
@@ -315,9 +313,9 @@ class PromptFormat:
 
 
 def _strip_variants(text: str) -> tuple[str, ...]:
-    """A text, and what chat templates make of one.
+    """A response and the variants that chat templates produce from it.
 
-    With a space before it, too: tokenizers whose words begin with theirs leave the first one out of a text.
+    Includes variants with a leading space: some tokenizers drop the first space when they decode.
     """
     forms = (text, text.rstrip(), text.lstrip(), text.strip(), text.lstrip("\n"), text.strip("\n"))
     return (*forms, f" {text}", f" {text.rstrip()}")
@@ -331,7 +329,7 @@ def _make_completion(text: str) -> Completion:
 def prompt_formats(
     task: TaskConfig, rollout: RolloutConfig, tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> dict[str, PromptFormat]:
-    """Every agent's format. Raises `ConfigError` where a chat template or system message cannot be used."""
+    """Return every agent's format. Raises `ConfigError` if a chat template or system message cannot be used."""
     chat = task.chat_template if isinstance(task, JsonlConfig) else False
     return {
         name: PromptFormat(
@@ -353,7 +351,7 @@ def check_prompt_lengths(
     source: str,
     contexts: Mapping[str, int],
 ) -> None:
-    """Raise `ConfigError` for a row of `source` that an agent with a context of `contexts` tokens has no room for."""
+    """Raise `ConfigError` for a row of `source` that is too long for an agent; `contexts`: agent -> context length."""
     waiting = iter(rows)
     while part := list(islice(waiting, TOKENIZE_BATCH)):
         for name, prompt_format in formats.items():
@@ -367,7 +365,7 @@ def fitting_rows(
     examples: Sequence[Example],
     contexts: Mapping[str, int],
 ) -> list[int]:
-    """The places of examples that every one of these agents has room for."""
+    """Return the indices of the examples that fit the context of every agent."""
     too_long: set[int] = set()
     waiting = iter(enumerate(examples))
     while part := list(islice(waiting, TOKENIZE_BATCH)):

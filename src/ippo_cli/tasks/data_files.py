@@ -1,4 +1,4 @@
-"""Names and contents of local data files: patterns, cache keys, and checks of what a reader made of a file."""
+"""Local data files: suffixes, cache keys, row counts, and checks before reading."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from ippo_cli.tasks.json_rows import UnreadableFile, count_json_rows, json_rows,
 READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 SEPARATORS = {".csv": ",", ".tsv": "\t"}
 SUFFIXES = (*READERS, *SEPARATORS)
-PARQUET_MAGIC = b"PAR1"  # what such a file begins and ends with
+PARQUET_MAGIC = b"PAR1"  # first and last bytes of a Parquet file
 
 
 def file_suffix(file: str) -> str:
-    """What says how a file is read; compressed ones are read as what is in them."""
+    """Return the suffix that selects the reader; `.gz` is ignored."""
     return Path(file.removesuffix(".gz")).suffix
 
 
 def to_data_files(files: Sequence[str], *, hashed: bool = True) -> Any:
-    """The files as `datasets` takes them without looking for patterns in their names.
+    """Return the files in the form in which `datasets` does not interpret their names as glob patterns.
 
-    With `hashed` their size and contents are in the key of what it caches: by itself it looks at a file's time alone.
+    With `hashed`, size and SHA-256 are part of the cache key; `datasets` itself uses only the modification time.
     """
     from datasets.data_files import DataFilesList
 
@@ -42,7 +42,7 @@ def to_data_files(files: Sequence[str], *, hashed: bool = True) -> Any:
 
 
 def content_key(file: str) -> tuple[str, ...]:
-    """Size and SHA-256 of a file."""
+    """Return size and SHA-256 of a file."""
     found = Path(file).stat()
     return _content_key(file, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
 
@@ -55,7 +55,7 @@ def _content_key(file: str, size: int, *_: int) -> tuple[str, ...]:
 
 @contextmanager
 def glob_safe_folder(folder: str) -> Iterator[str]:
-    """The folder, or one of links to its files whose name has no character of a pattern: `datasets` globs names."""
+    """Yield the folder, or a folder of links to its files if its path has glob characters: `datasets` globs paths."""
     root = Path(folder).resolve()
     if not has_magic(str(root)):
         yield folder
@@ -69,7 +69,7 @@ def glob_safe_folder(folder: str) -> Iterator[str]:
 
 
 def count_rows(file: str) -> int:
-    """The rows of a file, counted without the reader that makes a table of it. Raises `UnreadableFile`."""
+    """Count the rows of a file without `datasets`. Raises `UnreadableFile`."""
     import pyarrow.parquet as pq
 
     kind = file_suffix(file)
@@ -79,7 +79,7 @@ def count_rows(file: str) -> int:
 
 
 def read_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file, without `datasets`. Raises `UnreadableFile`."""
+    """Read the rows of a file without `datasets`. Raises `UnreadableFile`."""
     import pyarrow.parquet as pq
 
     kind = file_suffix(file)
@@ -89,7 +89,7 @@ def read_rows(file: str) -> Iterator[Mapping[str, Any]]:
 
 
 def csv_rows(file: str) -> Iterator[Mapping[str, str | None]]:
-    """The rows below the header of a CSV file, each with no more cells than the header has columns."""
+    """Yield the rows of a CSV file below its header; a row with more cells than columns raises `UnreadableFile`."""
     columns = csv_columns(file)
     csv.field_size_limit(sys.maxsize)
     with open_binary(file) as data, TextIOWrapper(data, "utf-8-sig", newline="") as text:
@@ -100,8 +100,8 @@ def csv_rows(file: str) -> Iterator[Mapping[str, str | None]]:
             for cells in reader:
                 if len(cells) > len(columns):
                     raise UnreadableFile(
-                        f"line {first_line} of {file} has {len(cells)} cells, and the header {len(columns)} columns; "
-                        "put quotes around a cell that has a separator in it"
+                        f"line {first_line} of {file} has {len(cells)} cells, "
+                        f"but the header has {len(columns)} columns; quote cells that contain the separator"
                     )
                 first_line = reader.line_num + 1
                 if cells and not (len(cells) == 1 and cells[0].isspace()):
@@ -109,30 +109,30 @@ def csv_rows(file: str) -> Iterator[Mapping[str, str | None]]:
                         name: cell or None for name, cell in zip(columns, cells, strict=False)
                     }
         except csv.Error as error:
-            raise UnreadableFile(f"line {first_line} of {file} has a quote that does not close ({error})") from error
+            raise UnreadableFile(f"line {first_line} of {file} has an unclosed quote ({error})") from error
 
 
 def csv_columns(file: str) -> list[str]:
-    """The columns of a CSV file. Raises `UnreadableFile` where two have one name."""
+    """Return the columns of a CSV file. Raises `UnreadableFile` for duplicate names."""
     with open_binary(file) as data, TextIOWrapper(data, "utf-8-sig", newline="") as text:
         header = next(csv.reader(text, delimiter=SEPARATORS[file_suffix(file)]), [])
     duplicates = sorted({name for name in header if header.count(name) > 1})
     if duplicates:
         raise UnreadableFile(
-            f"{file} has two columns named {duplicates[0]!r}; give each its own name in the first line"
+            f"{file} has two columns named {duplicates[0]!r}; column names in the first line must be unique"
         )
     return header
 
 
 def check_readable(file: str) -> None:
-    """Raise `UnreadableFile` for a text that is not UTF-8, and for what only has the name of a Parquet file."""
+    """Raise `UnreadableFile` for CSV that is not UTF-8, and for a Parquet file without its first or last bytes."""
     kind = file_suffix(file)
     if READERS.get(kind) == "parquet":
         with open(file, "rb") as data:
             begins = data.read(len(PARQUET_MAGIC))
             data.seek(-min(len(PARQUET_MAGIC), Path(file).stat().st_size), 2)
             if (begins, data.read()) != (PARQUET_MAGIC, PARQUET_MAGIC):
-                raise UnreadableFile(f"{file} is not a whole Parquet file")
+                raise UnreadableFile(f"{file} is not a complete Parquet file")
     elif kind in SEPARATORS:
         with open_binary(file) as lines:
             for number, line in enumerate(lines, 1):
@@ -144,7 +144,7 @@ def check_readable(file: str) -> None:
 
 
 def hash_data_files(data_files: Mapping[Any, Sequence[str]]) -> dict[str, Any]:
-    """The files of a folder's splits with keys of their contents; those behind links by their own names."""
+    """Return the files of a folder's splits with content hashes as keys; links are resolved."""
     return {
         str(split): to_data_files([str(Path(file).resolve()) for file in files]) for split, files in data_files.items()
     }

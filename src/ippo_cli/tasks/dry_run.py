@@ -1,4 +1,4 @@
-"""An episode before there is any model: what agents are told, and what stands for their answers."""
+"""Dry runs: play an episode without a model, with legal actions or placeholders as answers."""
 
 from __future__ import annotations
 
@@ -13,35 +13,33 @@ from ippo_cli.tasks.environment import Action, Environment, InvalidReturn
 from ippo_cli.types import Example
 from ippo_cli.user_code.errors import format_user_error
 
-PLACEHOLDER = "(what {agent} says)"  # stands for an answer where nobody is asked
+PLACEHOLDER = "(answer of {agent})"  # the answer of an agent without known legal actions
 
 
 @runtime_checkable
 class SupportsActions(Environment, Protocol):
-    """An environment that knows what can be answered."""
+    """An environment that lists legal actions."""
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """Legal answers of those who act next; an agent is left out where nobody knows."""
+        """Legal answers of the agents that act next; agents without known legal answers are excluded."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class DryRun:
-    """How far an episode got. Legal answers, drawn at random, stand for those of agents; or else placeholders."""
+    """Result of a dry run. The agents' answers are random legal actions, or placeholders if none are known."""
 
-    turns: list[tuple[str, str, str]] = field(
-        default_factory=list
-    )  # agent, what it was told, what stands for its answer
-    first: Mapping[str, str] = field(default_factory=dict)  # what agents are told before anybody answers
-    end: str = ""  # how it ended, where it has
-    failure: str = ""  # what was raised, with the line of the user's code
-    is_user_error: bool = False  # whether no answer can be the reason of the failure
+    turns: list[tuple[str, str, str]] = field(default_factory=list)  # agent, observation, answer
+    first: Mapping[str, str] = field(default_factory=dict)  # observations before the first answer
+    end: str = ""  # how it ended; empty if it did not
+    failure: str = ""  # the error, with the line of the user's code
+    is_user_error: bool = False  # whether the user's code is at fault, not a placeholder answer
 
 
 def run_dry_episode(environment: Environment, example: Example, seed: int, max_turns: int) -> DryRun:
-    """Play an episode for some turns, and close the environment; what it raises is noted."""
+    """Play up to `max_turns` turns and close the environment; errors are recorded, except `IppoError`."""
     rng, result = random.Random(f"dry run {seed}"), DryRun()
-    has_placeholder = False  # whether something was answered that might be no answer
+    has_placeholder = False  # a placeholder may be an invalid answer
     try:
         with closing(environment):
             result.first = observations = environment.reset(example, seed)
@@ -56,11 +54,11 @@ def run_dry_episode(environment: Environment, example: Example, seed: int, max_t
                 step = environment.step({name: Action(text) for name, text in answers.items()})
                 observations = step.observations
                 if step.terminated or step.truncated:
-                    result.end = "ended by itself" if step.terminated else "cut off by the environment's limit"
+                    result.end = "terminated" if step.terminated else "truncated by the environment"
                     break
     except IppoError:
         raise
-    except (Exception, SystemExit) as error:  # of the user's own code
+    except (Exception, SystemExit) as error:  # raised by user code
         result.failure = format_user_error(error)
         result.is_user_error = not has_placeholder or isinstance(error, InvalidReturn)
     return result

@@ -1,7 +1,7 @@
-"""What an episode is played in: an environment that tells agents something and takes what they answer.
+"""The environment interface: observations to agents, actions from agents, rewards.
 
-Conversations and worlds have one interface. A conversation hands on what agents say to each other and is judged by a
-reward at its end; a world (a Gymnasium environment, a game) answers by itself and pays as it goes.
+Conversations and stepped environments share it. A conversation passes responses between agents, and a reward function
+scores it at its end; a stepped environment (Gymnasium, a game) produces observations and rewards at every step.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from ippo_cli.types import Example
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What an agent answered."""
+    """One response of an agent."""
 
     text: str
-    finished: bool = True  # ended by itself; False: cut at a limit
+    finished: bool = True  # False: truncated at a token limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """What followed from the actions of one step.
+    """The result of the actions of one step.
 
-    While the episode goes on, `observations` holds those who act next, each with what it is told now. At its end it
-    holds what agents see last, which nobody answers: a truncated episode is valued there.
+    During an episode, the keys of `observations` are the agents that act next. At its end, `observations` holds the
+    final observations, without an action: a truncated episode is bootstrapped from their values.
     """
 
     observations: Mapping[str, str]  # agent -> text
-    rewards: Mapping[str, float] = field(default_factory=dict)  # agent -> what this step paid it; missing counts as 0
-    terminated: bool = False  # the episode ended by itself
-    truncated: bool = False  # it was cut at a limit of its own
-    unfinished: frozenset[str] = frozenset()  # agents whose part was cut although the episode has terminated
-    ended: frozenset[str] = frozenset()  # agents whose own part has ended by itself, though others may go on or be cut
+    rewards: Mapping[str, float] = field(default_factory=dict)  # agent -> reward of this step; missing counts as 0
+    terminated: bool = False  # the episode ended
+    truncated: bool = False  # the environment cut it at a limit
+    unfinished: frozenset[str] = frozenset()  # agents that were truncated although the episode terminated
+    ended: frozenset[str] = frozenset()  # agents that terminated, even if other agents continue or are truncated
     parts: Mapping[str, float] = field(
         default_factory=dict
-    )  # numbers for the log, such as success; the last one counts
+    )  # logged numbers, such as success; the last step's value counts
 
     def with_observations(self, observations: Mapping[str, str]) -> Step:
-        """The same step with other observations. (`dataclasses.replace` takes longer than a small world's own step.)"""
+        """Return this step with other observations (`dataclasses.replace` is slower than small environments)."""
         return Step(
             observations=observations,
             rewards=self.rewards,
@@ -56,30 +56,29 @@ class Step:
 
 
 class InvalidReturn(TypeError):
-    """What the user's code returned is of another kind than it must be, whatever it was answered."""
+    """User code returned a value of the wrong type; no action of an agent can be the cause."""
 
 
 class Environment(Protocol):
-    """One episode at a time, of one or several agents. May raise anything: that fails its episode and no other."""
+    """One episode at a time, with one or several agents. An exception fails only the current episode."""
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        """Begin an episode: who acts first, each with what it is told. The same example and seed begin the same one."""
+        """Begin an episode, deterministic in (example, seed); the keys returned are the agents that act first."""
         ...
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        """Take the actions of all who were to act."""
+        """Apply the actions of all agents that received an observation."""
         ...
 
     def close(self) -> None:
-        """Give everything back; the environment is not used afterwards."""
+        """Release all resources; the environment is not used afterwards."""
         ...
 
 
 class EnvironmentPool:
-    """Environments of one task, made when there is none to be had and used for one episode after another.
+    """A thread-safe pool of one task's environments, created on demand and reused across episodes.
 
-    `workers` of them may be stepped at once where they are slow. May be used by several threads. `seconds` counts up
-    what was spent `at_work` on them.
+    `workers` environments may be stepped in parallel. `seconds` accumulates the time spent inside `at_work`.
     """
 
     def __init__(self, make: Callable[[], Environment], *, workers: int = 1) -> None:
@@ -90,7 +89,7 @@ class EnvironmentPool:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """The time in which environments are reset or stepped, and nothing else is done."""
+        """Measure the time of resetting and stepping environments."""
         began = time.perf_counter()
         try:
             yield
@@ -98,25 +97,25 @@ class EnvironmentPool:
             self.seconds += time.perf_counter() - began
 
     def take(self) -> Environment:
-        """One that nobody else has. Raises what making one raises."""
+        """Return an idle or new environment. Raises the errors of its constructor."""
         try:
             return self._idle.pop()
         except IndexError:
             return self._make()
 
     def release(self, environment: Environment, *, usable: bool) -> None:
-        """Keep it for a later episode, or close it where it may be in any state."""
+        """Keep the environment for a later episode, or close it if its state is unknown."""
         if usable:
             self._idle.append(environment)
         else:
             _close(environment)
 
     def close(self) -> None:
-        """Close all that are idle."""
+        """Close all idle environments."""
         while self._idle:
             _close(self._idle.pop())
 
 
 def _close(environment: Environment) -> None:
-    with suppress(Exception):  # it is not used any more, and what was played is played
+    with suppress(Exception):  # an error of close() does not affect finished episodes
         environment.close()

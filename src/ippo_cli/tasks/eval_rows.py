@@ -1,4 +1,4 @@
-"""Which held-out rows an evaluation asks about, and how often."""
+"""Select the held-out rows of an evaluation and the number of episodes per row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ippo_cli.config.schema import EvaluationConfig
 
 
 def select_eval_rows(count: int, config: EvaluationConfig) -> list[int]:
-    """The places of the rows among `count` held-out ones, in their order: all, or those that the seed draws."""
+    """Return the sorted indices of the evaluated rows among `count` held-out rows: all, or a seeded random subset."""
     if config.size is None or config.size >= count:
         return list(range(count))
     generator = torch.Generator().manual_seed(config.seed)
@@ -18,12 +18,12 @@ def select_eval_rows(count: int, config: EvaluationConfig) -> list[int]:
 
 
 def generations_by_mode(config: EvaluationConfig) -> dict[str, int]:
-    """How often each row is asked about, by mode."""
+    """Return the number of generations per row, by mode."""
     sampled = {"sampled": config.num_generations} if config.sampled else {}
     return sampled | ({"greedy": 1} if config.greedy else {})
 
 
 def count_eval_episodes(count: int, config: EvaluationConfig) -> Mapping[str, int]:
-    """How many episodes that is, by mode, over all ranks."""
+    """Return the number of episodes over all ranks, by mode."""
     rows = count if config.size is None else min(config.size, count)
-    return {mode: rows * often for mode, often in generations_by_mode(config).items()}
+    return {mode: rows * generations for mode, generations in generations_by_mode(config).items()}

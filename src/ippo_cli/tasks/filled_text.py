@@ -1,4 +1,4 @@
-"""Text of a plain template that knows which of its parts come from fields."""
+"""A filled plain template that records which parts come from fields."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 
 class FilledText(str):
-    """A filled template: its parts, each with whether it is the value of a field."""
+    """A filled template; `parts` holds (text, whether it is the value of a field)."""
 
     parts: list[tuple[str, bool]]
 
     def __new__(cls, parts: Sequence[tuple[str, bool]]) -> FilledText:
-        made = super().__new__(cls, "".join(text for text, _ in parts))
-        made.parts = _merge(parts)
-        return made
+        filled = super().__new__(cls, "".join(text for text, _ in parts))
+        filled.parts = _merge(parts)
+        return filled
 
     def __getnewargs__(self) -> tuple[Any, ...]:
         return (self.parts,)
 
 
 def _merge(parts: Sequence[tuple[str, bool]]) -> list[tuple[str, bool]]:
-    """Parts of which no two of one kind follow each other: two values may spell together what neither does."""
+    """Merge adjacent parts of one kind: two adjacent values may together spell a control token."""
     merged: list[tuple[str, bool]] = []
     for text, is_value in parts:
         if text and merged and merged[-1][1] == is_value:

@@ -1,4 +1,4 @@
-"""Rows of JSON files, and a description of the first line that cannot be read."""
+"""Read rows of JSON files, and describe the first line that cannot be read."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, BinaryIO
 
 from ippo_cli.config.text_files import ENCODING_REMEDY, locate_undecodable_byte
 
-ONE_PER_LINE = "write one object on each line, or all of them in one list [...]"
+ONE_PER_LINE = "write one object per line, or one list [...] of all objects"
 ESCAPED_SURROGATE = "\\ud"
 
 
 class UnreadableFile(ValueError):
-    """A data file that cannot be read; the message has the line and the rule."""
+    """A data file that cannot be read; the message names the line and the rule."""
 
 
 def open_binary(file: str) -> BinaryIO:
-    """The file's bytes, unpacked where it is compressed."""
+    """Open a file as bytes; `.gz` files are decompressed."""
     return gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb")  # type: ignore[return-value]
 
 
 def json_rows(file: str) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file of JSON lines, of one list, or of objects that span lines. Raises `UnreadableFile`."""
+    """Yield the rows of a JSON file: one object per line, one list, or multi-line objects. Raises `UnreadableFile`."""
     first = True
     with open_binary(file) as lines:
         for number, line in enumerate(lines, 1):
@@ -49,7 +49,7 @@ def json_rows(file: str) -> Iterator[Mapping[str, Any]]:
 
 
 def count_json_rows(file: str) -> int:
-    """The rows of a file. Raises `UnreadableFile` for a line that is no object (pyarrow may crash on one)."""
+    """Count the rows. Raises `UnreadableFile` for a line that is not an object (pyarrow can crash on these)."""
     count = 0
     with open_binary(file) as lines:
         for number, line in enumerate(lines, 1):
@@ -61,7 +61,7 @@ def count_json_rows(file: str) -> int:
 
 
 def check_single_object(file: str, row: Mapping[str, Any]) -> None:
-    """Raise `UnreadableFile` where the only row of a file holds rows or columns instead of values."""
+    """Raise `UnreadableFile` if the only object of a file contains a list of rows or columns."""
     lists = {key: value for key, value in row.items() if isinstance(value, list) and len(value) > 1}
     if any(isinstance(part, Mapping) and "role" in part for value in lists.values() for part in value):
         return  # a conversation
@@ -69,7 +69,7 @@ def check_single_object(file: str, row: Mapping[str, Any]) -> None:
     if nested:
         raise UnreadableFile(
             f"{file} is one object, and its {nested[0]!r} is a list of {len(lists[nested[0]])} objects; "
-            f"write these alone: {ONE_PER_LINE}"
+            f"write only these objects: {ONE_PER_LINE}"
         )
     sizes = {_column_size(value) for value in row.values()}
     if len(row) > 1 and len(sizes) == 1 and None not in sizes:
@@ -77,7 +77,7 @@ def check_single_object(file: str, row: Mapping[str, Any]) -> None:
 
 
 def _column_size(value: Any) -> Any:
-    """What equal columns have in common: a list's length, or an object's keys; None for a value that is no column."""
+    """The size of a column: a list's length, or an object's keys; None if the value is not a column."""
     if isinstance(value, list) and len(value) > 1:
         return len(value)
     return tuple(value) if isinstance(value, Mapping) and value and all(key.isdigit() for key in value) else None
@@ -96,7 +96,7 @@ def _rows_of_list(text: str, line: int, file: str) -> Iterator[Mapping[str, Any]
 
 
 def _rows_of_stream(text: str, line: int, file: str) -> Iterator[Mapping[str, Any]]:
-    """Objects one after the other, each on several lines or several on one."""
+    """Yield concatenated objects; one may span several lines, and a line may hold several."""
     decoder, place = json.JSONDecoder(object_pairs_hook=_build_object), 0
     while place < len(text):
         start = len(text) - len(text[place:].lstrip())
@@ -120,24 +120,24 @@ def _rows_of_stream(text: str, line: int, file: str) -> Iterator[Mapping[str, An
 def _check_row(value: Any, text: str, line: int | str, file: str) -> Mapping[str, Any]:
     place = f"line {line}" if isinstance(line, int) else line
     if not isinstance(value, dict | str):
-        raise UnreadableFile(f"{place} of {file} is {json.dumps(value)[:40]}, and a row must be an object")
+        raise UnreadableFile(f"{place} of {file} is {json.dumps(value)[:40]}, but a row must be an object")
     row = {"text": value} if isinstance(value, str) else value
     if ESCAPED_SURROGATE in text.lower():
         try:
             str(row).encode()
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise UnreadableFile(f"{place} of {file} has half of a surrogate pair ({error.reason})") from error
+            raise UnreadableFile(f"{place} of {file} has an unpaired surrogate ({error.reason})") from error
     return row
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    built = dict(pairs)
+    if len(built) < len(pairs):
         names = [name for name, _ in pairs]
         duplicate = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"an object has the key {duplicate!r} twice")
-    return made
+    return built
 
 
 def _decode(data: bytes, line: int, file: str) -> str:
@@ -152,10 +152,10 @@ def _ends_early(text: str, error: JSONDecodeError) -> bool:
 
 
 def _describe_error(error: JSONDecodeError, text: str, line: int, file: str) -> str:
-    """The line, and the rule of JSON that it breaks."""
+    """Describe the line and the JSON rule that it breaks."""
     before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :].strip()
     if rest.startswith(",") and before.endswith("}"):
-        rule = f"has a comma after its object; {ONE_PER_LINE}"
+        rule = f"has a comma after the object; {ONE_PER_LINE}"
     elif error.msg == "Extra data":
         rule = f"has more than one JSON value; {ONE_PER_LINE}"
     elif rest[:1] in ("}", "]") and before.endswith(","):
@@ -167,11 +167,11 @@ def _describe_error(error: JSONDecodeError, text: str, line: int, file: str) -> 
     elif "',' delimiter" in error.msg:
         rule = f"has no comma before character {error.colno}"
     elif rest[:1] == "'":
-        rule = "has single quotes; JSON has double quotes"
+        rule = "has single quotes; JSON requires double quotes"
     elif rest.startswith(("True", "False", "None")):
-        rule = "has a word of Python; JSON has true, false and null"
+        rule = "has a Python literal; JSON has true, false and null"
     elif rest.startswith(("//", "#", "/*")):
-        rule = "has a comment; JSON has none"
+        rule = "has a comment; JSON does not allow comments"
     else:
         rule = f"is not JSON at character {error.colno} ({error.msg})"
     return f"line {line} of {file} {rule}: {text.strip()[:60]!r}"

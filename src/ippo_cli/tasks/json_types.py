@@ -1,8 +1,8 @@
-"""Values of JSON as they are written.
+"""Restore the JSON types that Arrow's type coercion changes.
 
-Tables lie on the disk as Arrow, whose reader makes 3.0 of a 3 that stands beside a 2.5, a moment of the text
-"2024-01-05", and the number 1.5 of the text "1.50" in a column that holds numbers as well: an answer that is compared
-with one of these is another answer. Columns to which that happened are held in memory as they are written.
+Arrow converts 3 to 3.0 in a column with 2.5, the text "2024-01-05" to a timestamp, and the text "1.50" to the number
+1.5 in a column that also has numbers; comparisons of answers would then fail. Changed columns are held in memory with
+their original values.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from ippo_cli.tasks.json_rows import json_rows
 from ippo_cli.types import Example
 
 SCHEMA_BYTES = 10 << 20
-"""Bytes of a file from which the reader tells the kinds of its columns; what comes later is made to fit."""
+"""Bytes from which the reader infers the column types; later values are cast to these."""
 TIMESTAMP_PATTERN = r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
-"""How a moment looks that was made a text again."""
+"""The text form of a timestamp."""
 
 
 class PlainTable(Sequence[Example]):
@@ -29,12 +29,12 @@ class PlainTable(Sequence[Example]):
     column_names: list[str]
 
     def select(self, places: Sequence[int]) -> PlainTable:
-        """Some of its rows; all columns stay."""
+        """Return the rows at these indices, with all columns."""
         return RowTable([self[place] for place in places], self.column_names)
 
 
 class CorrectedTable(PlainTable):
-    """A table of which some columns are replaced."""
+    """A table with some columns replaced."""
 
     def __init__(self, table: Any, columns: Mapping[str, Sequence[Any]]) -> None:
         self.table, self.columns = table, columns
@@ -47,13 +47,13 @@ class CorrectedTable(PlainTable):
         return {**self.table[place], **{name: values[place] for name, values in self.columns.items()}}
 
     def select(self, places: Sequence[int]) -> CorrectedTable:
-        """Some of its rows."""
+        """Return the rows at these indices."""
         columns = {name: [values[place] for place in places] for name, values in self.columns.items()}
         return CorrectedTable(self.table.select(places), columns)
 
 
 class RowTable(PlainTable):
-    """Rows in memory: those that Arrow has no kinds for."""
+    """Rows in memory, for values that Arrow cannot represent."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] | None = None) -> None:
         self.rows = rows
@@ -68,7 +68,7 @@ class RowTable(PlainTable):
 
 
 class ConcatenatedTable(PlainTable):
-    """Tables one after the other, with the columns of all."""
+    """Concatenated tables, with the union of their columns."""
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self.tables = tables
@@ -85,7 +85,7 @@ class ConcatenatedTable(PlainTable):
 
 
 def restore_types(table: Any, files: Sequence[str]) -> Any:
-    """The table of these JSON files, with the columns exactly that are not what is written. Raises `ValueError`."""
+    """Return the table of JSON files with its changed columns restored. Raises `ValueError`."""
     large = len(files) > 1 or Path(files[0]).stat().st_size > SCHEMA_BYTES
     doubtful = ambiguous_columns(table, texts=large)
     return (
@@ -96,7 +96,7 @@ def restore_types(table: Any, files: Sequence[str]) -> Any:
 
 
 def restore_parquet_types(table: Any, files: Sequence[str]) -> Any:
-    """The table of these Parquet files: columns of several types, which the reader makes one, as each file has them."""
+    """Return the table of Parquet files; columns with different types per file keep each file's values."""
     import pyarrow.parquet as pq
 
     schemas = [pq.read_schema(file) for file in files]
@@ -115,20 +115,20 @@ def restore_parquet_types(table: Any, files: Sequence[str]) -> Any:
 
 
 def restore_row_types(table: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The table that was made of these rows, with the columns exactly that are not theirs."""
+    """Return the table that was built from these rows, with its changed columns restored."""
     doubtful = ambiguous_columns(table, texts=False)
     return correct_columns(table, doubtful, lambda: iter(rows)) if doubtful else table
 
 
 def ambiguous_columns(table: Any, *, texts: bool) -> list[str]:
-    """Columns of a kind that may have been made of another one."""
+    """Return the columns with a type that may result from coercion; `texts` also checks text columns."""
     schema = table.features.arrow_schema
     found = [field.name for field in schema if _is_ambiguous(field.type)]
     return found + ([field.name for field in schema if _has_timestamps(table, field)] if texts else [])
 
 
 def correct_columns(table: Any, doubtful: Sequence[str], rows: Callable[[], Iterator[Mapping[str, Any]]]) -> Any:
-    """The table with the doubtful columns of `rows()` where these are not equal, kind and all."""
+    """Return the table with the doubtful columns replaced by those of `rows()` if values or types differ."""
     narrow = table.select_columns(list(doubtful))
     wrong: set[str] = set()
     for stored, written in zip(narrow, rows(), strict=True):
@@ -145,13 +145,13 @@ def correct_columns(table: Any, doubtful: Sequence[str], rows: Callable[[], Iter
 
 
 def _is_same_value(stored: Any, written: Any) -> bool:
-    """Whether both are one value of one kind; a key that is missing in an object is null in a table."""
+    """Whether value and type are equal; a key that is missing in an object is null in a table."""
     if isinstance(written, dict):
         keys = {*written, *(stored if isinstance(stored, dict) else ())}
         return isinstance(stored, dict) and all(_is_same_value(stored.get(key), written.get(key)) for key in keys)
     if isinstance(written, list):
-        alike = isinstance(stored, list) and len(stored) == len(written)
-        return alike and all(map(_is_same_value, stored, written))
+        same_length = isinstance(stored, list) and len(stored) == len(written)
+        return same_length and all(map(_is_same_value, stored, written))
     if isinstance(written, float) and isinstance(stored, float) and math.isnan(written):
         return math.isnan(stored)
     return type(stored) is type(written) and stored == written
@@ -160,7 +160,7 @@ def _is_same_value(stored: Any, written: Any) -> bool:
 def _is_ambiguous(kind: Any) -> bool:
     import pyarrow as pa
 
-    if isinstance(kind, pa.BaseExtensionType):  # JSON as a text, of columns that hold several kinds
+    if isinstance(kind, pa.BaseExtensionType):  # columns of mixed types, stored as JSON text
         return True
     inner = [kind.field(place).type for place in range(kind.num_fields)] if pa.types.is_nested(kind) else []
     return pa.types.is_temporal(kind) or pa.types.is_floating(kind) or any(map(_is_ambiguous, inner))

@@ -1,4 +1,4 @@
-"""Examples from JSON-lines, CSV or Parquet files, from a function, or from a dataset on the hub, through `datasets`."""
+"""Load examples from JSON lines, CSV or Parquet files, a function, or a hub dataset with `datasets`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 
 
 def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
-    """Training and held-out rows. The order is the files'; shuffling is the prompt stream's."""
+    """Return training and held-out rows in file order; the example schedule shuffles them."""
     if config.eval_share is None:
         return _load_part(config, "train"), held_out_rows(config)
     rows, trained, held_out = _split_train_eval(config, seed)
@@ -29,7 +29,7 @@ def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], S
 
 
 def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
-    """Held-out rows alone."""
+    """Return only the held-out rows."""
     if config.eval_share is None:
         return _load_part(config, "eval")
     rows, _, held_out = _split_train_eval(config, seed)
@@ -37,13 +37,15 @@ def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
 
 
 def _split_train_eval(config: JsonlConfig, seed: int) -> tuple[JoinedRows, list[int], list[int]]:
-    """The rows of `task.train`, and the places of those that are trained on and held out: drawn by the seed."""
+    """Return the rows of `task.train` and a seeded random split into training and held-out indices."""
     rows = _load_part(config, "train", whole=True)
     if not isinstance(rows, JoinedRows):
         rows = JoinedRows([ExampleRows(rows, identity, range(len(rows)))])
     count = round(len(rows) * (config.eval_share or 0.0))
     if not 0 < count < len(rows):
-        raise PreflightError(f"task.eval_share={config.eval_share} of {len(rows)} rows leaves none on one side")
+        raise PreflightError(
+            f"task.eval_share={config.eval_share} of {len(rows)} rows leaves one of the two parts empty"
+        )
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(rows), generator=generator).tolist()
     return rows, sorted(order[count:]), sorted(order[:count])
@@ -54,7 +56,7 @@ def _limit_rows(rows: JoinedRows, places: list[int], size: int | None) -> Joined
 
 
 def _load_part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequence[Example]:
-    """The rows of `task.train` or `task.eval`; without a size all of them, or those that are used."""
+    """Return the rows of `task.train` or `task.eval`; `whole` ignores the size limit."""
     key, source = f"task.{part}", getattr(config, part)
     preparation = RowPreparation(config=config)
     rows = _read_sources(config, part, preparation)
@@ -70,15 +72,15 @@ def _load_part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequen
 
 
 def _check_empty_sources(part: str, config: JsonlConfig, rows: Any) -> None:
-    """Raise where a source has a share of the prompts, and no row to ask with."""
+    """Raise `PreflightError` for a source with a weight and without rows."""
     if isinstance(rows, JoinedRows) and rows.weights and (empty := [p for p, n in enumerate(rows.sizes) if not n]):
         raise PreflightError(
-            f"task.{part}={getattr(config, part)}: of source {empty[0] + 1} no row is left, and it has a weight"
+            f"task.{part}={getattr(config, part)}: source {empty[0] + 1} has a weight, but no rows are left"
         )
 
 
 def _read_sources(config: JsonlConfig, part: str, preparation: RowPreparation) -> Any:
-    """Rows of all sources: one table where keys change nothing about them."""
+    """Return the rows of all sources; as one `datasets` table if no setting changes the rows."""
     from datasets import concatenate_datasets
 
     key, source = f"task.{part}", getattr(config, part)
@@ -98,13 +100,13 @@ def _read_sources(config: JsonlConfig, part: str, preparation: RowPreparation) -
     try:
         return tables[0] if len(tables) == 1 else concatenate_datasets(tables)
     except ValueError as error:
-        raise PreflightError(f"{key}={source}: rows of these do not go together ({error_reason(error)})") from error
+        raise PreflightError(f"{key}={source}: these sources cannot be concatenated ({error_reason(error)})") from error
 
 
 def _check_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
-    """Raise where a field that some agent is asked with is missing in some row: the reader made nulls of those.
+    """Raise `PreflightError` if a field of a template is missing or null in some row.
 
-    A template of Jinja's may test a field for that: such rows are written to see whether it does.
+    A Jinja template may test for null: rows with nulls are rendered to check that.
     """
     setting_by_field: dict[str, str] = {}
     for name, agent in config.agents.items():
@@ -121,12 +123,12 @@ def _check_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
     for field, nulls in _count_nulls(rows, setting_by_field).items():
         raise PreflightError(
             f"{source}: {nulls} of {len(rows)} rows have no {field!r}, which {setting_by_field[field]} names; "
-            "leave them out of the file, or by task.filter"
+            "remove these rows from the file, or exclude them with task.filter"
         )
 
 
 def _check_lists(rows: JoinedRows, config: JsonlConfig) -> None:
-    """Raise where a plain template writes a list or an object of some row; tables of one kind show it in the first."""
+    """Raise `ConfigError` if a plain template writes a list or an object (typed tables show this in the first row)."""
     plain = {
         f"task.agents.{name}.{leaf}": text
         for name, agent in config.agents.items()
@@ -153,14 +155,14 @@ def _check_rendered_nulls(source: str, rows: Any, template: str, setting: str) -
                 )
             except NullField as error:
                 raise PreflightError(
-                    f"{source}: row {place + 1} of {len(rows)}: {error}; or leave such rows out, by task.filter"
+                    f"{source}: row {place + 1} of {len(rows)}: {error}; or exclude such rows with task.filter"
                 ) from error
-            except ConfigError:  # what is said in a conversation is not known yet
+            except ConfigError:  # conversation fields are not known yet
                 continue
 
 
 def _count_nulls(rows: Any, fields: Iterable[str]) -> dict[str, int]:
-    """Of fields that some rows have, how many lack them, where any do."""
+    """Return the number of rows without a value, for fields that some rows have and others lack."""
     if not isinstance(rows, JoinedRows):
         columns = [field for field in fields if field in rows.column_names]
         counts = {field: _count_missing(rows.data.column(field)) for field in columns}

@@ -1,4 +1,4 @@
-"""A ladder: a task of several turns that pays for every right one. The stride is told once and has to be remembered."""
+"""Ladder task: several turns with a reward per correct turn; only the first observation shows the stride."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ippo_cli.types import Example
 
 
 class Ladder:
-    """One agent climbs: it is told a letter and writes the one that is a stride further on; then it is told that one.
+    """One agent observes a letter and must write the letter that is a stride later; that letter is observed next.
 
-    The first observation is the letter and the stride (`c2`), all later ones are the letter alone (`e`), whatever was
-    written. After the last letter comes the first. Every right turn is paid its share of 1.
+    The first observation is the letter and the stride (`c2`), later ones only the correct letter (`e`), regardless of
+    the response. The alphabet is cyclic. Each correct turn has the reward 1 / num_rungs.
     """
 
     def __init__(self, config: LadderConfig) -> None:
@@ -26,7 +26,7 @@ class Ladder:
         self.num_rungs = config.num_rungs
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        """Nothing is left to chance: the seed has no part in it."""
+        """Begin an episode; it is deterministic, so the seed is unused."""
         self.stride = int(example["stride"])
         self.rung = str(example["start"])
         self.turns = self.right = 0
@@ -45,24 +45,24 @@ class Ladder:
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """What may be written: any of the letters."""
+        """Return all letters as legal actions."""
         return {self.agent: self.letters}
 
     def close(self) -> None:
-        """There is nothing to give back."""
+        """Do nothing: there are no resources."""
 
 
 def make_ladder_factory(config: LadderConfig) -> Callable[[], Ladder]:
-    """What makes ladders of this configuration. Raises `ConfigError` where several agents are to climb."""
+    """Return a factory of ladders. Raises `ConfigError` for more than one agent."""
     if len(config.agents) != 1:
         raise ConfigError(
-            "task.agents=" + ",".join(config.agents), "are several, and one climbs a ladder", "leave one of them"
+            "task.agents=" + ",".join(config.agents), "names several agents, but a ladder has one", "keep one agent"
         )
     return lambda: Ladder(config)
 
 
 def ladder_examples(config: LadderConfig, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples with the fields `start` and `stride`, all of them different."""
+    """Return distinct training and held-out examples with the fields `start` and `stride`."""
     letters = sorted(set(config.alphabet))
     examples: list[Example] = [
         {"start": start, "stride": stride} for start, stride in product(letters, range(1, config.strides + 1))

@@ -1,4 +1,4 @@
-"""Problems of mathematics with worked solutions: the answer is the solution's last `\\boxed{...}`."""
+"""Mathematics problems with worked solutions: the answer is the last `\\boxed{...}` of the solution."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ BOXES = ("\\boxed", "\\fbox")
 
 
 def with_answer(row: Mapping[str, Any]) -> Example | None:
-    """A row with the field `answer`: its own where it has one, else what its `solution` puts into its last box.
+    """Return the row with the field `answer`: its own, or else the content of the last box of its `solution`.
 
-    None, which leaves the row out, where there is neither.
+    Returns None, which excludes the row, if there is neither.
     """
     answer = row.get("answer")
     if answer is None or not str(answer).strip():
@@ -22,7 +22,7 @@ def with_answer(row: Mapping[str, Any]) -> Example | None:
 
 
 def last_box(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}`, braces inside it included; `\\boxed 7` has one sign."""
+    """Return the content of the last `\\boxed{...}`, with nested braces; of `\\boxed 7` the next character."""
     place, box = max((text.rfind(box), box) for box in BOXES)
     if place < 0:
         return None

@@ -1,4 +1,4 @@
-"""Prompts out of preference data: what was said before the answers that were compared."""
+"""Extract prompts from preference data: the text before the chosen and rejected answers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, TypeGuard
 from ippo_cli.types import Example
 
 ANSWER_MARKERS = ("\n\nAssistant:", "<|assistant|>", "<|im_start|>assistant\n", "\nAssistant:")
-"""What stands before an answer where a conversation is one text."""
+"""Markers before an answer in a conversation that is one text."""
 
 
 def prompt_of(row: Mapping[str, Any]) -> Example | None:
-    """A row with the field `prompt`, and `chosen` and `rejected` as the texts of the two last answers.
+    """Return the row with `prompt`, `history`, and the last answers as `chosen` and `rejected`; None without a prompt.
 
-    Of conversations as lists of messages the prompt is the user's last message before they part, and
-    `history` what was said before that, one line each. Of texts it is what both begin with, up to the last answer. A
-    row that has a `prompt` keeps it, also as a list of messages. None where there is none.
+    For lists of messages, the prompt is the last user message of the common beginning, and `history` holds the messages
+    before it, one line each. For texts, the prompt is their common beginning up to the last answer. An existing
+    `prompt`, a text or a list of messages, has priority.
     """
     chosen, rejected = row.get("chosen"), row.get("rejected")
     if (own_prompt := row.get("prompt")) is not None:
@@ -33,9 +33,9 @@ def prompt_of(row: Mapping[str, Any]) -> Example | None:
         return None
     if not prompt.strip():
         return None
-    kept = {name: value for name, value in row.items() if name not in ("chosen", "rejected", "prompt")}
+    other_fields = {name: value for name, value in row.items() if name not in ("chosen", "rejected", "prompt")}
     return {
-        **kept,
+        **other_fields,
         "prompt": prompt,
         "history": history,
         "chosen": _answer_text(chosen),
@@ -45,35 +45,35 @@ def prompt_of(row: Mapping[str, Any]) -> Example | None:
 
 def _is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:
     listed = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
-    return listed and all(isinstance(one, Mapping) and "content" in one for one in value)
+    return listed and all(isinstance(message, Mapping) and "content" in message for message in value)
 
 
 def _common_messages(
     chosen: Sequence[Mapping[str, Any]], rejected: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """The messages that both begin with; of equal conversations all but the answer."""
+    """Return the common first messages, at most all but the last one."""
     pairs = zip(chosen[:-1], rejected[:-1], strict=False)
     common: list[Mapping[str, Any]] = []
-    for one, other in pairs:
-        if one["content"] != other["content"]:
+    for chosen_message, rejected_message in pairs:
+        if chosen_message["content"] != rejected_message["content"]:
             break
-        common.append(one)
+        common.append(chosen_message)
     return common
 
 
 def _split_last_user_message(messages: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
-    """What was said before the last message of a user, and that message."""
-    places = [place for place, one in enumerate(messages) if one.get("role", "user") in ("user", "human")]
+    """Return the text before the last user message, and that message."""
+    places = [place for place, message in enumerate(messages) if message.get("role", "user") in ("user", "human")]
     if not places:
         return "", ""
-    before = [f"{one.get('role', 'user')}: {one['content']}" for one in messages[: places[-1]]]
+    before = [f"{message.get('role', 'user')}: {message['content']}" for message in messages[: places[-1]]]
     return "\n".join(before), str(messages[places[-1]]["content"])
 
 
 def _common_text(chosen: str, rejected: str) -> str:
-    """What both texts begin with, up to where the last answer begins."""
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
-    common = "".join(one for one, _ in alike)
+    """Return the common beginning of both texts, up to the start of the last answer."""
+    equal_pairs = takewhile(lambda pair: pair[0] == pair[1], zip(chosen, rejected, strict=False))
+    common = "".join(letter for letter, _ in equal_pairs)
     ends = [common.rfind(mark) + len(mark) for mark in ANSWER_MARKERS if mark in common]
     return common[: max(ends)] if ends else ""
 

@@ -1,4 +1,4 @@
-"""Probes: small worlds in which an algorithm shows within seconds whether it learns from a score, from scratch."""
+"""Probe tasks: small tasks on which an algorithm learns from scratch within seconds if it works."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ COLUMNS = "abcdefghi"
 
 
 def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples with the fields `letters`, their `last` one, and the `next` one after that.
+    """Return training and held-out examples with the fields `letters`, `last` (last letter) and `next` (its successor).
 
-    With an answer that names no field the probe is a constant one; with `{last}` or `{next}` it is conditional.
+    An answer template without a field gives a constant probe; `{last}` or `{next}` gives a conditional one.
     """
     alphabet = sorted(set(config.alphabet))
     source = random.Random(f"probe letters {seed}")
@@ -29,10 +29,10 @@ def letters_examples(config: LettersConfig, seed: int) -> tuple[list[Example], l
 
 
 def grid_examples(config: GridConfig, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out walks: two different cells, and the letters of a shortest walk along each axis.
+    """Return training and held-out walks between two different cells of a grid.
 
-    Cells are named as on a chess board. The fields are `size`, `start` (such as `a3`), `goal` (`c2`), and the letters
-    of a shortest walk: `horizontal` (`rr`) and `vertical` (`d`).
+    Cells have chess board names. Fields: `size`, `start` (such as `a3`), `goal` (`c2`), and the moves of a shortest
+    walk: `horizontal` (`rr`) and `vertical` (`d`).
     """
     cells = [(x, y) for x in range(config.size) for y in range(config.size)]
     source = random.Random(f"probe grid {seed}")

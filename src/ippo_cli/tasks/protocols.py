@@ -1,6 +1,6 @@
-"""Protocols: who is told what, and when, in a conversation between a task's agents.
+"""Conversation protocols: the order in which a task's agents act and what they observe.
 
-A protocol is an environment whose steps are what agents say. It ends by itself and pays nothing: a reward judges it.
+A protocol is an environment in which actions are messages. It gives no rewards: a reward function scores the episode.
 """
 
 from __future__ import annotations
@@ -27,45 +27,45 @@ from ippo_cli.types import Example
 from ippo_cli.user_code.load import load_function
 
 DEFAULT_TURN_TEMPLATE = "\n{heard}\n"
-"""What an agent is told from its second turn on, where it has no `turn_template`."""
+"""Observation after an agent's first turn, if it has no `turn_template`."""
 
 Prompts = Mapping[str, PromptConfig]
 
 
 @dataclass
 class Transcript:
-    """What has been said in one episode."""
+    """The messages of one episode."""
 
     agents: Sequence[str]
     said: list[tuple[str, str]] = field(default_factory=list)  # agent and text, in order
-    at_once: list[int] = field(default_factory=list)  # of each: how many had been said before those who spoke with it
+    at_once: list[int] = field(default_factory=list)  # per message: number of messages before its simultaneous group
 
     def add(self, texts: Sequence[tuple[str, str]]) -> None:
-        """What was said at once: nobody heard any of it before."""
+        """Add simultaneous messages: their agents did not observe each other's."""
         self.at_once += [len(self.said)] * len(texts)
         self.said += texts
 
     def turn(self, agent: str) -> int:
-        """The agent's own turn that comes next, from 1."""
+        """The number of the agent's next turn, from 1."""
         return 1 + sum(speaker == agent for speaker, _ in self.said)
 
     def words(self, agent: str, observation: str | None = None) -> ConversationValues:
-        """What an agent's template may name; None is what has not been said yet."""
+        """The values that an agent's template can read; None for messages that do not exist yet."""
         return _TranscriptValues(self, agent, observation)
 
     def last(self, agent: str) -> str | None:
-        """What an agent said last."""
+        """The last message of an agent, or None."""
         return next((text for speaker, text in reversed(self.said) if speaker == agent), None)
 
     def heard(self, agent: str) -> list[tuple[str, str]]:
-        """What others have said since the agent's last turn."""
+        """The messages of other agents since the agent's last turn, as (agent, text)."""
         own = [place for place, (speaker, _) in enumerate(self.said) if speaker == agent]
         since = self.at_once[own[-1]] if own else 0
         return [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
 
 
 class _TranscriptValues(Mapping[str, str | None]):
-    """The words of a transcript, each made when a template names it: most of them grow with every turn."""
+    """The template values of a transcript, computed on access because most grow with every turn."""
 
     __slots__ = ("_agent", "_observation", "_transcript")
 
@@ -103,7 +103,7 @@ class _TranscriptValues(Mapping[str, str | None]):
 
 
 class ConversationProtocol:
-    """What the protocols have in common: templates that are filled in with the example and what has been said."""
+    """Base class of the protocols: fills templates with the example and the transcript."""
 
     def __init__(self, agents: Prompts, num_turns: int) -> None:
         self.agents = agents
@@ -116,7 +116,7 @@ class ConversationProtocol:
         return self._tell(self._next() or ())
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        # Agents that speak at once do not hear each other: what they said is noted in the task's order afterwards.
+        # Simultaneous messages are added in the order of the task's agents.
         self.transcript.add([(name, actions[name].text) for name in self.agents if name in actions])
         self.cut -= set(actions)
         self.cut |= {name for name, action in actions.items() if not action.finished}
@@ -129,7 +129,7 @@ class ConversationProtocol:
         pass
 
     def _next(self) -> Sequence[str] | None:
-        """Who speaks next, at once; None at the end."""
+        """The agents that act next, simultaneously; None at the end."""
         raise NotImplementedError
 
     def _tell(self, speakers: Sequence[str]) -> dict[str, str]:
@@ -145,20 +145,20 @@ class ConversationProtocol:
 
 
 class Parallel(ConversationProtocol):
-    """All agents speak at once in every turn; between turns they hear each other."""
+    """All agents act simultaneously in every turn and observe each other's messages between turns."""
 
     def _next(self) -> Sequence[str] | None:
         turns = len(self.transcript.said) // len(self.agents)
         return list(self.agents) if turns < self.num_turns else None
 
     def _message(self, name: str) -> str:
-        if self.num_turns == 1:  # nobody will have said anything: only the example speaks
+        if self.num_turns == 1:  # no messages exist yet
             return first_message(name, self.agents[name], self.example, NO_VALUES)
         return super()._message(name)
 
 
 class Dialogue(ConversationProtocol):
-    """One agent after the other, in the task's order, for a number of rounds."""
+    """Agents act one after another, in the task's order, for `num_turns` rounds."""
 
     def _next(self) -> Sequence[str] | None:
         names, spoken = list(self.agents), len(self.transcript.said)
@@ -166,27 +166,27 @@ class Dialogue(ConversationProtocol):
 
 
 class Sequential(Dialogue):
-    """One agent after the other, once: each may see the answers before it."""
+    """Agents act once each, in the task's order; templates can include earlier messages."""
 
     def __init__(self, agents: Prompts) -> None:
         super().__init__(agents, num_turns=1)
 
 
 class UserProtocol:
-    """A protocol of the user's: a generator function, or a class with `reset` and `step`, in plain strings.
+    """A user-defined protocol: a generator function, or a class with `reset` and `step`; observations are strings.
 
         def debate(example, agents):
             answers = yield {"pro": f"For {example['claim']}:\n", "contra": f"Against {example['claim']}:\n"}
             answers = yield {"judge": f"{answers['pro']}\n{answers['contra']}\nWho is right?\n"}
-            return {"judge": float(answers["judge"] == example["answer"])}  # or nothing: a reward judges
+            return {"judge": float(answers["judge"] == example["answer"])}  # or no rewards: a reward function scores
 
-        class Debate:  # one object for each episode
-            def reset(self, example, agents): ...  # who speaks next, each with what it is told
-            def step(self, answers): ...  # likewise; nothing at the end
+        class Debate:  # one object per episode
+            def reset(self, example, agents): ...  # observations of the agents that act next
+            def step(self, answers): ...  # same; None or {} at the end
 
-    Keys are who speaks next, values what each is told. What is returned at the end, or `(messages, rewards)` from
-    `step`, is what agents are paid: it is their score with `reward=environment`, and other rewards do not look at it
-    (which is warned of), but for a function that takes `episodes`.
+    Keys are the agents that act next, values their observations. The dict returned by the generator, or the second item
+    of `(observations, rewards)` from `step`, holds rewards by agent. They are the score with `reward=environment`;
+    other reward functions ignore them (with a warning), except functions with a parameter `episodes`.
     """
 
     def __init__(self, factory: Callable[..., Any], name: str, agents: Sequence[str]) -> None:
@@ -196,7 +196,7 @@ class UserProtocol:
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.close()
         self.cut: set[str] = set()
-        own = dict(example)  # the user's to change
+        own = dict(example)  # user code may change its copy
         if inspect.isclass(self.made):
             self.instance = self.made()
             observations, _ = self._split(self.instance.reset(own, list(self.agents)))
@@ -204,11 +204,11 @@ class UserProtocol:
             self.instance = self.made(own, list(self.agents))
             if not isinstance(self.instance, Generator):
                 raise InvalidReturn(
-                    f"{self.name} must yield who speaks next, and returns a {type(self.instance).__name__}"
+                    f"{self.name} must yield the agents that act next, but it returns a {type(self.instance).__name__}"
                 )
             observations, _ = self._resume(lambda: next(self.instance))
         if not observations:
-            raise ValueError(f"{self.name} tells nobody anything at first; it must begin with who speaks")
+            raise ValueError(f"{self.name} has no first observations; it must begin with at least one agent")
         return observations
 
     def step(self, actions: Mapping[str, Action]) -> Step:
@@ -239,26 +239,28 @@ class UserProtocol:
         observations = {} if observations is None else observations
         if not isinstance(observations, Mapping) or not all(isinstance(text, str) for text in observations.values()):
             raise InvalidReturn(
-                f"{self.name} must say who speaks next as a dict from agent to text, not {observations!r:.80}"
+                f"{self.name} must give observations as a dict from agent to text, not {observations!r:.80}"
             )
         self._check_agents(observations)
         return dict(observations), self._rewards(rewards)
 
     def _rewards(self, rewards: Any) -> dict[str, float]:
         if not isinstance(rewards, Mapping):
-            raise InvalidReturn(f"{self.name} must say rewards as a dict from agent to number, not {rewards!r:.80}")
+            raise InvalidReturn(f"{self.name} must give rewards as a dict from agent to number, not {rewards!r:.80}")
         self._check_agents(rewards)
         return {name: float(number) for name, number in rewards.items()}
 
     def _check_agents(self, named: Mapping[str, Any]) -> None:
         if unknown := [name for name in named if name not in self.agents]:
-            raise ValueError(f"{self.name} names {unknown[0]!r}, who is no agent; they are {' '.join(self.agents)}")
+            raise ValueError(
+                f"{self.name} names {unknown[0]!r}, which is not an agent; agents are {' '.join(self.agents)}"
+            )
 
 
 class TemplatedEnvironment:
-    """A world whose observations are put into the agents' templates, as `{observation}`.
+    """An environment with observations rendered by the agents' templates, as `{observation}`.
 
-    Without a `turn_template` later observations go into the `template` as the first one does.
+    Without a `turn_template`, later observations are rendered by `template`, too.
     """
 
     def __init__(self, environment: Environment, agents: Prompts) -> None:
@@ -278,14 +280,14 @@ class TemplatedEnvironment:
         return step.with_observations(self._tell(step.observations))
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """What may be answered, by agent that is to act; nobody where the world does not know."""
+        """Legal actions of the agents that act next; empty if the environment does not list them."""
         return self.world.actions() if hasattr(self.world, "actions") else {}  # pyright: ignore
 
     def close(self) -> None:
         self.world.close()
 
     def _tell(self, observations: Mapping[str, str]) -> dict[str, str]:
-        # A world may speak to somebody who is no agent: whoever plays it says so.
+        # Unknown agents pass unchanged; the rollout reports them.
         return {name: self._message(name, text) if name in self.agents else text for name, text in observations.items()}
 
     def _message(self, name: str, observation: str) -> str:
@@ -297,9 +299,9 @@ class TemplatedEnvironment:
 
 
 def make_protocol_factory(config: ConversationConfig) -> Callable[[], Environment]:
-    """What makes environments of a task's protocol, each for one episode at a time and any number in a row.
+    """Return a factory of environments for the task's protocol; an environment is reused across episodes.
 
-    Raises `ConfigError` for a protocol that cannot be found, and where templates do not let agents hear each other.
+    Raises `ConfigError` for an unknown protocol, and for templates without other agents' messages.
     """
     agents, turns = config.agents, config.num_turns
     if config.protocol == "parallel":
@@ -309,7 +311,7 @@ def make_protocol_factory(config: ConversationConfig) -> Callable[[], Environmen
     if config.protocol == "sequential":
         if turns != 1:
             raise ConfigError(
-                f"task.num_turns={turns}", "has no meaning with task.protocol=sequential", "use task.protocol=dialogue"
+                f"task.num_turns={turns}", "has no effect with task.protocol=sequential", "use task.protocol=dialogue"
             )
         _check_agents_can_read(config)
         return lambda: Sequential(agents)
@@ -323,43 +325,46 @@ def make_protocol_factory(config: ConversationConfig) -> Callable[[], Environmen
         raise ConfigError(
             f"task.protocol={config.protocol}",
             "is not known",
-            "use parallel, sequential, dialogue, or path/to/file.py:name of your own",
+            "use parallel, sequential, dialogue, or your own path/to/file.py:name",
         )
     if turns != 1:
         raise ConfigError(
-            f"task.num_turns={turns}", "has no meaning with a protocol of your own, which ends by itself", "set it to 1"
+            f"task.num_turns={turns}",
+            "has no effect with a user-defined protocol, which decides its own end",
+            "set it to 1",
         )
     factory = load_function(config.protocol, "task.protocol")
     return lambda: UserProtocol(factory, config.protocol, list(agents))
 
 
 def _check_agents_can_read(config: ConversationConfig) -> None:
-    """Raise `ConfigError` where agents speak one after the other and a later one is told nothing of it."""
+    """Raise `ConfigError` if agents act one after another and a later agent's template has no earlier messages."""
     later = list(config.agents)[1:]
     uninformed = [name for name in later if not _can_read_others(name, config.agents[name])]
     none_informed = len(uninformed) == len(later)
     if none_informed if config.protocol == "sequential" else uninformed:
         names = list(config.agents)
         rule = (
-            f"lets {' '.join(uninformed)} speak after others, and task.agents.{uninformed[0]}.template names nothing that they say"
+            f"lets {' '.join(uninformed)} act after others, but task.agents.{uninformed[0]}.template has no field with "
+            "their messages"
             if uninformed
-            else "lets agents speak one after the other, and there is one"
+            else "needs several agents, and there is one"
         )
         raise ConfigError(
             f"task.protocol={config.protocol}",
             rule,
-            f"write {{transcript}}, {{heard}} or {{agents.{names[0]}}} into it, or use task.protocol=parallel",
+            f"add {{transcript}}, {{heard}} or {{agents.{names[0]}}} to it, or use task.protocol=parallel",
         )
 
 
 def _check_turn_template(config: ConversationConfig) -> None:
-    """Raise `ConfigError` where an agent that is alone has several turns and would be told nothing between them."""
+    """Raise `ConfigError` if a single agent has several turns and no `turn_template`."""
     ((name, agent),) = config.agents.items()
     if config.num_turns > 1 and agent.turn_template is None:
         raise ConfigError(
             f"task.num_turns={config.num_turns}",
-            f"gives {name} several turns, and nobody else speaks between them",
-            f"say what it is told by task.agents.{name}.turn_template",
+            f"gives {name} several turns, but no other agent acts between them",
+            f"set its later observations with task.agents.{name}.turn_template",
         )
 
 
@@ -367,5 +372,5 @@ def _can_read_others(name: str, agent: PromptConfig) -> bool:
     return can_read_others(agent.template, f"task.agents.{name}.template", {"turn", f"agents.{name}"})
 
 
-def _format_lines(said: Sequence[tuple[str, str]]) -> str:
-    return "\n".join(f"{speaker}: {text}" for speaker, text in said)
+def _format_lines(messages: Sequence[tuple[str, str]]) -> str:
+    return "\n".join(f"{speaker}: {text}" for speaker, text in messages)

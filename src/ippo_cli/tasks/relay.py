@@ -1,4 +1,4 @@
-"""A relay: the second agent cannot know what to write unless it reads what the first one wrote."""
+"""Relay task: the second agent needs the first agent's response for the correct answer."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ippo_cli.types import Example
 
 
 def relay_examples(config: RelayConfig, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples, all of them different, with the fields `hidden`, `own`, `next` and `later`.
+    """Return distinct training and held-out examples with the fields `hidden`, `own`, `next` and `later`.
 
-    The first agent reads the letter `hidden` and writes the `next` one (after the last letter comes the first). The
-    second one reads its `own` letter and writes which of the two comes `later` in the alphabet, `next` or `own`.
+    The first agent reads the letter `hidden` and writes its successor `next` (cyclic). The second agent reads its `own`
+    letter and writes `later`: of `next` and `own`, the letter that comes later in the alphabet.
     """
     examples = _all_examples(config)
     sizes = config.train_size, config.eval_size
@@ -25,9 +25,9 @@ def relay_examples(config: RelayConfig, seed: int) -> tuple[list[Example], list[
 
 
 def best_parallel_score(config: RelayConfig) -> float:
-    """How often the second agent can be right at best, over all pairs of letters, if it reads its own letter alone.
+    """Return the best accuracy of a second agent that reads only its own letter, over all pairs of letters.
 
-    It then writes what is right most often for that letter. With n letters this is (n + 1) / 2n.
+    It writes the most frequent correct letter for its own letter. With n letters this is (n + 1) / 2n.
     """
     examples = _all_examples(config)
     right = Counter((example["own"], example["later"]) for example in examples)

@@ -1,7 +1,7 @@
-"""Rows of tables as examples: columns renamed, each row made by a function, some left out.
+"""Convert table rows to examples: rename columns, apply a function to each row, exclude rows.
 
-Tables lie on the disk, and a row is read and made when an iteration wants it, so that data may be larger than memory.
-What is held in memory is which rows are kept.
+Rows are read from disk and converted on access, so data can be larger than memory; only the indices of the used rows
+are held in memory.
 """
 
 from __future__ import annotations
@@ -31,20 +31,22 @@ DROPPED = object()
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What became of the rows of a source."""
+    """How many rows of a source were read and excluded."""
 
     source: str
     read: int
-    dropped: Mapping[str, int]  # by the key that left them out
+    dropped: Mapping[str, int]  # by the key that excludes them
 
     def __str__(self) -> str:
-        left = ", ".join(f"{count} left out by {key}" for key, count in self.dropped.items() if count)
-        kept = self.read - sum(self.dropped.values())
-        return f"{self.source}: {self.read} rows, {left}: {kept} are used" if left else f"{self.source}: {kept} rows"
+        excluded = ", ".join(f"{count} excluded by {key}" for key, count in self.dropped.items() if count)
+        used = self.read - sum(self.dropped.values())
+        if not excluded:
+            return f"{self.source}: {used} rows"
+        return f"{self.source}: {self.read} rows, {excluded}: {used} are used"
 
 
 class ExampleRows(Sequence[Example]):
-    """Examples made of the rows of a table."""
+    """Examples computed from table rows on access."""
 
     def __init__(self, table: Sequence[Any], make: ExampleMaker, places: Sequence[int] | range) -> None:
         self.table, self.make, self.places = table, make, places
@@ -58,7 +60,7 @@ class ExampleRows(Sequence[Example]):
         return self.make(self.table[self.places[place]])
 
     def select(self, places: Sequence[int]) -> ExampleRows:
-        """Some of them."""
+        """Return the examples at these indices."""
         return ExampleRows(self.table, self.make, [self.places[place] for place in places])
 
 
@@ -67,13 +69,13 @@ def identity(row: Mapping[str, Any]) -> Example:
 
 
 class JoinedRows(Sequence[Example]):
-    """The rows of several sources, one after the other."""
+    """The concatenated rows of several sources."""
 
     def __init__(
         self, parts: Sequence[ExampleRows], weights: Sequence[float] | None = None, counts: Sequence[RowCounts] = ()
     ) -> None:
         self.parts, self.weights = list(parts), None if weights is None else tuple(weights)
-        self.counts = tuple(counts)  # what became of the rows of each source
+        self.counts = tuple(counts)  # per source
         self._ends = list(accumulate(map(len, self.parts)))
 
     @property
@@ -94,11 +96,11 @@ class JoinedRows(Sequence[Example]):
         return self.parts[number][place - (self._ends[number - 1] if number else 0)]
 
     def without_weights(self) -> JoinedRows:
-        """The same, of which no source has a share: as they are asked about in evaluations."""
+        """Return the same rows without source weights, for evaluation."""
         return JoinedRows(self.parts, None, self.counts)
 
     def select(self, places: Sequence[int]) -> JoinedRows:
-        """Some of them, which are given in their order; sources and their weights stay."""
+        """Return the rows at these sorted indices; sources and weights stay."""
         starts = [0, *self._ends[:-1]]
         return JoinedRows(
             [
@@ -111,7 +113,7 @@ class JoinedRows(Sequence[Example]):
 
 
 def take_rows(rows: Any, places: Sequence[int]) -> Sequence[Example]:
-    """Some rows, by their places in their order."""
+    """Return the rows at these sorted indices."""
     if isinstance(rows, JoinedRows):
         return rows.select(places)
     return rows.select(places) if hasattr(rows, "select") else [rows[place] for place in places]
@@ -119,7 +121,7 @@ def take_rows(rows: Any, places: Sequence[int]) -> Sequence[Example]:
 
 @dataclass(kw_only=True)
 class RowPreparation:
-    """What keys make of rows: `task.columns`, then `task.map`, then `task.filter`."""
+    """Apply `task.columns`, then `task.map`, then `task.filter` to rows."""
 
     config: JsonlConfig
     counts: list[RowCounts] = field(default_factory=list)
@@ -129,7 +131,7 @@ class RowPreparation:
         return bool(self.config.columns or self.config.map or self.config.filter or self.config.weights)
 
     def rows(self, table: Any, source: str) -> ExampleRows:
-        """Those of a table that are kept, as examples; how many are not is counted."""
+        """Return the examples of a table, and append the counts of excluded rows to `counts`."""
         make, keep = self._make_example_maker(table), self._make_filter()
         num_dropped = {f"task.{key}": 0 for key in ("map", "filter") if getattr(self.config, key) is not None}
         if not num_dropped:
@@ -148,14 +150,14 @@ class RowPreparation:
         return ExampleRows(table, make, places)
 
     def check_columns(self, tables: Mapping[str, Any]) -> None:
-        """Raise `PreflightError` for a column of `task.columns` that sources lack, by name: of all of these."""
+        """Raise `PreflightError` if some of the tables (name -> table) lack a column of `task.columns`."""
         for name, wanted in self.config.columns.items():
             lacking = [source for source, table in tables.items() if _find_column(wanted, table.column_names) is None]
             if lacking:
-                there = list(dict.fromkeys(path for source in lacking for path in tables[source].column_names))
+                available = list(dict.fromkeys(path for source in lacking for path in tables[source].column_names))
                 raise PreflightError(
                     f"task.columns.{name}={_format_names(wanted)}: there is no such column in {', '.join(lacking)}; "
-                    f"there are: {column_names(there)}; {_column_hint(name, wanted, there, tables, lacking)}"
+                    f"columns are: {column_names(available)}; {_column_hint(name, wanted, available, tables, lacking)}"
                 )
 
     def _make_example_maker(self, table: Any) -> ExampleMaker:
@@ -168,18 +170,20 @@ class RowPreparation:
             if mapped is None:
                 return example
             try:
-                made = mapped(example)
+                result = mapped(example)
             except IppoError:
                 raise
             except (Exception, SystemExit) as error:
                 raise ConfigError(
-                    setting, f"fails on a row ({format_user_error(error)})", "correct it there"
+                    setting, f"fails on a row ({format_user_error(error)})", "fix the error there"
                 ) from error
-            if made is None:
+            if result is None:
                 return DROPPED
-            if not isinstance(made, Mapping):
-                raise ConfigError(setting, f"makes {made!r:.60} of a row", "return the example as a dict, or None")
-            return dict(made)
+            if not isinstance(result, Mapping):
+                raise ConfigError(
+                    setting, f"returns {result!r:.60} for a row", "return the example as a dict, or None to exclude it"
+                )
+            return dict(result)
 
         return make
 
@@ -199,25 +203,29 @@ class RowPreparation:
                 raise
             except (Exception, SystemExit) as error:
                 raise ConfigError(
-                    setting, f"fails on a row ({format_user_error(error)})", f"rows have: {column_names(example)}"
+                    setting,
+                    f"fails on a row ({format_user_error(error)})",
+                    f"available fields: {column_names(example)}",
                 ) from error
 
         return keep
 
 
 def _compile_expression(text: str, setting: str) -> Callable[[Example], Any]:
-    """An expression of Jinja's, of an example's fields."""
+    """Compile a Jinja expression over an example's fields."""
     try:
         compiled = ENVIRONMENT.compile_expression(text, undefined_to_none=False)
     except TemplateError as error:
         raise ConfigError(
-            setting, f"is no expression of Jinja's ({error})", "write level == 'easy', or path.py:function"
+            setting,
+            f"is not a valid Jinja expression ({error})",
+            "write for example level == 'easy', or path.py:function",
         ) from error
     return lambda example: compiled(**example)
 
 
 def _find_column(wanted: Any, columns: Sequence[str]) -> list[str] | None:
-    """The path of a column: the first of those that are named whose beginning is there."""
+    """Return the path of the first candidate that is a column, or that starts with a column; else None."""
     for path in _candidate_names(wanted):
         if path in columns:
             return [path]
@@ -237,25 +245,29 @@ def _format_names(wanted: Any) -> str:
 def _column_hint(
     name: str, wanted: Any, columns: Sequence[str], tables: Mapping[str, Any], lacking: Sequence[str]
 ) -> str:
-    """What would work: the column of the field's own name, or that with the most alike name."""
-    alike = [
-        path for one in (*_candidate_names(wanted), name) for path in get_close_matches(one, columns, n=1, cutoff=0.5)
+    """Suggest the column with the field's own name, or else the most similar name."""
+    similar = [
+        path
+        for candidate in (*_candidate_names(wanted), name)
+        for path in get_close_matches(candidate, columns, n=1, cutoff=0.5)
     ]
-    best = name if name in columns else alike[0] if alike else columns[0] if columns else "COLUMN"
+    best = name if name in columns else similar[0] if similar else columns[0] if columns else "COLUMN"
     if len(lacking) == len(tables):
         bare = re.fullmatch(r"[\w.-]+", best)
         return f"write task.columns.{name}={best}" if bare else f"""write 'task.columns.{name}="{best}"'"""
-    return f"name one for each kind of source: task.columns.{name}=[{','.join([*_candidate_names(wanted), best])}]"
+    return (
+        f"name one column for each kind of source: task.columns.{name}=[{','.join([*_candidate_names(wanted), best])}]"
+    )
 
 
 def _get_path(row: Any, path: Sequence[str], name: str) -> Any:
-    """What lies at a path through dicts and lists."""
+    """Return the value at a path through dicts and lists. Raises `PreflightError`."""
     value = row
     for part in path:
         try:
             value = value[int(part)] if isinstance(value, list) else value[part]
         except (KeyError, IndexError, ValueError, TypeError) as error:
             raise PreflightError(
-                f"task.columns.{name}={'.'.join(path)}: a row has nothing there (no {part!r} in {value!r:.60})"
+                f"task.columns.{name}={'.'.join(path)}: a row has no such value (no {part!r} in {value!r:.60})"
             ) from error
     return value

@@ -1,4 +1,4 @@
-"""Which examples an iteration works on."""
+"""Example schedules: select the examples of each iteration and rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ippo_cli.types import Batch, Example
 
 
 def rank_range(total: int, rank: int, world_size: int) -> range:
-    """The contiguous part of `range(total)` that a rank works on; parts differ by at most one."""
+    """Return the contiguous part of `range(total)` of a rank; sizes differ by at most one."""
     return range(total * rank // world_size, total * (rank + 1) // world_size)
 
 
 class Mixture:
-    """Which row stands at a position of the prompts of several sources, as a function of (seed, position) alone.
+    """Weighted mixture of sources: maps a prompt position to a row, as a function of (seed, position) only.
 
-    Among every `MIXED` prompts, in an order of their own, each source has its share to the nearest whole prompt. Each
-    source is gone through by itself, one pass after another, each in an order of its own.
+    In every block of `MIX_RESOLUTION` prompts, shuffled per block, each source has its share rounded to whole prompts.
+    Each source is traversed in passes, shuffled per pass.
     """
 
     def __init__(self, sizes: Sequence[int], weights: Sequence[float], seed: int) -> None:
@@ -32,24 +32,24 @@ class Mixture:
         self._orders: dict[int, tuple[int, torch.Tensor]] = {}
 
     def place(self, position: int) -> int:
-        """The row's place among those of all sources, one after the other."""
+        """Return the row's index in the concatenated sources."""
         block, offset = divmod(position, MIX_RESOLUTION)
         source, before = self._sources(block)[offset]
         passes, turn = divmod(block * self.prompts_per_source[source] + before, self.sizes[source])
         return self.starts[source] + int(self._order(source, passes)[turn])
 
     def _sources(self, block: int) -> list[tuple[int, int]]:
-        """Of each prompt of a block its source, and how many of that stand before it in the block."""
+        """For each prompt of a block: its source, and the number of earlier prompts of that source in the block."""
         if self._block[0] != block:
             sources = torch.repeat_interleave(
                 torch.arange(len(self.prompts_per_source)), torch.tensor(self.prompts_per_source)
             )
-            drawn = sources[
+            shuffled = sources[
                 torch.randperm(MIX_RESOLUTION, generator=_make_generator(self.seed, "block", block))
             ].tolist()
             seen = [0] * len(self.prompts_per_source)
             found: list[tuple[int, int]] = []
-            for source in drawn:
+            for source in shuffled:
                 found.append((source, seen[source]))
                 seen[source] += 1
             self._block = (block, found)
@@ -63,7 +63,7 @@ class Mixture:
 
 
 def _allocate_prompts(weights: Sequence[float]) -> list[int]:
-    """How many of `MIXED` prompts each source has: whole numbers, by the largest remainders."""
+    """Return the prompts per source in a block of `MIX_RESOLUTION`, by the largest remainder method."""
     exact = [MIX_RESOLUTION * weight / sum(weights) for weight in weights]
     shares = [int(share) for share in exact]
     by_remainder = sorted(range(len(exact)), key=lambda number: (shares[number] - exact[number], number))
@@ -78,10 +78,9 @@ def _make_generator(*key: object) -> torch.Generator:
 
 
 class ExampleSchedule:
-    """The examples of any iteration, as a function of (seed, global index) alone.
+    """The examples of any iteration, as a function of (seed, global index) only.
 
-    One pass over the data after another, each in an order of its own; the world size only decides which rank gets
-    which rows.
+    The data is traversed in passes, shuffled per pass; the world size only decides which rank gets which rows.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class ExampleSchedule:
         self._mixture = Mixture(examples.sizes, examples.weights, seed) if is_weighted else None  # pyright: ignore
 
     def batch(self, iteration: int, rank: int, world_size: int) -> Batch:
-        """This rank's rows of an iteration (counted from 0); episodes about one example lie together."""
+        """Return this rank's rows of an iteration (counted from 0); generations of one example are adjacent."""
         size = self.prompts_per_iteration * self.num_generations
         rows = rank_range(size, rank, world_size)
         first = iteration * self.prompts_per_iteration
@@ -106,7 +105,7 @@ class ExampleSchedule:
         )
 
     def scheduled_examples(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
-        """The training rows that so many iterations work on, each once, with their places in the data."""
+        """Yield the distinct training rows of the first `num_iterations` iterations, as (index, example)."""
         count = num_iterations * self.prompts_per_iteration
         if self._mixture is not None:
             places = dict.fromkeys(map(self._mixture.place, range(count)))
@@ -122,7 +121,7 @@ class ExampleSchedule:
         return self.examples[int(self._order(number)[offset])]
 
     def _order(self, number: int) -> torch.Tensor:
-        """Rows in the order of one pass over the data."""
+        """The row order of one pass over the data."""
         if self._pass_order[0] != number:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
             self._pass_order = (number, torch.randperm(len(self.examples), generator=generator))

@@ -1,6 +1,6 @@
-"""A signalling game: one agent sees a signal, the other must act on it and has heard only what the first one said.
+"""Signalling game: one agent observes a signal, the other must act on it and observes only the first one's message.
 
-No message means anything at first: which one stands for which signal is for the two to settle.
+Messages have no meaning at first: the agents must learn which message denotes which signal.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ from ippo_cli.types import Example
 
 
 def signalling_examples(config: SignallingConfig, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples with the fields `signal`, `message` and `act`; signals occur equally often.
+    """Return training and held-out examples with the fields `signal`, `message` and `act`; signals are balanced.
 
-    `message` and `act` are drawn at random, whatever the signal: they show the form of what each agent writes, and
-    say nothing about what it should. There are no other signals than those that are trained on, so held-out examples
-    measure how well the agents understand each other.
+    `message` and `act` are random and independent of the signal: they show the format of responses, not the solution.
+    Held-out examples contain the same signals, so they measure communication, not generalization.
     """
     source = random.Random(f"signalling {seed}")
     signals = sorted(set(config.signals))

@@ -1,4 +1,4 @@
-"""The embedded task: letters in random order are to be written in alphabetical order, each agent writing its share."""
+"""Sorting task (built in): write random letters in alphabetical order; each agent writes its part."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ippo_cli.types import Example
 
 
 def sorting_examples(config: SortingConfig, seed: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples with the fields `letters`, `sorted`, `low` (first half) and `high` (second half).
+    """Return training and held-out examples with the fields `letters`, `sorted`, `low` and `high` (halves of `sorted`).
 
-    All examples are distinct arrangements of `length` letters, so no held-out one is ever trained on.
+    All examples are distinct arrangements of `length` letters, so training and held-out examples are disjoint.
     """
     alphabet = sorted(set(config.alphabet))
     possible = math.perm(len(alphabet), config.length) if config.length <= len(alphabet) else 0

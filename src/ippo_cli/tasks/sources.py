@@ -1,4 +1,4 @@
-"""Rows of one source: a file, the files of a pattern, a folder, a Python function, or a dataset on the hub."""
+"""Load the rows of one source: a file, a glob pattern, a folder, a Python function, or a hub dataset."""
 
 from __future__ import annotations
 
@@ -39,31 +39,30 @@ from ippo_cli.user_code.load import load_function
 
 
 def load_table(key: str, source: str, data_config: str | None, split: str, *, first: int | None = None) -> Any:
-    """The rows of a file, of the files of a pattern in the order of their names, of a folder, of a function, or of a
-    hub dataset: a table that lies on the disk, of which what is asked for is read.
+    """Load a source as a table on disk with rows read on access; files of a pattern are sorted by name.
 
-    `first`: only so many, and no more than these are fetched or unpacked; they are held in memory.
+    `first`: load only this many rows, by streaming, into memory. Raises `PreflightError`.
     """
     from datasets import disable_progress_bars
     from datasets.utils.logging import CRITICAL, set_verbosity
 
     if "HF_DATASETS_DISABLE_PROGRESS_BARS" not in os.environ:
         disable_progress_bars()
-    set_verbosity(CRITICAL)  # whatever it cannot read it raises as well
+    set_verbosity(CRITICAL)  # read errors are also raised
     if is_code_reference(source):
         return _call_row_function(key, source, first)
     pattern, is_local = is_pattern(source), not has_splits(source)
     files = expand_pattern(source) if pattern else [source]
     if not files:
-        raise PreflightError(f"{key}={source}: no file has such a name")
-    for file in files:  # the readers would have no word for these
+        raise PreflightError(f"{key}={source}: no file matches this pattern")
+    for file in files:  # the readers have no clear message for these
         if Path(file).is_file() and not Path(file).stat().st_size:
             raise PreflightError(f"{key}={file} has no rows")
         if Path(file).is_file() and file_suffix(file) not in SUFFIXES:
-            raise PreflightError(f"{key}={file}: files that can be read end in {' '.join(SUFFIXES)}")
+            raise PreflightError(f"{key}={file}: supported file suffixes are {' '.join(SUFFIXES)}")
     try:
         if not is_local and file_suffix(source) in SUFFIXES:
-            raise FileNotFoundError("there is no such file")
+            raise FileNotFoundError("the file does not exist")
         if first is not None:
             return _stream_rows(source, files if is_local else None, data_config, split, first)
         if is_local:
@@ -75,12 +74,12 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
         raise
     except Exception as error:
         message = str(error) if isinstance(error, UnreadableFile) else error_reason(error)
-        remedy = f"; {key}_split={split} is what was looked for" if message.startswith("Unknown split") else ""
+        remedy = f"; the requested split is {key}_split={split}" if message.startswith("Unknown split") else ""
         raise PreflightError(f"{key}={source}: no rows could be read ({message}){remedy}") from error
 
 
 def _stream_rows(source: str, files: Sequence[str] | None, data_config: str | None, split: str, count: int) -> Any:
-    """The first rows, read one after the other."""
+    """Read the first `count` rows by streaming."""
     from datasets import load_dataset
 
     if files is None and Path(source).is_dir():
@@ -97,19 +96,19 @@ def _stream_rows(source: str, files: Sequence[str] | None, data_config: str | No
 
 
 def _to_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """The rows with all columns that any of them has, as a file's: `datasets` would take those of the first row."""
+    """Build a table with the union of the rows' columns (`datasets` uses the columns of the first row)."""
     from datasets import Dataset
 
     columns = list(dict.fromkeys(name for row in rows for name in row))
     try:
         table = Dataset.from_list([{name: row.get(name) for name in columns} for row in rows])
-    except (ValueError, TypeError, OverflowError):  # Arrow has one kind for a column, and integers of 64 bits
+    except (ValueError, TypeError, OverflowError):  # Arrow has one type per column, and 64-bit integers
         return RowTable(rows)
     return restore_row_types(table, rows)
 
 
 def _stream_file(file: str) -> Any:
-    """Its rows, one after the other."""
+    """Stream the rows of a file."""
     from datasets import load_dataset
 
     if file_suffix(file) in SEPARATORS:
@@ -121,16 +120,16 @@ def _stream_file(file: str) -> Any:
 
 
 def _call_row_function(key: str, source: str, first: int | None) -> Any:
-    """The rows that a function returns or yields, called without arguments."""
+    """Build a table from the rows that a user function without arguments returns or yields."""
     function = load_function(source, key)
     try:
         return _to_table([dict(row) for row in islice(function(), first)])
-    except Exception as error:  # the user's code, or rows that have no common columns
-        raise PreflightError(f"{key}={source}: no rows could be made ({format_user_error(error)})") from error
+    except Exception as error:  # from user code, or from rows that are not mappings
+        raise PreflightError(f"{key}={source}: the function failed ({format_user_error(error)})") from error
 
 
 def _load_files(files: Sequence[str]) -> Any:
-    """The rows of files in their order, with the values that are written in them."""
+    """Load files in their order, with the original values."""
     from datasets import concatenate_datasets
 
     kinds = {file_suffix(file) for file in files}
@@ -145,9 +144,9 @@ def _load_files(files: Sequence[str]) -> Any:
 
 
 def _load_checked(load: Callable[[], Any], files: Sequence[str]) -> Any:
-    """The table that `load` makes of files of one kind, with all rows and with values as they are written.
+    """Load files of one kind with `load`, and restore missing rows and original values.
 
-    Rows that `load` cannot read, or reads in another number, are held in memory.
+    If `load` fails or returns a wrong number of rows, the rows are read into memory.
     """
     for file in files:
         check_readable(file)
@@ -172,10 +171,10 @@ def _load_checked(load: Callable[[], Any], files: Sequence[str]) -> Any:
 
 
 def _load_dataset(source: str, data_config: str | None, split: str, **options: Any) -> Any:
-    """A split of a folder, of a dataset on the hub, or of the files that a reader is given.
+    """Load a split of a folder, of a hub dataset, or of files for a reader.
 
-    Parquet is read a part of a file at a time: as it comes, pyarrow keeps all that it has read of a file until its end.
-    That is set after the dataset has its name in the cache, so that what was fetched otherwise is found without a net.
+    Parquet is read with a buffered stream: with pyarrow's defaults, all data of a file stays in memory until its end.
+    The option is set after the cache name is computed, so that cached datasets are still found offline.
     """
     from datasets import load_dataset_builder
     from pyarrow.dataset import ParquetFragmentScanOptions
@@ -189,8 +188,7 @@ def _load_dataset(source: str, data_config: str | None, split: str, **options: A
 
 
 def _load_folder(source: str, data_config: str | None, split: str) -> Any:
-    """A split of a folder's files. What its README.md declares of the columns holds; where that says nothing, values
-    are as they are written."""
+    """Load a split of a folder; columns have the types declared in its README.md, or else original values."""
     from datasets import ReadInstruction, load_dataset_builder
 
     with glob_safe_folder(source) as folder:
@@ -209,7 +207,7 @@ def _load_folder(source: str, data_config: str | None, split: str) -> Any:
 
 
 def _undeclared_files(source: str, data_config: str | None, split: str) -> list[str]:
-    """The files of a folder's split, as far as they are ours to read; none where its README.md declares columns."""
+    """Return the files of a folder's split if we can read them; empty if its README.md declares column types."""
     from datasets import load_dataset_builder
     from datasets.info import DatasetInfosDict
 
@@ -224,7 +222,7 @@ def _undeclared_files(source: str, data_config: str | None, split: str) -> list[
 
 
 def _load_csv(file: str) -> Any:
-    """Every cell is the text that stands in it, `007` and `None` too; an empty one is missing."""
+    """Load a CSV file with every cell as text (also `007` and `None`); empty cells are null."""
     from datasets import Features, Value, load_dataset
 
     def load() -> Any:

@@ -1,4 +1,4 @@
-"""Subjects to write about."""
+"""Writing subjects for the writing tasks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ HELD_OUT = "bicycles birds candles cities fire keys lamps letters milk money sle
 
 
 def train() -> list[Example]:
-    """192 subjects."""
+    """Return 192 subjects."""
     return _subjects(TRAINED)
 
 
 def held_out() -> list[Example]:
-    """48 subjects about things that no training example is about."""
+    """Return 48 subjects about things that are not in the training examples."""
     return _subjects(HELD_OUT)
 
 

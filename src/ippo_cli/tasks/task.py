@@ -1,4 +1,4 @@
-"""A task: training examples and held-out examples, looked up by `task.kind`."""
+"""Load a task by `task.kind`: examples, environment factory, dry run."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from ippo_cli.tasks.templates import render_template
 from ippo_cli.tasks.warm_start import take_examples
 from ippo_cli.types import Example
 
-MAX_DRY_RUN_TURNS = 100  # turns of a dry run: a protocol may go on until somebody says a certain thing
-MAX_ENVIRONMENT_TURNS = 3  # of a world: it may be slow
-NUM_TRIED_EXAMPLES = 3  # examples on which an environment that may fail now and then is tried
+MAX_DRY_RUN_TURNS = 100  # limit of a dry run: a protocol may wait for a specific message
+MAX_ENVIRONMENT_TURNS = 3  # limit of a dry run of an environment, which may be slow
+NUM_TRIED_EXAMPLES = 3  # dry runs of an environment that may fail sometimes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Examples by position. Generated tasks share none between the two; of files that is the user's to see to."""
+    """Examples of a task. Generated train and held-out examples are disjoint; for files, the user must ensure it."""
 
     train: Sequence[Example]
     held_out: Sequence[Example]
-    dry_run: DryRun = field(default_factory=DryRun)  # the beginning of an episode about a training example
+    dry_run: DryRun = field(default_factory=DryRun)  # the beginning of an episode with a training example
 
 
 SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]]]] = {
@@ -64,9 +64,9 @@ SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
-    """Read or generate the examples of a task; templates and the user's code are tried on the first ones.
+    """Read or generate the examples of a task, and test templates and user code on the first ones.
 
-    Raises `ConfigError` for what cannot work.
+    Raises `ConfigError`.
     """
     train, held_out = SOURCES[config.kind](config, seed)
     _check_templates(config, (train[0], held_out[0]))
@@ -76,14 +76,14 @@ def load_task(config: TaskConfig, seed: int) -> Task:
 
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
-    """The held-out examples of a task, for which files of training examples are not looked at."""
+    """Load only the held-out examples of a task; files of training examples are not read."""
     held_out = held_out_rows(config, seed) if isinstance(config, JsonlConfig) else SOURCES[config.kind](config, seed)[1]
     _check_templates(config, (held_out[0],))
     return held_out
 
 
 def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
-    """What makes environments of a task: of its world, told through the agents' templates, or of its protocol."""
+    """Return a factory of a task's environments: its protocol, or its environment with the agents' templates."""
     if isinstance(config, ConversationConfig):
         return make_protocol_factory(config)
     assert isinstance(config, EnvironmentTaskConfig)
@@ -92,29 +92,29 @@ def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
 
 
 def dry_run_example(config: TaskConfig, example: Example, seed: int = 0) -> DryRun:
-    """The beginning of an episode before there is any model: the whole of most conversations.
+    """Play the beginning of an episode without a model (most conversations completely).
 
-    Raises `ConfigError` where a template names what does not exist by then, and where there is no such environment.
+    Raises `ConfigError` for unavailable template fields and unknown environments.
     """
     max_turns = MAX_DRY_RUN_TURNS if isinstance(config, ConversationConfig) else MAX_ENVIRONMENT_TURNS
     return run_dry_episode(make_task_factory(config)(), example, seed, max_turns)
 
 
 def dry_run_examples(config: TaskConfig, examples: Iterable[Example], seed: int = 0) -> DryRun:
-    """The first attempt at these examples that does not fail, or fails on what stands for answers.
+    """Return the first dry run of these examples that succeeds, or that fails because of a placeholder answer.
 
-    Raises `ConfigError` as `attempt` does, and where the user's code fails on every example.
+    Raises `ConfigError` as `dry_run_example` does, and if the user's code fails on every example.
     """
     result = DryRun()
     for example in examples:
         result = dry_run_example(config, example, seed)
         if not result.is_user_error:
             return result
-    raise ConfigError(task_setting(config), f"fails ({result.failure})", "correct it there")
+    raise ConfigError(task_setting(config), f"fails ({result.failure})", "fix the error there")
 
 
 def task_setting(config: TaskConfig) -> str:
-    """What the user wrote to name a protocol or environment: `task.environment=guess.py:make`."""
+    """Return the setting that names the protocol or environment, such as `task.environment=guess.py:make`."""
     for key in ("protocol", "environment", "env_id", "dataset"):
         if (value := getattr(config, key, None)) is not None:
             return f"task.{key}={value}"
@@ -122,10 +122,12 @@ def task_setting(config: TaskConfig) -> str:
 
 
 def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
-    """How many turns each agent may have in an episode; None: no limit is known."""
+    """Return the maximal number of turns per agent in an episode; None if unknown."""
     limit = None
     if isinstance(config, ConversationConfig):
-        limit = config.num_turns if config.protocol in PROTOCOLS else None  # others may go on as answers have it
+        limit = (
+            config.num_turns if config.protocol in PROTOCOLS else None
+        )  # user-defined protocols decide their own end
     elif isinstance(config, SteppedEnvironmentConfig):
         limit = config.max_turns
     elif isinstance(config, ReasoningGymConfig):
@@ -136,7 +138,7 @@ def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
 
 
 def response_budgets(config: Config) -> dict[str, int]:
-    """Tokens that an agent may write in an episode: of one turn where no limit of turns is known."""
+    """Return the maximal response tokens per agent in an episode; those of one turn if the turn limit is unknown."""
     agents = config.task.agents
     return {
         name: (turns or 1) * agents[name].rollout.max_new_tokens
@@ -145,12 +147,12 @@ def response_budgets(config: Config) -> dict[str, int]:
 
 
 def multi_turn_agents(config: TaskConfig) -> list[str]:
-    """Agents that may speak more than once in an episode."""
+    """Return the agents that may act more than once in an episode."""
     return [name for name, turns in max_turns_by_agent(config).items() if turns is None or turns > 1]
 
 
 def example_only_agents(config: TaskConfig) -> list[str]:
-    """Agents whose first message depends on the example alone, and not on what was said or on a world."""
+    """Return the agents with a first message that depends only on the example, not on messages or an environment."""
     if not isinstance(config, ConversationConfig):
         return []
     count = {"parallel": len(config.agents), "sequential": 1, "dialogue": 1}.get(config.protocol, 0)
@@ -158,18 +160,18 @@ def example_only_agents(config: TaskConfig) -> list[str]:
 
 
 def can_reuse_prefix(config: Config) -> bool:
-    """Whether later prompts begin with what was read and written before, so that it need not be read again."""
+    """Whether later prompts extend earlier prompts and responses, so that a prefix cache helps."""
     return config.rollout.history is not History.latest and bool(multi_turn_agents(config.task))
 
 
 def get_num_workers(config: TaskConfig) -> int:
-    """Threads that may step environments."""
+    """Return the number of threads that step environments."""
     return config.num_workers if isinstance(config, EnvironmentTaskConfig) else 1
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
     for example in examples:
-        if isinstance(config, ConversationConfig):  # what a world tells is known when it does
+        if isinstance(config, ConversationConfig):  # observations of other environments are not known yet
             dry_run_examples(config, [example])
         for name, agent in config.agents.items():
             for leaf, template in (("answer", agent.answer), ("warm_start_answer", agent.warm_start_answer)):

@@ -1,6 +1,6 @@
-"""Templates of what agents are told: text with `{field}` for what an example or the conversation says.
+"""Prompt templates: text with `{field}` for fields of the example and of the conversation.
 
-Of other kinds are those that begin with `jinja:` or `messages:`, and those that name a function, `path.py:name`.
+Other kinds begin with `jinja:` or `messages:`, or name a function as `path.py:name`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from ippo_cli.user_code.templates import (
 )
 
 ConversationValues = Mapping[str, str | None]
-"""What a conversation has told by now; None stands for what has not been said yet."""
+"""Conversation fields by name; None for messages that do not exist yet."""
 NO_VALUES: ConversationValues = {}
-OBSERVATION = "observation"  # the field for what a world tells
-CONVERSATION_FIELDS = ("turn", "transcript", "heard")  # fields for what has been said
-LAST_PREFIX = "agents."  # and, with a name behind it, the field for what that agent said last
+OBSERVATION = "observation"  # the field for the environment's observation
+CONVERSATION_FIELDS = ("turn", "transcript", "heard")  # fields for the messages so far
+LAST_PREFIX = "agents."  # prefix of the field for an agent's last message, `agents.NAME`
 
 
 def render_template(template: str, example: Example, setting: str, conversation: ConversationValues = NO_VALUES) -> str:
-    """The template with each `{field}` replaced by that field of the example, or of what the conversation has `told`.
+    """Replace each `{field}` of the template by the value in the example or the conversation; `{{` and `}}` are braces.
 
-    `{{` and `}}` are braces.
+    Raises `ConfigError`.
     """
     if is_function(template):
         return call_template_function(template, example, _known_values(conversation), setting)
     if is_messages(template):
         if not re.fullmatch(r"task\.agents\.\w+\.template", setting):
             raise _template_error(
-                setting, template, "is for first prompts alone", "use messages: in task.agents.NAME.template"
+                setting, template, "is only supported for first prompts", "use messages: in task.agents.NAME.template"
             )
         return read_messages(_get_field(messages_field(template), example, setting, template), f"{setting}={template}")
     if is_jinja(template):
@@ -57,7 +57,7 @@ def render_template(template: str, example: Example, setting: str, conversation:
         if form or conversion:
             raise ConfigError(
                 f"{setting}={template!r}",
-                f"formats the field {field!r}, and fields stay as they are",
+                f"formats the field {field!r}, but formats and conversions are not supported",
                 f"write {{{field}}}, or {{{{ and }}}} for braces",
             )
         if field is not None:
@@ -66,7 +66,7 @@ def render_template(template: str, example: Example, setting: str, conversation:
 
 
 def template_fields(template: str, setting: str) -> set[str]:
-    """The fields that a template names; of a function that is not known."""
+    """Return the fields that a template names; empty for a function, which can read any."""
     if is_function(template):
         return set()
     if is_jinja(template):
@@ -77,7 +77,7 @@ def template_fields(template: str, setting: str) -> set[str]:
 
 
 def example_fields(config: PromptConfig, setting: str) -> list[str]:
-    """The fields of an example that an agent is told of, in the order in which its templates name them."""
+    """Return the example fields in an agent's templates, in order of appearance."""
     named: list[str] = []
     for leaf, text in (("template", config.template), ("turn_template", config.turn_template or "")):
         if is_function(text) or is_jinja(text) or is_messages(text):
@@ -90,9 +90,9 @@ def example_fields(config: PromptConfig, setting: str) -> list[str]:
 def first_message(
     agent: str, config: PromptConfig, example: Example, conversation: ConversationValues | None = None
 ) -> str:
-    """What an agent is told first about an example.
+    """Render an agent's first message for an example.
 
-    Where it is not known what has been `told` by then, as before an episode, that is left out.
+    Without `conversation`, as before an episode, conversation fields are empty.
     """
     setting = f"task.agents.{agent}.template"
     if conversation is None:
@@ -108,26 +108,26 @@ def first_message(
 
 
 def is_conversation_field(field: str) -> bool:
-    """Whether a field is one of those that stand for what has been said."""
+    """Whether a field refers to messages of the conversation."""
     return field in CONVERSATION_FIELDS or field.startswith(LAST_PREFIX)
 
 
 def can_read_others(template: str, setting: str, own: Collection[str]) -> bool:
-    """Whether a template names something that was said, other than the `own` words; a function may."""
+    """Whether a template can read messages other than the fields in `own`; always true for a function."""
     if is_function(template):
         return True
     return any(is_conversation_field(field) for field in template_fields(template, setting) - set(own))
 
 
 def _known_values(conversation: ConversationValues) -> dict[str, str]:
-    """What has been said by now."""
+    """The conversation fields with a value."""
     return {word: text for word, text in conversation.items() if text is not None}
 
 
 def _conversation_values(
     template: str, example: Example, conversation: ConversationValues, setting: str
 ) -> dict[str, str]:
-    """What a template of Jinja's may read of the conversation. Raises `ConfigError` for a name that is in both."""
+    """Return the conversation fields for a Jinja template. Raises `ConfigError` for a name that the example has."""
     named = template_fields(template, setting)
     for word in named & set(conversation):
         _render_field(word, example, conversation, setting, template)
@@ -140,16 +140,16 @@ def _render_field(field: str, example: Example, conversation: ConversationValues
             raise _template_error(
                 setting,
                 template,
-                f"names {field!r}, which both the examples and the conversation have",
-                "rename that field of the examples",
+                f"names {field!r}, which is a field of both the examples and the conversation",
+                "rename that field of the examples, for example with task.columns",
             )
         text = conversation[field]
         if text is None:
             raise _template_error(
                 setting,
                 template,
-                f"names {field!r}, who has said nothing by then",
-                "name one who speaks before, or write {transcript}",
+                f"names {field!r}, but that agent has no message yet",
+                "name an agent that acts earlier, or write {transcript}",
             )
         return text
     value = _get_field(field, example, setting, template, conversation)
@@ -158,7 +158,7 @@ def _render_field(field: str, example: Example, conversation: ConversationValues
         raise _template_error(
             setting,
             template,
-            f"writes the field {field!r} as text, and it is {kind} in an example",
+            f"writes the field {field!r} as text, but it is {kind} in an example",
             _field_hint(field, value, setting),
         )
     return str(value)
@@ -167,60 +167,60 @@ def _render_field(field: str, example: Example, conversation: ConversationValues
 def _get_field(
     field: str, example: Example, setting: str, template: str, conversation: ConversationValues = NO_VALUES
 ) -> Any:
-    """A field of an example. Raises `ConfigError` where it is missing or null."""
+    """Return a field of an example. Raises `ConfigError` if it is missing or null."""
     if field not in example:
         raise _template_error(setting, template, *_unknown_field_error(field, example, conversation))
     value = example[field]
-    if is_missing(value):  # the word None or nan would be written
+    if is_missing(value):  # else the text would be "None" or "nan"
         raise _template_error(
             setting,
             template,
             f"names the field {field!r}, which is {'null' if value is None else 'NaN'} in an example",
-            "fill it in, or leave such examples out",
+            "fill it in, or exclude such examples with task.filter",
         )
     return value
 
 
 def _field_hint(field: str, value: Any, setting: str) -> str:
-    """What writes a list or an object, or takes it as messages."""
+    """Suggest a template that supports a list or an object."""
     if is_conversation(value):
         if setting.endswith(".template"):
-            return f"use {setting}=messages:{field}, which takes it as messages"
-        return f"write 'jinja:{{{{ {field}[-1].content }}}}' for the last message's text"
+            return f"use {setting}=messages:{field}, which reads it as messages"
+        return f"write 'jinja:{{{{ {field}[-1].content }}}}' for the text of the last message"
     if isinstance(value, Mapping):
         inside = next(iter(value), "KEY")
         return f"use task.columns.{field}={field}.{inside} for one of its values, or 'jinja:{{{{ {field} | tojson }}}}'"
     if isinstance(value, bytes):
-        return "make a text of it by task.map"
-    if setting.startswith("reward."):  # tests and prompts of programs are lines
+        return "convert it to text with task.map"
+    if setting.startswith("reward."):  # lists of tests or prompts are joined by lines
         return f"write \"jinja:{{{{ {field} | join('\\n') }}}}\""
     return f"write 'jinja:{{{{ {field} | join(\", \") }}}}', or task.columns.{field}={field}.0 for its first item"
 
 
 def _unknown_field_error(field: str, example: Example, conversation: ConversationValues) -> tuple[str, str]:
-    """What is wrong with a field that nobody has, and what would work."""
+    """Return rule and remedy for an unknown field."""
     if field.startswith(LAST_PREFIX) and conversation:
         agent_fields = " ".join(word for word in conversation if word.startswith(LAST_PREFIX))
-        return f"names {field!r}, and there is no such agent", f"there are: {agent_fields}"
+        return f"names {field!r}, but there is no such agent", f"available fields: {agent_fields}"
     if is_conversation_field(field):
         return (
-            f"names {field!r}, and nobody has said anything by then",
-            "use task.protocol=sequential or dialogue, or more of task.num_turns",
+            f"names {field!r}, but there are no messages yet",
+            "use task.protocol=sequential or dialogue, or increase task.num_turns",
         )
-    words = f"; the conversation has: {' '.join(conversation)}" if conversation else ""
-    return f"names the field {field!r}, which examples do not have", "they have: " + format_columns(example) + words
+    words = f"; fields of the conversation: {' '.join(conversation)}" if conversation else ""
+    return f"names the field {field!r}, which examples do not have", "their fields: " + format_columns(example) + words
 
 
 def _template_error(setting: str, template: str, rule: str, remedy: str) -> ConfigError:
     return ConfigError(f"{setting}={template!r}", rule, remedy)
 
 
-@cache  # every row is filled in, and reading the template is most of that
+@cache  # rendering is called for every row, and parsing dominates its cost
 def _parse_template(template: str, setting: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
-    """Literal text, the field after it, and how that is to be formatted."""
+    """Parse a template into (literal text, field, format, conversion)."""
     try:
         return tuple(string.Formatter().parse(template))
     except ValueError as error:
         raise ConfigError(
-            f"{setting}={template!r}", f"is no template ({error})", "write {{ and }} for braces"
+            f"{setting}={template!r}", f"is not a valid template ({error})", "write {{ and }} for braces"
         ) from error

@@ -1,4 +1,4 @@
-"""Examples that are all different, split into training and held-out ones."""
+"""Draw distinct examples, and split them into training and held-out examples."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ T = TypeVar("T")
 
 
 def check_num_examples(possible: int, unit: str, train_size: int, eval_size: int, remedy: str) -> None:
-    """Raise `ConfigError` where more examples are asked for than are `possible`; `what` names these."""
+    """Raise `ConfigError` if more examples are requested than are possible; `unit` describes them."""
     if train_size + eval_size > possible:
         raise ConfigError(
             f"task.train_size={train_size} task.eval_size={eval_size}",
-            f"ask for more examples than the {possible} {unit}",
+            f"request more examples than the {possible} {unit}",
             remedy,
         )
 
 
 def draw_distinct(draw: Callable[[], T], count: int) -> list[T]:
-    """`count` draws without repetitions, in their order: more of them never change the first ones."""
-    drawn: dict[T, None] = {}
-    while len(drawn) < count:
-        drawn[draw()] = None
-    return list(drawn)
+    """Return `count` distinct draws in order; a larger count only appends draws."""
+    distinct: dict[T, None] = {}
+    while len(distinct) < count:
+        distinct[draw()] = None
+    return list(distinct)
 
 
 def split_examples(examples: Sequence[Example], train_size: int, eval_size: int) -> tuple[list[Example], list[Example]]:
-    """Training and held-out examples; the latter come first, so that they stay when more are trained on."""
+    """Return training and held-out examples; held-out ones come first, so `train_size` does not change them."""
     return list(examples[eval_size : eval_size + train_size]), list(examples[:eval_size])

@@ -1,7 +1,7 @@
-"""Lessons: what a model made locally is shown before training, by playing episodes with answers that are given.
+"""Create warm-start lessons for locally created models, by playing episodes with known answers.
 
-Where an agent's reference answer is known, that is what it says; in a world that knows what may be answered, it answers
-at random, which shows the form of answers and favours none.
+An agent gives its reference answer if it has one. Otherwise, if the environment lists legal actions, it gives a random
+one, which teaches the format of answers without a preference.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ippo_cli.tasks.environment import Action, Environment
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example, Lesson
 
-MAX_EPISODE_STEPS = 64  # steps of an episode, which may have no limit of its own; more than a lesson has room for
-MAX_STEPS = 1 << 16  # of all episodes: those that go on for ever show the same with fewer examples
+MAX_EPISODE_STEPS = 64  # per episode, which may be unlimited; exceeds what a lesson can hold
+MAX_STEPS = 1 << 16  # over all episodes, so that endless episodes use fewer examples
 
 
 def play_lessons(
     environment: Environment, agents: Mapping[str, PromptConfig], examples: Iterable[Example], seed: int
 ) -> dict[str, list[Lesson]]:
-    """Lessons of all agents, from an episode with each of the examples, or with as many as take `MOST_STEPS` steps.
+    """Return the lessons of all agents, from one episode per example until `MAX_STEPS` steps are reached.
 
-    An agent whose answers are not known says nothing, and has no lessons.
+    An agent without known answers answers with empty text and has no lessons.
     """
     rng = random.Random(f"warm start {seed}")
     lessons: dict[str, list[Lesson]] = {name: [] for name in agents}
@@ -38,7 +38,7 @@ def play_lessons(
             turns_by_agent = _play_episode(environment, agents, example, rng)
         except IppoError:
             raise
-        except (Exception, SystemExit):  # whatever an environment raises costs its episode alone, here as in training
+        except (Exception, SystemExit):  # an exception fails only its episode, as in training
             continue
         steps += max(map(len, turns_by_agent.values()), default=0)
         for name, turns in turns_by_agent.items():
@@ -49,7 +49,7 @@ def play_lessons(
 def _play_episode(
     environment: Environment, agents: Mapping[str, PromptConfig], example: Example, rng: random.Random
 ) -> dict[str, list[tuple[str, str]]]:
-    """What each agent was told and what it should answer, in one episode."""
+    """Play one episode; returns (observation, answer) pairs by agent."""
     turns: dict[str, list[tuple[str, str]]] = {}
     observations = environment.reset(example, rng.getrandbits(31))
     for _ in range(MAX_EPISODE_STEPS):
@@ -68,12 +68,12 @@ def _play_episode(
 
 
 def take_examples(examples: Sequence[Example], count: int) -> Iterable[Example]:
-    """Without reading the rest."""
+    """Return the first `count` examples without reading the rest."""
     return (examples[row] for row in islice(range(len(examples)), count))
 
 
 def warm_start_template(agent: PromptConfig) -> str | None:
-    """The template of what the warm start teaches an agent to answer."""
+    """Return the template of an agent's warm-start answer, or None."""
     return agent.answer if agent.warm_start_answer is None else agent.warm_start_answer
 
 

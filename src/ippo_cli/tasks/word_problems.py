@@ -1,6 +1,6 @@
-"""Word problems of two steps from 870 templates, which put the same phrases together in different ways.
+"""Two-step word problems from 870 templates that combine the same phrases.
 
-"Ada has 12 eggs, finds 5 and then loses 4. How many are there now?" takes `12 + 5 = 17, 17 - 4 = 13`.
+Example: "Ada has 12 eggs, finds 5 and then loses 4. How many are there now?": `12 + 5 = 17, 17 - 4 = 13`.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ PRODUCTS = ("buys {} bags of {} {things}", "fills {} boxes with {} {things} each
 GAINS = ("finds {}", "is given {}", "wins {}", "picks up {}", "makes {} more")
 LOSSES = ("loses {}", "gives away {}", "sells {}", "throws away {}", "lends {} to a friend")
 QUESTIONS = ("How many are there now?", "How many does {name} have in the end?", "How many {things} is that?")
-ONE_OF_PRODUCTS = 3  # problems; one in three multiplies first, though few templates do
+ONE_OF_PRODUCTS = 3  # one problem in three begins with a product, although few templates do
 
 
 @dataclass(frozen=True)
 class Template:
-    """A text with a place for each of three numbers, and what is done with the first two, and then with the third."""
+    """A text with three numbers, and the operators between the first two and between their result and the third."""
 
     text: str
     signs: tuple[str, str]
 
     @property
     def largest(self) -> tuple[int, int, int]:
-        """How large each number may be: factors are small."""
+        """The largest value of each number; factors are small."""
         first = LARGEST_FACTOR if self.signs[0] == "*" else LARGEST
         return first, first, LARGEST
 
@@ -44,8 +44,10 @@ class Template:
 def _templates() -> list[Template]:
     changes = [(phrase, "+") for phrase in GAINS] + [(phrase, "-") for phrase in LOSSES]
     sums = [
-        Template(f"{{name}} {amount}, {one} and then {other}. {question}", (sign, next_sign))
-        for amount, ((one, sign), (other, next_sign)), question in product(AMOUNTS, permutations(changes, 2), QUESTIONS)
+        Template(f"{{name}} {amount}, {change} and then {next_change}. {question}", (sign, next_sign))
+        for amount, ((change, sign), (next_change, next_sign)), question in product(
+            AMOUNTS, permutations(changes, 2), QUESTIONS
+        )
     ]
     products = [
         Template(f"{{name}} {begin} and then {change}. {question}", ("*", sign))
@@ -57,7 +59,7 @@ def _templates() -> list[Template]:
 TEMPLATES = _templates()
 OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 OTHER_TEMPLATES = random.Random("other templates").sample(TEMPLATES, len(TEMPLATES) // 10)
-"""Held out whole: each of their phrases is in templates that are trained on, and none of these sentences."""
+"""Held-out templates: their phrases occur in training templates, but their combinations do not."""
 TRAINED_TEMPLATES = [template for template in TEMPLATES if template not in OTHER_TEMPLATES]
 
 OTHER_WORDS = (
@@ -67,26 +69,26 @@ OTHER_WORDS = (
         "{name} earns {} dollars an hour, works {} hours and spends {} dollars. How many dollars are left?", ("*", "-")
     ),
 )
-"""Held out with their phrases: another start, other verbs, other things."""
+"""Held-out templates with phrases that do not occur in training."""
 
 
 def train() -> list[Example]:
-    """4000 problems."""
+    """Return 4000 problems."""
     return _problems("train", TRAINED_TEMPLATES, TRAIN, without=_number_tuples(held_out()))
 
 
 def held_out() -> list[Example]:
-    """200 problems of the templates that are trained on, with numbers that no training problem has together."""
+    """Return 200 problems of training templates, with number triples that do not occur in training."""
     return _problems("held out", TRAINED_TEMPLATES, HELD_OUT)
 
 
 def other_templates() -> list[Example]:
-    """200 problems of templates that are not trained on, though their phrases are; their numbers are new as well."""
+    """Return 200 problems of held-out combinations of training phrases, with new number triples."""
     return _problems("other templates", OTHER_TEMPLATES, HELD_OUT, without=_number_tuples(train()))
 
 
 def other_words() -> list[Example]:
-    """200 problems in words that are not trained on."""
+    """Return 200 problems with phrases that do not occur in training."""
     return _problems("other words", OTHER_WORDS, HELD_OUT)
 
 
@@ -97,12 +99,14 @@ def _number_tuples(problems: Sequence[Example]) -> set[Numbers]:
 def _problems(
     name: str, templates: Sequence[Template], count: int, without: Collection[Numbers] = frozenset()
 ) -> list[Example]:
-    """Problems whose steps are at least 1 and whose numbers are not `without`. The same for every run, whatever its
-    seed: scores of runs can be compared."""
+    """Return problems with steps of at least 1 and number triples not in `without`.
+
+    They do not depend on the run's seed, so that scores of runs are comparable.
+    """
     source = random.Random(f"word problems {name}")
     products = [template for template in templates if template.signs[0] == "*"]
     sums = [template for template in templates if template.signs[0] != "*"]
-    found: dict[str, Example] = {}  # by its text: no problem comes twice
+    found: dict[str, Example] = {}  # by text: problems are distinct
     while len(found) < count:
         template = source.choice(sums if len(found) % ONE_OF_PRODUCTS else products)
         numbers = tuple(source.randint(SMALLEST, largest) for largest in template.largest)

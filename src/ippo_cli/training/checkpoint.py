@@ -1,8 +1,8 @@
-"""Checkpoints: one folder per saved iteration, complete or absent, verified before it is loaded.
+"""Checkpoints: one folder per saved iteration, committed atomically and verified before loading.
 
-All ranks write into `step_N.tmp` and report what they wrote, with sizes and sha256. Rank 0 makes sure that it sees all
-of it, lists it in `manifest.json` and renames the folder; the pointer follows, and only then are older checkpoints
-removed. A folder without a manifest is no checkpoint.
+All ranks write into `step_N.tmp` and report their files with sizes and sha256. Rank 0 checks that it sees all files,
+lists them in `manifest.json`, renames the folder, updates the pointers, and then removes older checkpoints.
+A folder without a manifest is not a checkpoint.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ from ippo_cli.training.targets import Algorithm
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
-REFERENCE_FOLDER = "reference"  # below the weights of an agent: what its KL terms compare with, once that was updated
-INITIAL = "initial"  # what `best.json` names while no iteration was better than none
+REFERENCE_FOLDER = "reference"  # in an agent's weights folder: its KL reference, if the reference was updated
+INITIAL = "initial"  # value of `best.json` while no iteration is better than the initial weights
 
 
 @dataclass(kw_only=True)
 class TrainingProgress:
-    """The part of a run's state that is neither weights nor random streams."""
+    """Progress counters of a run: its state without weights and random streams."""
 
-    iteration: int = 0  # updates that are done
-    row: dict[str, float] | None = None  # metrics of that iteration, while its evaluation and logging are still to come
-    metrics_bytes: int | None = 0  # of metrics.jsonl that belong to this state; None while rows of it are not written
+    iteration: int = 0  # completed updates
+    row: dict[str, float] | None = None  # metrics of that iteration until it is evaluated and logged
+    metrics_bytes: int | None = 0  # length of metrics.jsonl at this state; None while rows are not yet written
 
 
 @dataclass(kw_only=True)
 class TrainingState:
-    """Everything that a checkpoint holds."""
+    """Everything that a checkpoint stores."""
 
     team: Team
     algorithm: Algorithm
     moments: dict[str, ScoreMoments]  # of each agent's scores
     progress: TrainingProgress
     run: RunState
-    rng: dict[str, Any]  # this rank's global random streams as they were when `progress` was reached
-    pool: PoolState = field(default_factory=PoolState)  # of partners; empty where none are kept
+    rng: dict[str, Any]  # this rank's global random streams at `progress`
+    pool: PoolState = field(default_factory=PoolState)  # opponent pool; empty if the run has none
 
 
 class CheckpointManager:
-    """The checkpoints of one run."""
+    """Saves, finds, loads and removes the checkpoints of one run."""
 
     def __init__(self, run_folder: Path, config: CheckpointConfig) -> None:
         self.folder = run_folder / "checkpoints"
@@ -83,19 +83,21 @@ class CheckpointManager:
         self._failures_in_a_row = 0
         self.reason = ""  # why the last save failed
         self._saved_iteration: int | None = None
-        self._damaged_names: set[str] = set()  # damaged ones: none of those that are kept
-        self._last_attempt_at = time.monotonic()  # when the last checkpoint was written, or could not be
+        self._damaged_names: set[str] = set()  # damaged checkpoints; they do not count as kept
+        self._last_attempt_at = time.monotonic()  # of the last save, successful or failed
         distributed.run_on_main(self._prepare_folder)
 
     def _prepare_folder(self) -> None:
         with convert_storage_errors(str(self.folder)):
             self.folder.mkdir(exist_ok=True)
-            for stale in self.folder.glob("*.tmp"):  # left by a run that died while saving
+            for stale in self.folder.glob("*.tmp"):  # left by a process that was killed while saving
                 shutil.rmtree(stale)
 
     def check_disk_space(self, size: int, num_iterations: int) -> None:
-        """Raise `PreflightError` on a disk that cannot hold the checkpoints of `size` bytes that will lie there at
-        once: those kept, and the one that is being written; warn where there is none for the best one beside them."""
+        """Check that the disk can hold the kept checkpoints and the one being written, each of `size` bytes.
+
+        Raises `PreflightError` otherwise; warns if there is no room for an additional best checkpoint.
+        """
         distributed.run_on_main(lambda: self._check_disk_space(size, num_iterations))
 
     def _check_disk_space(self, size: int, num_iterations: int) -> None:
@@ -106,25 +108,27 @@ class CheckpointManager:
 
         most = max_checkpoints(-(-num_iterations // every) if every else 1)
         free = shutil.disk_usage(self.folder).free
-        message = f"{self.folder}: a checkpoint has about {_format_mib(size)}, {_format_mib(free)} are free, and"
+        message = f"{self.folder}: a checkpoint needs about {_format_mib(size)}, {_format_mib(free)} are free, and"
         if free < most * size:
             raise PreflightError(
-                f"{message} {most} will lie there at once; make room, use another output_dir=, or save "
+                f"{message} up to {most} checkpoints exist at once; free disk space, use another output_dir=, or save "
                 f"less often than checkpoint.every={every}"
             )
         if self.config.every_seconds is not None and free < (by_time := max_checkpoints(num_iterations)) * size:
             print_warning(
-                f"{message} {by_time} will lie there at once if iterations are long "
-                f"(checkpoint.every_seconds={self.config.every_seconds:g}; null saves by iterations alone)"
+                f"{message} up to {by_time} checkpoints exist at once if iterations are long "
+                f"(checkpoint.every_seconds={self.config.every_seconds:g}; null saves by iteration count only)"
             )
         elif self.config.best and free < (most + 1) * size:
             print_warning(
-                f"{message} there may be no room for the best one beside the newest (checkpoint.best=false keeps none)"
+                f"{message} the best checkpoint may not fit beside the newest (checkpoint.best=false does not keep it)"
             )
 
     def due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
-        """Whether a checkpoint is wanted after this many iterations, because they were the best so far, or because the
-        last one was so long ago. Collective: each rank has a clock of its own, and rank 0's decides."""
+        """Whether to save after this iteration: by iteration count, best score, or time since the last checkpoint.
+
+        Collective: rank 0's clock decides.
+        """
         every, every_seconds = self.config.every, self.config.every_seconds
         planned = iteration == num_iterations or (every > 0 and iteration % every == 0)
         if planned or (improved and self.config.best):
@@ -134,7 +138,7 @@ class CheckpointManager:
         return distributed.any_rank(distributed.is_main() and time.monotonic() - self._last_attempt_at >= every_seconds)
 
     def save(self, state: TrainingState, *, best: bool = False) -> bool:
-        """Commit a checkpoint on all ranks; False where it failed and training goes on with the previous one."""
+        """Commit a checkpoint on all ranks; False if it failed and training continues with the previous one."""
         iteration = state.progress.iteration
         if writes := self._saved_iteration != iteration:
             final = self.folder / checkpoint_name(iteration)
@@ -161,19 +165,19 @@ class CheckpointManager:
                 self._write_pointers(checkpoint_name(iteration), best=best)
                 if writes:
                     self._remove_old()
-            if failures:  # the checkpoint is there: pointers are a convenience, and old ones go the next time
-                print_warning(f"{self.folder} could not be tidied ({failures[0]})")
+            if failures:  # the checkpoint is committed: pointers are optional, old checkpoints are removed next time
+                print_warning(f"cannot update pointers or remove old checkpoints in {self.folder} ({failures[0]})")
         distributed.barrier()
         return True
 
     def mark_initial_best(self) -> None:
-        """Let `best.json` name the weights before training, until an iteration is better."""
+        """Set `best.json` to the initial weights, until an iteration is better."""
         if distributed.is_main() and self.config.best:
-            with collect_failures([]):  # a pointer is a convenience
+            with collect_failures([]):  # pointers are optional
                 write_pointer(self.folder, "best", INITIAL)
 
     def find_newest_intact(self) -> Path:
-        """The newest intact checkpoint. Raises `ResumeError` without one. Collective: each rank reads a share."""
+        """The newest intact checkpoint. Raises `ResumeError` without one. Collective: each rank verifies a share."""
         for path in reversed(distributed.run_on_main(lambda: list_checkpoints(self.folder))):
             reports = distributed.gather_objects(find_damage(path, distributed.rank(), distributed.world_size()))
             damage = [(rank, report) for rank, report in enumerate(reports) if report is not None]
@@ -186,10 +190,10 @@ class CheckpointManager:
         raise ResumeError(f"{self.folder} has no intact checkpoint; start a new run instead")
 
     def load(self, state: TrainingState, folder: Path) -> None:
-        """Restore a checkpoint into a freshly built team; one without optimizers into a team built on its weights."""
+        """Restore a checkpoint into a new team; without optimizer states, the team must be built from its weights."""
         stored = json.loads((folder / "state.json").read_text())
         if stored["schema_version"] != SCHEMA_VERSION:
-            raise ResumeError(f"{folder} was written by a version with another checkpoint format")
+            raise ResumeError(f"{folder} was written by a version with a different checkpoint format")
         if not self.config.reshard:
             check_world_size(folder, distributed.world_size())
         wrote = int(stored["world_size"])
@@ -213,12 +217,12 @@ class CheckpointManager:
         self._saved_iteration = state.progress.iteration
 
     def _write(self, state: TrainingState, temporary: Path) -> tuple[list[str], FileManifest]:
-        """Write this rank's part: what went wrong, and the files. Whatever fails, a rank goes on: others wait."""
+        """Write this rank's part; returns its failures and files. Never raises: other ranks wait for this one."""
         failures: list[str] = []
         written: list[Path] = []
         if distributed.is_main():
             if state.progress.metrics_bytes is None:
-                failures.append("rows of metrics.jsonl cannot be written")
+                failures.append("cannot write rows of metrics.jsonl")
             with collect_failures(failures):
                 shutil.rmtree(temporary, ignore_errors=True)
                 temporary.mkdir(parents=True)
@@ -235,11 +239,11 @@ class CheckpointManager:
                 written += learner.save_pretrained(
                     learner_folder, weights, state.team.tokenizer(learner), merged=merged
                 )
-            del weights  # those of two models need not lie in memory together
+            del weights  # hold the weights of one model at a time
         with collect_failures(failures):
             written += _write_references(state, temporary)
         with collect_failures(failures):
-            temporary.mkdir(parents=True, exist_ok=True)  # where rank 0's is not in sight, it will say so
+            temporary.mkdir(parents=True, exist_ok=True)  # if ranks do not share a folder, rank 0 reports it
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
             written[-1].write_text(json.dumps(state.rng))
             fault_point("save.write")
@@ -253,18 +257,18 @@ class CheckpointManager:
         return failures, listed
 
     def _handle_save_failure(self, temporary: Path, reason: str) -> None:
-        shutil.rmtree(temporary, ignore_errors=True)  # by every rank: they may not see each other's files
+        shutil.rmtree(temporary, ignore_errors=True)  # on every rank: they may not see each other's files
         distributed.barrier()
         self._failures_in_a_row, self.reason = self._failures_in_a_row + 1, reason
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
-            raise StorageError(f"{self._failures_in_a_row} checkpoints in a row could not be saved ({reason})")
+            raise StorageError(f"cannot save checkpoints, {self._failures_in_a_row} failures in a row ({reason})")
         if distributed.is_main():
             print_warning(f"checkpoint not saved ({reason})")
 
     def _write_pointers(self, checkpoint: str, *, best: bool) -> None:
         fault_point("save.pointer")
         write_pointer(self.folder, "latest", checkpoint)
-        if not self.config.best:  # nothing keeps the one that it named before a resume
+        if not self.config.best:  # the checkpoint that it names from before a resume is not kept
             (self.folder / "best.json").unlink(missing_ok=True)
         elif best:
             write_pointer(self.folder, "best", checkpoint)
@@ -277,13 +281,13 @@ class CheckpointManager:
             kept |= {best.name} - self._damaged_names
         for path in list_checkpoints(self.folder):
             if path.name not in kept:
-                doomed = path.rename(path.with_name(path.name + ".tmp"))  # never a half-removed checkpoint
+                doomed = path.rename(path.with_name(path.name + ".tmp"))  # so a kill leaves no partial checkpoint
                 fault_point("prune")
                 shutil.rmtree(doomed)
 
 
 def _write_references(state: TrainingState, folder: Path) -> list[Path]:
-    """References that are not those that the run began with, as models or adapters, on rank 0; the files."""
+    """Write the references that were updated during the run, as models or adapters, on rank 0; returns the files."""
     written: list[Path] = []
     for holder, agent in state.team.updated_references(state.progress.iteration).items():
         if distributed.is_main() and agent.reference is not None:
@@ -296,21 +300,21 @@ def _write_references(state: TrainingState, folder: Path) -> list[Path]:
 
 
 def has_optimizers(folder: Path) -> bool:
-    """Whether a checkpoint holds what its optimizers need to go on."""
+    """Whether a checkpoint has optimizer states."""
     return any(folder.glob("*/engine_*"))
 
 
 @contextmanager
 def collect_failures(failures: list[str]) -> Iterator[None]:
-    """Keep what went wrong while saving, and go on: torch, safetensors and tokenizers each have errors of their own
-    for a full disk, and whatever it was, the other ranks wait for this one."""
+    """Append any error to `failures` instead of raising it, because the other ranks wait for this one.
+
+    Catches all types: torch, safetensors and tokenizers each raise a different one on a full disk.
+    """
     try:
         yield
     except Exception as error:
-        words = (
-            str(error) if isinstance(error, IppoError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
-        )
-        failures.append(storage_error_message(error) or words)
+        text = str(error) if isinstance(error, IppoError) else f"{type(error).__name__}: {' '.join(str(error).split())}"
+        failures.append(storage_error_message(error) or text)
 
 
 def _format_mib(size: int) -> str:

@@ -1,4 +1,4 @@
-"""What each agent's credit is measured against in an iteration."""
+"""Baselines for the credit assignment of each agent in an iteration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ippo_cli.rewards.counterfactual import blank_answers, gather_answers, other
 from ippo_cli.rewards.score import Baseline
 from ippo_cli.types import Episode
 
-CreditBaselines = dict[CreditAssignment, dict[str, Baseline]]  # by how credit is measured, those of each agent
+CreditBaselines = dict[CreditAssignment, dict[str, Baseline]]  # by method, then by agent
 ReplayFn = Callable[[str], list[Episode]]
-"""The same episodes had an agent written as it did before training."""
+"""Replays the episodes with the named agent's initial policy."""
 
 
 def compute_credit_baselines(
@@ -25,19 +25,16 @@ def compute_credit_baselines(
     trainable_agents: Sequence[str],
     replay: ReplayFn,
 ) -> CreditBaselines:
-    """Of the agents that are `learning`: those that are learnt from, and those that are measured for the log alone.
-
-    Collective.
-    """
+    """Baselines of the trainable agents: those used in training, and those that are only logged. Collective."""
     weights, settings = reward_weights(config), config.reward
-    found: CreditBaselines = {}
+    baselines: CreditBaselines = {}
     if is_replay_iteration(config, iteration):
-        found[CreditAssignment.difference] = {
+        baselines[CreditAssignment.difference] = {
             name: other_episodes_baseline(reward, episodes, replay(name), name, weights, settings)
             for name in trainable_agents
         }
     if settings.credit_assignment is CreditAssignment.leave_out:
-        found[CreditAssignment.leave_out] = {
+        baselines[CreditAssignment.leave_out] = {
             name: other_episodes_baseline(
                 reward, episodes, [blank_answers(episode, name) for episode in episodes], name, weights, settings
             )
@@ -46,8 +43,8 @@ def compute_credit_baselines(
     if settings.credit_assignment is CreditAssignment.counterfactual:
         generations = config.rollout.num_generations
         answers = gather_answers(episodes, generations)
-        found[CreditAssignment.counterfactual] = {
+        baselines[CreditAssignment.counterfactual] = {
             name: recombined_baseline(reward, episodes, answers, generations, name, weights, settings)
             for name in trainable_agents
         }
-    return found
+    return baselines

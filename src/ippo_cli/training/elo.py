@@ -1,4 +1,4 @@
-"""Ratings of policies and their earlier weights, from the games that were played while training."""
+"""Elo ratings of policies and their snapshots, from the games played during training."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import bradley_terry
 from ippo_cli.types import Episode
 
-ELO_SCALE = 400.0 / math.log(10.0)  # Elo's: 400 points are odds of ten to one
+ELO_SCALE = 400.0 / math.log(10.0)  # 400 points are odds of 10 to 1
 
 
 def snapshot_name(policy: str, iteration: int) -> str:
-    """What the weights of an agent or group after so many iterations are called."""
+    """The name of a policy's weights after `iteration` iterations: `policy@iteration`."""
     return f"{policy}@{iteration}"
 
 
 @dataclass
 class GameResults:
-    """Results between players: a policy's current weights under its name, earlier ones as `name@iteration`."""
+    """Results between players: current weights are named by the policy, snapshots `policy@iteration`."""
 
-    counts: dict[str, dict[str, list[int]]] = field(
-        default_factory=dict
-    )  # by two players: won, drawn, lost by the first
+    counts: dict[str, dict[str, list[int]]] = field(default_factory=dict)
+    """`counts[first][second]`: games won, drawn and lost by the first player."""
 
     def add(self, first: str, second: str, results: Sequence[int]) -> None:
-        """Take in games; those of a policy with itself say nothing."""
+        """Add results `[won, drawn, lost]` of the first player; games of a player with itself are ignored."""
         if first == second or not any(results):
             return
         if second in self.counts and first in self.counts[second]:
@@ -40,14 +39,14 @@ class GameResults:
         known[:] = [old + new for old, new in zip(known, results, strict=True)]
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Ascribe all games of some players to others."""
+        """Rename players, with all their games."""
         played, self.counts = self.counts, {}
         for first, others in played.items():
             for second, results in others.items():
                 self.add(names.get(first, first), names.get(second, second), results)
 
     def points(self, players: Sequence[str]) -> Tensor:
-        """How often each has won against each, a draw counting half, `[N, N]`."""
+        """Wins of each player (row) against each other (column), a draw counts 0.5: float64 `[N, N]`."""
         place = {name: number for number, name in enumerate(players)}
         wins = torch.zeros(len(players), len(players), dtype=torch.float64)
         for first, others in self.counts.items():
@@ -57,14 +56,17 @@ class GameResults:
         return wins
 
     def ratings(self, anchors: Sequence[str], policies: Sequence[str]) -> dict[str, float]:
-        """Elo ratings of the `policies`, of their earlier weights, oldest first, and the first anchor, which is 0."""
+        """Elo ratings of the first anchor (fixed at 0), the snapshots (oldest first) and the `policies`, in this order.
+
+        Ratings maximise the Bradley-Terry likelihood.
+        """
         names = {name for first, others in self.counts.items() for name in (first, *others)} - {*policies}
         earlier = sorted(names | {*anchors}, key=lambda name: (int(name.rpartition("@")[2]), name))
         players = [anchors[0], *(name for name in earlier if name != anchors[0]), *policies]
         return dict(zip(players, (ELO_SCALE * bradley_terry(self.points(players))).tolist(), strict=True))
 
     def table(self, ratings: Mapping[str, float]) -> list[dict[str, Any]]:
-        """One row for each rated player: its rating and its games."""
+        """One row per rated player: its rating and its numbers of games."""
         rows = []
         for name, rating in ratings.items():
             own = [results for others in [self.counts.get(name, {})] for results in others.values()]
@@ -76,7 +78,7 @@ class GameResults:
 
 
 def count_results(episodes: Sequence[Episode], first: str, second: str) -> list[int]:
-    """Games won, drawn and lost by the first of two agents, over all ranks: whoever is paid more in all has won."""
+    """Games won, drawn and lost by the first of two agents: the higher sum of rewards wins. Summed over all ranks."""
     counts = torch.zeros(3, dtype=torch.long)
     for episode in episodes:
         if episode.failure is None:

@@ -1,4 +1,4 @@
-"""Held-out scores: every row, seeded, sampled as in training and greedy."""
+"""Evaluation on the held-out rows, sampled and greedy, with fixed seeds."""
 
 from __future__ import annotations
 
@@ -33,27 +33,28 @@ from ippo_cli.tasks.task import Task, max_turns_by_agent, multi_turn_agents
 from ippo_cli.types import Batch, Episode, Example
 
 PlayFn = Callable[[Batch, bool], list[Episode]]
-"""Episodes about the examples of a batch; greedy or not."""
+"""Plays one episode per example of a batch; the flag selects greedy decoding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Metrics named `<mode>/...` and this rank's first episodes as shown in sample tables."""
+    """Metrics named `<mode>/...`, and this rank's first episodes as sample table rows."""
 
     metrics: dict[str, float]
     samples: list[dict[str, Any]]
-    rows: dict[str, torch.Tensor]  # float64 [this rank's episodes] of metrics that are means over them; NaN: in none
-    generations: dict[str, int]  # by mode: how many episodes of each held-out row there are, one after the other
+    rows: dict[str, torch.Tensor]  # float64 [local episodes] of metrics that are means; NaN: excluded from the mean
+    generations: dict[str, int]  # by mode: episodes per held-out row; episodes of one row are consecutive
     failed: dict[str, int]  # by mode: episodes without a usable reward, over all ranks
 
 
 def evaluate(
     play: PlayFn, task: Task, reward: RewardFunction, config: Config, *, keep_all_samples: bool = False
 ) -> Evaluation:
-    """Score the held-out set. Metrics are the same on every rank, and for every number of ranks.
+    """Score the held-out set. Metrics are the same on every rank and for every number of ranks.
 
-    A metric is a mean over rows, each of which counts once, however many of its episodes have a number.
-    `samples` holds as many of this rank's episodes as tables show, or `keep_all_samples`.
+    Each metric is a mean over rows; each row has equal weight, independent of its number of valid episodes.
+    `samples` has `tracker.samples` of this rank's episodes, or all with `keep_all_samples`.
+    Raises `RewardError` if too many rewards failed, `ConfigError` if `task.primary_metric` is not a metric.
     """
     rows = select_eval_rows(len(task.held_out), config.evaluation)
     modes = generations_by_mode(config.evaluation)
@@ -69,12 +70,13 @@ def evaluate(
         rewards, failure = call_reward(reward, episodes, agents, config.reward)
         weights = reward_weights(config)
         check_unused_weights(rewards, weights, config.reward)
-        numbers = combine_rewards(rewards, episodes, weights, agents)
-        failures = {name: failed_rows(rewards, one) for name, one in numbers.items()}
+        turn_scores = combine_rewards(rewards, episodes, weights, agents)
+        failures = {name: failed_rows(rewards, values) for name, values in turn_scores.items()}
         failed = torch.stack(list(failures.values())).any(dim=0)
-        # An agent that never spoke has no score, and is in no mean.
+        # An agent without turns has no score: NaN excludes it from all means.
         scores = {
-            name: one.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan) for name, one in numbers.items()
+            name: values.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan)
+            for name, values in turn_scores.items()
         }
         by_row = _episode_values(rewards, scores, failed, episodes)
         found = row_means(by_row, num_generations) | pass_at_k_metrics(by_row, num_generations)
@@ -82,29 +84,32 @@ def evaluate(
         found |= _multi_turn_metrics(episodes, several_turns, total)
         turns = logged_turn_counts(agents, episodes, max_turns_by_agent(config.task), config.tracker.turns)
         for name, count in turns.items():
-            found |= add_prefix(name, _per_turn_means(episodes, name, numbers[name], ~failures[name], count))
+            found |= add_prefix(name, _per_turn_means(episodes, name, turn_scores[name], ~failures[name], count))
         if found["failed_share"] > config.reward.failure_budget:
             raise RewardError(
-                f"evaluation: {found['failed_share']:.0%} of the rows have no reward from {reward_name(config.reward)} "
+                f"evaluation: {found['failed_share']:.0%} of the rows got no reward from {reward_name(config.reward)} "
                 f"(reward.failure_budget={config.reward.failure_budget:g}); {first_failure_message(failure)}"
             ) from failure
         failed_of[mode] = round(found["failed_share"] * total)
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         rows_of |= {f"{mode}/{name}": values for name, values in by_row.items()}
-        shown = {name: one.where(~failures[name][:, None], math.nan) for name, one in numbers.items()}
+        shown = {name: values.where(~failures[name][:, None], math.nan) for name, values in turn_scores.items()}
         shown_count = len(episodes) if keep_all_samples else config.tracker.samples
         samples += sample_rows(mode, episodes, shown, shown_count, rewards.parts)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
-            "is no evaluation metric of this task and reward",
+            "is not an evaluation metric of this task and reward",
             "use one of " + " ".join(metrics),
         )
     return Evaluation(metrics=metrics, samples=samples, rows=rows_of, generations=modes, failed=failed_of)
 
 
 def _evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_generations: int) -> Batch:
-    """This rank's episodes: those about one row lie together. What is sampled first of a row is always the same."""
+    """The examples of this rank's episodes; episodes of one row are consecutive.
+
+    The first sample of a row has the same index, so the same random numbers, for every `num_generations`.
+    """
     places = rank_range(len(rows) * num_generations, distributed.rank(), distributed.world_size())
     index = [rows[place // num_generations] + place % num_generations * len(held_out) for place in places]
     return Batch(
@@ -116,47 +121,48 @@ def _evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_gene
 def _episode_values(
     rewards: Reward, scores: Mapping[str, torch.Tensor], failed: torch.Tensor, episodes: Sequence[Episode]
 ) -> dict[str, torch.Tensor]:
-    """What each of this rank's episodes has of the metrics that are means over rows, float64; NaN: nothing."""
+    """Per-episode values of the metrics that are means over rows, float64 `[local episodes]`; NaN: excluded."""
     means = {f"{name}/score": score for name, score in scores.items()}
     means["score"] = torch.stack(list(scores.values())).nanmean(dim=0)
     means |= {name: torch.tensor(numbers, dtype=torch.float32) for name, numbers in rewards.parts.items()}
-    found = {  # a part need not apply to every episode
+    found = {  # a reward part may apply to some episodes only
         name: means[name].double().where(~failed & torch.isfinite(means[name]), math.nan) for name in sorted(means)
     }
     for name in scores:
-        tokens = [sum(len(turn.completion.ids) for turn in one.of(name)) for one in episodes]
-        cut = [float(not one.finished(name)) if one.of(name) else math.nan for one in episodes]
+        tokens = [sum(len(turn.completion.ids) for turn in episode.of(name)) for episode in episodes]
+        cut = [float(not episode.finished(name)) if episode.of(name) else math.nan for episode in episodes]
         found[f"{name}/response_length"] = torch.tensor(tokens, dtype=torch.float64)
         found[f"{name}/truncated_share"] = torch.tensor(cut, dtype=torch.float64)
     return found
 
 
 def row_means(by_row: Mapping[str, torch.Tensor], num_generations: int) -> dict[str, float]:
-    """Of each metric the mean over held-out rows, of what each of them has in the mean of its `often` episodes.
+    """Each metric's mean over held-out rows of the mean over each row's `num_generations` episodes.
 
-    Episodes without a number are in no mean, and neither are rows that have no other. Collective.
+    NaN episodes, and rows with only NaN episodes, are excluded. Collective.
     """
-    together = distributed.all_gather_rows(torch.stack(list(by_row.values()), dim=1))
-    means = together.view(-1, num_generations, len(by_row)).nanmean(dim=1).nanmean(dim=0)
+    gathered = distributed.all_gather_rows(torch.stack(list(by_row.values()), dim=1))
+    means = gathered.view(-1, num_generations, len(by_row)).nanmean(dim=1).nanmean(dim=0)
     return dict(zip(by_row, means.tolist(), strict=True))
 
 
 def pass_at_k_metrics(by_row: Mapping[str, torch.Tensor], num_generations: int) -> dict[str, float]:
-    """pass@k of the score and of parts that are 0 or 1 in every episode; nothing where rows are asked about once.
+    """pass@k of the score and of reward parts that are 0 or 1 in every episode; empty if `num_generations` is 1.
 
-    k: powers of two, and how often rows are asked about. A row with fewer than k episodes that did not fail is left
-    out. Collective.
+    k: powers of 2 and `num_generations`. Rows with fewer than k valid episodes are excluded. Collective.
     """
     names = sorted(name for name in by_row if "/" not in name) if num_generations > 1 else []
     is_not_binary = torch.tensor([0.0] * len(names) + [0.0], dtype=torch.float64)
     for place, name in enumerate(names):
-        there = by_row[name][torch.isfinite(by_row[name])]
-        is_not_binary[place] = float(((there != 0) & (there != 1)).any())
-    shares = [
-        name for name, several in zip(names, distributed.all_max(is_not_binary).tolist(), strict=False) if not several
+        valid = by_row[name][torch.isfinite(by_row[name])]
+        is_not_binary[place] = float(((valid != 0) & (valid != 1)).any())
+    binary_names = [
+        name
+        for name, not_binary in zip(names, distributed.all_max(is_not_binary).tolist(), strict=False)
+        if not not_binary
     ]
     found: dict[str, float] = {}
-    for name in shares:
+    for name in binary_names:
         for key, passed in pass_at_k_by_row(
             name, distributed.all_gather_rows(by_row[name]).view(-1, num_generations)
         ).items():
@@ -165,16 +171,16 @@ def pass_at_k_metrics(by_row: Mapping[str, torch.Tensor], num_generations: int) 
 
 
 def pass_at_k_by_row(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Of values `[rows, n]` that are 0 or 1, NaN where an episode failed: each row's pass@k, `[rows]`."""
-    right, count, often = values.nansum(dim=1), torch.isfinite(values).sum(dim=1), values.shape[1]
-    ks = sorted({*(2**power for power in range(1, often.bit_length()) if 2**power <= often), often} - {1})
-    return {f"{name}/pass@{k}": pass_at_k(right, count, k) for k in ks}
+    """Each row's pass@k, `[rows]`, from values `[rows, n]` that are 0, 1, or NaN for a failed episode."""
+    correct, count, n = values.nansum(dim=1), torch.isfinite(values).sum(dim=1), values.shape[1]
+    ks = sorted({*(2**power for power in range(1, n.bit_length()) if 2**power <= n), n} - {1})
+    return {f"{name}/pass@{k}": pass_at_k(correct, count, k) for k in ks}
 
 
 def _per_turn_means(
     episodes: Sequence[Episode], agent: str, scores: torch.Tensor, valid: torch.Tensor, turns: int
 ) -> dict[str, float]:
-    """Of each of an agent's first turns, over all ranks."""
+    """Means for each of an agent's first `turns` turns, over all ranks. Collective."""
     sums = {
         f"{name}/turn/{turn + 1}": both
         for turn in range(turns)
@@ -185,7 +191,7 @@ def _per_turn_means(
 
 
 def _multi_turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows: int) -> dict[str, float]:
-    """Of the agents that may have several turns, over all ranks."""
+    """Turn counts and truncation of the agents that may have several turns, over all ranks. Collective."""
     found: dict[str, float] = {}
     for name in agents:
         counts = count_turns(episodes, name)

@@ -1,4 +1,4 @@
-"""Where experience comes from: episodes are played with the weights as they are, scored, and made into rows."""
+"""Experience collection: plays episodes with the current weights, scores them, and builds rollouts."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectResult:
-    """What collecting an iteration's experience leaves behind."""
+    """The experience of an iteration, with the updated score moments and failure information."""
 
     experience: Experience
-    moments: dict[str, ScoreMoments]  # of each agent's scores, with these taken in
+    moments: dict[str, ScoreMoments]  # of each agent's scores, updated with these episodes
     failure: str | None  # why rows have no reward; the same on all ranks
-    environment_seconds: float  # in which environments were reset and stepped
+    environment_seconds: float  # spent in resetting and stepping environments
 
 
 @dataclass(kw_only=True)
 class ExperienceCollector:
-    """Plays and scores the episodes of one rank; weights, moments and the pool of partners stay as they are."""
+    """Plays and scores the episodes of one rank; does not change weights, moments or the opponent pool."""
 
     config: Config
     team: Team
@@ -52,23 +52,23 @@ class ExperienceCollector:
     environments: EnvironmentPool
     formats: Mapping[str, PromptFormat]
     generator: Generator
-    initial: Generator | None  # who writes as the agents did before training; None where nobody asks
-    build_generator: Callable[[Mapping[str, GenerationPolicy]], Generator]  # where partners speak beside the team
+    initial: Generator | None  # samples from the initial policies; None if no replays are needed
+    build_generator: Callable[[Mapping[str, GenerationPolicy]], Generator]  # for policies that include opponents
     partners: OpponentPool | None
-    needs_greedy: bool  # whether greedy responses to the same prompts are part of the experience
+    needs_greedy: bool  # whether to collect greedy responses to the same prompts
     reward: RewardFunction
     preemption: PreemptionHandler
     device: torch.device
 
     def get(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> CollectResult:
-        """What the agents do in an iteration and what it is worth. Collective."""
+        """Collect and score an iteration's episodes. Collective."""
         seconds_before = self.environments.seconds
         with distributed.synchronize_errors():
             batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
         draws = SamplingStream(seed=self.config.seed, purpose=f"train/{iteration}")
         greedy_episodes: list[Episode] = []
         if self.needs_greedy:
-            with clock("rollout"):  # of the same purpose: in environments with the same luck
+            with clock("rollout"):  # same purpose, so environments use the same random numbers
                 greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
         episodes, sampled, raw_scores = self._collect_sampled(iteration, batch, draws, clock)
         self.preemption.raise_if_any_rank_requested()
@@ -105,9 +105,9 @@ class ExperienceCollector:
         *,
         generator: Generator | None = None,
     ) -> list[Episode]:
-        """Episodes of every example; raises `PreemptionRequested` on all ranks where one of them was asked to leave.
+        """Play one episode per example; `generator` defaults to the team's.
 
-        The team speaks where no other `generator` is given.
+        Raises `PreemptionRequested` on all ranks if preemption was requested on any rank.
         """
         return collect(
             self.environments,
@@ -120,14 +120,14 @@ class ExperienceCollector:
         )
 
     def close(self) -> None:
-        """End the environments, and what the reward holds."""
+        """Close the environments and the reward's resources."""
         self.environments.close()
         close_reward(self.reward)
 
     def _collect_sampled(
         self, iteration: int, batch: Batch, draws: SamplingStream, clock: Stopwatch
     ) -> tuple[list[Episode], dict[str, Rollout], RawScores]:
-        """An iteration's episodes, every agent's rows of them, and what the reward says of them."""
+        """An iteration's episodes, each agent's rollout, and the raw scores."""
         names, config = self.team.names, self.config.reward
         with streaming_reward(self.reward, list(names), config.reward_batch_rows) as streaming:
             with clock("rollout"):
@@ -143,17 +143,17 @@ class ExperienceCollector:
     def _play_iteration(
         self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None
     ) -> list[Episode]:
-        """Episodes of an iteration, those with partners played apart."""
+        """Play an iteration's episodes; those with opponents are played in separate batches."""
         if self.partners is None:
             return self.play(batch, draws, on_episodes)
 
         def play_with(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
-            def told(own: list[int], episodes: list[Episode]) -> None:
+            def map_places(part_places: list[int], episodes: list[Episode]) -> None:
                 assert on_episodes is not None
-                on_episodes([places[place] for place in own], episodes)
+                on_episodes([places[place] for place in part_places], episodes)
 
-            listen = None if on_episodes is None else told
-            return self.play(part, draws, listen, generator=self.build_generator(speakers))
+            callback = None if on_episodes is None else map_places
+            return self.play(part, draws, callback, generator=self.build_generator(speakers))
 
         return self.partners.play(self.team, batch, iteration, play_with)
 
@@ -166,12 +166,12 @@ class ExperienceCollector:
     def _credit_baselines(
         self, iteration: int, batch: Batch, draws: SamplingStream, episodes: Sequence[Episode], clock: Stopwatch
     ) -> CreditBaselines:
-        """What each agent's credit is measured against, where it is measured in this iteration."""
+        """Each agent's credit baselines; empty if this iteration measures no credit."""
         if not is_credit_iteration(self.config, iteration):
             return {}
 
         def replay(agent: str) -> list[Episode]:
-            """The same episodes, with the same luck, had one agent written as it did before training."""
+            """The same episodes with the same random numbers, replayed with one agent's initial policy."""
             assert self.initial is not None
             return self.play(
                 batch, draws, generator=CounterfactualGenerator(self.generator, agent, self.initial, episodes)
@@ -184,7 +184,7 @@ class ExperienceCollector:
     def _score_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch
     ) -> dict[str, tuple[Rollout, Scores]]:
-        """What every agent says greedily about the same examples, scored as the sampled episodes were."""
+        """Every agent's greedy rollout for the same examples, with scores computed as for the sampled episodes."""
         with clock("score"):
             reward = self.preemption.make_interruptible(self.reward)
             weights = reward_weights(self.config)
@@ -194,7 +194,7 @@ class ExperienceCollector:
         return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
 
     def _recompute_logprobs(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
-        """The same rows, with what the training model says of the tokens of the agents that learn."""
+        """The same rollouts, with log-probabilities of trainable agents recomputed by the training model."""
         rescored = dict(sampled)
         with clock("logprobs"):
             for name, agent in self.team.items():

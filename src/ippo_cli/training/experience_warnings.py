@@ -1,4 +1,4 @@
-"""What is likely wrong with a run, told by the experience of an iteration: of rewards, payments and joint actions."""
+"""Warnings derived from an iteration's experience: failed rewards, unused environment rewards, joint actions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def experience_warnings(
     failure: str | None,
     iteration: int,
 ) -> dict[str, str]:
-    """By rule, the same on all ranks. `failure`: why rows have no reward. Collective."""
+    """Warnings by rule name, the same on all ranks. `failure`: why rows have no reward. Collective."""
     found = {} if failure is None else {"failed_rows": failure}
     found |= environment_reward_warnings(config, reward, episodes, iteration)
     return found | (joint_action_warnings(config, team, episodes) if iteration == 0 else {})
@@ -31,7 +31,7 @@ def experience_warnings(
 def environment_reward_warnings(
     config: Config, reward: RewardFunction, episodes: Sequence[Episode], iteration: int
 ) -> dict[str, str]:
-    """Where a protocol of the user's pays and the reward does not ask about it, or the other way round."""
+    """Warn if a custom protocol returns rewards that `reward` does not use, or returns none that it needs."""
     task = config.task
     if not isinstance(task, ConversationConfig) or task.protocol in PROTOCOLS:
         return {}
@@ -40,23 +40,23 @@ def environment_reward_warnings(
         if uses_environment_reward(reward):
             return {}
         return {
-            "unread_payments": f"task.protocol={task.protocol} pays agents, and reward={config.reward.kind.value} does "
-            "not look at it; use reward=environment, or return no rewards"
+            "unread_payments": f"task.protocol={task.protocol} returns rewards, but reward={config.reward.kind.value} "
+            "does not use them; set reward=environment, or return no rewards"
         }
     if iteration == 0 and isinstance(reward, EnvironmentReward) and distributed.any_rank(bool(played)):
         return {
-            "nobody_paid": f"reward=environment is what is paid, and task.protocol={task.protocol} paid nobody in the "
-            f"{config.rollout.buffer_size} episodes of the first iteration; let it return what agents are "
-            "paid, 0.0 included, or use another reward"
+            "nobody_paid": "reward=environment uses the protocol's rewards, but "
+            f"task.protocol={task.protocol} returned none in the {config.rollout.buffer_size} episodes of the first "
+            "iteration; return a reward for each agent, 0.0 included, or set another reward"
         }
     return {}
 
 
 def joint_action_warnings(config: Config, team: Team, episodes: Sequence[Episode]) -> dict[str, str]:
-    """Where no two policies act at the same step: no factor of a sequential update is ever another than 1."""
+    """Warn if no two policies act at the same step: all factors of the sequential update are then 1."""
     if config.team.update_order is not UpdateOrder.sequential or has_joint_actions(team, episodes):
         return {}
     return {
-        "no_joint_actions": "team.update_order=sequential corrects for what others do at the same step, and in the "
-        "first iteration no two policies acted at once: every factor was 1, as without it"
+        "no_joint_actions": "team.update_order=sequential corrects for other agents' actions at the same step, but no "
+        "two policies acted at the same step in the first iteration: every correction factor was 1"
     }

@@ -1,4 +1,4 @@
-"""A run that fails: which rank failed first, whether all of them can still save together, and who tells of it."""
+"""Failure handling of a run: finds the rank that failed first, saves if all ranks can, and reports one error."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.runs.folder import display_path, list_checkpoints, mark_run_failed, resume_command
 
 SAVE_WAIT_S = 10.0
-"""How long ranks that could save wait for each other: all of them fail at the same point, if any can save."""
+"""How long ranks that can save wait for each other's reports."""
 REPORT_WAIT_S = 3.0
-"""How long others wait, to learn who has more to tell."""
+"""How long other ranks wait for reports, to find the cause."""
 LAUNCHER_DELAY_S = 1.0
-"""How long a rank that lost another one is silent, so that who started them can say first which one was killed."""
+"""Delay before a rank reports a lost rank, so that the launcher can first report which rank was killed."""
 
 
 class RankLost(IppoError):
-    """Another rank ended without a word: it was killed, or its machine is gone."""
+    """Another rank ended without a report: it was killed, or its machine failed."""
 
 
 class SavableTrainer(Protocol):
-    """What can still be saved when a run fails."""
+    """A trainer whose last resume point can be saved after a failure."""
 
     def can_save(self, error: BaseException) -> bool: ...
 
@@ -39,19 +39,20 @@ class SavableTrainer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FailureReport:
-    """What one rank says of its own end."""
+    """One rank's exit report."""
 
     error: str  # `RewardError: ...`
     exit_code: int
-    is_secondary: bool  # it only follows from another rank's end
+    is_secondary: bool  # caused by the end of another rank
     can_save: bool
-    steps: int  # collectives so far: what is still to be done together must begin at the same one
+    steps: int  # completed collectives: ranks can save together only if all have the same number
 
 
 def handle_failure(error: BaseException, run: RunLog, trainer: SavableTrainer | None) -> BaseException:
-    """End this rank after an error: save if all ranks can, say so in `run.json`, keep the traceback in `errors/`.
+    """Save if all ranks can, set the state in `run.json`, and write the traceback to `errors/`.
 
-    Returns what to raise: the error itself where this rank tells of it, a short one or none where another one does.
+    Returns the exception to raise: the error itself on the rank that reports it, `RankLost` if another rank is gone,
+    `SystemExit` on the other ranks.
     """
     own_report = FailureReport(
         error=f"{type(error).__name__}: {error}",
@@ -63,19 +64,19 @@ def handle_failure(error: BaseException, run: RunLog, trainer: SavableTrainer | 
     write_traceback(run.folder, error)
     wait_s = SAVE_WAIT_S if own_report.can_save else REPORT_WAIT_S
     if isinstance(error, KeyboardInterrupt) and not own_report.can_save:
-        wait_s = 0.0  # Ctrl-C came twice: now
+        wait_s = 0.0  # second Ctrl-C: exit immediately
     messages = distributed.exchange_exit_reports(json.dumps(asdict(own_report)), wait_s)
     reports = {rank: FailureReport(**json.loads(failure)) for rank, failure in messages.items()}
     has_all_reports = len(reports) == distributed.world_size()
     can_save_together = has_all_reports and all(
-        each.can_save and each.steps == own_report.steps for each in reports.values()
+        report.can_save and report.steps == own_report.steps for report in reports.values()
     )
     saved = False
     if can_save_together and trainer is not None:
         try:
             saved = trainer.save_resume_point()
-        except Exception as second:  # of the two the first is what ended the run
-            error.add_note(f"what was reached could not be saved ({type(second).__name__}: {second})")
+        except Exception as second:  # report the first error: it ended the run
+            error.add_note(f"cannot save the last resume point ({type(second).__name__}: {second})")
     reported = _error_to_report(error, reports, run)
     if trainer is not None:
         reported.add_note(_resume_hint(run.folder, saved=saved))
@@ -83,22 +84,22 @@ def handle_failure(error: BaseException, run: RunLog, trainer: SavableTrainer | 
 
 
 def _error_to_report(error: BaseException, reports: Mapping[int, FailureReport], run: RunLog) -> BaseException:
-    """The error of the first rank that has one of its own; of what others did, ranks that are gone."""
+    """The error of the first rank that is not secondary, else `RankLost`; `SystemExit` on ranks that do not report."""
     rank = distributed.rank()
     causes = [number for number, failure in reports.items() if not failure.is_secondary]
     first = causes[0] if causes else min(reports)
     lost_ranks = sorted(set(range(distributed.world_size())) - reports.keys())
     if 0 in lost_ranks:
-        lost_ranks = [0]  # without it, which may have kept the store, nothing is known of others
+        lost_ranks = [0]  # rank 0 may host the store: without it the state of other ranks is unknown
     if not causes and lost_ranks:
         which = f"rank {lost_ranks[0]}" if len(lost_ranks) == 1 else f"one of ranks {' '.join(map(str, lost_ranks))}"
         time.sleep(LAUNCHER_DELAY_S)
         place = display_path(error_file(run.folder, rank))
-        error = RankLost(f"rank {rank} left because {which} is gone; its own traceback is in {place}")
+        error = RankLost(f"rank {rank} exited because {which} is gone; the traceback of rank {rank} is in {place}")
     record = str(error) if isinstance(error, RankLost) else reports[first].error
     with suppress(OSError):  # the disk may be what failed
         run.finish("failed", record)
-        if rank == first and 0 in lost_ranks:  # nobody else writes it then
+        if rank == first and 0 in lost_ranks:  # rank 0 cannot write it
             mark_run_failed(run.folder, record)
     is_silent = rank != first or (isinstance(error, KeyboardInterrupt) and rank != 0)
     return SystemExit(reports[first].exit_code) if is_silent else error
@@ -111,22 +112,22 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _resume_hint(folder: Path, *, saved: bool) -> str:
-    """What a failed run can be resumed from."""
+    """How a failed run can be resumed."""
     checkpoints = list_checkpoints(folder / "checkpoints")
     if not checkpoints:
-        return "there is no checkpoint to go on from; start a new run"
+        return "there is no checkpoint to resume from; start a new run"
     newest = int(checkpoints[-1].name.rpartition("_")[2])
-    kept = f"saved after iteration {newest}" if saved else f"the newest checkpoint is the one after iteration {newest}"
-    return f"{kept}; to go on from there: {resume_command(folder)}"
+    kept = f"saved after iteration {newest}" if saved else f"the newest checkpoint is from iteration {newest}"
+    return f"{kept}; resume with: {resume_command(folder)}"
 
 
 def error_file(folder: Path, rank: int) -> Path:
-    """Where a rank that failed leaves its traceback."""
+    """The traceback file of a failed rank."""
     return folder / "errors" / f"rank_{rank}.txt"
 
 
 def write_traceback(folder: Path, error: BaseException) -> None:
-    """Write the whole traceback down; on the screen one rank's message is enough."""
+    """Write the full traceback to the run's folder; the terminal shows one rank's message only."""
     with suppress(OSError):
         file = error_file(folder, distributed.rank())
         file.parent.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Which rank works on which row of a mini-batch: as equal an amount of work on every rank as the rows allow."""
+"""Distribution of a mini-batch's rows over ranks, balanced by token count."""
 
 from __future__ import annotations
 
@@ -18,46 +18,46 @@ Carrier = TypeVar("Carrier", Rollout, Targets)
 
 
 def partition(costs: Sequence[float], parts: int) -> list[int]:
-    """The part that each item goes to, so that the costs of parts are as equal as differencing makes them.
+    """Assign each item to a part so that the total costs of the parts are nearly equal; returns each item's part.
 
-    The largest differencing method of Karmarkar and Karp for several parts: of all partial solutions the two with the
-    largest differences between parts become one, the dear parts of one with the cheap parts of the other.
-    A function of its arguments alone: every rank computes the same. Costs are at least 0.
+    Largest differencing method (Karmarkar and Karp) for several parts: repeatedly merges the two partial solutions
+    with the largest differences, expensive parts of one with cheap parts of the other.
+    Deterministic: every rank computes the same result. Costs are at least 0.
     """
     if parts == 1 or not len(costs):
         return [0] * len(costs)
-    sums = [np.zeros(parts) for _ in costs]  # by solution: of its parts, largest first
+    sums = [np.zeros(parts) for _ in costs]  # by solution: costs of its parts, descending
     for solution, cost in zip(sums, costs, strict=True):
         solution[0] = cost
-    # A solution beyond the items: the two that it was made of, and which of their parts became its parts.
+    # Each merged solution: the two solutions that it merges, and the order of the merged parts.
     made: list[tuple[int, int, np.ndarray]] = []
     heap = [(-cost, number) for number, cost in enumerate(costs)]
     heapq.heapify(heap)
     while len(heap) > 1:
-        (_, one), (_, other) = heapq.heappop(heap), heapq.heappop(heap)
-        both = sums[one] + sums[other][::-1]
-        order = np.argsort(-both, kind="stable")
-        made.append((one, other, order))
-        sums.append(both[order])
-        heapq.heappush(heap, (float(both.min() - both.max()), len(sums) - 1))
-    where = {len(sums) - 1: np.arange(parts)}  # by solution: the final part that each of its parts is in
+        (_, left), (_, right) = heapq.heappop(heap), heapq.heappop(heap)
+        merged = sums[left] + sums[right][::-1]
+        order = np.argsort(-merged, kind="stable")
+        made.append((left, right, order))
+        sums.append(merged[order])
+        heapq.heappush(heap, (float(merged.min() - merged.max()), len(sums) - 1))
+    final_parts = {len(sums) - 1: np.arange(parts)}  # by solution: the final part of each of its parts
     for number in reversed(range(len(costs), len(sums))):
-        one, other, order = made[number - len(costs)]
+        left, right, order = made[number - len(costs)]
         final = np.empty(parts, dtype=np.int64)
-        final[order] = where.pop(number)
-        where[one], where[other] = final, final[::-1]
-    return [int(where[item][0]) for item in range(len(costs))]
+        final[order] = final_parts.pop(number)
+        final_parts[left], final_parts[right] = final, final[::-1]
+    return [int(final_parts[item][0]) for item in range(len(costs))]
 
 
 def count_row_tokens(rollout: Rollout) -> Tensor:
-    """What a forward reads of each row, `[B]`: its prompt, its response columns in use, its detached turns."""
+    """Tokens that a forward pass processes per row, `[B]`: prompt, used response columns, and detached turns."""
     own = rollout.prompt_mask.sum(dim=1) + rollout.length
     detached = [sum(len(turn.prompt) for turn in turns) for turns in rollout.detached]
     return own + torch.tensor(detached, dtype=own.dtype, device=own.device)
 
 
 def balance_across_ranks(batch: Minibatch) -> Minibatch:
-    """The rows of a mini-batch on all ranks, dealt out anew: this rank's share, which may be none. Collective."""
+    """Redistribute a mini-batch's rows over ranks by token count; returns this rank's rows, maybe none. Collective."""
     device = batch.agent.device
     gathered = distributed.gather_objects(
         (_to_device(batch.rollout, "cpu"), _to_device(batch.targets, "cpu"), batch.agent.cpu())

@@ -1,8 +1,7 @@
-"""A pool of earlier weights that speak in the place of current ones, so that agents learn beside more than each other.
+"""Opponent pool: agents also play with snapshots of earlier policies.
 
-A snapshot is the weights of every policy that learns after some number of iterations, in `partners/step_N/` of the
-run's folder. Which snapshot is asked in an iteration, and which agent then learns about which prompts, is a function of
-the seed and the iteration, and of the snapshots there are.
+A snapshot is the weights of every trained policy after N iterations, in `partners/step_N/` of the run's folder.
+The seed, the iteration and the available snapshots determine which snapshot plays and which agent learns per prompt.
 """
 
 from __future__ import annotations
@@ -33,31 +32,31 @@ from ippo_cli.training.elo import GameResults, count_results, snapshot_name
 from ippo_cli.types import Batch, Episode
 
 PlayFn = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
-"""Episodes about some examples, whose places in the rank's batch are given, with these speakers."""
+"""Plays the episodes of a batch with these policies; the list has the examples' places in the rank's whole batch."""
 
 
 @dataclass
 class PoolState:
-    """What a checkpoint holds of a pool; the weights lie in the run's folder."""
+    """The part of a pool that checkpoints store; the weights are in the run's folder."""
 
     snapshots: dict[int, FileManifest] = field(default_factory=dict)  # files by iteration, oldest first
     games: GameResults = field(default_factory=GameResults)
 
     def state_dict(self) -> dict[str, Any]:
-        """As JSON."""
+        """The state as JSON-serialisable values."""
         return {"snapshots": list(self.snapshots.items()), "games": self.games.counts}
 
     def load_state_dict(self, stored: Mapping[str, Any]) -> None:
-        """Become what was stored."""
+        """Restore the state from `state_dict`."""
         stored = copy.deepcopy(stored)
         self.snapshots = {int(iteration): files for iteration, files in stored["snapshots"]}
         self.games = GameResults(stored["games"])
 
 
 def evict_snapshots(iterations: Sequence[int], size: int) -> list[int]:
-    """At most `size` of the iterations: the one goes whose neighbours are nearest to each other, until they are few.
+    """At most `size` of the iterations: repeatedly removes the one with the smallest gap between its neighbours.
 
-    So the oldest and the newest stay, and those between them lie as evenly as they can; of one, the newest stays.
+    Keeps the oldest and the newest, with nearly even spacing between them; size 1 keeps the newest.
     """
     kept = sorted(iterations)
     while len(kept) > size:
@@ -69,15 +68,15 @@ def evict_snapshots(iterations: Sequence[int], size: int) -> list[int]:
 
 
 def sample_opponent(seed: int, iteration: int, snapshots: Sequence[int]) -> int:
-    """Which snapshot is asked in an iteration, each equally likely."""
+    """The snapshot that plays in an iteration, sampled uniformly."""
     number = float(uniforms(seed, "partners/snapshot", torch.tensor([iteration]), 1))
     return snapshots[int(number * len(snapshots))]
 
 
 def assign_learner(seed: int, iteration: int, prompts: int, share: float, agents: Sequence[str]) -> list[str | None]:
-    """For each prompt of an iteration the only agent that speaks with its current weights; None where all do.
+    """For each prompt, the one agent that uses its current weights; None if all agents do.
 
-    Agents take turns, beginning with another one each iteration; which prompts these are is drawn.
+    The prompts are sampled. Agents alternate over them, and each iteration starts with the next agent.
     """
     numbers = uniforms(seed, "partners/prompts", torch.tensor([iteration]), prompts)[0]
     seats: list[str | None] = [None] * prompts
@@ -87,7 +86,7 @@ def assign_learner(seed: int, iteration: int, prompts: int, share: float, agents
 
 
 class OpponentPool:
-    """The pool of one run."""
+    """The opponent pool of one run."""
 
     def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
@@ -97,7 +96,7 @@ class OpponentPool:
         self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
 
     def verify_snapshots(self) -> None:
-        """Raise `ResumeError` where a snapshot is not what it was. Collective."""
+        """Check the snapshots' hashes. Raises `ResumeError` if a file is missing or changed. Collective."""
         distributed.run_on_main(self._verify_snapshots)
 
     def _verify_snapshots(self) -> None:
@@ -106,29 +105,31 @@ class OpponentPool:
                 file = self._place(iteration) / name
                 if not _is_intact(file, entry["sha256"]):
                     raise ResumeError(
-                        f"{file} is not what it was when it was written, and the run would go on with other "
-                        "partners; put it back, go on without any (team.partners.every=0), or start a new run"
+                        f"{file} is missing or has changed, so the run would continue with different opponents; "
+                        "restore the file, resume without opponents (team.partners.every=0), or start a new run"
                     )
 
     def begin(self, team: Team, iteration: int) -> None:
-        """Take a snapshot where one is due before an iteration (counted from 0), or where there is none: a resume may
-        have asked for the pool. Collective."""
+        """Take a snapshot if one is due before this iteration (counted from 0), or if the pool is empty.
+
+        The pool is empty after a resume that enables it. Collective.
+        """
         if iteration % self._settings.every and self._state.snapshots:
             return
         assert self._settings.size is not None
         self._state.snapshots[iteration] = self._write(team, iteration)
         kept = evict_snapshots(list(self._state.snapshots), self._settings.size)
-        self._state.snapshots = {one: self._state.snapshots[one] for one in kept}
+        self._state.snapshots = {step: self._state.snapshots[step] for step in kept}
         self._loaded_snapshot = (
             None
             if self._loaded_snapshot is not None and self._loaded_snapshot[0] == iteration
             else self._loaded_snapshot
         )
-        if iteration:  # what the current weights have played since the last snapshot is what these have
+        if iteration:  # games of the current weights since the last snapshot become games of this snapshot
             self._state.games.rename({holder: snapshot_name(holder, iteration) for holder in self._policies})
 
     def _write(self, team: Team, iteration: int) -> FileManifest:
-        """The weights of every policy that learns, under their final name once they are whole."""
+        """Write the weights of every trained policy; the folder gets its final name when it is complete."""
         final = self._place(iteration)
         partial = final.with_name(f".{final.name}.partial")
         distributed.run_on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
@@ -153,8 +154,10 @@ class OpponentPool:
         return distributed.run_on_main(commit_snapshot)
 
     def remove_unused_snapshots(self) -> None:
-        """Remove snapshots that neither the pool nor any checkpoint has: after an iteration, for one that was begun
-        may be abandoned, and the pool be what it was before. Collective."""
+        """Remove snapshots that are in neither the pool nor any checkpoint. Collective.
+
+        Call it after an iteration completes: an abandoned iteration restores the previous pool.
+        """
         distributed.run_on_main(self._remove_unused_snapshots)
 
     def _remove_unused_snapshots(self) -> None:
@@ -170,7 +173,7 @@ class OpponentPool:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def play(self, team: Team, batch: Batch, iteration: int, play: PlayFn) -> list[Episode]:
-        """One episode for each example of this rank, some of them with partners. Collective."""
+        """Play one episode per example of this rank, some of them with opponents. Collective."""
         generations = self._config.rollout.num_generations
         assert self._settings.share is not None
         first = iteration * self._config.rollout.buffer_size
@@ -186,7 +189,7 @@ class OpponentPool:
         for seat in (None, *self._agents):
             if seat not in seats:
                 continue
-            places = [place for place, one in enumerate(own) if one == seat]
+            places = [place for place, learner in enumerate(own) if learner == seat]
             part = Batch(examples=[batch.examples[place] for place in places], index=batch.index[places])
             others = frozenset(name for name in self._agents if seat is not None and name != seat)
             speakers = team.generation_policies
@@ -202,7 +205,7 @@ class OpponentPool:
     def _load_opponent(self, team: Team, iteration: int, agent: str) -> FrozenAgent:
         drawn = sample_opponent(self._config.seed, iteration, list(self._state.snapshots))
         if self._loaded_snapshot is None or self._loaded_snapshot[0] != drawn:
-            self._loaded_snapshot = None  # before others are loaded in their place
+            self._loaded_snapshot = None  # free the memory before loading
             self._loaded_snapshot = (
                 drawn,
                 {
@@ -223,7 +226,7 @@ class OpponentPool:
         return self._folder / checkpoint_name(iteration)
 
     def record(self, episodes: Sequence[Episode], iteration: int) -> dict[str, float]:
-        """Take in an iteration's games; its metrics. Collective."""
+        """Record an iteration's games; returns its metrics. Collective."""
         snapshots, drawn = (
             self._state.snapshots,
             sample_opponent(self._config.seed, iteration, list(self._state.snapshots)),
@@ -246,23 +249,23 @@ class OpponentPool:
         return row | {f"team/elo/{holder}": ratings[holder] for holder in self._policies}
 
     def ratings(self) -> dict[str, float]:
-        """Of the policies and all earlier weights that have played; NaN without games, nothing where none are kept."""
+        """Elo ratings of the policies and all snapshots with games; NaN without games, empty if Elo is off."""
         if not self._settings.elo:
             return {}
         return self._state.games.ratings([snapshot_name(holder, 0) for holder in self._policies], [*self._policies])
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows of `elo.json`; none where no games are kept."""
+        """The rows of `elo.json`; empty if Elo is off."""
         return self._state.games.table(self.ratings())
 
 
 def _is_intact(file: Path, digest: str) -> bool:
     try:
         return file_sha256(file) == digest
-    except OSError:  # gone, or not to be read
+    except OSError:  # missing or unreadable
         return False
 
 
 def sort_ratings(ratings: Mapping[str, float]) -> list[tuple[str, float]]:
-    """Who has a rating, the highest first."""
+    """The ratings that are not NaN, highest first."""
     return sorted(((n, r) for n, r in ratings.items() if not math.isnan(r)), key=lambda entry: -entry[1])

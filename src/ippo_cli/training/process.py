@@ -1,4 +1,4 @@
-"""One rank of a run, from settings to exit: prepared, built, restored, trained, and ended in order."""
+"""Runs one training process (rank): setup, model building, resume, training and shutdown."""
 
 from __future__ import annotations
 
@@ -88,16 +88,16 @@ from ippo_cli.training.opponents import OpponentPool, sort_ratings
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
 
-PROCESS_STARTED_AT = time.time()  # of this process, or nearly so
+PROCESS_STARTED_AT = time.time()  # approximately: the time of this import
 
 
 def run_training(
     config: Config, folder: Path | None, *, resumed: bool, start: Callable[[Path], None] | None = None
 ) -> None:
-    """Train in this process as one of its ranks. Raises an `IppoError`, or `KeyboardInterrupt`, as the run ends.
+    """Train in this process as one rank of a run. Raises `IppoError` or `KeyboardInterrupt` if the run does not finish.
 
-    Without a folder rank 0 reserves one, fills it with `start`, and tells the others: ranks that were started by
-    somebody else agree on one folder this way.
+    Without `folder` (ranks started by an external launcher), rank 0 reserves one and broadcasts it.
+    `start` writes the start files into the folder, on rank 0.
     """
     device = prepare_process(config)
     arm_faults(config.debug_faults, distributed.rank())
@@ -125,8 +125,8 @@ def run_training(
 
 
 def _preemption_message(by: str) -> str:
-    again = "; Ctrl-C again gives up, and loses what was not saved" if by == signal.SIGINT.name else ""
-    return f"leaving ({by}): an update that has begun is finished, then the run is saved{again}"
+    again = "; press Ctrl-C again to exit without saving" if by == signal.SIGINT.name else ""
+    return f"received {by}: saving and exiting; an update in progress finishes first{again}"
 
 
 def _train(
@@ -143,14 +143,14 @@ def _train(
     trainer: Trainer | None = None
     ratings: list[tuple[str, float]] = []
     try:
-        error_file(folder, distributed.rank()).unlink(missing_ok=True)  # of the attempt before a resume
+        error_file(folder, distributed.rank()).unlink(missing_ok=True)  # left by the attempt before a resume
         trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
         if trainer.partners is not None:
             ratings = sort_ratings(trainer.partners.ratings())
     except Preempted as leaving:
         run.finish("preempted")
-        if not distributed.is_main():  # rank 0 tells
+        if not distributed.is_main():  # rank 0 reports
             raise SystemExit(INTERRUPTED if preemption.is_interrupted else leaving.exit_code) from leaving
         if preemption.is_interrupted:
             raise KeyboardInterrupt(str(leaving)) from leaving
@@ -177,12 +177,12 @@ def _agree_on_folder(config: Config, folder: Path | None, start: Callable[[Path]
 
     agreed = distributed.run_on_main(reserve)
     if distributed.any_rank(not wait_for_folder(agreed)):
-        raise PreflightError(f"{agreed} is not there on every rank; output_dir needs a folder that all ranks share")
+        raise PreflightError(f"{agreed} does not exist on every rank; output_dir must be a folder that all ranks share")
     return agreed
 
 
 def _lock_run_folder(folder: Path, scope: ExitStack) -> None:
-    """Keep other runs out of the folder."""
+    """Lock the folder against other processes, until `scope` closes."""
 
     def acquire_lock() -> None:
         scope.enter_context(lock_folder(folder))
@@ -191,7 +191,7 @@ def _lock_run_folder(folder: Path, scope: ExitStack) -> None:
 
 
 def _start_watchdog(config: Config, folder: Path, scope: ExitStack) -> None:
-    """End the run where it hangs."""
+    """Start the watchdog that ends a hanging run, until `scope` closes."""
     limit_s = config.launch.watchdog_s
     if limit_s is not None:
         scope.enter_context(Watchdog(folder, limit_s=limit_s, first_limit_s=config.launch.watchdog_first_s))
@@ -207,9 +207,9 @@ def build_trainer(
     *,
     resumed: bool,
 ) -> Trainer:
-    """Everything a run needs, checked against each other; restored from the newest checkpoint where resumed."""
+    """Build and check all parts of a run; if `resumed`, restore them from the newest intact checkpoint."""
     task = load_task(config.task, config.seed)
-    with ExitStack() as unused:  # what fails before there is a trainer leaves no process of the reward behind
+    with ExitStack() as unused:  # close the reward's processes if building the trainer fails
         reward = build_reward(config.reward, config.task.agents)
         unused.callback(close_reward, reward)
         with distributed.synchronize_errors():
@@ -258,7 +258,7 @@ def _build_trainer(
         checkpoints.load(state, checkpoint)
         if saved is not None:
             console.print_line(
-                f"{checkpoint} has no optimizer states: optimizers start anew, from the weights as they are"
+                f"{checkpoint} has no optimizer states: optimizers are reinitialised, weights are restored"
             )
         if partners is not None:
             partners.verify_snapshots()
@@ -288,13 +288,13 @@ def _build_trainer(
 def _prepare_initial_weights(
     config: Config, task: Task, folder: Path, console: Console, preemption: PreemptionHandler
 ) -> tuple[Config, dict[str, Path | str]]:
-    """Where each agent starts from, made now where it is made locally; and the configuration that names it."""
+    """Each agent's initial weights, created now if local; and the configuration with pinned revisions."""
 
     def report_warm_start(name: str, step: int, steps: int, loss: float) -> None:
         progress.heartbeat()
-        console.progress(f"{name} warms up", step, steps)
-        if preemption.asked:  # on rank 0, which makes the model; others are told
-            raise Preempted(f"asked to leave while {name} warmed up: nothing was trained yet, so start again")
+        console.progress(f"warm start of {name}", step, steps)
+        if preemption.asked:  # on rank 0, which creates the model; other ranks receive the error
+            raise Preempted(f"stop requested during the warm start of {name}: nothing was trained yet; start again")
 
     weights = initial_weights(config, task, folder, report_warm_start, console.print_line)
     config = pin_revisions(config, weights, folder)
@@ -331,7 +331,7 @@ def _build_collector(
     preemption: PreemptionHandler,
     device: torch.device,
 ) -> ExperienceCollector:
-    """What plays and scores a run's episodes."""
+    """The collector that plays and scores a run's episodes."""
     build_generator = partial(_build_generator, config, console, preemption)
     return ExperienceCollector(
         config=config,
@@ -351,14 +351,14 @@ def _build_collector(
 
 
 def _build_checkpoint_manager(config: Config, folder: Path, plan: BatchSizes, size: float) -> CheckpointManager:
-    """The run's checkpoints, for which there is room."""
+    """The run's checkpoint manager, after a check of the disk space."""
     checkpoints = CheckpointManager(folder, config.checkpoint)
     checkpoints.check_disk_space(int(size), plan.num_iterations)
     return checkpoints
 
 
 def _build_time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
-    """When the run must have saved. Rank 0's clock, and what it was told of the job, decide for all."""
+    """The run's time limit; rank 0's clock and job information decide for all ranks."""
     limit = (
         resolve_deadline(config.checkpoint.must_save_by, PROCESS_STARTED_AT, job_end_time)
         if distributed.is_main()
@@ -373,7 +373,7 @@ def _build_generator(
     preemption: PreemptionHandler,
     speakers: Mapping[str, GenerationPolicy],
 ) -> Generator:
-    """What writes for the agents; between its steps progress is shown, and signals that ask to leave are heard."""
+    """The generator for these policies; between decode steps it shows progress and polls for preemption."""
 
     def report_progress(agent: str, done: int, rows: int) -> None:
         progress.heartbeat()
@@ -390,15 +390,15 @@ def _build_generator(
 def _build_initial_generator(
     config: Config, team: Team, console: Console, preemption: PreemptionHandler
 ) -> Generator | None:
-    """What writes for the agents as they were before training, where episodes are ever played anew."""
+    """The generator for the agents' initial policies; None if the run needs no replays."""
     if not needs_replays(config):
         return None
     return _build_generator(config, console, preemption, {name: agent.initial for name, agent in team.items()})
 
 
 def _activate_resumed_run(folder: Path, run: RunLog, progress: TrainingProgress) -> None:
-    """Make the folder that of the run which has been resumed."""
-    assert progress.metrics_bytes is not None  # nothing is saved before the rows are
+    """Truncate the metrics to the checkpoint and activate the resumed run's configuration."""
+    assert progress.metrics_bytes is not None  # rows are written before a checkpoint
     with convert_storage_errors(str(folder)):
         run.truncate_metrics(progress.metrics_bytes, progress.iteration)
         activate_resumed_config(folder)
@@ -407,7 +407,7 @@ def _activate_resumed_run(folder: Path, run: RunLog, progress: TrainingProgress)
 def _check_memory(
     config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, device: torch.device, console: Console
 ) -> None:
-    """Raise `PreflightError` on all ranks where the models of one machine's ranks are more than it can hold."""
+    """Raise `PreflightError` on all ranks if one machine has too little memory for its ranks' models."""
     ranks, hostname = distributed.world_size(), socket.gethostname()
     machine = this_machine(device.type, distributed.gather_objects(hostname).count(hostname))
     memory = estimate_run_memory(config, plan, task, material, ranks, device.type)
@@ -419,7 +419,7 @@ def _check_memory(
 
 
 def prepare_process(config: Config) -> torch.device:
-    """Device, threads, process group, seeds."""
+    """Set up device, threads, process group and seeds; returns the device."""
     restore_gc()
     kind = device_kind(config.launch.device)
     check_quantization_device(config, kind, is_local=True)
@@ -428,11 +428,11 @@ def prepare_process(config: Config) -> torch.device:
     if kind == "cpu":
         torch.set_num_threads(config.launch.threads or cores_per_rank(os.environ, ranks.world_size))
     torch.use_deterministic_algorithms(config.deterministic, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  # costs time, and nothing reads it
-    disable_progress_bar()  # one bar per saved shard would drown the run's own display
+    torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]  # costs time, and uninitialised memory is never read
+    disable_progress_bar()  # one bar per saved shard would hide the run's own display
     if not distributed.is_main():
-        warnings.simplefilter("ignore")  # rank 0 is warned of the same
-    set_verbosity_error()  # what matters about loaded weights is checked where they are loaded
+        warnings.simplefilter("ignore")  # rank 0 shows the same warnings
+    set_verbosity_error()  # our loading code checks the weights itself
     random.seed(config.seed)
     numpy.random.seed(config.seed % 2**32)
     torch.manual_seed(config.seed)

@@ -1,4 +1,4 @@
-"""The last point that a run can be resumed from, kept so that a failure after it costs nothing before it."""
+"""In-memory snapshot of the non-weight state, used to save a checkpoint after a failure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ippo_cli.training.checkpoint import TrainingState
 
 
 class ResumePoint:
-    """Everything of a state but its weights, as it was when the point was reached.
+    """Snapshot of a training state without its weights.
 
-    What is begun after it and abandoned is done again, with the same random numbers. Weights are too large to be kept
-    twice: from the first optimizer step after the point until the next point there is nothing to go back to.
+    An abandoned iteration is repeated after a resume with the same random numbers. Weights are too large to copy, so
+    `restore` is impossible from the first optimizer step after the snapshot until the next snapshot.
     """
 
     def __init__(self, state: TrainingState) -> None:
@@ -28,11 +28,11 @@ class ResumePoint:
 
     @property
     def iteration(self) -> int:
-        """Updates that were done."""
+        """Completed updates."""
         return self._progress.iteration
 
     def restore(self) -> None:
-        """Make the state what it was. The weights must not have moved since."""
+        """Restore the state. The weights must be unchanged since the snapshot."""
         assert not self.has_changed_weights
         state = self._state
         state.progress, state.moments = replace(self._progress), copy.deepcopy(self._moments)

@@ -1,4 +1,4 @@
-"""From scores to targets: rewards with their KL term, values, advantages, returns, and what may be trained on."""
+"""Targets from scores: rewards with their KL term, values, advantages, returns, and loss masks."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, Targe
 
 @dataclass(kw_only=True)
 class Algorithm:
-    """What turns scores into targets, and its only state: each agent's KL coefficient."""
+    """Computes targets from scores; its only state is each agent's adaptive KL coefficient."""
 
     config: AlgorithmConfig
     num_generations: int  # consecutive sample indices that are responses to one prompt
-    seed: int  # of the rows that `reweight` counts
-    kl_coef: dict[str, float] = field(default_factory=dict)  # of the reward's KL term, by agent, where it adapts
+    seed: int  # of the rows that `reweight` draws
+    kl_coef: dict[str, float] = field(default_factory=dict)  # adaptive coefficients of the reward's KL term, by agent
 
     @property
     def needs_greedy(self) -> bool:
-        """Whether the experience must have greedy responses to the same prompts, scored."""
+        """Whether the experience must include scored greedy responses to the same prompts."""
         return self.config.advantage is Advantage.greedy_baseline
 
     def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
-        """The reward's KL coefficient that targets use; None for an agent without a reference."""
+        """The KL coefficient of the reward by agent; None for an agent without a reference."""
         return {name: self._kl_coef(name) if agent.reference is not None else None for name, agent in agents.items()}
 
     def _kl_coef(self, name: str) -> float:
-        """What was adapted so far, or the configuration's coefficient, which may be another one after a resume."""
+        """The adapted coefficient, or the configuration's, which a resume may change."""
         settings = self.config.kl.reward
         return settings.coef if settings.target is None else self.kl_coef.get(name, settings.coef)
 
@@ -67,9 +67,9 @@ class Algorithm:
         *,
         after_agent: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Targets], dict[str, float]]:
-        """Every agent's targets from its own rows and scores alone, and the `kl_coef` that the next ones use.
+        """Each agent's targets, from its own rows and scores only, and the `kl_coef` for the next buffer.
 
-        With `credit=auto`, whether turns are the actions is one answer for all agents that have one policy or critic.
+        With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
         `after_agent` is called on all ranks after each agent, and may raise.
         """
         targets: dict[str, Targets] = {}
@@ -143,12 +143,12 @@ class Algorithm:
         return targets, next_coef
 
     def _has_turn_actions(self, rollout: Rollout) -> bool:
-        """Whether turns are the actions; with `credit=auto` they are where any row of the buffer has several."""
+        """Whether turns are the actions; with `credit=auto`, if any row of the buffer has several turns."""
         credit = self.config.credit
         return credit is Credit.turn or (credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any())))
 
     def _whiten_advantages(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
-        """Mean 0 and variance 1 over the actions of all ranks: a turn counts once, however long it is."""
+        """Whiten to mean 0 and variance 1 over the actions of all ranks; a turn counts once, whatever its length."""
         if not self.config.advantage_normalization:
             return advantages
         return masked_whiten(advantages, loss_mask, moments=distributed.masked_moments(advantages, actions))
@@ -157,12 +157,12 @@ class Algorithm:
         if self.config.truncation is not Truncation.penalty:
             return score
         assert self.config.truncation_penalty is not None
-        turn = rollout.turn.amax(dim=1).clamp(min=0)  # the one that was cut
+        turn = rollout.turn.amax(dim=1).clamp(min=0)  # the truncated turn
         last = torch.nn.functional.one_hot(turn, score.shape[1]).to(score.dtype)
         return score - self.config.truncation_penalty * (~rollout.finished)[:, None] * last
 
     def _bootstrap_truncated(self, rewards: Tensor, final_values: Tensor, rollout: Rollout) -> Tensor:
-        """A truncated row did not end: what it would still have earned stands in for it, discounted once."""
+        """Add `gamma * final_value` to the last reward of truncated rows, which did not terminate."""
         if self.config.truncation is not Truncation.bootstrap:
             return rewards
         assert self.config.gamma is not None
@@ -171,7 +171,7 @@ class Algorithm:
         return rewards + place_scores(tail, rollout.response_mask, last_turn)
 
     def _compute_kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> tuple[Tensor, float]:
-        """The reward's KL term, and the coefficient that the next buffer uses."""
+        """The reward's KL term `[B, R]`, and the coefficient for the next buffer."""
         settings = self.config.kl.reward
         coef = self._kl_coef(agent.name)
         if settings.coef == 0.0:
@@ -183,9 +183,9 @@ class Algorithm:
         next_coef = coef
         if settings.target is not None:
             own = rollout.response_mask.sum(dim=1)
-            rows = (kl * rollout.response_mask).double().sum(dim=1) / own.clamp(min=1)  # per sequence, per token
+            rows = (kl * rollout.response_mask).double().sum(dim=1) / own.clamp(min=1)  # mean per token, by sequence
             total, count = distributed.all_sum(torch.stack([rows.sum(), (own > 0).sum().double()])).tolist()
-            if count:  # episodes in which the agent said nothing are no sequences of its
+            if count:  # rows without response tokens do not count
                 next_coef = next_kl_coef(coef, total / count, settings, num_samples=int(count))
         return coef * kl, next_coef
 
@@ -209,9 +209,9 @@ class Algorithm:
 def draw_sample_counts(
     score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str
 ) -> Tensor:
-    """How often PF-PPO counts each row of the global buffer, `[B]`; rows that do not train are left as they are.
+    """PF-PPO's draw count of each row, `[B]`, drawn over the global buffer; 1 for rows excluded from training.
 
-    The random numbers are a function of `stream` and of the buffer's first sample index.
+    `stream` and the buffer's first sample index determine the random numbers.
     """
     if settings.method is Reweight.none:
         return torch.ones_like(score, dtype=torch.long)
@@ -230,7 +230,7 @@ def draw_sample_counts(
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:
-    """The adapted coefficient, above 0 always: one that has become 0 could never grow again."""
+    """The adapted coefficient, always above 0: updates are multiplicative, so 0 could never grow."""
     assert settings.target is not None
     assert settings.horizon is not None
     step = adaptive_kl_step(coef, current_kl, target=settings.target, horizon=settings.horizon, num_samples=num_samples)

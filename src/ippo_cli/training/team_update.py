@@ -1,4 +1,4 @@
-"""Updating a team: whose policies learn in an iteration, in which order, and what later ones know of earlier ones."""
+"""Team update: which policies learn in an iteration, in which order, and HAPPO's sequential correction."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 
 
 def policy_update_order(config: Config, policies: Sequence[str], iteration: int) -> list[str]:
-    """The policies that learn in an iteration (counted from 0), first to last: a function of (seed, iteration) alone.
+    """The policies that learn in an iteration (counted from 0), in update order; depends on (seed, iteration) only.
 
-    While only critics learn (`algorithm.critic_warmup`), there is nothing to be put in an order.
+    During `algorithm.critic_warmup` the order is that of `policies`.
     """
     order, after_warmup = config.team.update_order, iteration - config.algorithm.critic_warmup
     if order is UpdateOrder.simultaneous or after_warmup < 0:
@@ -44,12 +44,12 @@ def update_team(
     context: StepContext,
     turns: Mapping[str, int] = MappingProxyType({}),
 ) -> list[UpdateStats]:
-    """One iteration's training of every learner; each one's metrics by their full names, in the order of `learners`.
+    """Train every learner for one iteration; returns their metrics by full name, in the order of `team.learners`.
 
-    `turns`: by agent, of how many of its first turns there are means.
+    `turns`: by agent, the number of first turns with metrics.
 
-    Critics learn in every iteration, from plain targets: values must follow the team, whoever of it has just changed.
-    A policy that carries its value head rests with it when it is not its turn, since one moves the other.
+    Critics learn in every iteration, from uncorrected targets. A policy with a value head updates neither when it is
+    not its turn, because they share weights.
     """
     policies = {learner.name: learner for learner in team.learners if learner.is_policy}
     order = policy_update_order(config, list(policies), context.iteration)
@@ -85,12 +85,12 @@ def update_team(
 
 @dataclass
 class SequentialCorrection:
-    """How the policies updated so far in an iteration have changed what was done at each step of its episodes."""
+    """Log-ratios of the policies updated so far in an iteration, per step, for HAPPO's factor."""
 
     correction: SequentialCorrectionConfig
     experience: Experience
     steps: dict[str, Tensor] = field(init=False)  # by agent: the step of each action token, `[B, R]`, -1 elsewhere
-    logratio: Tensor = field(init=False)  # [B, S]: of all agents updated so far, summed
+    logratio: Tensor = field(init=False)  # [B, S], summed over all agents updated so far
 
     def __post_init__(self) -> None:
         episodes, rollouts = self.experience.episodes, self.experience.rollouts
@@ -102,13 +102,13 @@ class SequentialCorrection:
     def correct_advantages(
         self, learner: Learner, targets: Mapping[str, Targets], turns: Mapping[str, int]
     ) -> tuple[Mapping[str, Targets], UpdateStats]:
-        """The targets with a learner's advantages multiplied by its agents' factors, and what to log of these.
+        """The targets with a learner's advantages multiplied by its agents' factors, and the factors' metrics.
 
-        `turns`: by agent, of how many of its first turns there are means.
+        `turns`: by agent, the number of first turns with metrics.
         """
         cap = math.inf if self.correction.cap is None else self.correction.cap
         corrected_targets: dict[str, Targets] = {}
-        factors: dict[str, list[Tensor]] = {}  # of what there is a mean of, by its name
+        factors: dict[str, list[Tensor]] = {}  # by metric name
         for name in learner.trains:
             rollout, mask = self.experience.rollouts[name], targets[name].loss_mask
             factor = sequential_factor(self.logratio, rollout.response_mask, self.steps[name], cap=cap)
@@ -129,11 +129,14 @@ class SequentialCorrection:
         }
 
     def logprobs(self, team: Team, learner: Learner) -> dict[str, Tensor]:
-        """What the policy as it is now says of the actions of its agents: both sides of a ratio from one forward."""
+        """Log-probabilities of the agents' actions under the current policy, by agent.
+
+        Both sides of a ratio use this forward pass, so an unchanged policy has ratio 1.
+        """
         return {name: team[name].recompute_logprobs(self.experience.rollouts[name]).logprobs for name in learner.trains}
 
     def note(self, learner: Learner, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
-        """Take in what an update has changed."""
+        """Add the log-ratio of an update to `logratio`."""
         pooling = self.correction.pooling
         assert pooling is not None
         for name in learner.trains:
@@ -148,7 +151,7 @@ class SequentialCorrection:
 
 
 def environment_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> Tensor:
-    """The environment's step of each of an agent's action tokens, `[B, R]`; -1 elsewhere."""
+    """The environment step of each of an agent's action tokens, `[B, R]`; -1 elsewhere."""
     own = [[turn.step for turn in episode.own(agent)] for episode in episodes]
     width = max([1, *map(len, own)])
     steps = torch.tensor([row + [-1] * (width - len(row)) for row in own], dtype=torch.long).reshape(len(own), width)
@@ -158,7 +161,7 @@ def environment_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout)
 
 
 def has_joint_actions(team: Team, episodes: Sequence[Episode]) -> bool:
-    """Whether agents of different policies ever act at the same step, on any rank."""
+    """Whether agents of different policies act at the same step in any episode, on any rank. Collective."""
     holder_of = {name: learner.name for learner in team.learners for name in learner.trains}
 
     def is_joint(episode: Episode) -> bool:

@@ -1,4 +1,4 @@
-"""The loop of a run: experience, targets, update, commit; then log, evaluation and checkpoint."""
+"""The training loop: experience, targets, update; then evaluation, logging and checkpoint."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
 
 @dataclass(kw_only=True)
 class Trainer:
-    """One run on one rank, from built parts to the last checkpoint."""
+    """Trains one run on one rank."""
 
     config: Config
     plan: BatchSizes
@@ -55,9 +55,9 @@ class Trainer:
     checkpoints: CheckpointManager
     console: Console
     preemption: PreemptionHandler
-    limit: TimeLimit  # of rank 0, which decides for all
-    recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for what is unusual in them
-    saving_seconds: float = 0.0  # of the checkpoint that was last written, to be logged with the next row
+    limit: TimeLimit  # rank 0's limit decides for all ranks
+    recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for warnings
+    saving_seconds: float = 0.0  # of the last checkpoint, logged with the next row
 
     def __post_init__(self) -> None:
         self.turns = max_turns_by_agent(self.config.task)
@@ -65,23 +65,23 @@ class Trainer:
         self._set_resume_point()
 
     def train(self) -> None:
-        """Iterate until the last iteration is done. Raises `Preempted` after saving when asked to leave."""
+        """Train until the last iteration. On preemption, saves and raises `Preempted`."""
         try:
             self._iterate()
         except PreemptionRequested:
             if not self.save_resume_point():
                 reason = self.checkpoints.reason
-                raise StorageError(f"asked to leave, and the checkpoint could not be saved ({reason})") from None
-            why = "the time limit is near" if self.preemption.is_out_of_time else "asked to leave"
+                raise StorageError(f"stop requested, but the checkpoint could not be saved ({reason})") from None
+            why = "the time limit is near" if self.preemption.is_out_of_time else "stop requested"
             saved = f"{why}; saved after iteration {self.point.iteration}"
-            raise Preempted(f"{saved}; go on with: {resume_command(self.run.folder)}") from None
+            raise Preempted(f"{saved}; resume with: {resume_command(self.run.folder)}") from None
 
     def _iterate(self) -> None:
         if "first" not in self.run.state.evaluation:
             self._evaluate_initial()
         if self.state.progress.row is not None:
             self._finish_iteration()
-        # Profiled, where asked for, is the first iteration of this process that finds everything warm.
+        # Profile the second iteration of this process: the first one includes warm-up costs.
         warm = min(self.state.progress.iteration + 1, self.plan.last_iteration - 1)
         while (iteration := self.state.progress.iteration) < self.plan.last_iteration:
             is_profiled = self.config.tracker.profile and iteration == warm
@@ -92,38 +92,37 @@ class Trainer:
             ):
                 experience = self.step()
             self._show_training_samples(experience)
-            del experience  # its tensors need not lie beside those of an evaluation
+            del experience  # free its memory before the evaluation
             self._finish_iteration()
 
     def _set_resume_point(self) -> None:
         self.point = ResumePoint(self.state)
 
     def can_save(self, error: BaseException) -> bool:
-        """Whether a checkpoint of the point that was reached would be worth something after this error.
+        """Whether the resume point can and should be saved after this error.
 
-        Not where weights have moved since, may be corrupt, or are still the initial ones, nor where another checkpoint
-        would fail as well.
+        False if weights have changed since, may be corrupt, or are the initial ones, or if saving would fail again.
         """
         corrupt = isinstance(error, NonFiniteError) or distributed.lost_connection(error)
         hopeless = isinstance(error, StorageError) or self.preemption.insisted
         return not (corrupt or hopeless or self.point.has_changed_weights) and self.point.iteration > 0
 
     def save_resume_point(self) -> bool:
-        """Save the point that was reached last; False where that failed. Collective."""
+        """Save the last resume point; False if that failed. Collective."""
         self.point.restore()
-        if self.state.progress.metrics_bytes is None and self.state.progress.row is None:  # no later row is there yet
+        if self.state.progress.metrics_bytes is None and self.state.progress.row is None:  # no later row exists
             self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
         return self.checkpoints.save(self.state)
 
     def free(self) -> None:
-        """Give the engines' memory and hooks back; the trainer cannot be used afterwards."""
+        """Release the engines' memory and hooks; the trainer cannot be used afterwards."""
         self.source.close()
         self.state.team.free()
 
     def step(self) -> Experience:
-        """One iteration of training, the next of `state.progress`, and what it learnt from.
+        """Run the next training iteration; returns its experience.
 
-        Its metrics are `state.progress.row` afterwards; nothing is evaluated, logged or saved.
+        Stores the metrics in `state.progress.row`; does not evaluate, log or save.
         """
         state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
         team, algorithm = state.team, state.algorithm
@@ -166,7 +165,7 @@ class Trainer:
         turns: Mapping[str, int],
         clock: Stopwatch,
     ) -> dict[str, float]:
-        """The metrics of the iteration that is being done. Collective."""
+        """The metrics of the current iteration. Collective."""
         team, experience, iteration = self.state.team, collected.experience, self.state.progress.iteration
         coefs = self.state.algorithm.active_kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
@@ -176,7 +175,7 @@ class Trainer:
         return row
 
     def _warn_about_experience(self, collected: CollectResult, iteration: int) -> None:
-        """Say what is likely wrong with an iteration's experience, each thing once in a run. Collective."""
+        """Print warnings about an iteration's experience, each once per run. Collective."""
         episodes = collected.experience.episodes
         unusual = experience_warnings(
             self.config, self.state.team, self.source.reward, episodes, collected.failure, iteration
@@ -192,7 +191,9 @@ class Trainer:
             raw = {
                 name: scores.raw.where(scores.valid[:, None], torch.nan) for name, scores in experience.scores.items()
             }
-            parts = {name: one.tolist() for scores in experience.scores.values() for name, one in scores.parts.items()}
+            parts = {
+                name: values.tolist() for scores in experience.scores.values() for name, values in scores.parts.items()
+            }
             samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples, parts)
         self._show_samples(f"train_{iteration:08d}", samples)
 
@@ -202,7 +203,7 @@ class Trainer:
             self.console.samples(samples)
 
     def _finish_iteration(self) -> None:
-        """Evaluate where due, log, show, save: everything of an iteration that training does not read."""
+        """Evaluate if due, log, display and save: the steps of an iteration that do not affect training."""
         iteration, row = self.state.progress.iteration, self.state.progress.row
         assert row is not None
         every, last = self.config.evaluation.every, iteration == self.plan.last_iteration
@@ -253,7 +254,7 @@ class Trainer:
         self._set_resume_point()
 
     def _record_evaluation(self, iteration: int, found: Evaluation) -> bool:
-        """Record and show held-out scores; True where they are the best so far."""
+        """Record and display held-out scores; True if they are the best so far."""
         primary_metric = self.config.task.primary_metric
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
         self.console.evaluation(iteration, found.metrics, primary_metric)

@@ -1,4 +1,4 @@
-"""Updating one learner: mini-batches over all ranks, micro-batches within one, one optimizer step each."""
+"""Update of one learner: one optimizer step per mini-batch over all ranks, split into micro-batches on each rank."""
 
 from __future__ import annotations
 
@@ -35,11 +35,10 @@ def update_learner(
     turns: Mapping[str, int] = MappingProxyType({}),
     is_resting: bool = False,
 ) -> UpdateStats:
-    """One iteration's training of one learner, on the rows of the agents that it learns from.
+    """Train one learner for one iteration, on the rows of its agents; returns its metrics by full name.
 
-    `views`: by agent, what a centralised critic reads in place of the rows. `turns`: by agent, of how many of its first
-    turns there are means; none of who is left out. One that `rests` is given its learning rate and nothing else.
-    Returns its metrics by their full names, the same on every rank.
+    `views`: by agent, the input of a centralised critic in place of the rows. `turns`: by agent, the number of first
+    turns with metrics. If `is_resting`, only the learning rate is set. Metrics are the same on every rank.
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.name}/{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
@@ -97,7 +96,7 @@ def _train_epochs(
 def _optimizer_step(
     learner: Learner, batch: Minibatch, context: StepContext, accumulator: MetricAccumulator, first: tuple[bool, bool]
 ) -> StepResult:
-    """Gradients of all micro-batches, then the optimizer step. Ranks short of micro-batches run an ignored one."""
+    """Accumulate gradients over micro-batches, then step. Ranks with fewer micro-batches run masked ones."""
     groups = learner.split_batches(batch.rollout, learner.micro_batch_tokens)
     num_micro_batches = int(distributed.all_max(torch.tensor(len(groups), device=batch.rollout.response_ids.device)))
     for number in range(num_micro_batches):
@@ -118,11 +117,11 @@ def _optimizer_step(
 def iterate_minibatches(
     rollout: Rollout, targets: Targets, context: StepContext, *, mini_batch_size: int, epoch: int, agents: int = 1
 ) -> Iterator[Minibatch]:
-    """The epoch's mini-batches. Their rows are a function of (seed, iteration, epoch) over the global buffer.
+    """The epoch's mini-batches, shuffled over the global buffer by (seed, iteration, epoch).
 
-    Ranks may hold different numbers of rows, but each at least one, and of each of the `agents` whose rows are joined
-    equally many. In the global buffer the rows of one agent on all ranks come before those of the next. Which rank
-    works on a row of a mini-batch is decided for each anew (`balance.dealt`), whoever wrote it.
+    Each rank has at least one row, and equally many rows of each of the concatenated `agents`; numbers of rows may
+    differ between ranks. The global buffer is ordered by agent, then by rank. `balance_across_ranks` redistributes
+    each mini-batch over ranks.
     """
     device = rollout.response_ids.device
     by_agent = targets.sample_counts.view(agents, -1).T  # [rows of an agent here, agents]
@@ -131,7 +130,7 @@ def iterate_minibatches(
     places = torch.arange(total).view(agents, -1)[:, distributed.local_row_slice(by_agent)].flatten()
     local_rows = torch.full((total,), -1).scatter(0, places, torch.arange(len(places)))  # this rank's row at each place
     generator = torch.Generator().manual_seed((context.seed * 1_000_003 + context.iteration) * 101 + epoch)
-    # A row that was drawn twice stands in two places, wherever its rank is; one that was not drawn in none.
+    # A row with sample count n appears n times.
     drawn = torch.repeat_interleave(torch.arange(total), counted)
     agent = torch.arange(agents, device=device).repeat_interleave(len(by_agent))
     order = drawn[torch.randperm(total, generator=generator)].split(mini_batch_size)
@@ -142,7 +141,7 @@ def iterate_minibatches(
     counts = distributed.all_sum(torch.stack([tokens, sequences, values])).tolist()
     for number, part in enumerate(rows):
         if counts[0][number] == 0:
-            continue  # nothing anywhere to learn from: no step, so that momentum alone moves nothing
+            continue  # no trainable token on any rank: skip the step, as momentum would still change the weights
         counts_of = [column[number] for column in counts]
         own = _select_rows(rollout, targets, agent, part, counts_of)
         if distributed.world_size() > 1:
@@ -171,6 +170,6 @@ def _check_finite_gradients(learner: Learner, result: StepResult) -> None:
     learner.consecutive_skips = 0 if result.applied else learner.consecutive_skips + 1
     if learner.consecutive_skips >= MAX_SKIPPED_IN_A_ROW:
         raise NonFiniteError(
-            f"{learner.name}: {learner.consecutive_skips} optimizer steps in a row of its {learner.stage} had NaN or "
-            f"infinite gradients and were not applied; lower the learning rates, or look for odd rewards in the samples"
+            f"{learner.name}: {learner.consecutive_skips} consecutive optimizer steps of its {learner.stage} had NaN "
+            "or infinite gradients and were skipped; lower the learning rates, or check the rewards in the samples"
         )

@@ -1,1 +1,1 @@
-"""The user's own Python functions and templates: loading them, calling them, and locating their errors."""
+"""Load and call the user's Python functions and templates, and locate their errors."""

@@ -1,4 +1,4 @@
-"""Where in a user's code an error arose."""
+"""Format errors of user code with the file and line that raised them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ MAX_CHARACTERS = 500
 
 
 def format_user_error(error: BaseException) -> str:
-    """`my_reward.py:12: KeyError: 'my_field'`: the innermost line that is neither a library's nor ours, and the error.
+    """`my_reward.py:12: KeyError: 'my_field'`: the innermost line outside libraries and this package, and the error.
 
-    Without such a line the error alone. An error of one's own syntax names its line itself.
+    Returns the error alone if there is no such line. A `SyntaxError` already contains its line.
     """
-    words = f"{error!s:.{MAX_CHARACTERS}}"
-    is_ours = type(error).__module__.startswith(f"{ippo_cli.__name__}.")  # a class of ours has no name that users know
-    message = words if is_ours else f"{type(error).__name__}: {words}"
+    text = f"{error!s:.{MAX_CHARACTERS}}"
+    is_ours = type(error).__module__.startswith(f"{ippo_cli.__name__}.")  # users do not know our class names
+    message = text if is_ours else f"{type(error).__name__}: {text}"
     if isinstance(error, SyntaxError):
         return message
     frames = traceback.extract_tb(error.__traceback__)
     ours = [number for number, frame in enumerate(frames) if frame.filename.startswith(PACKAGE_FOLDER)]
-    called = frames[ours[0] + 1 :] if ours else frames  # what stands above us is whoever started this program
+    called = frames[ours[0] + 1 :] if ours else frames  # frames above ours belong to the launcher
     for frame in reversed(called):
         if not frame.filename.startswith((PACKAGE_FOLDER, *LIBRARIES, "<")):
             return f"{_relative_path(Path(frame.filename))}:{frame.lineno}: {message}"
@@ -33,5 +33,5 @@ def format_user_error(error: BaseException) -> str:
 
 
 def _relative_path(path: Path) -> Path:
-    """Relative to where the command was typed, if it lies below."""
+    """The path relative to the current folder, if it is inside it."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -1,4 +1,4 @@
-"""Python of the user's, named explicitly: `path.py:name` or `module:name`."""
+"""Load user functions that are named as `path.py:name` or `module:name`."""
 
 from __future__ import annotations
 
@@ -16,49 +16,57 @@ from ippo_cli.config.text_files import ENCODING_REMEDY, find_undecodable_byte
 from ippo_cli.user_code.errors import format_user_error
 
 USER_FOLDERS: list[str] = []
-"""Folders of users' files on `sys.path`, the newest first."""
+"""Folders of user files on `sys.path`, newest first."""
 
 
 def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]:
-    """The function or class that a key names; `ConfigError` where there is none."""
-    place, _, attribute = name.rpartition(":")
+    """Return the function or class that a key names; raises `ConfigError` if it does not exist."""
+    location, _, attribute = name.rpartition(":")
     setting = f"{key}={name}"
-    if not place and name.endswith(".py"):
+    if not location and name.endswith(".py"):
         raise ConfigError(*missing_name_message(key, name))
-    if not place:
-        raise ConfigError(setting, "does not say where and what", "write path/to/file.py:function or module:function")
-    module = _load_file(Path(place), setting) if place.endswith(".py") else _load_module(place, setting)
+    if not location:
+        raise ConfigError(
+            setting,
+            "does not name both a file or module and a function",
+            "write path/to/file.py:function or module:function",
+        )
+    module = _load_file(Path(location), setting) if location.endswith(".py") else _load_module(location, setting)
     function = getattr(module, attribute, None)
     if not callable(function):
         callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(setting, f"names no function in {place}", "it has: " + " ".join(sorted(callables)))
+        raise ConfigError(setting, f"names no function in {location}", "it has: " + " ".join(sorted(callables)))
     return function
 
 
 def _load_file(path: Path, setting: str) -> ModuleType:
     if not path.is_file():
-        raise ConfigError(setting, f"points to {path.resolve()}, which is no file", "give a path from this folder")
+        raise ConfigError(
+            setting, f"points to {path.resolve()}, which is not a file", "give a path relative to the current folder"
+        )
     name = f"ippo_user_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # so that what the file defines can be found by its own name
+    sys.modules[name] = module  # pickle and dataclasses look up the module by name
     add_to_path(path.resolve().parent)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a script that ends itself must not end the run as if that were done
+    except (Exception, SystemExit) as error:  # sys.exit() in a user file must not end the run with success
         if isinstance(error, SyntaxError | UnicodeDecodeError) and (place := find_undecodable_byte(path)):
             raise ConfigError(setting, f"cannot be imported ({place})", ENCODING_REMEDY) from error
-        raise ConfigError(setting, f"cannot be imported ({format_user_error(error)})", "correct that file") from error
+        raise ConfigError(
+            setting, f"cannot be imported ({format_user_error(error)})", "fix the error in that file"
+        ) from error
     return module
 
 
 def add_to_path(folder: Path) -> None:
-    """Let files of a folder import each other, as a script's neighbours are.
+    """Let the files of a folder import each other, as files next to a script can.
 
-    Installed packages come first: a neighbour named `datasets.py` must not replace one. A neighbour of the same name in
-    the folder of another file of the user's is imported again from this one.
+    Installed packages have priority: a user file named `datasets.py` must not replace the package. A module of the same
+    name that was imported from another user folder is imported again from this one.
     """
     others = [place for place in sys.path if place not in USER_FOLDERS]
     foreign = {place for place in USER_FOLDERS if place != str(folder)}

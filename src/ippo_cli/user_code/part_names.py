@@ -1,16 +1,16 @@
-"""Names of the parts of a score that user code returns, as parts of metric names."""
+"""Convert the names of score parts that user code returns to metric names."""
 
 from __future__ import annotations
 
 import re
 
-RESERVED_PARTS = ("score", "failed_share")  # names of metrics that are there for every reward
+RESERVED_PARTS = ("score", "failed_share")  # metrics that every reward has
 
 
 def part_name(name: object) -> str:
-    """The metric name of a part: characters other than letters, digits, `_`, `.` and `-` become `_`.
+    """Return the metric name of a part: characters other than letters, digits, `_`, `.` and `-` become `_`.
 
     A reserved name gets the prefix `info_`: `score` is logged as `info_score`.
     """
-    written = re.sub(r"[^\w.-]", "_", str(name)) or "_"
-    return f"info_{written}" if written in RESERVED_PARTS else written
+    cleaned = re.sub(r"[^\w.-]", "_", str(name)) or "_"
+    return f"info_{cleaned}" if cleaned in RESERVED_PARTS else cleaned

@@ -1,4 +1,4 @@
-"""Templates that are more than text with fields: Jinja in a sandbox, and Python functions of the user's."""
+"""Templates in sandboxed Jinja, and templates that are Python functions of the user."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from ippo_cli.types import Example
 from ippo_cli.user_code.errors import format_user_error
 from ippo_cli.user_code.load import load_function
 
-JINJA = "jinja:"  # what a template of this kind begins with
-SPEAKERS = "agents"  # the variable for what agents said last, by name
+JINJA = "jinja:"  # prefix of Jinja templates
+SPEAKERS = "agents"  # template variable: the last response of each agent, by name
 
 
 class NullField(ConfigError):
-    """A template writes a field that is null."""
+    """A template renders a field that is null."""
 
 
 class _NullRendered(Exception):
-    """Raised while a template is written; with the field's name where it is known."""
+    """Raised during rendering; its argument is the field's name, if known."""
 
 
 class _Null:
-    """A field that is null: false, equal to none, and no text, not even for a filter that would make `NONE` of it."""
+    """A null field: false, equal to None, and an error when it is converted to text (also inside a filter)."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -52,15 +52,15 @@ class _Null:
 
 
 def _finalize_value(value: Any) -> Any:
-    if value is None:  # the word None is nothing that anybody meant to say
+    if value is None:  # rendering the word None is never intended
         raise _NullRendered
     if isinstance(value, list | tuple | set | Mapping | bytes):
-        raise TypeError(f"it writes {value!r:.40} as Python does; use a filter, such as join(', ') or tojson")
+        raise TypeError(f"it would write the Python form of {value!r:.40}; use a filter, such as join(', ') or tojson")
     return value
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a field has no value: null, or the NaN that tables of numbers have in its place."""
+    """Whether a field has no value: null, or NaN, which represents null in numeric tables."""
     return value is None or (isinstance(value, Real) and value != value)
 
 
@@ -75,15 +75,15 @@ ENVIRONMENT.tests["none"] = _is_none
 
 
 def _raise_not_deterministic(*_: Any) -> NoReturn:
-    raise TemplateRuntimeError("random says something else on every rank and whenever a run goes on")
+    raise TemplateRuntimeError("random is not deterministic across ranks and resumes")
 
 
-# Both draw from Python's global stream.
+# Both use Python's global random generator.
 ENVIRONMENT.filters["random"] = ENVIRONMENT.globals["lipsum"] = _raise_not_deterministic
 
 
 class _Range:
-    """`range` of one rendering: all that it makes together is bounded, so that loops within loops come to an end."""
+    """`range` with a limit on the total count per rendering, so that nested loops terminate."""
 
     def __init__(self) -> None:
         self.left = MAX_RANGE
@@ -92,12 +92,12 @@ class _Range:
         numbers = range(*bounds)
         self.left -= len(numbers)
         if self.left < 0:
-            raise OverflowError(f"its ranges have more than {MAX_RANGE} numbers together")
+            raise OverflowError(f"its ranges yield more than {MAX_RANGE} numbers in total")
         return numbers
 
 
 def is_jinja(template: str) -> bool:
-    """Whether a template is one of Jinja's."""
+    """Whether a template is a Jinja template."""
     return template.startswith(JINJA)
 
 
@@ -107,14 +107,14 @@ def is_function(template: str) -> bool:
 
 
 def jinja_fields(template: str, setting: str) -> set[str]:
-    """The variables that it reads; what an agent said last as `agents.NAME`."""
+    """Return the variables that a template reads; the last response of an agent is `agents.NAME`."""
     _, tree = _compile_template(template, setting)
-    said = {f"{SPEAKERS}.{name}" for name in _agent_names(tree)}
-    return (find_undeclared_variables(tree) - {SPEAKERS}) | said
+    agent_fields = {f"{SPEAKERS}.{name}" for name in _agent_names(tree)}
+    return (find_undeclared_variables(tree) - {SPEAKERS}) | agent_fields
 
 
 def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
-    """The template with these values; those named `agents.NAME` are members of `agents`."""
+    """Render a template; values named `agents.NAME` become items of `agents`. Raises `ConfigError`."""
     compiled, _ = _compile_template(template, setting)
     flat = {
         name: _Null(name) if is_missing(value) else value
@@ -122,34 +122,37 @@ def render_jinja(template: str, values: Mapping[str, Any], setting: str) -> str:
         if not name.startswith(f"{SPEAKERS}.")
     }
     last_texts = {name.partition(".")[2]: value for name, value in values.items() if name.startswith(f"{SPEAKERS}.")}
-    shown = f"{setting}={template!r:.80}"
+    setting_text = f"{setting}={template!r:.80}"
     try:
         return compiled.render({"range": _Range()} | flat | ({SPEAKERS: last_texts} if last_texts else {}))
     except _NullRendered as error:
         raise NullField(
-            shown,
+            setting_text,
             f"writes a field that is null in an example{''.join(f' ({name!r})' for name in error.args)}",
-            "fill it in, or test it in the template",
+            "fill in the field, or test for null in the template",
         ) from error
     except TemplateError as error:
-        there = " ".join(values)
-        raise ConfigError(shown, f"cannot be written ({error})", f"there is: {there}") from error
-    except Exception as error:  # what a template computes may go wrong in any way
-        raise ConfigError(shown, f"cannot be written ({type(error).__name__}: {error})", "correct it there") from error
+        raise ConfigError(
+            setting_text, f"cannot be rendered ({error})", f"available variables: {' '.join(values)}"
+        ) from error
+    except Exception as error:  # expressions in a template can raise anything
+        raise ConfigError(
+            setting_text, f"cannot be rendered ({type(error).__name__}: {error})", "fix the error there"
+        ) from error
 
 
 def call_template_function(template: str, example: Example, conversation: Mapping[str, Any], setting: str) -> str:
-    """What the function `function(example)` or `function(example, told)` says."""
+    """Call a template function, `function(example)` or `function(example, conversation)`, and return its text."""
     function, takes_conversation = _load_template_function(template, setting)
-    shown = f"{setting}={template}"
+    setting_text = f"{setting}={template}"
     try:
         text = function(dict(example), dict(conversation)) if takes_conversation else function(dict(example))
     except IppoError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(shown, f"fails ({format_user_error(error)})", "correct it there") from error
+        raise ConfigError(setting_text, f"fails ({format_user_error(error)})", "fix the error there") from error
     if not isinstance(text, str):
-        raise ConfigError(shown, f"returns {text!r:.60}, which is no text", "return what the agent is told")
+        raise ConfigError(setting_text, f"returns {text!r:.60}, which is not a string", "return the text as a string")
     return text
 
 
@@ -157,10 +160,10 @@ def call_template_function(template: str, example: Example, conversation: Mappin
 def _load_template_function(template: str, setting: str) -> tuple[Callable[..., Any], bool]:
     function = load_function(template, setting)
     try:
-        given = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
+        positional = [p for p in inspect.signature(function).parameters.values() if p.kind <= p.POSITIONAL_OR_KEYWORD]
     except (TypeError, ValueError):
         return function, False
-    return function, len([p for p in given if p.default is p.empty]) > 1
+    return function, len([p for p in positional if p.default is p.empty]) > 1
 
 
 @cache
@@ -172,13 +175,13 @@ def _compile_template(template: str, setting: str) -> tuple[Template, nodes.Temp
     except TemplateError as error:
         raise ConfigError(
             f"{setting}={template!r:.80}",
-            f"is no template of Jinja's ({error})",
-            "correct the template, or leave out jinja:",
+            f"is not a valid Jinja template ({error})",
+            "fix the template, or remove the prefix jinja:",
         ) from error
 
 
 def _agent_names(tree: nodes.Template) -> Iterator[str]:
-    """Names that are read of `agents`, as attributes or items."""
+    """Yield the agent names that a template reads, as `agents.NAME` or `agents["NAME"]`."""
     for found in tree.find_all(nodes.Getattr):
         if isinstance(found.node, nodes.Name) and found.node.name == SPEAKERS:
             yield found.attr

@@ -1,4 +1,4 @@
-"""The processes of a run's trackers."""
+"""Fixture for the processes of a run's trackers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from ippo_cli.runs.watchdog import descendants, surviving_children
 
 @pytest.fixture
 def tracking() -> Callable[[], list[int]]:
-    """Says which processes trackers have, those that they have started among them, of this test alone."""
+    """A function that returns the tracker processes of this test, with their descendants."""
     before = set(surviving_children)
     return lambda: [number for process in surviving_children - before for number in (*descendants(process), process)]

@@ -1,4 +1,4 @@
-"""What trackers need is told before anything loads, and what they are told of a run holds no secret."""
+"""Trackers' requirements are checked before models load, and trackers receive no secrets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,8 @@ from ippo_cli.sweeps.lineage import copy_parent_run
 
 
 @pytest.mark.parametrize("kind", ["wandb", "mlflow"])
-def test_a_package_that_is_not_installed_is_told_with_the_extra_that_brings_it(
-    kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(sys.modules, kind, None)  # as where it is not installed
+def test_missing_package_error_names_the_extra(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)  # as if it were not installed
     config = load_config([f"tracker={kind}", f"output_dir={tmp_path}"])
     for refuse in (
         lambda: check_tracker_usable(config.tracker),
@@ -38,7 +36,7 @@ def test_a_package_that_is_not_installed_is_told_with_the_extra_that_brings_it(
     assert not (tmp_path / "run.json").exists()
 
 
-def test_settings_are_those_of_config_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_equal_config_yaml(monkeypatch: pytest.MonkeyPatch) -> None:
     from omegaconf import OmegaConf
 
     monkeypatch.setenv("PIT_API_KEY", "canary-5e1c-71f3")
@@ -48,7 +46,7 @@ def test_settings_are_those_of_config_yaml(monkeypatch: pytest.MonkeyPatch) -> N
     assert "canary" not in json.dumps(shown)
 
 
-def test_a_run_that_begins_as_another_one_ended_is_another_one_for_trackers(tmp_path: Path) -> None:
+def test_copied_run_gets_a_new_tracker_id(tmp_path: Path) -> None:
     parent, child = tmp_path / "1", tmp_path / "2"
     (parent / "checkpoints" / "step_00000001").mkdir(parents=True)
     (parent / "checkpoints" / "step_00000001" / "manifest.json").write_text("{}")

@@ -1,4 +1,4 @@
-"""A function of the user's is told of every row, and whatever it does costs a warning."""
+"""A user's callback receives every row, and its failures are only warnings."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FAILS = "def tell(row):\n    if row['iteration'] != 2:\n        raise KeyError('
 
 
 def run_with(folder: Path, code: str) -> tuple[RunLog, Any]:
-    """A run whose callback is `tell` of this code, and the module that it lies in."""
+    """A run whose callback is `tell` in this code, and the module with it."""
     (folder / "mine.py").write_text(code)
     tracker = load_config([f"tracker.callback={folder / 'mine.py'}:tell", "tracker.tensorboard=false"]).tracker
     return RunLog(folder, tracker, RunState()), sys.modules["ippo_user_mine"]
 
 
-def test_every_row_is_told_after_it_was_written_with_none_for_what_is_not_finite(tmp_path: Path) -> None:
+def test_callback_gets_written_rows_with_none_for_non_finite(tmp_path: Path) -> None:
     run, mine = run_with(tmp_path, KEEPS)
     for iteration, seconds in ((1, 0.5), (2, math.nan), (3, math.inf)):
         run.log({"iteration": iteration, "time/iteration": seconds})
@@ -42,14 +42,14 @@ def test_every_row_is_told_after_it_was_written_with_none_for_what_is_not_finite
     assert row == {"iteration": 4.0}, "what it does to a row stays its own"
 
 
-def test_what_it_raises_is_said_once_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_callback_errors_warn_once_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = run_with(tmp_path, FAILS)
     for iteration in range(1, 5):
         run.log({"iteration": iteration})
     run.finish("done")
     name = f"tracker.callback={tmp_path / 'mine.py'}:tell"
     assert capsys.readouterr().out.splitlines() == [
-        f"warning: {name} fails ({tmp_path}/mine.py:3: KeyError: 'eval/score'); training goes on",
+        f"warning: {name} fails ({tmp_path}/mine.py:3: KeyError: 'eval/score'); training continues",
         f"warning: {name} has missed 3 of 4 rows, which are all in metrics.jsonl",
     ]
     said = json.loads((tmp_path / "run.json").read_text())
@@ -58,14 +58,14 @@ def test_what_it_raises_is_said_once_and_counted(tmp_path: Path, capsys: pytest.
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_a_script_that_ends_itself_does_not_end_the_run(
+def test_system_exit_in_callback_does_not_end_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MY_API_KEY", "canary-5e1c-71f3")
     run, _ = run_with(tmp_path, "import os, sys\n\ndef tell(row):\n    sys.exit('no ' + os.environ['MY_API_KEY'])\n")
     run.log({"iteration": 1})
     run.finish("done")
-    assert "SystemExit: no <MY_API_KEY>); training goes on" in capsys.readouterr().out
+    assert "SystemExit: no <MY_API_KEY>); training continues" in capsys.readouterr().out
     assert "canary" not in (tmp_path / "run.json").read_text()
 
 
@@ -79,7 +79,7 @@ def test_a_script_that_ends_itself_does_not_end_the_run(
         ("raise ValueError('broken')", "cannot be imported .*mine.py:1: ValueError: broken"),
     ],
 )
-def test_what_is_no_function_of_a_row_is_refused_before_anything_loads(code: str, rule: str, tmp_path: Path) -> None:
+def test_invalid_callback_is_rejected_before_loading(code: str, rule: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(code)
     tracker = load_config([f"tracker.callback={tmp_path / 'mine.py'}:tell"]).tracker
     with pytest.raises(ConfigError, match=rule) as raised:
@@ -88,17 +88,17 @@ def test_what_is_no_function_of_a_row_is_refused_before_anything_loads(code: str
     check_tracker_usable(tracker, loads_code=False)
 
 
-def test_a_file_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"points to .*nowhere\.py, which is no file"):
+def test_missing_file_is_rejected() -> None:
+    with pytest.raises(ConfigError, match=r"points to .*nowhere\.py, which is not a file"):
         check_tracker_usable(replace(load_config().tracker, callback="nowhere.py:tell"))
 
 
-def test_functions_that_tell_nothing_of_their_parameters_are_taken() -> None:
+def test_callables_without_signature_are_accepted() -> None:
     assert load_callback("builtins:print") is print
 
 
 @pytest.mark.slow
-def test_a_run_tells_what_it_writes(tmp_path: Path) -> None:
+def test_training_run_calls_callback(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(KEEPS)
     folder = train(tmp_path, "num_iterations=2", f"tracker.callback={tmp_path / 'mine.py'}:tell")
     told = sys.modules["ippo_user_mine"].told  # type: ignore[attr-defined]
@@ -106,7 +106,7 @@ def test_a_run_tells_what_it_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_of_several_ranks_the_first_one_tells(tmp_path: Path) -> None:
+def test_only_rank_0_calls_callback(tmp_path: Path) -> None:
     place = tmp_path / "told"
     (tmp_path / "mine.py").write_text(
         f"import os\n\ndef tell(row):\n    open({str(place)!r}, 'a').write(os.environ['RANK'])\n"

@@ -1,4 +1,4 @@
-"""`tracker=mlflow` with MLflow itself, on files: what is recorded, and what a server costs that is not there."""
+"""`tracker=mlflow` with MLflow on local files: recorded data, and the cost of an unreachable server."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def files_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def begun(folder: Path, *overrides: str) -> RunLog:
-    """A run in this folder that MLflow is told of."""
+    """A run in this folder that logs to MLflow."""
     root = folder.parents[1]
     folder.mkdir(parents=True, exist_ok=True)
     keys = ("tracker=mlflow", f"output_dir={root}", "tracker.tensorboard=false", f"name={folder.parent.name}")
@@ -44,16 +44,14 @@ def begun(folder: Path, *overrides: str) -> RunLog:
 
 
 def recorded(root: Path, experiment: str = "default") -> list[Any]:
-    """The runs of an experiment, and the client that found them, for what is more."""
+    """The runs of an experiment, and the client that found them, for further requests."""
     client = MlflowClient(tracking_uri=(root / "mlruns").as_uri())
     there = client.get_experiment_by_name(experiment)
     assert there is not None
     return [client, *client.search_runs([there.experiment_id])]
 
 
-def test_rows_settings_samples_and_the_end_are_recorded_and_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIT_API_KEY", CANARY)
     run = begun(tmp_path / "default" / "20250101-000000-aaaaaa", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']")
     for iteration in (0, 1):
@@ -77,7 +75,7 @@ def test_rows_settings_samples_and_the_end_are_recorded_and_no_secret(
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
 
 
-def test_a_run_that_goes_on_is_the_same_one_there_and_what_it_changes_is_a_tag(tmp_path: Path) -> None:
+def test_resumed_run_is_the_same_run_and_changes_are_tags(tmp_path: Path) -> None:
     folder = tmp_path / "default" / "20250101-000000-aaaaaa"
     for iterations, overrides in (((1, 2), ()), ((2, 3), ("num_iterations=9",))):
         run = begun(folder, *overrides)
@@ -95,13 +93,11 @@ def test_a_run_that_goes_on_is_the_same_one_there_and_what_it_changes_is_a_tag(t
 def has_open(file: Path, process: int) -> bool:
     try:
         return any(os.readlink(number) == str(file) for number in Path(f"/proc/{process}/fd").iterdir())
-    except FileNotFoundError:  # it opens and closes files while it is looked at
+    except FileNotFoundError:  # the process opens and closes files in the meantime
         return False
 
 
-def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(
-    tmp_path: Path, tracking: Callable[[], list[int]]
-) -> None:
+def test_sweep_jobs_are_separate_runs_in_one_group(tmp_path: Path, tracking: Callable[[], list[int]]) -> None:
     config = load_config(["tracker=mlflow", "name=mine", f"output_dir={tmp_path}", "tracker.tensorboard=false"])
     runs, lock = [], tmp_path / ".mlruns.lock"
     with lock.open("a") as held:
@@ -122,9 +118,7 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(
 
 
 @pytest.mark.slow
-def test_a_training_run_that_is_stopped_and_gone_on_with_has_every_iteration_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_training_has_every_iteration_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ("tracker=mlflow", "tracker.samples_every=2", "evaluation.greedy=false")
     folder = stopped_and_resumed(tmp_path, monkeypatch, *stopping_reward(tmp_path), *keys, at_call=3)
     client, there = recorded(tmp_path)
@@ -138,12 +132,12 @@ def test_a_training_run_that_is_stopped_and_gone_on_with_has_every_iteration_onc
 
 @contextmanager
 def silent_server() -> Iterator[str]:
-    """An address where connections are taken, and nothing is ever answered."""
+    """An address that accepts connections but never replies."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_a_server_that_never_answers_holds_up_no_row_and_the_end_for_its_limit_only(
+def test_unresponsive_server_delays_only_the_end(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -165,16 +159,16 @@ def test_a_server_that_never_answers_holds_up_no_row_and_the_end_for_its_limit_o
     assert not Path(f"/proc/{process}").exists()
     said = capsys.readouterr().out
     assert said.splitlines() == [
-        "warning: tracker=mlflow has not ended within 2 s and is left; training goes on",
+        "warning: tracker=mlflow has not finished within 2 s and is killed; training continues",
         "warning: tracker=mlflow has missed 100 of 100 rows, which are all in metrics.jsonl",
     ]
     assert json.loads((tmp_path / "default" / "a" / "run.json").read_text())["state"] == "done"
 
 
-def test_rows_that_nobody_takes_are_counted_and_said_once(
+def test_undelivered_rows_are_counted_and_warn_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word-of-mine@127.0.0.1:9")  # where nobody listens
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:word-of-mine@127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = begun(tmp_path / "default" / "a")
     for iteration in range(3):
@@ -182,12 +176,12 @@ def test_rows_that_nobody_takes_are_counted_and_said_once(
     run.finish("done")
     said = capsys.readouterr().out
     first, second = said.splitlines()
-    assert first.startswith("warning: tracker=mlflow takes no rows (")
+    assert first.startswith("warning: tracker=mlflow cannot log rows (")
     assert second == "warning: tracker=mlflow has missed 3 of 3 rows, which are all in metrics.jsonl"
     assert "word-of-mine" not in said + (tmp_path / "default" / "a" / "run.json").read_text()
 
 
-def test_signals_that_ask_the_run_to_leave_do_not_reach_its_tracker_and_a_lost_one_is_a_warning(
+def test_tracker_ignores_preemption_signals_and_its_loss_warns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tracking: Callable[[], list[int]]
 ) -> None:
     run = begun(tmp_path / "default" / "a")
@@ -207,6 +201,6 @@ def test_signals_that_ask_the_run_to_leave_do_not_reach_its_tracker_and_a_lost_o
         run.log({"iteration": iteration})
     run.finish("done")
     assert [line.removeprefix("warning: tracker=mlflow ") for line in capsys.readouterr().out.splitlines()] == [
-        "has lost its process (signal 9); training goes on",
+        "has lost its process (signal 9); training continues",
         "has missed 2 of 2 rows, which are all in metrics.jsonl",
     ]

@@ -1,4 +1,4 @@
-"""The process beside rank 0 that speaks with a tracker, where it does not do what it should. Needs no library."""
+"""The tracker's child process in failure cases. Needs no tracking library."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ippo_cli.reporting.trackers.tracker import TrackerError
 ROW = {f"low/score/part/{number}": 0.123456789 for number in range(100)}
 
 
-def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end(tracking: Callable[[], list[int]]) -> None:
+def test_blocked_process_does_not_delay_rows_or_end(tracking: Callable[[], list[int]]) -> None:
     tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
     [process] = tracking()
     os.kill(process, signal.SIGSTOP)
@@ -36,7 +36,7 @@ def test_a_process_that_reads_nothing_holds_up_no_row_and_no_end(tracking: Calla
     assert tracking() == []
 
 
-def test_a_process_that_cannot_be_started_is_told_at_the_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_cannot_start_fails_at_first_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
     for _ in range(2):
@@ -47,14 +47,12 @@ def test_a_process_that_cannot_be_started_is_told_at_the_first_row(monkeypatch: 
     assert raised.value.missed == 2
 
 
-def test_a_run_that_is_asked_to_leave_waits_for_less(
-    monkeypatch: pytest.MonkeyPatch, tracking: Callable[[], list[int]]
-) -> None:
+def test_preempted_run_waits_shorter(monkeypatch: pytest.MonkeyPatch, tracking: Callable[[], list[int]]) -> None:
     monkeypatch.setattr(remote, "FAILED_FINISH_TIMEOUT_S", 0.5)
     tracker = RemoteTracker("mlflow", {}, finish_timeout_s=60, environment={})
     [process] = tracking()
     os.kill(process, signal.SIGSTOP)
     began = time.perf_counter()
-    with pytest.raises(TrackerError, match=r"has not ended within 0\.5 s and is left"):
+    with pytest.raises(TrackerError, match=r"has not finished within 0\.5 s and is killed"):
         tracker.finish("preempted")
     assert 0.5 < time.perf_counter() - began < 5

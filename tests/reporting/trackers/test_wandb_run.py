@@ -1,4 +1,4 @@
-"""`tracker=wandb` with W&B itself, offline: what is recorded, and what a server costs that is not there."""
+"""`tracker=wandb` with W&B offline: recorded data, and the cost of an unreachable server."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def begun(folder: Path, *overrides: str) -> RunLog:
-    """A run in this folder that W&B is told of."""
+    """A run in this folder that logs to W&B."""
     folder.mkdir(parents=True, exist_ok=True)
     config = load_config(["tracker=wandb", f"output_dir={folder.parents[1]}", "tracker.tensorboard=false", *overrides])
     return RunLog(folder, config.tracker, RunState(), plain_settings(config))
 
 
 def records(file: Path) -> Iterator[Any]:
-    """What a `.wandb` file holds: after seven bytes pieces of a checksum, a length and a kind, in blocks of 32 KiB."""
+    """The records of a `.wandb` file: 7 header bytes, then chunks of checksum, length, type, in blocks of 32 KiB."""
     data, at, whole = file.read_bytes(), 7, b""
     while at + 7 <= len(data):
         if (left := 2**15 - at % 2**15) < 7:
@@ -51,7 +51,7 @@ def records(file: Path) -> Iterator[Any]:
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
         whole += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # a whole record, or the last piece of one
+        if kind in (1, 4):  # a whole record, or its last chunk
             record = messages.Record()
             record.ParseFromString(whole)
             whole = b""
@@ -59,12 +59,12 @@ def records(file: Path) -> Iterator[Any]:
 
 
 def recorded(folder: Path) -> list[list[Any]]:
-    """The records of each time that a run was begun or gone on with."""
+    """The records of each process of a run."""
     return [list(records(file)) for file in sorted(folder.glob("wandb/offline-run-*/*.wandb"))]
 
 
 def rows_of(there: list[Any]) -> list[dict[str, Any]]:
-    """The rows of a history, without W&B's own numbers."""
+    """The rows of a history, without W&B's own fields."""
     history = [record.history for record in there if record.WhichOneof("record_type") == "history"]
     rows = [
         {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in row.item} for row in history
@@ -72,9 +72,7 @@ def rows_of(there: list[Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
 
 
-def test_rows_settings_samples_and_the_end_are_recorded_and_no_secret(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIT_API_KEY", CANARY)
     monkeypatch.setenv("WANDB_API_KEY", "canary" + 34 * "0")
     folder = tmp_path / "default" / "20250101-000000-aaaaaa"
@@ -109,17 +107,17 @@ def test_rows_settings_samples_and_the_end_are_recorded_and_no_secret(
     assert not [path for path in files if b"canary" in path.read_bytes()]
 
 
-def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path, tracking: Callable[[], list[int]]) -> None:
+def test_resumed_run_is_the_same_run(tmp_path: Path, tracking: Callable[[], list[int]]) -> None:
     folder = tmp_path / "default" / "20250101-000000-aaaaaa"
     for iterations, state in (((1, 2), "preempted"), ((2, 3), "failed")):
         run = begun(folder)
-        for process in with_service(tracking):  # as a scheduler does that asks every process of a job to leave
+        for process in with_service(tracking):  # as a scheduler that signals every process of a job
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
                 os.kill(process, number)
         for iteration in iterations:
             run.log({"iteration": iteration})
         run.finish(state)
-        time.sleep(1 if state == "preempted" else 0)  # its folder there has the name of a second
+        time.sleep(1 if state == "preempted" else 0)  # the name of its folder has a resolution of one second
     before, after = recorded(folder)
     assert [row["iteration"] for row in rows_of(before) + rows_of(after)] == [1, 2, 2, 3]
     ids = {record.run.run_id for record in before + after if record.WhichOneof("record_type") == "run"}
@@ -130,7 +128,7 @@ def test_a_run_that_goes_on_is_the_same_one_there(tmp_path: Path, tracking: Call
 
 
 def with_service(tracking: Callable[[], list[int]]) -> list[int]:
-    """The process that speaks with W&B, and W&B's own, once it is there."""
+    """The child process, and W&B's service once it runs."""
     end = time.monotonic() + 20
     while len(there := tracking()) < 2 and time.monotonic() < end:
         time.sleep(0.1)
@@ -138,7 +136,7 @@ def with_service(tracking: Callable[[], list[int]]) -> list[int]:
     return there
 
 
-def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) -> None:
+def test_sweep_jobs_are_separate_runs_in_one_group(tmp_path: Path) -> None:
     for number in "12":
         folder = tmp_path / "multirun-20250101-000000" / number
         begun(folder, "name=mine").finish("done")
@@ -149,7 +147,7 @@ def test_the_jobs_of_a_sweep_are_runs_of_their_own_in_one_group(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("absent", [False, True], ids=["silent", "absent"])
-def test_a_server_that_is_not_there_holds_up_no_row_and_the_end_for_its_limit_only(
+def test_unreachable_server_delays_only_the_end(
     absent: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +156,7 @@ def test_a_server_that_is_not_there_holds_up_no_row_and_the_end_for_its_limit_on
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setenv("WANDB_API_KEY", 40 * "0")
-    with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections, and never answers
+    with socket.create_server(("127.0.0.1", 0)) as listening:  # accepts connections, never replies
         port = listening.getsockname()[1]
         if absent:
             listening.close()
@@ -178,7 +176,7 @@ def test_a_server_that_is_not_there_holds_up_no_row_and_the_end_for_its_limit_on
     assert "has missed 100 of 100 rows" in capsys.readouterr().out
 
 
-def test_who_has_no_key_is_told_where_everything_is_kept(
+def test_missing_api_key_warns_with_offline_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "online")
@@ -190,5 +188,5 @@ def test_who_has_no_key_is_told_where_everything_is_kept(
     [there] = recorded(folder)
     assert [row["iteration"] for row in rows_of(there)] == [0, 1]
     [said] = capsys.readouterr().out.splitlines()
-    assert said.startswith("warning: tracker=wandb is not reached (")
-    assert said.endswith(f"everything is kept in {folder}/wandb, for wandb sync; training goes on")
+    assert said.startswith("warning: tracker=wandb cannot be reached (")
+    assert said.endswith(f"rows are written to {folder}/wandb, upload them with wandb sync; training continues")

@@ -1,4 +1,4 @@
-"""Where programs can run here."""
+"""Fixtures of sandboxes that work on this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, find_sandbox_problem
 
 @pytest.fixture(scope="session")
 def bwrap() -> str:
-    """The sandbox, where it works."""
+    """The bubblewrap sandbox; skips if it does not work."""
     if (reason := find_sandbox_problem(BWRAP)) is not None:
         pytest.skip(f"no sandbox here: {reason}")
     return BWRAP
@@ -17,5 +17,5 @@ def bwrap() -> str:
 
 @pytest.fixture(scope="session")
 def kind() -> str:
-    """The sandbox, or none: verdicts are the same."""
+    """`bwrap` if it works, else `unsafe_local`; both give the same results."""
     return LOCAL if find_sandbox_problem(BWRAP) is not None else BWRAP

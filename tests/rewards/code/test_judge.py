@@ -1,4 +1,4 @@
-"""Verdicts on programs: right ones pass, and nothing that a program does makes a wrong one pass."""
+"""Judging programs: correct programs pass, and wrong programs cannot forge a pass."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ippo_cli.rewards.code.program import extract_code
 from ippo_cli.rewards.processes import ProcessPool
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
-# Numbers of so many digits stand in no address or nonce by chance, where a forgery looks for them.
+# Numbers with many digits do not occur by chance in addresses or nonces, which a forgery searches.
 TEST = "def check(candidate):\n    assert candidate(21212121212121) == 42424242424242\n    assert candidate(1) == 2\n"
 PROMPT = "def double(x):\n    '''Twice x.'''\n"
 
@@ -27,7 +27,7 @@ def said(text: str, test: str = TEST, prompt: str = PROMPT, kind: str = "unsafe_
     return judge([text], ["double"], prompt, test, kind, 5.0)
 
 
-def test_a_right_program_passes_in_every_form_in_which_it_may_be_written(kind: str) -> None:
+def test_correct_program_passes_in_every_form(kind: str) -> None:
     for text in (
         RIGHT,
         "    return 2 * x",
@@ -40,7 +40,7 @@ def test_a_right_program_passes_in_every_form_in_which_it_may_be_written(kind: s
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_no_wrong_program_seems_right(name: str, kind: str) -> None:
+def test_forged_program_fails(name: str, kind: str) -> None:
     found = said(FORGERIES[name], kind=kind)
     assert found["passed"] == 0.0
     assert found["share"] == 0.0
@@ -59,7 +59,7 @@ def test_no_wrong_program_seems_right(name: str, kind: str) -> None:
         ("def other(x): return 2 * x", 0.0, 0.0, 0.0),
     ],
 )
-def test_what_is_said_of_wrong_ones(text: str, parses: float, defines: float, share: float) -> None:
+def test_metrics_of_wrong_programs(text: str, parses: float, defines: float, share: float) -> None:
     found = said(text, prompt="" if "other" not in text else "import math\n")
     if text.startswith("    return"):
         found = said(text)
@@ -67,7 +67,7 @@ def test_what_is_said_of_wrong_ones(text: str, parses: float, defines: float, sh
     assert (found["parses"], found["defines"], found["share"], found["passed"]) == (*expected, share, 0.0)
 
 
-def test_failed_assertions_are_counted_and_what_raises_elsewhere_ends_the_tests() -> None:
+def test_assertion_counts() -> None:
     loop = "def check(candidate):\n    for n in range(4):\n        assert candidate(n) == 2 * n\n"
     assert said("def double(x): return x if x == 3 else 2 * x", loop)["share"] == 0.75
     early = (
@@ -80,7 +80,7 @@ def test_failed_assertions_are_counted_and_what_raises_elsewhere_ends_the_tests(
     ends = "import os\ndef double(x): return 2 if x == 1 else os._exit(0)"
     assert said(ends, looks_away)["passed"] == 0.0
     assert said(RIGHT, "def check(candidate):\n    assert True\n    assert candidate(1) == 2\n")["share"] == 1.0
-    with pytest.raises(ValueError, match="its tests assert nothing"):
+    with pytest.raises(ValueError, match="the tests contain no assertions"):
         said(RIGHT, "def check(candidate):\n    assert True\n")
 
 
@@ -93,7 +93,7 @@ EXPECTED_ERRORS = [
 
 
 @pytest.mark.parametrize("expected", EXPECTED_ERRORS)
-def test_an_error_that_the_tests_expect_is_no_failure_and_one_that_is_missing_is(expected: str) -> None:
+def test_expected_error(expected: str) -> None:
     for test, share in (
         (f"def check(candidate):\n    {expected}\n", 0.0),
         (f"def check(candidate):\n    {expected}\n    assert candidate(1) == 2\n", 0.5),
@@ -105,7 +105,7 @@ def test_an_error_that_the_tests_expect_is_no_failure_and_one_that_is_missing_is
         assert other["passed"] == 0.0
 
 
-def test_an_error_that_the_tests_do_not_expect_is_a_failure() -> None:
+def test_unexpected_error_is_failure() -> None:
     test = "def check(candidate):\n    try: assert candidate(1) == 2\n    except Exception: assert False\n"
     assert said(RIGHT, test)["passed"] == 1.0
     assert said("def double(x): return 1 / 0", test)["passed"] == 0.0
@@ -126,7 +126,7 @@ CAUGHT_ERRORS = [
 
 
 @pytest.mark.parametrize("caught", CAUGHT_ERRORS)
-def test_who_raises_instead_of_answering_passes_nothing_that_tests_catch(caught: str) -> None:
+def test_raising_program_fails_if_tests_catch_errors(caught: str) -> None:
     asserted = "assert candidate(1) == 2\n        assert candidate(2) == 4"
     test = "def check(candidate):\n    " + caught.format(asserted)
     right = "def double(x):\n    if isinstance(x, str): raise ValueError('negative')\n    return 2 * x"
@@ -138,7 +138,7 @@ def test_who_raises_instead_of_answering_passes_nothing_that_tests_catch(caught:
     assert said("def double(x): return 3", test)["passed"] == 0.0
 
 
-def test_two_texts_are_one_program_in_stages(kind: str) -> None:
+def test_stages_of_two_texts(kind: str) -> None:
     def pair(helper: str, caller: str) -> dict[str, Any]:
         return judge([helper, caller], ["aux", "double"], PROMPT, TEST, kind, 5.0)
 
@@ -146,7 +146,7 @@ def test_two_texts_are_one_program_in_stages(kind: str) -> None:
     assert pair(helper, "def double(x): return aux(x)") == {
         "parses": 1.0, "defines": 1.0, "calls": 1.0, "share": 1.0, "passed": 1.0, "why": ""
     }  # fmt: skip
-    assert pair(helper, "def double(x):\n    aux(x)\n    return 2 * x")["calls"] == 0.0  # what it returns is dropped
+    assert pair(helper, "def double(x):\n    aux(x)\n    return 2 * x")["calls"] == 0.0  # its result is discarded
     assert pair("def axu(x): pass", "def double(x): return aux(x)")["defines"] == 0.5
     assert pair("no helper", "def double(x): return 2 * x")["parses"] == 0.5
     assert pair("no helper", "def double(x): return 2 * x")["share"] == 0.0
@@ -162,7 +162,7 @@ def rows() -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def passed(bwrap: str) -> Iterator[Callable[[list[str], list[dict[str, str]]], list[float]]]:
-    """Whether programs pass the tests of rows, in the sandbox, two at a time."""
+    """A function that returns whether programs pass the tests of rows, in the sandbox, two at a time."""
     judges = ProcessPool("ippo_cli.rewards.code.judge:judge", "reward.kind", 2, 60.0)
 
     def verdicts(texts: list[str], of: list[dict[str, str]]) -> list[float]:
@@ -177,7 +177,7 @@ def passed(bwrap: str) -> Iterator[Callable[[list[str], list[dict[str, str]]], l
 
 
 @pytest.mark.slow
-def test_all_reference_solutions_pass_in_the_sandbox_and_mutated_ones_fail(
+def test_humaneval_solutions_pass_and_wrong_returns_fail(
     rows: list[dict[str, str]], passed: Callable[..., list[float]]
 ) -> None:
     assert len(rows) == 164
@@ -187,10 +187,10 @@ def test_all_reference_solutions_pass_in_the_sandbox_and_mutated_ones_fail(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "count"), [("comparison", 119), ("number", 128), ("operator", 100)])
-def test_most_small_mistakes_in_reference_solutions_fail(
+def test_mutated_humaneval_solutions_fail(
     kind: str, count: int, rows: list[dict[str, str]], passed: Callable[..., list[float]]
 ) -> None:
-    """Some change nothing, and some are beyond what a row's tests look at."""
+    """Not all mutations fail: some do not change the result, and some are not covered by a row's tests."""
     changed = [(text, row) for row in rows if (text := Mistake(kind).made_in(row)) is not None]
     texts, of = [text for text, _ in changed], [row for _, row in changed]
     found = len(changed) - sum(passed(texts, of))
@@ -200,7 +200,7 @@ def test_most_small_mistakes_in_reference_solutions_fail(
 
 
 class Mistake(ast.NodeTransformer):
-    """The first comparison with its bound moved or turned, the first whole number one more, or another operator."""
+    """Mutates the first comparison, adds 1 to the first integer, or replaces the first operator."""
 
     COMPARISONS: ClassVar = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq}
     COMPARISONS |= {ast.NotEq: ast.Eq, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is}
@@ -211,7 +211,7 @@ class Mistake(ast.NodeTransformer):
         self.kind, self.done = kind, False
 
     def made_in(self, row: dict[str, str]) -> str | None:
-        """The program with the mistake; None where there is no place for one."""
+        """The mutated program; None if it has no place for this mutation."""
         tree = ast.parse(row["prompt"] + row["canonical_solution"])
         for node in tree.body:
             if isinstance(node, ast.FunctionDef) and node.name == row["entry_point"]:
@@ -238,7 +238,7 @@ class Mistake(ast.NodeTransformer):
 
 
 def mutated(row: dict[str, str]) -> str:
-    """The reference solution, wrong: every value that it returns is in a list."""
+    """A wrong reference solution: every returned value is wrapped in a list."""
     tree = ast.parse(row["prompt"] + row["canonical_solution"])
     for node in ast.walk(tree):
         if isinstance(node, ast.Return) and node.value is not None:
@@ -284,7 +284,7 @@ def test_wrong_last_version_fails() -> None:
     assert judge([wrong], ["add"], "", test, "unsafe_local", 5.0)["passed"] == 0.0
 
 
-def test_a_long_row_of_blanks_is_read_once() -> None:
+def test_long_run_of_blanks_is_linear() -> None:
     began = time.monotonic()
     assert extract_code("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
     assert extract_code("```  python \nx = 1\n```", "f") == "x = 1\n"

@@ -1,4 +1,4 @@
-"""Right programs, in the forms in which models write them."""
+"""Extraction of correct programs from the formats in which models write them."""
 
 from __future__ import annotations
 

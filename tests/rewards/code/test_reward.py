@@ -1,4 +1,4 @@
-"""Rewards of programs: of one agent's, and of two agents' together."""
+"""Rewards of programs by one agent, and of joint programs by two agents."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rewards(kind: str) -> Iterator[Any]:
         one.close()
 
 
-def test_programs_are_scored_by_their_tests(rewards: Any) -> None:
+def test_code_reward(rewards: Any) -> None:
     texts = ["    return 2 * x", "```python\ndef double(x): return 4\n```", "I cannot."]
     found = rewards("code")([ROW] * 3, {"solo": texts})
     assert found.team == found.agent["solo"] == [1.0, 0.0, 0.0]
@@ -52,14 +52,14 @@ def test_programs_are_scored_by_their_tests(rewards: Any) -> None:
     assert rewards("code", "reward.match=share")([ROW] * 3, {"solo": texts}).team == [1.0, 0.5, 0.0]
 
 
-def test_tests_that_cannot_be_run_fail_their_row_alone(rewards: Any) -> None:
+def test_invalid_tests_fail_only_their_row(rewards: Any) -> None:
     found = rewards("code")([ROW, {**ROW, "test": "def check(:"}], {"solo": ["    return 2 * x"] * 2})
     assert list(found.failures) == [1]
     assert "SyntaxError" in str(found.failures[1])
 
 
 @pytest.mark.parametrize("test", ["def check(:", "['assert double(2) == 4']", "import nosuch\nassert double(2) == 4"])
-def test_tests_that_cannot_be_run_are_no_verdict_on_a_program_that_is_none(rewards: Any, test: str) -> None:
+def test_invalid_tests_fail_row_without_program(rewards: Any, test: str) -> None:
     found = rewards("code")([ROW, {**ROW, "test": test}], {"solo": ["I cannot."] * 2})
     assert list(found.failures) == [1]
     assert found.team[0] == 0.0
@@ -72,19 +72,19 @@ MISTAKES = {
         r"^reward\.test='\{test\}' .*import nosuch, which",
         {"test": "import nosuch\nassert double(1)"},
     ),
-    "reward.timeout_s=9": (r"^reward\.entry_point='\{entry_point\}' is 'S\(\)\.f' ", {"entry_point": "S().f"}),
+    "reward.timeout_s=9": (r"^reward\.entry_point='\{entry_point\}' renders as 'S\(\)\.f' ", {"entry_point": "S().f"}),
     "reward.timeout_s=8": (r"^reward\.prompt='\{prompt\}' .*nosuch", {"prompt": "import nosuch\n" + ROW["prompt"]}),
 }
 
 
 @pytest.mark.parametrize("override", MISTAKES)
-def test_rows_that_no_program_could_pass_are_told_beforehand(rewards: Any, override: str) -> None:
+def test_unpassable_examples_raise_config_error(rewards: Any, override: str) -> None:
     told, change = MISTAKES[override]
     with pytest.raises(ConfigError, match=told):
         rewards("code", override).validate_examples([{**ROW, "test_list": ["assert double(2) == 4"], **change}])
 
 
-def test_rows_that_can_be_judged_are_taken(rewards: Any) -> None:
+def test_valid_examples_are_accepted(rewards: Any) -> None:
     lines = {"prompt": "Write double(x).", "entry_point": "double", "test": ["assert double(2) == 4"]}
     rewards("code").validate_examples([ROW])
     joined = rewards("code", "reward.test=\"jinja:{{ test | join('\\n') }}\"")
@@ -92,7 +92,7 @@ def test_rows_that_can_be_judged_are_taken(rewards: Any) -> None:
     assert joined([lines], {"solo": ["def double(x): return 2 * x"]}).team == [1.0]
 
 
-def test_stages_of_two_agents_open_one_after_another(rewards: Any) -> None:
+def test_code_pair_stages(rewards: Any) -> None:
     helper, caller = "def aux(x): return x", "def double(x): return aux(x) + x"
     pairs = [(helper, caller), (helper, "def double(x): return 2 * x"), ("def axu(x): return x", caller), ("?", caller)]
     pairs.append((helper, "def double(x): return 4 + 0 * aux(x)"))
@@ -108,11 +108,9 @@ def test_stages_of_two_agents_open_one_after_another(rewards: Any) -> None:
     }
 
 
-def test_nothing_runs_before_a_sandbox_is_chosen_and_one_that_does_not_work_is_not_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_sandbox_is_required(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     config = composed("task=code_pair")
-    with pytest.raises(ConfigError, match=r"^reward\.sandbox=none runs nothing that a model wrote; set reward.sandbox"):
+    with pytest.raises(ConfigError, match=r"^reward\.sandbox=none runs no generated code; set reward.sandbox"):
         check_rewards(config)
     monkeypatch.setenv("PATH", str(tmp_path))
     chosen = composed("task=code_pair", "reward.sandbox=bwrap")

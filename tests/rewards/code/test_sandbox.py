@@ -1,4 +1,4 @@
-"""What a program in the sandbox cannot do."""
+"""Isolation and limits of the sandbox."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ippo_cli.rewards.code.seccomp import seccomp_filter
 
 @dataclass(frozen=True)
 class Outside:
-    """What programs try to reach."""
+    """Files, a port and a process outside the sandbox, which programs try to access."""
 
     secret: Path
     marker: Path
@@ -55,13 +55,13 @@ def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Outside
 
 
 @pytest.mark.parametrize("way", ESCAPES)
-def test_no_program_gets_out(way: str, bwrap: str, outside: Outside) -> None:
+def test_sandbox_blocks_escape(way: str, bwrap: str, outside: Outside) -> None:
     program = Sandbox(bwrap, 5.0)
     got: object = None
     try:
         program.load(_escape(way), "f")
         got = program.ask(*outside.arguments)
-    except (OSError, RuntimeError, ProgramFailed, MemoryError, ValueError):  # a way that is closed; no mistake in it
+    except (OSError, RuntimeError, ProgramFailed, MemoryError, ValueError):  # the escape is blocked
         pass
     finally:
         program.close()
@@ -70,8 +70,8 @@ def test_no_program_gets_out(way: str, bwrap: str, outside: Outside) -> None:
 
 
 @pytest.mark.parametrize("way", sorted(ESCAPES.keys() - NOT_WITHOUT_WALLS))
-def test_every_way_is_open_where_there_are_no_walls(way: str, outside: Outside, tmp_path: Path) -> None:
-    """Programs that cannot do what they try say nothing about walls."""
+def test_escape_works_without_sandbox(way: str, outside: Outside, tmp_path: Path) -> None:
+    """Checks the escapes themselves: without a sandbox each of them works."""
     code = f"{_escape(way)}\nprint(f(*{outside.arguments!r}))"
     tried = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, close_fds=False, timeout=60)
     assert tried.stdout.split()[-1:] == [b"True"], tried.stderr.decode()
@@ -81,7 +81,7 @@ def _escape(way: str) -> str:
     return f"{HELPERS}\ndef f(secret, marker, port, pid):\n    {ESCAPES[way]}\n"
 
 
-def test_time_and_output_have_an_end(kind: str) -> None:
+def test_time_and_output_limits(kind: str) -> None:
     for body, why in (("while True: pass", "too long"), ("return 'x' * 2 ** 17", "more than 65536 bytes")):
         program = Sandbox(kind, 0.5)
         begun = time.monotonic()
@@ -89,12 +89,12 @@ def test_time_and_output_have_an_end(kind: str) -> None:
         with pytest.raises(ProgramFailed, match=why):
             program.ask()
         with pytest.raises(ProgramFailed, match=why):
-            program.ask()  # it is not asked again
+            program.ask()  # no second request is sent
         program.close()
         assert time.monotonic() - begun < 5
 
 
-def test_values_of_all_built_in_kinds_come_back_as_they_were(kind: str) -> None:
+def test_builtin_values_round_trip(kind: str) -> None:
     program = Sandbox(kind, 5.0)
     program.load("import collections\ndef f(x): return collections.Counter('aab') if x == 'count' else x", "f")
     value = [
@@ -115,18 +115,18 @@ def test_values_of_all_built_in_kinds_come_back_as_they_were(kind: str) -> None:
     assert (found, [type(part) for part in found]) == (value, [type(part) for part in value])
     assert program.ask("count") == {"a": 2, "b": 1}
     assert program.ask(float("inf")) == float("inf")
-    with pytest.raises(TypeError, match="no plain data"):
+    with pytest.raises(TypeError, match="is not plain data"):
         encode_value(object())
     program.close()
 
 
 @pytest.mark.parametrize("odd", [{"a": [], "b": []}, {"code": []}, {"set": [[]]}, {"dict": [1]}])
-def test_data_of_another_form_is_refused(odd: object) -> None:
+def test_decode_rejects_invalid_data(odd: object) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         decode_value(odd)
 
 
-def test_errors_come_back_as_errors_of_built_in_kinds(kind: str) -> None:
+def test_errors_are_rebuilt_as_builtin_types(kind: str) -> None:
     program = Sandbox(kind, 5.0)
     program.load("class Own(Exception): pass\ndef f(x):\n    raise [ValueError, Own, SystemExit][x](3)", "f")
     for number, error in enumerate((ValueError, RuntimeError, RuntimeError)):
@@ -135,7 +135,7 @@ def test_errors_come_back_as_errors_of_built_in_kinds(kind: str) -> None:
     program.close()
 
 
-def test_a_sandbox_that_is_not_there_says_what_would_help(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_sandbox_message(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (
         find_sandbox_problem(BWRAP) == "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
@@ -144,26 +144,26 @@ def test_a_sandbox_that_is_not_there_says_what_would_help(monkeypatch: pytest.Mo
         Sandbox(BWRAP, 1.0)
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: setting up uid map: Permission denied' >&2; exit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
-    told = find_sandbox_problem(BWRAP)
-    assert told is not None
-    assert "did not start" in told
-    assert "Permission denied; unprivileged user namespaces are off: sysctl" in told
+    problem = find_sandbox_problem(BWRAP)
+    assert problem is not None
+    assert "did not start" in problem
+    assert "Permission denied; unprivileged user namespaces are off: sysctl" in problem
 
 
-def test_machines_whose_system_calls_are_not_known_have_no_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seccomp_filter_by_architecture(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seccomp_filter("riscv64") is None
     for machine in ("x86_64", "aarch64"):
         steps = list(struct.iter_unpack("<HBBI", seccomp_filter(machine) or b""))
         assert steps[-1] == (6, 0, 0, 0x7FFF0000)
-        for place, (code, yes, no, _) in enumerate(steps):  # every jump stays inside
+        for place, (code, yes, no, _) in enumerate(steps):  # every jump stays inside the program
             assert code & 7 != 5 or place + 1 + max(yes, no) < len(steps)
     monkeypatch.setattr(sandbox, "seccomp_filter", lambda: None)
-    with pytest.raises(SandboxUnavailable, match="this kind of processor"):
+    with pytest.raises(SandboxUnavailable, match="this processor architecture"):
         Sandbox(BWRAP, 1.0)
 
 
-def test_a_program_does_not_outlive_a_judge_that_was_killed(tmp_path: Path) -> None:
-    """Bubblewrap ends with whoever started it; a plain process has to see to it."""
+def test_program_ends_with_killed_judge(tmp_path: Path) -> None:
+    """Bubblewrap exits with its parent; the runner without a sandbox must watch its parent itself."""
     code = """
         import sys
         from ippo_cli.rewards.code.sandbox import LOCAL, Sandbox

@@ -1,4 +1,4 @@
-"""The tests of worlds share `making`, and need the packages that the worlds are made of."""
+"""Environment tests share `making`, and are skipped if the environment packages are missing."""
 
 from __future__ import annotations
 

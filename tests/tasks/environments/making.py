@@ -1,4 +1,4 @@
-"""Configurations of worlds for tests, and play that is fixed by a seed."""
+"""Environment configurations for tests, and seeded play."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def act(world: SupportsActions, **texts: str) -> Step:
 
 
 def random_turns(config: EnvironmentTaskConfig, seed: int, episodes: int) -> list[tuple[str, str]]:
-    """What was told and answered in the lessons of random play, agent by agent."""
+    """The (observation, answer) pairs of random-play lessons of all agents."""
     examples, _ = seed_examples(config, seed)
     world = make_environment_factory(config)()
     lessons = play_lessons(world, config.agents, take_examples(examples, episodes), seed)
@@ -103,13 +103,13 @@ def random_turns(config: EnvironmentTaskConfig, seed: int, episodes: int) -> lis
 
 
 def play(world: SupportsActions, example: Mapping[str, int], seed: int, choices: int) -> list[Any]:
-    """Everything that is told and paid in an episode whose answers are drawn by `choices`, some of them invalid."""
-    luck = random.Random(choices)
+    """All observations and rewards of an episode with answers drawn by the seed `choices`, some of them invalid."""
+    rng = random.Random(choices)
     observations = world.reset(example, seed)
     story: list[Any] = [dict(observations)]
     for _ in range(200):
         offered = world.actions()
-        answers = {agent: luck.choice([*offered[agent], "?"]) for agent in observations}
+        answers = {agent: rng.choice([*offered[agent], "?"]) for agent in observations}
         step = act(world, **answers)
         observations = step.observations
         story.append(

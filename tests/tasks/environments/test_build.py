@@ -1,4 +1,4 @@
-"""All worlds alike: determinism, reuse, threads, random play."""
+"""Properties of all environments: determinism, reuse, threads, random play."""
 
 from __future__ import annotations
 
@@ -32,37 +32,37 @@ WORLDS: dict[str, EnvironmentTaskConfig] = {
 
 
 def stories(config: EnvironmentTaskConfig, count: int) -> list[Any]:
-    """Of one world that is used again and again."""
+    """Episodes of one reused environment."""
     world = make_environment_factory(config)()
     return [play(world, row(number % 4, number), number % 3, number % 5) for number in range(count)]
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_the_same_example_seed_and_answers_make_the_same_episode(name: str) -> None:
-    told = stories(WORLDS[name], 12)
-    assert told == stories(WORLDS[name], 12), "in another world, begun from a new configuration"
+def test_same_example_seed_and_actions_give_the_same_episode(name: str) -> None:
+    expected = stories(WORLDS[name], 12)
+    assert expected == stories(WORLDS[name], 12), "in another environment of the same configuration"
     world = make_environment_factory(WORLDS[name])()
     backwards = [play(world, row(number % 4, number), number % 3, number % 5) for number in reversed(range(12))]
-    assert told == backwards[::-1], "whatever was played before"
+    assert expected == backwards[::-1], "independent of earlier episodes"
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_worlds_that_are_stepped_in_threads_do_not_disturb_each_other(name: str) -> None:
+def test_environments_in_threads_are_independent(name: str) -> None:
     expected = stories(WORLDS[name], 12)
     make = make_environment_factory(WORLDS[name])
     worlds = [make() for _ in range(12)]
 
-    def one(number: int) -> Any:
+    def play_repeatedly(number: int) -> Any:
         for _ in range(3):
             story = play(worlds[number], row(number % 4, number), number % 3, number % 5)
         return story
 
     with ThreadPoolExecutor(6) as pool:
-        assert list(pool.map(one, range(12))) == expected
+        assert list(pool.map(play_repeatedly, range(12))) == expected
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_random_play_shows_legal_answers_to_what_is_really_told(name: str) -> None:
+def test_random_play_gives_legal_actions(name: str) -> None:
     pairs = random_turns(WORLDS[name], 0, 30)
     assert len(pairs) >= 30
     assert pairs == random_turns(WORLDS[name], 0, 30)
@@ -73,23 +73,23 @@ def test_random_play_shows_legal_answers_to_what_is_really_told(name: str) -> No
         assert {answer for _, answer in pairs} == set(offered.actions()["solo"])
 
 
-def test_random_play_of_questions_gives_no_solution_away() -> None:
+def test_random_play_reveals_no_solutions() -> None:
     config = reasoning_gym("spell_backward")
     pairs = random_turns(config, 0, 50)
     assert len(pairs) == 50
-    right = [answer == told.rsplit(" ", 1)[-1][::-1] for told, answer in pairs]
+    right = [answer == observation.rsplit(" ", 1)[-1][::-1] for observation, answer in pairs]
     assert not any(right)
     assert all(answer.isalpha() for _, answer in pairs)
 
 
-def test_random_play_of_a_game_names_free_squares() -> None:
+def test_random_play_of_tictactoe_names_free_squares() -> None:
     turns = random_turns(WORLDS["tictactoe"], 0, 30)
-    assert len(turns) > 60, "every game has more than two moves"
+    assert len(turns) > 60, "every game has more than two moves of an agent"
     for board, square in turns:
         assert board[int(square)] == "."
 
 
-def test_a_thousand_worlds_are_made_in_a_moment() -> None:
+def test_thousand_environments_share_their_tables() -> None:
     make = make_environment_factory(WORLDS["taxi"])
     worlds = [make() for _ in range(1000)]
     assert len({id(world.env.unwrapped) for world in worlds}) == 1000  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""What is refused before any package is looked at."""
+"""Checks of environment settings that import no environment package."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ def sized(config: EnvironmentTaskConfig, **values: int) -> EnvironmentTaskConfig
         (pettingzoo(None), "task.env_id=null names no environment; .*classic/tictactoe_v3"),
         (reasoning_gym(None), "task.dataset=null names no environment; .*chain_sum"),
         (own(None), "task.environment=null names no environment; .*my_env.py:make"),
-        (sized(own("x.py:y"), train_size=2**31), "task.train_size=2147483648 task.eval_size=10 ask for more than"),
-        (own("x.py:y", max_turns=0), "task.max_turns=0 leaves no turn"),
+        (sized(own("x.py:y"), train_size=2**31), "task.train_size=2147483648 task.eval_size=10 request more than"),
+        (own("x.py:y", max_turns=0), "task.max_turns=0 allows no turn"),
     ],
 )
-def test_a_world_that_names_nothing_is_refused(config: EnvironmentTaskConfig, message: str) -> None:
+def test_invalid_environment_settings_are_rejected(config: EnvironmentTaskConfig, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         check_environment(config)
     assert refused.value.exit_code == 2
@@ -57,22 +57,28 @@ def test_a_world_that_names_nothing_is_refused(config: EnvironmentTaskConfig, me
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (gymnasium("FrozenLake-v1", agents="a b"), r"task.agents=\{a,b\} are several, and an environment of gymnasium"),
-        (reasoning_gym("chain_sum", agents="a b"), r"task.agents=\{a,b\} are several, and a question of reasoning_gym"),
-        (reasoning_gym("chain_sum", 0), "task.num_turns=0 leaves no turn"),
+        (
+            gymnasium("FrozenLake-v1", agents="a b"),
+            r"task.agents=\{a,b\} names several agents, but an environment of gymnasium",
+        ),
+        (
+            reasoning_gym("chain_sum", agents="a b"),
+            r"task.agents=\{a,b\} names several agents, but a question of reasoning_gym",
+        ),
+        (reasoning_gym("chain_sum", 0), "task.num_turns=0 allows no turn"),
     ],
 )
-def test_a_world_for_one_is_refused_to_several(config: EnvironmentTaskConfig, message: str) -> None:
+def test_several_agents_are_rejected_for_single_agent_tasks(config: EnvironmentTaskConfig, message: str) -> None:
     pytest.importorskip(config.agents and "gymnasium", reason="needs ippo-cli[environments]")
     with pytest.raises(ConfigError, match=message):
         check_environment(config)
 
 
-def test_a_missing_package_is_named_with_the_extra_that_brings_it() -> None:
+def test_missing_package_error_names_the_extra() -> None:
     code = """
 import sys
 from ippo_cli.tasks.environments import checks
-from ippo_cli.tasks.environments.build import make_environment
+from ippo_cli.tasks.environments.build import make_environment_factory
 from making import gymnasium, pettingzoo, reasoning_gym
 
 found = checks.find_spec
@@ -80,7 +86,7 @@ worlds = [gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reason
 for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym"), worlds):
     checks.find_spec = lambda name: None if name == package else found(name)
     try:
-        make_environment(config)
+        make_environment_factory(config)
     except Exception as error:
         print(type(error).__name__, error, package in sys.modules)
 """
@@ -100,7 +106,7 @@ for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym"), worlds)
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_the_yaml_of_a_world_sets_every_key_of_its_schema_and_no_other(name: str) -> None:
+def test_yaml_sets_exactly_the_keys_of_the_schema(name: str) -> None:
     folder = ROOT / "conf"
     written = yaml.safe_load((folder / "base" / "world.yaml").read_text())
     for group in ("base", "task"):

@@ -17,7 +17,7 @@ from ippo_cli.tasks.environments.build import make_environment_factory, newer_en
 FROZEN = {"is_slippery": False}
 
 
-def test_the_lake_is_walked_to_its_goal_by_names_letters_and_numbers() -> None:
+def test_lake_accepts_names_letters_and_numbers() -> None:
     world = make_environment_factory(configured("FrozenLake-v1", **FROZEN))()
     assert world.reset(row(5), 0) == {"solo": "00"}
     told = [act(world, solo=text) for text in ("down", "D", "2", " right ", "1", "r")]
@@ -27,7 +27,7 @@ def test_the_lake_is_walked_to_its_goal_by_names_letters_and_numbers() -> None:
     assert told[-1].parts == {"invalid": 0.0}
 
 
-def test_an_answer_that_names_no_action_costs_and_moves_nothing() -> None:
+def test_invalid_action_has_penalty_and_changes_nothing() -> None:
     world = make_environment_factory(configured("FrozenLake-v1", **FROZEN))()
     world.reset(row(5), 0)
     act(world, solo="r")
@@ -39,18 +39,18 @@ def test_an_answer_that_names_no_action_costs_and_moves_nothing() -> None:
         assert step.parts == {"invalid": float(number)}
     assert act(world, solo="r").observations == {"solo": "02"}
     world.reset(row(6), 0)
-    assert act(world, solo="r").parts == {"invalid": 0.0}, "the count begins anew"
+    assert act(world, solo="r").parts == {"invalid": 0.0}, "the count restarts per episode"
 
 
-def test_an_episode_is_cut_at_max_turns_invalid_answers_included() -> None:
+def test_max_turns_truncates_and_counts_invalid_actions() -> None:
     world = make_environment_factory(configured("CliffWalking-v1", max_turns=3))()
     world.reset(row(5), 0)
     steps = [act(world, solo=text) for text in ("up", "?", "up")]
     assert [(step.terminated, step.truncated) for step in steps] == [(False, False), (False, False), (False, True)]
-    assert steps[-1].observations == {"solo": "10"}, "what is valued where an episode was cut"
+    assert steps[-1].observations == {"solo": "10"}, "the final observation for the value of a truncated episode"
 
 
-def test_an_episode_that_ends_in_its_last_turn_has_terminated() -> None:
+def test_termination_in_last_turn_is_not_truncation() -> None:
     world = make_environment_factory(configured("FrozenLake-v1", max_turns=2, desc=["SFG"], **FROZEN))()
     world.reset(row(0), 0)
     act(world, solo="r")
@@ -58,16 +58,16 @@ def test_an_episode_that_ends_in_its_last_turn_has_terminated() -> None:
     assert (step.terminated, step.truncated) == (True, False)
 
 
-def test_without_max_turns_the_environments_own_limit_cuts() -> None:
+def test_environment_limit_truncates_without_max_turns() -> None:
     world = make_environment_factory(configured("FrozenLake-v1", max_turns=None, **FROZEN))()
     world.reset(row(0), 0)
     steps = [act(world, solo="left") for _ in range(100)]
     assert [step.truncated for step in steps] == [False] * 99 + [True]
     world.reset(row(0), 0)
-    assert not act(world, solo="left").truncated, "the limit counts from the episode's beginning"
+    assert not act(world, solo="left").truncated, "the limit restarts per episode"
 
 
-def test_the_example_decides_the_beginning_and_the_seed_what_chance_does_later() -> None:
+def test_example_seeds_the_start_and_seed_later_random_numbers() -> None:
     taxi = make_environment_factory(configured("Taxi-v4"))()
     begins = [[taxi.reset(row(example), seed)["solo"] for seed in range(5)] for example in range(8)]
     assert all(len(set(line)) == 1 for line in begins)
@@ -95,7 +95,7 @@ def test_the_example_decides_the_beginning_and_the_seed_what_chance_does_later()
         ("FrozenLake-v1", "short", {"desc": ["S" + "F" * 12] + ["F" * 13] * 10 + ["F" * 12 + "G"]}),
     ],
 )
-def test_every_state_has_a_text_of_its_own(env_id: str, form: str, arguments: dict) -> None:
+def test_every_state_has_a_unique_text(env_id: str, form: str, arguments: dict) -> None:
     world = make_environment_factory(configured(env_id, form, **arguments))()
     assert isinstance(world.env.observation_space, spaces.Discrete)
     states = range(int(world.env.observation_space.n))
@@ -105,7 +105,7 @@ def test_every_state_has_a_text_of_its_own(env_id: str, form: str, arguments: di
         assert max(map(len, texts)) <= 5
 
 
-def test_blackjack_is_told_with_all_that_the_player_knows() -> None:
+def test_blackjack_text_has_all_information() -> None:
     short, words = (make_environment_factory(configured("Blackjack-v1", form))() for form in ("short", "words"))
     states = [(total, dealer, ace) for total in range(4, 22) for dealer in range(1, 11) for ace in (0, 1)]
     for world in (short, words):
@@ -117,7 +117,7 @@ def test_blackjack_is_told_with_all_that_the_player_knows() -> None:
     )
 
 
-def test_taxi_is_told_by_place_passenger_and_destination() -> None:
+def test_taxi_text_has_position_passenger_and_destination() -> None:
     world = make_environment_factory(configured("Taxi-v4", "words"))()
     state = world.env.unwrapped.encode(2, 3, 4, 1)
     told = world.tell(state)
@@ -128,7 +128,7 @@ def test_taxi_is_told_by_place_passenger_and_destination() -> None:
 
 
 class Gadget(gymnasium.Env):
-    """An environment of a kind that nothing is known about."""
+    """An environment without a known text format."""
 
     action_space = spaces.Discrete(3, start=-1)
     observation_space = spaces.Dict(
@@ -166,7 +166,7 @@ for kind in (Gadget, Picture, Steered):
     gymnasium.register(f"{kind.__name__}-v0", kind)
 
 
-def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
+def test_unknown_environment_is_written_as_numbers() -> None:
     world = make_environment_factory(configured("Gadget-v0"))()
     assert world.reset(row(0), 0) == {"solo": "dial=0.123 -1 lamps=1 0 1 pair=3 1 2"}
     assert act(world, solo="-1").rewards == {"solo": -1.0}
@@ -179,41 +179,41 @@ def test_any_environment_with_discrete_actions_is_told_in_numbers() -> None:
     [
         (
             configured("FrozenLake-v7"),
-            "^task.env_id=FrozenLake-v7 is a version that is not there .any more.; use FrozenLake-v1$",
+            "^task.env_id=FrozenLake-v7 is not an available version; use FrozenLake-v1$",
         ),
         (configured("Taxi-v3"), "use Taxi-v4$"),
         (configured("FrozenLake"), "^task.env_id=FrozenLake names no version; use FrozenLake-v1$"),
         (
             configured("frozenlak-v1"),
-            "^task.env_id=frozenlak-v1 is no environment of Gymnasium; use FrozenLake.*-v1.*; python -c",
+            "^task.env_id=frozenlak-v1 is not a known environment of Gymnasium; use FrozenLake.*-v1.*; python -c",
         ),
-        (configured("nowhere:Lake-v0"), "cannot be made .ModuleNotFoundError: No module named 'nowhere'"),
-        (configured("FrozenLake-v1", is_wet=True), "task.environment_args={'is_wet': True} cannot be made"),
-        (configured("FrozenLake-v1", map_name=None), "draws a map of its own in every process; give"),
-        (configured("Steered-v0"), "has actions that are no choice from a list"),
-        (configured("Picture-v0"), "has 12288 numbers, and at most 64 are written"),
-        (configured("Gadget-v0", "words"), "task.observation=words is not there for task.env_id=Gadget-v0"),
+        (configured("nowhere:Lake-v0"), "cannot be created .ModuleNotFoundError: No module named 'nowhere'"),
+        (configured("FrozenLake-v1", is_wet=True), "task.environment_args={'is_wet': True} cannot be created"),
+        (configured("FrozenLake-v1", map_name=None), "draws a different map in every process; set"),
+        (configured("Steered-v0"), "has actions that are not discrete"),
+        (configured("Picture-v0"), "has 12288 numbers, but at most 64 are written"),
+        (configured("Gadget-v0", "words"), "task.observation=words is not available for task.env_id=Gadget-v0"),
     ],
 )
-def test_what_cannot_be_text_is_refused(config, message: str) -> None:
+def test_unsupported_environments_are_rejected(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_environment_factory(config)
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("env_id", ["CartPole-v0", "FrozenLake-v0", "FrozenLake", "Blackjack-v1"])
-def test_the_package_warns_of_nothing_on_its_own(env_id: str) -> None:
+def test_gymnasium_prints_no_warnings(env_id: str) -> None:
     with suppress(ConfigError):
         make_environment_factory(configured(env_id))().reset(row(0), 0)
 
 
-def test_an_older_version_that_is_still_there_is_known_as_such() -> None:
+def test_newer_environment_finds_newest_version() -> None:
     assert newer_environment(configured("CartPole-v0")) == "CartPole-v1"
     assert newer_environment(configured("CartPole-v1")) is None
     assert newer_environment(configured("Gadget-v0")) is None
 
 
-def test_a_wrapper_that_changes_what_is_seen_stays_and_takes_the_known_wording_away() -> None:
+def test_wrapper_that_changes_observations_disables_known_text() -> None:
     class Doubled(gymnasium.ObservationWrapper):
         observation_space = spaces.Discrete(32)
 

@@ -1,4 +1,4 @@
-"""A small model learns to cross a frozen lake from nothing but what the lake pays."""
+"""A small model learns to cross a frozen lake from its rewards only."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ LAKE = (
 
 
 @pytest.mark.slow
-def test_a_small_lake_that_random_play_seldom_crosses_is_crossed(tmp_path: Path) -> None:
+def test_small_lake_is_learned(tmp_path: Path) -> None:
     folder = train(tmp_path, *LAKE)
     evaluation = json.loads((folder / "run.json").read_text())["evaluation"]
     first, last = evaluation["first"], evaluation["last"]
-    assert first["sampled/invalid"] < 0.5  # turns of an episode: the warm start teaches the form
-    # Random play crosses in 14 % of the episodes: of 64, in 45 % never.
+    assert first["sampled/invalid"] < 0.5  # turns per episode: the warm start teaches the format
+    # Random play crosses in 14 % of the episodes.
     assert first["score"] < 0.35
     assert last["score"] > 0.4

@@ -1,4 +1,4 @@
-"""PettingZoo games as text: who plays which seat, what is legal, who is paid when."""
+"""PettingZoo games as text: seats, legal moves, rewards."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ippo_cli.tasks.environments.build import make_environment_factory
 TICTACTOE, CONNECT, HANDS = "classic/tictactoe_v3", "classic/connect_four_v3", "classic/rps_v2"
 
 
-def test_two_agents_play_tictactoe_and_the_loser_is_paid_when_the_winner_moves() -> None:
+def test_tictactoe_rewards_winner_and_loser_in_one_step() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, "one two"))()
     assert world.reset(row(0), 0) == {"one": "........."}
     assert act(world, one="0").observations == {"two": "o........"}
@@ -41,7 +41,7 @@ def test_two_agents_play_tictactoe_and_the_loser_is_paid_when_the_winner_moves()
     }
 
 
-def test_a_drawn_game_pays_nobody() -> None:
+def test_drawn_game_has_zero_rewards() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, "one two"))()
     world.reset(row(0), 0)
     for move, square in enumerate("401762538"):
@@ -51,7 +51,7 @@ def test_a_drawn_game_pays_nobody() -> None:
     assert [step.parts[name] for name in ("draw_one", "draw_two", "win_one", "loss_two")] == [1.0, 1.0, 0.0, 0.0]
 
 
-def test_an_illegal_or_unreadable_move_is_told_again_and_costs() -> None:
+def test_illegal_or_unreadable_move_has_penalty_and_is_repeated() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, "one two"))()
     world.reset(row(0), 0)
     act(world, one="0")
@@ -63,7 +63,7 @@ def test_an_illegal_or_unreadable_move_is_told_again_and_costs() -> None:
     assert act(world, two="4").observations == {"one": "x...o...."}
 
 
-def test_an_illegal_move_loses_where_the_games_own_rule_is_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_illegal_move_lose_ends_the_game(caplog: pytest.LogCaptureFixture) -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, "one two", illegal="lose"))()
     for _ in range(2):
         world.reset(row(0), 0)
@@ -75,10 +75,12 @@ def test_an_illegal_move_loses_where_the_games_own_rule_is_asked_for(caplog: pyt
         assert (step.parts["loss_two"], step.parts["win_one"], step.parts["draw_one"]) == (1.0, 0.0, 1.0)
         assert caplog.records == []
     world.reset(row(0), 0)
-    assert act(world, one="none").observations == {"one": "........."}, "what names no move cannot be handed on"
+    assert act(world, one="none").observations == {"one": "........."}, (
+        "a text that is not a move cannot be passed to the game"
+    )
 
 
-def test_connect_four_is_told_by_columns_and_a_full_one_is_illegal() -> None:
+def test_connect_four_text_and_full_column() -> None:
     world = make_environment_factory(pettingzoo(CONNECT, "one two"))()
     assert world.reset(row(0), 0) == {"one": "//////"}
     for move in range(6):
@@ -89,7 +91,7 @@ def test_connect_four_is_told_by_columns_and_a_full_one_is_illegal() -> None:
     assert act(world, one="0").observations == {"two": "o///oxoxox///"}
 
 
-def test_a_board_in_words_shows_the_columns_upright() -> None:
+def test_board_in_words_has_rows_from_top() -> None:
     world = make_environment_factory(pettingzoo(CONNECT, "one two", "words"))()
     world.reset(row(0), 0)
     act(world, one="0")
@@ -97,7 +99,7 @@ def test_a_board_in_words_shows_the_columns_upright() -> None:
     assert step.observations["one"].splitlines()[1:] == ["......."] * 5 + ["x.....o"]
 
 
-def test_both_act_at_once_where_the_game_is_parallel() -> None:
+def test_parallel_game_has_simultaneous_actions() -> None:
     world = make_environment_factory(pettingzoo(HANDS, "one two", max_cycles=3))()
     assert world.reset(row(0), 0) == {"one": "-", "two": "-"}
     step = act(world, one="rock", two="p")
@@ -105,12 +107,12 @@ def test_both_act_at_once_where_the_game_is_parallel() -> None:
     assert step.rewards == {"one": -1.0, "two": 1.0}
     act(world, one="s", two="p")
     step = act(world, one="2", two="0")
-    assert (step.terminated, step.truncated) == (False, True), "the game has a limit of rounds"
+    assert (step.terminated, step.truncated) == (False, True), "the game has a limit on rounds"
     assert step.rewards == {"one": -1.0, "two": 1.0}
     assert (step.parts["loss_one"], step.parts["win_two"]) == (1.0, 1.0)
 
 
-def test_at_once_an_answer_waits_until_the_other_one_names_an_action() -> None:
+def test_parallel_game_waits_for_valid_actions() -> None:
     world = make_environment_factory(pettingzoo(HANDS, "one two"))()
     world.reset(row(0), 0)
     step = act(world, one="rock", two="stone")
@@ -121,7 +123,7 @@ def test_at_once_an_answer_waits_until_the_other_one_names_an_action() -> None:
     assert step.rewards == {"one": 1.0, "two": -1.0}
 
 
-def test_more_hands_have_names_as_well() -> None:
+def test_additional_actions_have_names() -> None:
     world = make_environment_factory(pettingzoo(HANDS, "one two", num_actions=7))()
     world.reset(row(0), 0)
     assert world.actions()["one"] == ["r", "p", "2", "3", "l", "5", "6"]
@@ -130,19 +132,19 @@ def test_more_hands_have_names_as_well() -> None:
 
 
 @pytest.mark.parametrize(("seat", "begins"), [(0, [True, True]), (1, [False, False]), ("alternate", [True, False])])
-def test_the_seat_is_the_first_agents(seat: int | str, begins: list[bool]) -> None:
+def test_seat_is_that_of_the_first_agent(seat: int | str, begins: list[bool]) -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, seat=seat))()
     for example, first in enumerate(begins):
         told = world.reset(row(example), 0)["solo"]
         assert Counter(told) == ({".": 9} if first else {".": 8, "o": 1})
 
 
-def test_two_agents_change_seats_where_they_alternate() -> None:
+def test_alternate_seats_swap_agents() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, "one two", seat="alternate"))()
     assert [list(world.reset(row(example), 0)) for example in range(3)] == [["one"], ["two"], ["one"]]
 
 
-def test_the_opponent_moves_legally_and_by_the_episodes_seed() -> None:
+def test_opponent_moves_are_legal_and_seeded() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, seat=1))()
     assert play(world, row(0), 3, 1) == play(world, row(0), 3, 1)
     begun = Counter(world.reset(row(0), seed)["solo"].index("o") for seed in range(900))
@@ -150,7 +152,7 @@ def test_the_opponent_moves_legally_and_by_the_episodes_seed() -> None:
     assert 60 < min(begun.values()) <= max(begun.values()) < 140, "uniformly, 100 each"
 
 
-def test_an_opponent_that_wins_is_paid_for_in_the_step_before() -> None:
+def test_opponent_win_is_rewarded_in_previous_step() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE))()
     results = []
     for seed in range(60):
@@ -164,21 +166,21 @@ def test_an_opponent_that_wins_is_paid_for_in_the_step_before() -> None:
     assert {-1.0, 1.0} <= set(results)
 
 
-def test_a_game_is_cut_at_max_turns_of_an_agent_and_is_neither_won_nor_lost() -> None:
+def test_max_turns_truncates_without_win_or_loss() -> None:
     world = make_environment_factory(pettingzoo(TICTACTOE, "one two", max_turns=2))()
     world.reset(row(0), 0)
     for move, square in enumerate("04"):
         act(world, **{("one", "two")[move]: square})
     step = act(world, one="1")
     assert (step.terminated, step.truncated) == (False, True)
-    assert step.observations == {"one": "xx..o....", "two": "oo..x...."}, "what both would have acted on"
+    assert step.observations == {"one": "xx..o....", "two": "oo..x...."}, "final observations of both agents"
     assert step.parts == {"invalid": 0.0} | {
         f"{name}_{agent}": 0.0 for name in ("win", "draw", "loss") for agent in ("one", "two")
     }
 
 
 class Musical:
-    """A game of three seats, all at once: the first is out after one round, the second cut off after two."""
+    """A parallel game with three seats: the first terminates after one round, the second is truncated after two."""
 
     possible_agents = ("seat_0", "seat_1", "seat_2")
 
@@ -202,8 +204,8 @@ class Musical:
     def close(self) -> None: ...
 
 
-def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
-    from ippo_cli.tasks.environments.pettingzoo import ParallelEnvironment  # which needs its package
+def test_agent_that_ended_stays_ended_if_others_are_truncated() -> None:
+    from ippo_cli.tasks.environments.pettingzoo import ParallelEnvironment  # needs the package
 
     config = pettingzoo("three", "one two three", max_turns=3)
     texts = dict.fromkeys(Musical.possible_agents, ActionTexts(2))
@@ -222,31 +224,31 @@ def test_whose_own_part_has_ended_is_told_when_others_are_cut() -> None:
     [
         (
             pettingzoo("classic/checkers_v1"),
-            "^task.env_id=classic/checkers_v1 is no game of PettingZoo; use .*classic/chess_v6",
+            "^task.env_id=classic/checkers_v1 is not a known game of PettingZoo; use .*classic/chess_v6",
         ),
-        (pettingzoo("tictactoe_v3"), "is no game of PettingZoo; use classic/tictactoe_v3"),
+        (pettingzoo("tictactoe_v3"), "is not a known game of PettingZoo; use classic/tictactoe_v3"),
         (
             pettingzoo("classic/tictactoe_v2"),
-            "^task.env_id=classic/tictactoe_v2 is a version .*; use classic/tictactoe_v3$",
+            "^task.env_id=classic/tictactoe_v2 is not an available version; use classic/tictactoe_v3$",
         ),
         (pettingzoo("classic/tictactoe"), "names no version; use classic/tictactoe_v3$"),
         (pettingzoo("classic/tictactoe-v1"), "use classic/tictactoe_v3$"),
-        (pettingzoo(HANDS, rounds=3), "{'rounds': 3} cannot be made"),
-        (pettingzoo(TICTACTOE, "a b c"), "are more than the 2 seats of task.env_id=classic/tictactoe_v3"),
-        (pettingzoo(TICTACTOE, seat=2), "task.seat=2 is no seat .*; use one of 0 1 alternate"),
-        (pettingzoo(TICTACTOE, seat="second"), "task.seat=second is no seat"),
+        (pettingzoo(HANDS, rounds=3), "{'rounds': 3} cannot be created"),
+        (pettingzoo(TICTACTOE, "a b c"), "names more agents than the 2 seats of task.env_id=classic/tictactoe_v3"),
+        (pettingzoo(TICTACTOE, seat=2), "task.seat=2 is not a seat .*; use one of 0 1 alternate"),
+        (pettingzoo(TICTACTOE, seat="second"), "task.seat=second is not a seat"),
         (pettingzoo("classic/chess_v6"), "has observations that cannot be written: the space of player_0"),
-        (pettingzoo(CONNECT, form="numbers"), "has 84 numbers, and at most 64 are written; use task.observation=short"),
-        (pettingzoo("classic/leduc_holdem_v4", form="words"), "task.observation=words is not there"),
-        (pettingzoo(HANDS, illegal="lose"), "task.illegal_move=lose needs a game that judges illegal moves"),
+        (pettingzoo(CONNECT, form="numbers"), "has 84 numbers, but at most 64 are written; use task.observation=short"),
+        (pettingzoo("classic/leduc_holdem_v4", form="words"), "task.observation=words is not available"),
+        (pettingzoo(HANDS, illegal="lose"), "task.illegal_move=lose needs a game with a rule for illegal moves"),
     ],
 )
-def test_what_cannot_be_played_is_refused(config, message: str) -> None:
+def test_unsupported_games_are_rejected(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_environment_factory(config)
 
 
-def test_a_game_that_nothing_is_known_about_is_played_in_numbers() -> None:
+def test_unknown_game_is_written_as_numbers() -> None:
     world = make_environment_factory(pettingzoo("classic/leduc_holdem_v4", "one two"))()
     story = play(world, row(4), 0, 2)
     assert set(story[0]["one"] if "one" in story[0] else story[0]["two"]) <= set("01 ")
@@ -254,8 +256,8 @@ def test_a_game_that_nothing_is_known_about_is_played_in_numbers() -> None:
     assert story[-1][2]["one"] == -story[-1][2]["two"] != 0
 
 
-def test_a_game_that_the_opponent_ends_at_once_is_dealt_again() -> None:
+def test_game_ended_by_opponent_is_restarted() -> None:
     world = make_environment_factory(pettingzoo("classic/leduc_holdem_v4", seat="alternate"))()
     for number in range(200):
         assert list(world.reset(row(number), number)) == ["solo"]
-        assert world.total_rewards == {"solo": 0.0}, "of the games before nothing is left"
+        assert world.total_rewards == {"solo": 0.0}, "rewards of earlier games are discarded"

@@ -1,4 +1,4 @@
-"""Questions of reasoning_gym: their items, their scores, and corrections."""
+"""Questions of reasoning_gym: items, scores, corrections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ippo_cli.tasks.environments.examples import seed_examples
 SUMS = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
 
 
-def test_questions_and_scores_are_the_datasets_own() -> None:
+def test_questions_and_scores_match_dataset() -> None:
     config = reasoning_gym("chain_sum", **SUMS)
     train, held_out = seed_examples(config, 3)
     dataset = create_dataset("chain_sum", seed=train[0]["dataset_seed"], size=1010, **SUMS)
@@ -32,7 +32,7 @@ def test_questions_and_scores_are_the_datasets_own() -> None:
         assert (step.rewards, step.terminated, step.parts["correct"]) == ({"solo": expected}, True, 0.0)
 
 
-def test_a_wrong_answer_is_told_its_score_and_may_be_corrected() -> None:
+def test_wrong_answer_may_be_corrected() -> None:
     config = reasoning_gym("countdown", 3)
     example = seed_examples(config, 0)[0][0]
     world = make_environment_factory(config)()
@@ -40,7 +40,7 @@ def test_a_wrong_answer_is_told_its_score_and_may_be_corrected() -> None:
     world.reset(example, 0)
     first, second = act(world, solo="1 + 1"), act(world, solo=answer)
     score = float(first.observations["solo"])
-    assert 0.0 < score < 1.0, "this dataset pays a little for an expression of any kind"
+    assert 0.0 < score < 1.0, "this dataset scores any expression above 0"
     assert (first.rewards, first.terminated) == ({"solo": 0.0}, False)
     assert (second.rewards, second.terminated) == ({"solo": 1.0}, True)
     assert second.parts == {"correct": 1.0, "first_score": pytest.approx(score, rel=1e-2), "unreadable": 0.0}
@@ -50,7 +50,7 @@ def test_a_wrong_answer_is_told_its_score_and_may_be_corrected() -> None:
     assert [step.rewards["solo"] for step in steps] == [0.0, 0.0, pytest.approx(score, rel=1e-2)]
 
 
-def test_a_last_answer_that_was_cut_leaves_its_agent_unfinished_and_an_earlier_one_does_not() -> None:
+def test_truncated_last_answer_leaves_agent_unfinished() -> None:
     world = make_environment_factory(reasoning_gym("countdown", 2))()
     for cuts in ([False, False], [True, False], [False, True]):
         world.reset(seed_examples(reasoning_gym("countdown", 2), 0)[0][0], 0)
@@ -59,7 +59,7 @@ def test_a_last_answer_that_was_cut_leaves_its_agent_unfinished_and_an_earlier_o
         assert last.unfinished == frozenset({"solo"} if cuts[1] else ())
 
 
-def test_with_a_tag_only_what_stands_in_the_last_one_is_the_answer() -> None:
+def test_answer_tag_selects_last_tagged_text() -> None:
     config = reasoning_gym("chain_sum", tag="final", **SUMS)
     example = seed_examples(config, 0)[0][0]
     world = make_environment_factory(config)()
@@ -74,7 +74,7 @@ def test_with_a_tag_only_what_stands_in_the_last_one_is_the_answer() -> None:
         assert act(world, solo=text).rewards == {"solo": score}, text
 
 
-def test_an_answer_that_the_scoring_breaks_on_scores_nothing_and_is_counted() -> None:
+def test_scoring_error_scores_zero_and_is_counted() -> None:
     config = reasoning_gym("prime_factorization")
     world = make_environment_factory(config)()
     world.reset(seed_examples(config, 0)[0][0], 0)
@@ -89,7 +89,7 @@ def test_an_answer_that_the_scoring_breaks_on_scores_nothing_and_is_counted() ->
     "name",
     ["acre", "codeio", "countdown", "figlet_font", "gsm_symbolic", "list_functions", "pool_matrix", "word_ladder"],
 )
-def test_datasets_ask_the_same_again_whatever_global_generators_hold(name: str) -> None:
+def test_items_do_not_depend_on_global_generators(name: str) -> None:
     config = reasoning_gym(name)
     config.train_size = 60
     example = seed_examples(config, 0)[0][33]
@@ -100,7 +100,7 @@ def test_datasets_ask_the_same_again_whatever_global_generators_hold(name: str) 
         stories.append((world.reset(example, 0), world.actions(), act(world, solo="12 x").rewards, random.random()))
     assert stories[0][:3] == stories[1][:3]
     random.seed(2)
-    assert stories[1][3] == random.random(), "global generators are left as they were"
+    assert stories[1][3] == random.random(), "global generators are restored"
 
 
 @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ def test_datasets_ask_the_same_again_whatever_global_generators_hold(name: str) 
     [
         (
             reasoning_gym("chain_sums"),
-            "task.dataset=chain_sums is no dataset of reasoning_gym; use chain_sum[ ,].*python -c",
+            "task.dataset=chain_sums is not a known dataset of reasoning_gym; use chain_sum[ ,].*python -c",
         ),
         (reasoning_gym("chain_sum", terms=2), "names terms, which task.dataset=chain_sum does not have; it has: min_t"),
-        (reasoning_gym("chain_sum", size=2), "sets size, which follows from the run; leave it out"),
-        (reasoning_gym("chain_sum", min_terms=9), "cannot be made .AssertionError: max_terms must be >= min_terms"),
+        (reasoning_gym("chain_sum", size=2), "sets size, which the run determines; remove it"),
+        (reasoning_gym("chain_sum", min_terms=9), "cannot be created .AssertionError: max_terms must be >= min_terms"),
     ],
 )
-def test_what_cannot_be_asked_is_refused(config, message: str) -> None:
+def test_invalid_datasets_are_rejected(config, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_environment_factory(config)

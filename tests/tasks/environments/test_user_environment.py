@@ -1,4 +1,4 @@
-"""Environments of one's own: what is handed on, and what is refused with its reason."""
+"""User environments: conversion of values, and rejected returns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUESS = '''
 made = []
 
 class Guess:
-    """Guess a digit; told whether it is higher or lower."""
+    """Guess a digit; the observation is yes, higher or lower."""
 
     def __init__(self, digits):
         self.digits = digits
@@ -72,7 +72,7 @@ class Relay:
 
 
 class Odd(Relay):
-    """Returns whatever it is given, from `reset` or from `step`."""
+    """Returns fixed values from `reset` and `step`."""
 
     def __init__(self, begin=None, then=None):
         self.begin, self.then = begin, then
@@ -102,14 +102,14 @@ def goes(kind):
 
 
 class Named(Relay):
-    """Numbers under names that metrics have, or cannot have."""
+    """Numbers in info with reserved or invalid metric names."""
 
     def step(self, action):
         return {}, {}, True, False, {"score": 1, "failed_share": 2, "time/step": 3, "win rate": 4, "kept.2-x": 5, 6: 7}
 
 
 class Leaving(Relay):
-    """Whose part is over is told by agent."""
+    """Returns `terminated` and `truncated` by agent."""
 
     def __init__(self, ends):
         self.ends = iter(ends)
@@ -120,7 +120,7 @@ class Leaving(Relay):
 
 
 class Listening(Relay):
-    """Hears whether answers were cut."""
+    """Receives whether answers were truncated."""
 
     def reset(self, seed):
         self.heard = []
@@ -140,17 +140,17 @@ def file(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_one_agent_gets_texts_and_a_number(file: str) -> None:
+def test_single_agent_has_text_and_number(file: str) -> None:
     world = make_environment_factory(own(f"{file}:make", digits=7))()
     assert world.reset(row(12), 0) == {"solo": "guess"}
     step = act(world, solo="3")
     assert (step.observations, step.rewards, step.terminated) == ({"solo": "higher"}, {"solo": 0.0}, False)
-    assert step.parts == {"distance": 2.0, "right": 0.0}, "numbers of info, and nothing else of it"
+    assert step.parts == {"distance": 2.0, "right": 0.0}, "only numbers of info"
     step = act(world, solo="5")
     assert (step.observations, step.rewards, step.terminated) == ({"solo": "yes"}, {"solo": 1.0}, True)
 
 
-def test_several_agents_act_as_the_observations_say(file: str) -> None:
+def test_several_agents_act_by_observation_keys(file: str) -> None:
     world = make_environment_factory(own(f"{file}:Relay", "one two"))()
     assert world.reset(row(5), 0) == {"one": "word 5"}
     step = act(world, one="tree")
@@ -160,7 +160,7 @@ def test_several_agents_act_as_the_observations_say(file: str) -> None:
     assert step.observations == {"one": "end", "two": "end"}
 
 
-def test_every_world_is_an_object_of_its_own_and_is_closed(file: str) -> None:
+def test_environments_are_separate_objects_and_are_closed(file: str) -> None:
     make = make_environment_factory(own(f"{file}:make"))
     worlds = [make() for _ in range(3)]
     assert len({id(world.environment) for world in worlds}) == 3
@@ -168,20 +168,20 @@ def test_every_world_is_an_object_of_its_own_and_is_closed(file: str) -> None:
     assert [world.environment.closed for world in worlds] == [False, True, False]
 
 
-def test_an_episode_is_cut_at_max_turns(file: str) -> None:
+def test_max_turns_truncates(file: str) -> None:
     world = make_environment_factory(own(f"{file}:goes", max_turns=3, kind="long"))()
     for _ in range(2):
         world.reset(row(0), 0)
         assert [act(world, solo="x").truncated for _ in range(3)] == [False, False, True]
 
 
-def test_max_turns_are_those_of_whoever_had_most(file: str) -> None:
+def test_max_turns_counts_the_agent_with_most_turns(file: str) -> None:
     world = make_environment_factory(own(f"{file}:second", "one two", max_turns=2))()
     world.reset(row(0), 0)
     assert [act(world, two="x").truncated for _ in range(2)] == [False, True]
 
 
-def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str) -> None:
+def test_info_numbers_get_valid_metric_names(file: str) -> None:
     world = make_environment_factory(own(f"{file}:Named", "one two"))()
     world.reset(row(0), 0)
     parts = act(world, one="x").parts
@@ -195,7 +195,7 @@ def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str)
     }
     given = Reward(team=[0.0], parts={name: [value] for name, value in parts.items()})
     assert set(validate_reward(given, ["solo"], [episode(("solo", 0, "x"))]).parts) == set(parts), (
-        "no reward is refused for it"
+        "validation accepts the names"
     )
 
 
@@ -211,9 +211,7 @@ def test_numbers_of_info_are_logged_under_names_that_metrics_can_have(file: str)
         ([({"one": False, "two": False}, {"one": False}), (False, False)], "truncated", []),
     ],
 )
-def test_whose_own_part_is_over_may_be_told_by_agent(
-    file: str, ends: list[Any], over: str, finished: list[str]
-) -> None:
+def test_terminated_and_truncated_by_agent(file: str, ends: list[Any], over: str, finished: list[str]) -> None:
     world = make_environment_factory(own(f"{file}:Leaving", "one two", max_turns=2, ends=ends))()
     world.reset(row(0), 0)
     first, last = (act(world, one="x", two="x") for _ in range(2))
@@ -224,7 +222,7 @@ def test_whose_own_part_is_over_may_be_told_by_agent(
     assert [name for name in ("one", "two") if played.finished(name)] == finished
 
 
-def test_an_environment_hears_of_cut_answers_where_its_step_asks(file: str) -> None:
+def test_step_receives_finished_if_it_has_the_parameter(file: str) -> None:
     world = make_environment_factory(own(f"{file}:Listening", "one two"))()
     world.reset(row(0), 0)
     step = world.step({"one": Action("ye", finished=False)})
@@ -237,7 +235,7 @@ def test_an_environment_hears_of_cut_answers_where_its_step_asks(file: str) -> N
     assert alone.environment.heard == [("yes", True)]
 
 
-def test_what_fails_inside_is_raised(file: str) -> None:
+def test_errors_inside_are_raised(file: str) -> None:
     world = make_environment_factory(own(f"{file}:make"))()
     world.reset(row(0), 0)
     with pytest.raises(ValueError, match="invalid literal for int"):
@@ -245,7 +243,7 @@ def test_what_fails_inside_is_raised(file: str) -> None:
     assert world.reset(row(0), 0) == {"solo": "guess"}
 
 
-def test_legal_answers_come_from_its_method_where_it_has_one(file: str) -> None:
+def test_legal_actions_come_from_actions_method(file: str) -> None:
     pairs = random_turns(own(f"{file}:make", digits=3), 0, 40)
     assert {answer for _, answer in pairs} == {"0", "1", "2"}
     assert {told for told, _ in pairs} == {"guess", "higher", "lower"}
@@ -257,18 +255,18 @@ def test_legal_answers_come_from_its_method_where_it_has_one(file: str) -> None:
     [
         ("begins", "text", "solo", r"reset must return \(observation, info\), not a dict"),
         ("begins", "number", "solo", "reset must return texts as observations, not a int"),
-        ("begins", "nobody", "solo", "reset must tell at least one agent something"),
-        ("begins", "stranger", "solo", "reset names 'three', and task.agents are solo"),
+        ("begins", "nobody", "solo", "reset must return an observation for at least one agent"),
+        ("begins", "stranger", "solo", "reset names 'three', but task.agents are solo"),
         ("goes", "gym", "solo", r"must return \(observation, reward, terminated, truncated, info\), not a tuple of 4"),
         ("goes", "number", "solo", "step must return texts as observations, not a int"),
-        ("goes", "silent", "solo", "step must tell at least one agent something until the episode ends"),
+        ("goes", "silent", "solo", "step must return an observation for at least one agent until the episode ends"),
         ("goes", "reward", "solo", "could not convert string to float: 'much'"),
         ("goes", "stranger", "solo", "step names 'three'"),
         ("goes", "left", "solo", "step names 'three'"),
         ("goes", "long", "one two", "reset must return a dict from agent to text: the task has several agents"),
     ],
 )
-def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, agents: str, message: str) -> None:
+def test_invalid_returns_are_rejected(file: str, function: str, kind: str, agents: str, message: str) -> None:
     if (function, kind) == ("begins", "text"):
         Path(file).write_text(GUESS.replace('"text": "go"', '"text": {"solo": "go"}'))
     world = make_environment_factory(own(f"{file}:{function}", agents, kind=kind))()
@@ -284,15 +282,15 @@ def test_what_keeps_no_contract_says_so(file: str, function: str, kind: str, age
         (
             "{file}",
             {},
-            "task.environment=.*my_env.py names a file, and not what in it; use task.environment=.*my_env.py:Guess or ",
+            "task.environment=.*my_env.py names a file without a function; use task.environment=.*my_env.py:Guess or ",
         ),
-        ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is no file"),
-        ("{file}:make", {"digits": 1}, r"cannot be made \(.*my_env.py:32: ValueError: two digits at least\)"),
-        ("{file}:make", {"letters": 1}, r"cannot be made \(.*unexpected keyword argument 'letters'"),
+        ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is not a file"),
+        ("{file}:make", {"digits": 1}, r"cannot be created \(.*my_env.py:32: ValueError: two digits at least\)"),
+        ("{file}:make", {"letters": 1}, r"cannot be created \(.*unexpected keyword argument 'letters'"),
         ("{file}:nothing", {}, "returned a object, which has no reset, step"),
     ],
 )
-def test_what_cannot_be_made_is_refused(file: str, name: str, arguments: dict, message: str) -> None:
+def test_invalid_functions_are_rejected(file: str, name: str, arguments: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as refused:
         make_environment_factory(own(name.format(file=file), **arguments))
     assert "reward.function" not in str(refused.value)

@@ -1,13 +1,13 @@
-"""One dataclass per configuration group: types and meanings here, values in `conf/`.
+"""One dataclass per configuration group: types and field documentation here, values in `conf/`.
 
-A group's dataclasses lie in the file of its name, those of two small groups in `run.py`; all are imported from here.
-Fields have no defaults: every value is written in YAML. An agent's are the exception, since no group holds them.
-What a value must be beyond its type is part of the field's type (`config/constraints.py`).
-The comment behind a field is its documentation; `docs/config.md` is generated from these comments and the YAML values.
-Enum members are spelled as in YAML, so that a value reads the same on the command line, in code and in errors.
+Each group has a file of its name; `run.py` also holds two small groups. Import all dataclasses from this package.
+Fields have no defaults, because YAML sets every value. Fields of an agent are the exception: no group holds them.
+Constraints beyond the type are part of the field's type (`config/constraints.py`).
+The comment after a field is its documentation; `scripts/docs.py` generates `docs/config.md` from these comments.
+Enum members are spelled as in YAML, so that a value looks the same on the command line, in code and in errors.
 """
 
-# ruff: noqa: F401 (imported to be imported from here)
+# ruff: noqa: F401 (re-exports)
 
 from __future__ import annotations
 
@@ -212,4 +212,4 @@ SCHEMAS: dict[str, type[Any]] = {
     "sweep_optuna": OptunaSweepConfig,
     "sweep_population": PopulationSweepConfig,
 }
-"""Schema nodes by the name under which a YAML file lists them first (`/schema/NAME@_here_`)."""
+"""Schema by name; a YAML file lists its schema first in `defaults` (`/schema/NAME@_here_`)."""

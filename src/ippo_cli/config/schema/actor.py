@@ -32,27 +32,27 @@ class Alphabet(str, Enum):
 class ActorConfig(OptimizerConfig):
     """The policy: a causal language model."""
 
-    kind: ActorKind  # tiny (made locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
+    kind: ActorKind  # tiny (created locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
     model: Name | None  # folder or hub id of a causal language model in safetensors format
     revision: str | None  # commit, branch or tag of a hub model
     tokenizer: Name | None  # folder or hub id of another tokenizer for the model; null = the model's own
     tokenizer_revision: str | None  # commit, branch or tag of a tokenizer on a hub
-    model_args: dict[str, Any]  # for from_pretrained: {attn_implementation: eager}, {load_in_4bit: true}, config values
+    model_args: dict[str, Any]  # arguments of from_pretrained: {attn_implementation: eager}, {load_in_4bit: true}, ...
     dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
     gradient_checkpointing: bool  # recompute activations in the backward pass: less memory, more time
-    reference: Name  # KL terms compare with: initial (the actor as it begins) | base (below its adapter) | a folder
-    reference_update_every: PositiveInt | None  # iterations after which the reference becomes the actor; null = never
+    reference: Name  # reference of KL terms: initial (initial weights) | base (the adapter's base model) | a folder
+    reference_update_every: PositiveInt | None  # iterations between copies of the actor to the reference; null = never
 
 
 @dataclass
 class TinyActorConfig(ActorConfig):
-    """A small transformer with a character tokenizer, made and warm-started locally."""
+    """A small transformer with a character tokenizer, created and warm-started locally."""
 
-    alphabet: Alphabet  # auto (characters of prompts and answers) | printable (bytes: reads and writes any text)
+    alphabet: Alphabet  # auto (characters of prompts and answers) | printable (bytes: encodes any text)
     hidden_size: PositiveInt  # width of the transformer
     num_layers: PositiveInt  # transformer layers
     num_heads: PositiveInt  # attention heads; must divide hidden_size
-    warm_start_steps: NonNegativeInt  # supervised steps on reference answers or random play before training
+    warm_start_steps: NonNegativeInt  # supervised steps on reference answers or random actions before training
     warm_start_batch_size: PositiveInt  # examples per supervised step
     warm_start_learning_rate: PositiveLearningRate  # learning rate of the supervised steps
 
@@ -61,9 +61,9 @@ class TinyActorConfig(ActorConfig):
 class LoraActorConfig(LoraConfig, ActorConfig):
     """A LoRA adapter on a frozen causal language model."""
 
-    adapter: Name | None  # folder of an earlier adapter to start from (PEFT's format); null = one that does nothing yet
+    adapter: Name | None  # folder of an adapter to start from (PEFT format); null = a new adapter with B A = 0
 
 
 @dataclass
 class TinyLoraActorConfig(LoraActorConfig, TinyActorConfig):
-    """A LoRA adapter on a small transformer that is made and warm-started locally, and frozen then."""
+    """A LoRA adapter on a small transformer that is created and warm-started locally, then frozen."""

@@ -1,4 +1,4 @@
-"""`task.agents.NAME`: how one agent is asked, and what is its own among the groups' values."""
+"""`task.agents.NAME`: prompts of one agent, and its overrides of group values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def build_unset(schema: type[T]) -> T:
-    """An instance whose every leaf is missing (`???`): the place where one agent's overrides of a group may go."""
+    """Return an instance with every leaf missing (`???`), to be filled by one agent's overrides of a group."""
     instance = object.__new__(schema)
     for leaf in fields(schema):  # type: ignore[arg-type]
         object.__setattr__(instance, leaf.name, "???")
@@ -25,30 +25,30 @@ def build_unset(schema: type[T]) -> T:
 
 @dataclass
 class PromptConfig:
-    """How an agent is asked."""
+    """Prompts and reference answers of an agent."""
 
     template: str  # the prompt; {field} is replaced by that field of the example
-    turn_template: str | None = None  # what it is told later; null = what others said since, in worlds template again
+    turn_template: str | None = None  # prompt of later turns; null = new messages of others; in environments: template
     system: str | None = None  # system message; needs a chat template
-    answer: str | None = None  # the reference answer as a template; exact_match, gsm8k and the warm start use it
-    warm_start_answer: str | None = None  # what actor=tiny's warm start teaches, as a template; null = answer
+    answer: str | None = None  # template of the reference answer; exact_match, gsm8k and the warm start use it
+    warm_start_answer: str | None = None  # template of the targets of actor=tiny's warm start; null = answer
 
 
 @dataclass
 class AgentPromptConfig(PromptConfig):
-    """What an agent has beside its models."""
+    """Settings of an agent that belong to no group."""
 
-    frozen: bool = False  # it speaks with its initial weights, is scored, and never learns
+    frozen: bool = False  # it generates with its initial weights and is scored, but never trained
 
 
 @dataclass
 class AgentConfig(AgentPromptConfig):
-    """One named agent of a task: how it is asked, and what is its own among the groups' values."""
+    """One named agent of a task: its prompts, and its overrides of group values."""
 
     actor: TinyLoraActorConfig = field(
         default_factory=partial(build_unset, TinyLoraActorConfig)
-    )  # its values of `actor`
-    critic: AnyCriticConfig = field(default_factory=partial(build_unset, AnyCriticConfig))  # and of `critic`
-    rollout: SamplingConfig = field(default_factory=partial(build_unset, SamplingConfig))  # and of how it is sampled
-    algorithm: StepsConfig = field(default_factory=partial(build_unset, StepsConfig))  # and of its actor's steps
-    reward: RewardWeightsConfig = field(default_factory=partial(build_unset, RewardWeightsConfig))  # and of its score
+    )  # overrides of `actor`
+    critic: AnyCriticConfig = field(default_factory=partial(build_unset, AnyCriticConfig))  # overrides of `critic`
+    rollout: SamplingConfig = field(default_factory=partial(build_unset, SamplingConfig))  # overrides of sampling
+    algorithm: StepsConfig = field(default_factory=partial(build_unset, StepsConfig))  # overrides of optimizer steps
+    reward: RewardWeightsConfig = field(default_factory=partial(build_unset, RewardWeightsConfig))  # overrides of score

@@ -1,4 +1,4 @@
-"""`algorithm=`: what is learnt from a buffer."""
+"""`algorithm=`: objective, advantages, KL terms and optimizer steps."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Advantage(str, Enum):
 
     @property
     def needs_critic(self) -> bool:
-        """Whether values are part of the estimator; to all others a critic is of no use."""
+        """Whether the estimator uses values; other estimators ignore a critic."""
         return self is Advantage.gae
 
     @property
     def needs_group(self) -> bool:
-        """Whether the baseline is made of other responses to the same prompt."""
+        """Whether the baseline is computed from other responses to the same prompt."""
         return self in (Advantage.group, Advantage.leave_one_out)
 
     @property
     def is_per_action(self) -> bool:
-        """Whether rewards are followed from action to action; all others judge a response as a whole."""
+        """Whether the estimator gives one advantage per action; others give one per response."""
         return self in (Advantage.gae, Advantage.reward_to_go)
 
 
@@ -110,9 +110,9 @@ class KlRewardConfig:
     """KL penalty inside the per-token reward."""
 
     coef: Coefficient  # coefficient; 0 switches it off
-    estimator: KlRewardEstimator  # k1 | abs | k2 | k3, of the sampled token; full = exact, over the vocabulary
+    estimator: KlRewardEstimator  # k1 | abs | k2 | k3 of the sampled token; full = exact, over the vocabulary
     target: PositiveFloat | None  # adapt the coefficient towards this KL per token; null = fixed
-    horizon: Annotated[int, Range(0, open_low=True)] | None  # time scale of the adaptation in samples; null: no target
+    horizon: Annotated[int, Range(0, open_low=True)] | None  # time scale of the adaptation in samples; null = no target
 
 
 @dataclass
@@ -125,7 +125,7 @@ class KlLossConfig:
 
 @dataclass
 class KlConfig:
-    """How far the policy may move from its initial weights."""
+    """KL terms between the policy and its reference."""
 
     reward: KlRewardConfig
     loss: KlLossConfig
@@ -134,69 +134,69 @@ class KlConfig:
 
 @dataclass
 class ReweightConfig:
-    """PF-PPO: which rows of the buffer are trained on, drawn with replacement by their scores."""
+    """PF-PPO: resample the rows of the buffer with replacement, weighted by their scores."""
 
     method: Reweight  # none | pow (|score|^power) | max_min (the extremes) | max_random (the best 4 times)
-    power: PositiveFloat | None  # of the absolute score, with method=pow; null otherwise
+    power: PositiveFloat | None  # exponent of the absolute score with method=pow; null otherwise
 
 
 @dataclass
 class BehaviorCorrectionConfig:
-    """Importance weights where sampling filters or another engine make the sampler differ from the policy."""
+    """Importance weights for a sampler that differs from the policy (sampling filters, another engine)."""
 
-    level: WeightLevel  # none | token | sequence: what one weight stands for
-    cap: PositiveFloat | None  # weights are truncated at this; null = never
+    level: WeightLevel  # none | token | sequence: unit that shares one weight
+    cap: PositiveFloat | None  # upper limit at which weights are truncated; null = off
     band_low: NonNegativeFloat | None  # weights below this become 0: their tokens are not trained on; null = no band
-    band_high: PositiveFloat | None  # and above this; set both or neither
+    band_high: PositiveFloat | None  # weights above this become 0; set both or neither
 
 
 @dataclass
 class SequentialCorrectionConfig:
-    """HAPPO: a policy's advantages are multiplied by how much those updated before it changed the joint action."""
+    """HAPPO: multiply a policy's advantages by the probability ratio of the policies updated before it."""
 
-    pooling: Pooling | None  # a turn's ratio: sum (the product of its tokens') | mean (geometric); null: no correction
-    cap: PositiveFloat | None  # factors are truncated at this; null = never
+    pooling: Pooling | None  # a turn's ratio: sum (product over its tokens) | mean (geometric); null = no correction
+    cap: PositiveFloat | None  # upper limit at which factors are truncated; null = off
 
 
 @dataclass
 class StepsConfig:
-    """How often a buffer is gone over: the keys of `algorithm` that an agent may have values of its own for."""
+    """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
     ppo_epochs: PositiveInt  # passes over the buffer
-    mini_batch_size: PositiveInt | None  # an agent's sequences per optimizer step, global; null = rollout.buffer_size
+    mini_batch_size: PositiveInt | None  # an agent's sequences per step, all ranks; null = rollout.buffer_size
 
 
 @dataclass
 class AlgorithmConfig(StepsConfig):
-    """What is learnt from a buffer: objective, advantages, KL, epochs. null: has no part in this algorithm."""
+    """Objective, advantages, KL terms and epochs. null: not used by this algorithm."""
 
     objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
     advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline (without one)
-    credit: Credit  # what an action is: token | turn | auto (turn where a row of the buffer has several turns)
-    turn_value: TurnValue | None  # a turn's value: its first | mean | final token's, or after (sees the whole turn)
-    value_unit: ValueUnit  # what the value loss regresses: every token's value | one value per turn
+    credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
+    turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | after (after the turn)
+    value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)
     scale_by_std: bool | None  # advantage=group: divide by the group's standard deviation (GRPO) or not (Dr. GRPO)
     gamma: UnitFloat | None  # discount per action
     gae_lambda: UnitFloat | None  # GAE's lambda
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
-    critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = that of the advantages
+    critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
     advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # the ratio is clipped below 1 - this
-    clip_range_high: ClipRange | None  # and above 1 + this
+    clip_range_high: ClipRange | None  # the ratio is clipped above 1 + this
     dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
-    ratio_level: RatioLevel  # what one ratio is of: token | turn | sequence
+    ratio_level: RatioLevel  # unit of one probability ratio: token | turn | sequence
     ratio_pooling: Pooling | None  # log-ratios of a turn or sequence: sum (the product) | mean (GSPO); null for tokens
-    value_clip_range: PositiveFloat | None  # clip of the value update; null = off
-    huber_delta: PositiveFloat | None  # the value error counts linearly beyond this; null = squared everywhere
+    value_clip_range: PositiveFloat | None  # clip range of the value update; null = off
+    huber_delta: PositiveFloat | None  # Huber loss: linear beyond this value error; null = squared error
     value_loss_coef: Coefficient | None  # weight of the value loss
-    needs_centralized_critic: bool  # refuse critics that read one agent's rows alone (MAPPO); false = take any critic
+    needs_centralized_critic: bool  # require critic=centralized (MAPPO); false = any critic
     entropy_coef: EntropyCoefficient  # weight of the entropy bonus
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
-    allow_off_policy_steps: bool  # let objective=on_policy take several optimizer steps per iteration
+    allow_off_policy_steps: bool  # allow several optimizer steps per iteration with objective=on_policy
     target_kl: KlLimit | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
     critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained
     truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
-    truncation_penalty: PositiveFloat | None  # subtracted from a truncated response's score with truncation=penalty
+    truncation_penalty: PositiveFloat | None  # subtracted from the score of a truncated response; truncation=penalty
     reweight: ReweightConfig
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig

@@ -20,43 +20,43 @@ class CriticKind(str, Enum):
 
 @dataclass
 class CriticConfig:
-    """The value function, common to all kinds."""
+    """Keys of all value functions."""
 
     kind: CriticKind  # separate | centralized | value_head | adapter | none
 
 
 @dataclass
 class NoCriticConfig(CriticConfig):
-    """No value function: for algorithms whose baseline comes from scores alone."""
+    """No value function: for algorithms with a baseline computed from scores."""
 
 
 @dataclass
 class TrainedCriticConfig(CriticConfig):
-    """A value function that is learnt."""
+    """A trained value function."""
 
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
-    learning_rate: LearningRate  # of the critic's own optimizer; value_head: of the head's parameter group
+    learning_rate: LearningRate  # learning rate of the critic; with value_head, of the head's parameter group
 
 
 @dataclass
 class ValueHeadCriticConfig(TrainedCriticConfig):
-    """A head on the actor's last hidden state, trained with the actor by one joint loss."""
+    """A value head on the actor's last hidden state; actor and head minimise one joint loss."""
 
 
 @dataclass
 class OptimizedCriticConfig(TrainedCriticConfig, OptimizerConfig):
-    """A critic with an optimizer and steps of its own."""
+    """A critic with a separate optimizer and separate steps."""
 
-    warm_start: Name | None  # a run's `critic/` folder or a reward model (one label) to start from, with its head
-    mini_batch_size: PositiveInt | None  # sequences per step, global; null = the algorithm's, or a buffer's eighth
+    warm_start: Name | None  # initial weights, head included: a run's `critic/` folder or a reward model (one label)
+    mini_batch_size: PositiveInt | None  # sequences per step, all ranks; null = the algorithm's, else 1/8 of the buffer
     ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
 
 
 @dataclass
 class SeparateCriticConfig(OptimizedCriticConfig):
-    """A model of its own: a backbone without a language-model head, and a value head."""
+    """A separate model: a backbone without a language-model head, and a value head."""
 
-    model: Name | None  # folder or hub id of the backbone; null = start from the same weights as the actor
+    model: Name | None  # folder or hub id of the backbone; null = the actor's initial weights
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16
     gradient_checkpointing: bool  # recompute activations in the backward pass
@@ -64,17 +64,17 @@ class SeparateCriticConfig(OptimizedCriticConfig):
 
 @dataclass
 class CentralizedCriticConfig(SeparateCriticConfig):
-    """A model of its own that reads what every agent was told and wrote."""
+    """A separate model that reads the observations and responses of all agents."""
 
-    shared: bool  # one critic for all agents; false = one for each agent, or group of team.groups
-    context_limit: PositiveInt | None  # tokens that it reads as one sequence; null = what its model was made for
+    shared: bool  # one critic for all agents; false = one per agent, or per group of team.groups
+    context_limit: PositiveInt | None  # tokens per sequence of the critic; null = the model's context length
 
 
 @dataclass
 class AdapterCriticConfig(LoraConfig, OptimizedCriticConfig):
-    """A LoRA adapter of its own on the actor's frozen base, and a value head."""
+    """A separate LoRA adapter on the actor's frozen base, and a value head."""
 
 
 @dataclass
 class AnyCriticConfig(LoraConfig, CentralizedCriticConfig):
-    """Every key that some critic with an optimizer of its own has: one agent's values may be any of them."""
+    """All keys of critics with a separate optimizer: an agent may override any of them."""

@@ -19,9 +19,9 @@ class LaunchConfig:
     """Processes and devices."""
 
     processes: PositiveInt  # ranks started on this machine (ignored under torchrun, the deepspeed launcher and srun)
-    nodes: PositiveInt  # machines; the same line is typed on each, with MASTER_ADDR, MASTER_PORT and NODE_RANK
-    device: Device  # auto (cuda where there is one) | cpu | cuda
+    nodes: PositiveInt  # machines; run the same command on each, with MASTER_ADDR, MASTER_PORT and NODE_RANK set
+    device: Device  # auto (cuda if available) | cpu | cuda
     threads: PositiveInt | None  # CPU threads per rank; null = cores divided by ranks
-    timeout_s: PositiveInt  # seconds after which a collective that does not finish is an error
-    watchdog_s: PositiveFloat | None  # seconds without any progress that end a run (exit code 11); null = never
-    watchdog_first_s: PositiveFloat  # the same until the first iteration is done: loading may be silent for longer
+    timeout_s: PositiveInt  # seconds after which an unfinished collective is an error
+    watchdog_s: PositiveFloat | None  # seconds without progress after which a run exits (code 11); null = never
+    watchdog_first_s: PositiveFloat  # the same limit until the first iteration is done; loading takes longer

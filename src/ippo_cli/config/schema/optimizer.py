@@ -1,4 +1,4 @@
-"""What every trained model has: AdamW, a learning-rate schedule, clipping, a number format."""
+"""Keys of trained models: AdamW, learning-rate schedule, gradient clipping, number format."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Schedule(str, Enum):
 
 @dataclass
 class OptimizerConfig:
-    """What every trained model has: AdamW, a learning-rate schedule, clipping."""
+    """Keys of trained models: AdamW, learning-rate schedule, gradient clipping."""
 
     learning_rate: LearningRate  # peak learning rate of AdamW
     lr_schedule: Schedule  # constant | linear | cosine decay over the run, after the warm-up
     warmup_iterations: NonNegativeInt  # iterations over which the learning rate rises linearly from 0
-    min_lr_ratio: UnitFloat  # share of the peak learning rate at which linear and cosine schedules end
+    min_lr_ratio: UnitFloat  # fraction of the peak learning rate at which linear and cosine schedules end
     weight_decay: WeightDecay  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
     adam_beta1: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's first-moment decay
     adam_beta2: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's second-moment decay

@@ -1,4 +1,4 @@
-"""`plan=`: the devices that `mode=plan` computes for, where they are not this machine's."""
+"""`plan=`: hardware that `mode=plan` assumes instead of this machine's."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ippo_cli.config.constraints import PositiveFloat, PositiveInt
 
 @dataclass
 class PlanConfig:
-    """The devices that mode=plan computes for. All keys are null (this machine) or none is; training reads none."""
+    """Hardware that mode=plan assumes. Set all keys, or none (this machine); training ignores them."""
 
-    devices: PositiveInt | None  # of the whole run, with a rank on each; null = launch.processes on this machine
-    per_machine: PositiveInt | None  # devices in one machine
-    memory_gib: PositiveFloat | None  # of one device
-    machine_memory_gib: PositiveFloat | None  # of one machine: what is offloaded lies there
-    tflops: PositiveFloat | None  # what one device computes, in 10^12 operations a second in the models' type
-    memory_gb_per_s: PositiveFloat | None  # what one device reads of its memory
-    link_gb_per_s: PositiveFloat | None  # what one device sends to others in its machine, and receives at once
-    network_gb_per_s: PositiveFloat | None  # likewise to devices of other machines
+    devices: PositiveInt | None  # devices of the run, one rank on each; null = launch.processes on this machine
+    per_machine: PositiveInt | None  # devices per machine
+    memory_gib: PositiveFloat | None  # memory of one device, in GiB
+    machine_memory_gib: PositiveFloat | None  # host memory of one machine, in GiB; holds offloaded tensors
+    tflops: PositiveFloat | None  # throughput of one device in 10^12 operations per second, in the models' dtype
+    memory_gb_per_s: PositiveFloat | None  # memory bandwidth of one device, in GB/s
+    link_gb_per_s: PositiveFloat | None  # bandwidth of one device to devices of its machine, in GB/s per direction
+    network_gb_per_s: PositiveFloat | None  # bandwidth of one device to other machines, in GB/s per direction

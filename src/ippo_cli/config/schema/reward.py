@@ -1,4 +1,4 @@
-"""`reward=`: how responses become scores."""
+"""`reward=`: how responses are scored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class RewardKind(str, Enum):
     code_pair = "code_pair"
     environment = "environment"
     exact_match = "exact_match"
-    format = "format"  # pyright: ignore[reportAssignmentType]  # texts have a method of that name
+    format = "format"  # pyright: ignore[reportAssignmentType]  # str has a method of that name
     function = "function"
     grid = "grid"
     gsm8k = "gsm8k"
@@ -77,182 +77,182 @@ class Overlong(str, Enum):
 
 @dataclass
 class RewardWeightsConfig:
-    """What counts in an agent's score: the keys of `reward` that an agent may have values of its own for."""
+    """Weights of an agent's score: the keys of `reward` that an agent may override."""
 
     team_weight: float  # weight of the joint reward in each agent's score
     agent_weight: float  # weight of the agent's own reward
-    turn_weight: float  # weight, in both, of numbers for single turns beside those for whole episodes
+    turn_weight: float  # weight of turn rewards relative to episode rewards, in both
 
 
 @dataclass
 class RewardConfig(RewardWeightsConfig):
-    """How responses become scores."""
+    """Keys of all rewards."""
 
-    kind: RewardKind  # what scores responses; the options of this group
-    credit_assignment: CreditAssignment  # none | difference (to its initial policy) | counterfactual | leave_out
+    kind: RewardKind  # how responses are scored; one of the options of this group
+    credit_assignment: CreditAssignment  # none | difference (to the initial policy) | counterfactual | leave_out
     measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
-    processor: list[str]  # steps on the mixed score: scale shift clip zscore running_zscore, or file.py:function
-    scale: float  # processor `scale` multiplies by this
-    shift: float  # processor `shift` adds this
-    clip_low: float  # processor `clip` bounds
-    clip_high: float  # processor `clip` bounds
-    norm_eps: NonNegativeFloat  # `zscore` (of the buffer), `running_zscore` (of all so far) leave smaller deviations
-    failure_budget: UnitFloat  # share of a buffer's rows that may fail before the run stops
-    reward_batch_rows: NonNegativeInt  # reward this many finished rows while others are written; 0 = all rows at once
+    processor: list[str]  # steps on the combined score: scale shift clip zscore running_zscore, or file.py:function
+    scale: float  # factor of processor `scale`
+    shift: float  # summand of processor `shift`
+    clip_low: float  # lower bound of processor `clip`
+    clip_high: float  # upper bound of processor `clip`
+    norm_eps: NonNegativeFloat  # `zscore` (buffer) and `running_zscore` (run) do not divide by a smaller deviation
+    failure_budget: UnitFloat  # fraction of a buffer's rows that may fail before the run stops
+    reward_batch_rows: NonNegativeInt  # reward this many finished rows during generation; 0 = all rows at once
 
 
 @dataclass
 class ExactMatchConfig(RewardConfig):
     """Compares each response with its agent's reference answer."""
 
-    match: Match  # characters (share of correct positions) | exact (all or nothing)
+    match: Match  # characters (fraction of correct positions) | exact (all or nothing)
 
 
 @dataclass
 class FunctionRewardConfig(RewardConfig):
-    """A function of the user's."""
+    """A user-defined Python function."""
 
     function: Name | None  # path.py:function or module:function
-    whole_batch: bool  # its numbers compare rows: a rank's rows are never asked about in parts, not even after failures
-    per_sample: bool  # it is called for every row by itself: function(example, responses) returns a number, or a dict
-    concurrency: PositiveInt | None  # rows at once, of async calls or in processes; null = 16 of async calls, 1 process
-    process: bool  # it is called in a process of its own, which can be killed
-    timeout_s: PositiveFloat | None  # a call that takes longer has failed; needs process=true, or an async function
+    whole_batch: bool  # scores compare rows: never split a rank's rows over several calls, even after failures
+    per_sample: bool  # call it once per row: function(example, responses) returns a number, or a dict
+    concurrency: PositiveInt | None  # async calls or processes in parallel; null = 16 async calls, 1 process
+    process: bool  # call it in a separate process, which can be killed
+    timeout_s: PositiveFloat | None  # a longer call fails; needs process=true, or an async function
 
 
 @dataclass
 class GridRewardConfig(RewardConfig):
-    """How near to its goal a walk ended, less what its detours cost."""
+    """Closeness of a walk's end to the goal, minus a cost for detours."""
 
-    step_cost: UnitFloat  # subtracted for every step that did not bring the walk nearer
+    step_cost: UnitFloat  # subtracted for every step that does not approach the goal
 
 
 @dataclass
 class Gsm8kRewardConfig(RewardConfig):
-    """Whether a response's number is that of the reference answer."""
+    """1 if the response's number equals the number of the reference answer."""
 
-    match: NumberMatch  # strict (the number after the last ####) | flexible (the last number); both are reported
+    match: NumberMatch  # strict (the number after the last ####) | flexible (the last number); both are logged
 
 
 @dataclass
 class NumberRewardConfig(RewardConfig):
-    """How near a response's last number is to the reference answer's, in which form; the weights are of these."""
+    """Weighted sum: correctness, closeness and format of the last number, compared with the reference answer."""
 
-    right: NonNegativeFloat  # of the right number
-    near: NonNegativeFloat  # of nearness: 1 less the relative error, at least 0
-    bare: NonNegativeFloat  # of a number and nothing else, right or wrong
+    right: NonNegativeFloat  # weight of the correct number
+    near: NonNegativeFloat  # weight of closeness: max(0, 1 - relative error)
+    bare: NonNegativeFloat  # weight of a response that is only a number, correct or not
 
 
 @dataclass
 class EnvironmentRewardConfig(RewardConfig):
-    """What a world pays as it goes."""
+    """Rewards that the environment returns."""
 
 
 @dataclass
 class LengthRewardConfig(RewardConfig):
-    """Whether responses are as long as they should be."""
+    """1 if the response length is in the interval [low, high]."""
 
-    unit: LengthUnit  # what is counted: characters | words | tokens (of the response, its end included)
-    low: NonNegativeInt  # from here on responses are long enough
-    high: NonNegativeInt | None  # up to here they are short enough; null = there is no limit
-    margin: NonNegativeInt  # outside, the reward falls from 1 to 0 over this many; 0 = at once
+    unit: LengthUnit  # unit of length: characters | words | tokens (of the response, end token included)
+    low: NonNegativeInt  # minimum length
+    high: NonNegativeInt | None  # maximum length; null = no limit
+    margin: NonNegativeInt  # outside [low, high] the reward falls linearly from 1 to 0 over this length; 0 = at once
 
 
 @dataclass
 class FormatRewardConfig(RewardConfig):
-    """Whether responses have a form."""
+    """1 if the response matches a pattern."""
 
-    pattern: Name | None  # regular expression that a whole response must match; `.` stands for line ends too
+    pattern: Name | None  # regular expression that the whole response must match; `.` also matches line ends
 
 
 @dataclass
 class MathRewardConfig(RewardConfig):
-    """Whether a response's answer equals the reference answer as mathematics, told by math-verify."""
+    """1 if math-verify finds the response's answer mathematically equal to the reference answer."""
 
     workers: PositiveInt | None  # processes per rank that compare answers; null = one per core of the rank
-    timeout_s: PositiveFloat  # a comparison that takes longer is killed, and the row has failed
+    timeout_s: PositiveFloat  # a longer comparison is killed, and its row fails
 
 
 @dataclass
 class CodeRunConfig(RewardConfig):
-    """Programs that models write, tested in a sandbox; fields of an example stand in braces."""
+    """Keys of rewards that run generated programs in a sandbox; {field} is replaced by that field of the example."""
 
-    sandbox: Sandbox  # where programs run: none (refused) | bwrap (no network, no files) | unsafe_local (as you)
-    workers: PositiveInt | None  # programs tested at once per rank; null = one per core of the rank
-    timeout_s: PositiveFloat  # seconds on the wall that all tests of a program may take together
-    prompt: str  # what stands before a response in its program, such as imports; '' = nothing
+    sandbox: Sandbox  # where programs run: none (error) | bwrap (no network, no files) | unsafe_local (as your user)
+    workers: PositiveInt | None  # programs tested in parallel per rank; null = one per core of the rank
+    timeout_s: PositiveFloat  # wall-clock seconds for all tests of one program
+    prompt: str  # code inserted before the response, such as imports; '' = none
     test: str  # tests: a function check(candidate), or assert statements
-    entry_point: str  # the name of the function under test
+    entry_point: str  # name of the function under test
 
 
 @dataclass
 class CodeRewardConfig(CodeRunConfig):
-    """Whether the program of a response passes its tests."""
+    """Tests of the program in a response."""
 
-    match: TestMatch  # all (1 where every test is passed) | share (of tests that are passed); both are reported
+    match: TestMatch  # all (1 if every test passes) | share (fraction of tests that pass); both are logged
 
 
 @dataclass
 class CodePairRewardConfig(CodeRunConfig):
-    """Two agents write one program, the first one a helper, the second one what calls it; the weights are of stages."""
+    """Two agents write one program: the first a helper function, the second its caller; a weighted sum of stages."""
 
-    helper: Name  # the name of the helper function
-    parses: NonNegativeFloat  # of texts that are Python
-    defines: NonNegativeFloat  # of texts that define their function
-    calls: NonNegativeFloat  # of calling the helper and using what it returns
-    tests: NonNegativeFloat  # of the share of tests that are passed
+    helper: Name  # name of the helper function
+    parses: NonNegativeFloat  # weight of valid Python
+    defines: NonNegativeFloat  # weight of defining the required functions
+    calls: NonNegativeFloat  # weight of calling the helper and using its result
+    tests: NonNegativeFloat  # weight of the fraction of tests that pass
 
 
 @dataclass
 class RemoteRewardConfig(RewardConfig):
-    """A server that is asked over HTTP."""
+    """A server that scores over HTTP."""
 
-    url: Name | None  # where it is asked, such as http://127.0.0.1:8000/score
+    url: Name | None  # address of the server, such as http://127.0.0.1:8000/score
     token_env: (
         Name | None
-    )  # name of the environment variable that holds its token, never the token; null = none is sent
-    concurrency: PositiveInt  # requests at once, per rank
-    timeout_s: PositiveFloat  # a request that takes longer has failed, and is sent again twice
+    )  # name of the environment variable that holds the token, never the token itself; null = no token
+    concurrency: PositiveInt  # parallel requests per rank
+    timeout_s: PositiveFloat  # a longer request fails; it is retried twice
 
 
 @dataclass
 class HttpRewardConfig(RemoteRewardConfig):
-    """A scorer of the user's behind HTTP: rows in, numbers out, as JSON."""
+    """A user-defined HTTP scorer: receives rows and returns numbers, as JSON."""
 
-    batch_size: PositiveInt  # rows of one request
+    batch_size: PositiveInt  # rows per request
 
 
 @dataclass
 class JudgeRewardConfig(RemoteRewardConfig):
-    """A language model behind an OpenAI-compatible endpoint, asked for a number by a rubric; url ends in /v1."""
+    """A language model at an OpenAI-compatible endpoint that grades responses by a rubric; url ends in /v1."""
 
-    model: Name | None  # the model's name at the endpoint
-    template: str  # what it is asked: {prompt}, {response}, {agents.NAME} and fields of the example; or jinja:...
-    pattern: Name | None  # regular expression with one group, the number; the last match in its answer counts
-    field: Name | None  # instead of a pattern: the field of the JSON object in its answer that holds the number
-    lowest: float  # the lowest number that it may give, which is worth 0
-    highest: float  # the highest one, worth 1
-    max_tokens: PositiveInt  # tokens of its answer
-    keep_answers: bool  # its answers are written into the run's folder, so that a resumed run asks nothing again
+    model: Name | None  # model name at the endpoint
+    template: str  # judge prompt: {prompt}, {response}, {agents.NAME} and fields of the example; or jinja:...
+    pattern: Name | None  # regular expression with one group, the number; the last match in the answer counts
+    field: Name | None  # instead of a pattern: field of the JSON object in the answer that holds the number
+    lowest: float  # lowest number of the scale; mapped to 0
+    highest: float  # highest number of the scale; mapped to 1
+    max_tokens: PositiveInt  # maximum tokens of the judge's answer
+    keep_answers: bool  # cache the judge's answers in the run's folder, so that a resumed run does not repeat requests
 
 
 @dataclass
 class ModelRewardConfig(RewardConfig):
-    """A trained reward model, loaded on every rank: a sequence classifier of one label, or a critic of ours."""
+    """A trained reward model, loaded on every rank: a sequence classifier with one label, or a critic of a run."""
 
-    model: Name | None  # folder or hub id, with a tokenizer of its own, in safetensors format
+    model: Name | None  # folder or hub id of a model in safetensors format, with its tokenizer
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Dtype  # fp32 | bf16
     device: Name  # auto (the rank's) | cpu | cuda | cuda:N
-    batch_tokens: PositiveInt  # tokens read together, padding included; a longer conversation is read alone
-    max_tokens: PositiveInt | None  # of a conversation; null = the model's context
-    too_long: Overlong  # cut (the end is read; the share of such rows is the part `cut`) | fail (the row has failed)
+    batch_tokens: PositiveInt  # tokens per batch, padding included; a longer conversation is a batch of one
+    max_tokens: PositiveInt | None  # maximum tokens of a conversation; null = the model's context length
+    too_long: Overlong  # cut (keep the end; metric `cut` is the fraction of such rows) | fail (the row fails)
 
 
 @dataclass
 class MixRewardConfig(RewardConfig):
     """A weighted sum of other rewards."""
 
-    parts: dict[str, Any]  # by name, what it is made of: {kind: length, high: 200}, with other keys as that option has
-    weights: dict[str, float]  # by the same names; 1 where a name is missing
-    normalize: list[str]  # parts that are counted in deviations from their mean over the valid rows of the buffer
+    parts: dict[str, Any]  # rewards by name: {kind: length, high: 200}; other keys default to that option's values
+    weights: dict[str, float]  # weight by name of the part; default 1
+    normalize: list[str]  # parts that are standardised over the valid rows of the buffer

@@ -26,20 +26,20 @@ class Zero3Gather(str, Enum):
 
 @dataclass
 class SamplingConfig:
-    """How tokens are chosen: the keys of `rollout` that an agent may have values of its own for."""
+    """How tokens are sampled: the keys of `rollout` that an agent may override."""
 
-    temperature: Temperature  # divides the logits; log-probs, entropy and KL use it as well
+    temperature: Temperature  # divides the logits, also in log-probs, entropy and KL
     top_p: Annotated[float, Range(0.0, 1.0, open_low=True)]  # nucleus filter; 1 = off
-    top_k: NonNegativeInt  # keep the k likeliest tokens; 0 = off
-    min_p: Annotated[float, Range(0.0, 1.0, open_high=True)]  # drop tokens below this share of the likeliest; 0 = off
-    repetition_penalty: RepetitionPenalty  # divide the logits of tokens already seen; 1 = off
-    max_new_tokens: PositiveInt  # response limit
+    top_k: NonNegativeInt  # keep the k most likely tokens; 0 = off
+    min_p: Annotated[float, Range(0.0, 1.0, open_high=True)]  # minimum probability relative to the top token; 0 = off
+    repetition_penalty: RepetitionPenalty  # divides the logits of tokens that occurred before; 1 = off
+    max_new_tokens: PositiveInt  # maximum tokens of a response
     min_new_tokens: NonNegativeInt  # no stop token before this many tokens
-    stop_strings: list[str]  # text that ends a response
+    stop_strings: list[str]  # strings that end a response
 
     @property
     def filters(self) -> bool:
-        """Whether tokens are drawn from anything else than the tempered distribution."""
+        """Whether the sampling distribution differs from the softmax at this temperature."""
         changes_logits = self.repetition_penalty != 1 or self.min_new_tokens > 0
         return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
@@ -48,12 +48,12 @@ class SamplingConfig:
 class RolloutConfig(SamplingConfig):
     """How responses are sampled."""
 
-    kind: RolloutKind  # hf: batched decoding with the training model itself
+    kind: RolloutKind  # hf: batched decoding with the training model
     buffer_size: PositiveInt  # joint samples per iteration over all ranks: prompts x num_generations
     num_generations: PositiveInt  # responses per prompt and agent, aligned by index across agents
-    decode_batch_size: PositiveInt  # rows decoded together, per rank; changes samples by rounding only (seen in bf16)
-    max_prompt_tokens: PositiveInt  # more in a first prompt is an error; later, with history=latest, it cuts an episode
-    context_limit: Annotated[int, Range(2)] | None  # prompt + response limit; null = what the model was made for
-    history: History  # what agents read later: prefix (all so far) | turns (anew, where rewritten) | latest (told last)
-    recompute_logprobs: bool  # take the ratio against a forward of the training model, not the sampler's own numbers
+    decode_batch_size: PositiveInt  # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
+    max_prompt_tokens: PositiveInt  # a longer first prompt is an error; later (history=latest) it ends the episode
+    context_limit: Annotated[int, Range(2)] | None  # limit of prompt + response; null = the model's context length
+    history: History  # context of later turns: prefix (append) | turns (retokenize if changed) | latest (newest prompt)
+    recompute_logprobs: bool  # old log-probs from a forward of the training model, not from the sampler
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)

@@ -1,4 +1,4 @@
-"""A whole run: its own keys; `checkpoint=` and `evaluation=`: when it is saved and evaluated."""
+"""Top-level keys of a run; `checkpoint=` and `evaluation=`: when it is saved and evaluated."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Mode(str, Enum):
 
 @dataclass
 class RunConfig:
-    """What concerns the whole run."""
+    """Top-level keys of a run."""
 
-    name: str  # experiment name: runs lie below output_dir/name
-    seed: Seed  # seeds data order, initial weights and sampling
-    num_iterations: PositiveInt | None  # passes of generate - score - update; exactly one of this and num_epochs
+    name: str  # experiment name: runs are written to output_dir/name
+    seed: Seed  # seed of data order, initial weights and sampling
+    num_iterations: PositiveInt | None  # iterations of generate, score, update; set exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
-    stop_after: PositiveInt | None  # iterations after which the run is saved and ends early; null = after its last
-    hub: Hub  # huggingface | modelscope: where names of models that are no folders here are downloaded from
+    stop_after: PositiveInt | None  # save and exit early after this many iterations; null = after the last
+    hub: Hub  # huggingface | modelscope: hub for models that are not local folders
     output_dir: Name  # root of all runs
-    mode: Mode  # train | plan (check everything and show the arithmetic; nothing is loaded)
+    mode: Mode  # train | plan (check everything and print the computed sizes; no model is loaded)
     resume: str  # never | auto | must | the folder of a run
-    deterministic: bool  # bitwise repeatable operations where PyTorch has them; on GPUs not of attention
-    debug_faults: list[str]  # for tests alone: POINT:KIND[:TIME[:RANK]] goes wrong on purpose (docs/reliability.md)
+    deterministic: bool  # bitwise deterministic operations where PyTorch has them; not attention on GPUs
+    debug_faults: list[str]  # for tests only: inject faults, POINT:KIND[:TIME[:RANK]] (docs/reliability.md)
 
 
 class CheckpointWeights(str, Enum):
@@ -54,18 +54,16 @@ class CheckpointWeights(str, Enum):
 
 @dataclass
 class CheckpointConfig:
-    """When runs are saved, and what is kept."""
+    """When runs are saved, and which checkpoints are kept."""
 
-    every: NonNegativeInt  # iterations between checkpoints; 0 = none but those by time, and the one at the end
-    every_seconds: PositiveFloat | None  # seconds since the last one that make one due as well; null = no number does
-    must_save_by: (
-        str | None
-    )  # auto (the end of the SLURM job) | null | seconds from the start | a time: saves before it
+    every: NonNegativeInt  # iterations between checkpoints; 0 = only by time and at the end
+    every_seconds: PositiveFloat | None  # also save this many seconds after the last checkpoint; null = off
+    must_save_by: str | None  # save before: auto (the end of the SLURM job) | null | seconds from the start | a time
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
-    best: bool  # save after every evaluation that is the best so far, and keep the last of these
-    weights: CheckpointWeights  # adapter (of LoRA agents the adapters alone) | full (merged into their base as well)
-    reshard: bool  # go on with another number of processes than saved: equal within rounding, and not to the bit
-    optimizer: bool  # keep optimizer states; without them a checkpoint is smaller and a resume starts optimizers anew
+    best: bool  # save after every evaluation with a new best score, and keep the last such checkpoint
+    weights: CheckpointWeights  # LoRA agents: adapter (adapters only) | full (also merged into their base)
+    reshard: bool  # allow resuming with another number of processes: equal within rounding, not bitwise
+    optimizer: bool  # save optimizer states; without them checkpoints are smaller and a resume resets the optimizers
 
 
 @dataclass
@@ -73,16 +71,16 @@ class EvaluationConfig:
     """When held-out data is scored."""
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
-    size: PositiveInt | None  # at most so many of the held-out rows, drawn by evaluation.seed; null = all
-    seed: Seed  # seed of the sampled evaluation, and of intervals
+    size: PositiveInt | None  # maximum number of held-out rows, sampled by evaluation.seed; null = all
+    seed: Seed  # seed of the sampled evaluation and of confidence intervals
     sampled: bool  # sample responses as in training
-    num_generations: PositiveInt  # sampled responses per held-out row; above 1 with pass@k
+    num_generations: PositiveInt  # sampled responses per held-out row; if above 1, pass@k is reported
     greedy: bool  # also decode greedily
 
 
 @dataclass
 class Config(RunConfig):
-    """A whole run."""
+    """The configuration of a run."""
 
     task: TaskConfig
     algorithm: AlgorithmConfig

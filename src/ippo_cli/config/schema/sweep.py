@@ -1,4 +1,4 @@
-"""`sweep=`: which jobs `ippo-train -m` makes, and how many train at a time. A run itself knows nothing of it."""
+"""`sweep=`: the jobs of `ippo-train -m`, and how many run in parallel; not part of a run's configuration."""
 
 from __future__ import annotations
 
@@ -18,48 +18,48 @@ class SweepKind(str, Enum):
 
 @dataclass
 class SweepConfig:
-    """What all sweeps have."""
+    """Keys of all sweeps."""
 
     kind: SweepKind  # grid | optuna | population
-    at_once: PositiveInt  # jobs that train at a time on this machine, whose cores and GPUs they share
+    at_once: PositiveInt  # parallel jobs on this machine; they share its cores and GPUs
 
 
 @dataclass
 class GridSweepConfig(SweepConfig):
-    """Every combination of the values that are typed."""
+    """Every combination of the given values."""
 
 
 @dataclass
 class SearchSweepConfig(SweepConfig):
-    """Jobs that are made up on the way, from how those before them ended."""
+    """Jobs that depend on the results of earlier jobs."""
 
-    seed: Seed  # of what is drawn; the same sweep again draws the same
+    seed: Seed  # seed of the search; the same seed proposes the same values
     space: dict[str, str]  # by key: interval(LOW, HIGH), int(interval(..)), tag(log, interval(..)), choice(..)
 
 
 @dataclass
 class OptunaSweepConfig(SearchSweepConfig):
-    """Optuna's sampler (TPE) draws the values of each job from those of jobs that scored well."""
+    """Optuna's TPE sampler proposes the values of each job from the results of earlier jobs."""
 
-    trials: PositiveInt  # jobs in all
-    startup_trials: NonNegativeInt  # of them, drawn at random; as many must be done before one is pruned
-    prune: bool  # save and end a job whose best score lies below the median of earlier jobs at the same iteration
-    prune_after: NonNegativeInt  # iterations that every job may train before that
+    trials: PositiveInt  # number of jobs
+    startup_trials: NonNegativeInt  # jobs with random values first; pruning starts when they are done
+    prune: bool  # save and stop a job if its best score is below the median of earlier jobs at the same iteration
+    prune_after: NonNegativeInt  # iterations before a job may be pruned
 
 
 @dataclass
 class PopulationSweepConfig(SearchSweepConfig):
-    """Members train side by side; after each generation the better ones go on, with one value changed each."""
+    """Population-based training: after each generation the better members continue, with one value changed each."""
 
-    members: Annotated[int, Range(2)]  # of each generation
-    generations: Annotated[int, Range(2)]  # each has num_iterations/generations iterations
-    tournament_size: PositiveInt  # members drawn at random, of which the best becomes a parent
-    shrink: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)]  # a number is multiplied by this, or
-    grow: Annotated[float, Range(1.0, open_low=True)]  # by this; of a choice its neighbour is taken
+    members: Annotated[int, Range(2)]  # members per generation
+    generations: Annotated[int, Range(2)]  # generations of num_iterations/generations iterations each
+    tournament_size: PositiveInt  # members sampled per tournament; the best becomes a parent
+    shrink: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)]  # factor that lowers a number
+    grow: Annotated[float, Range(1.0, open_low=True)]  # factor that raises a number; a choice moves to a neighbour
 
 
 @dataclass
 class Composition(Config):
-    """What is composed: a run, and the sweep that it may be a job of."""
+    """The composed configuration: a run and its sweep."""
 
     sweep: SweepConfig

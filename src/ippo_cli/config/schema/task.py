@@ -1,4 +1,4 @@
-"""`task=`: where examples come from, and who works on them."""
+"""`task=`: the source of examples, and the agents that work on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TaskKind(str, Enum):
     environment = "environment"
 
 
-PROTOCOLS = ("parallel", "sequential", "dialogue")  # those that are not of the user's own
+PROTOCOLS = ("parallel", "sequential", "dialogue")  # built-in protocols
 
 
 class TooLong(str, Enum):
@@ -32,36 +32,36 @@ class TooLong(str, Enum):
     drop = "drop"
 
 
-Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or nothing
+Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or None
 
 
 @dataclass
 class TaskConfig:
-    """Where examples come from, and who works on them."""
+    """The source of examples, and the agents that work on them."""
 
-    kind: TaskKind  # chosen with task=
-    agents: dict[str, AgentConfig]  # the named agents
-    primary_metric: str  # the evaluation metric that is the task's score: `sampled/...` or `greedy/...`
+    kind: TaskKind  # kind of the task; choose it with task=
+    agents: dict[str, AgentConfig]  # agents by name
+    primary_metric: str  # evaluation metric that ranks checkpoints and jobs: `sampled/...` or `greedy/...`
 
 
 @dataclass
 class ConversationConfig(TaskConfig):
-    """Agents are told about an example, and may hear each other; a reward judges what they said."""
+    """Agents receive an example and possibly each other's responses; a reward scores the responses."""
 
-    protocol: str  # parallel (all at once) | sequential (those before are heard) | dialogue (all are) | path.py:Name
-    num_turns: PositiveInt  # turns of each agent
+    protocol: str  # parallel (no messages) | sequential (from earlier agents) | dialogue (from all) | path.py:Name
+    num_turns: PositiveInt  # turns per agent
 
     @property
     def is_one_turn_per_agent(self) -> bool:
-        """Whether every agent has a single turn, in an order that is known beforehand."""
+        """Whether every agent has exactly one turn, in a fixed order."""
         return self.num_turns == 1 and self.protocol in ("parallel", "sequential")
 
 
 @dataclass
 class SortingConfig(ConversationConfig):
-    """Distinct letters in random order are to be written in order, generated from the seed."""
+    """Sort distinct letters; examples are generated from the seed."""
 
-    alphabet: str  # the letters that may occur
+    alphabet: str  # letters of the examples
     length: PositiveInt  # letters per example
     train_size: PositiveInt  # number of training examples
     eval_size: PositiveInt  # number of held-out examples; none of them is a training example
@@ -69,30 +69,30 @@ class SortingConfig(ConversationConfig):
 
 @dataclass
 class JsonlConfig(ConversationConfig):
-    """Rows of JSON-lines, CSV or Parquet files, of a Python function, or of a dataset on the hub."""
+    """Rows of JSON Lines, CSV or Parquet files, of a Python function, or of a hub dataset."""
 
     train: Data  # file (.jsonl, .json, .csv, .tsv, .parquet), pattern, folder, list; path.py:function; hub dataset id
     train_split: str  # split of a hub dataset
     train_size: PositiveInt | None  # use only the first rows; null = all
-    eval: Data  # held-out rows, from the same
+    eval: Data  # held-out rows; same kinds of sources as train
     eval_split: str  # split of a hub dataset
     eval_size: PositiveInt | None  # use only the first rows; null = all
     eval_share: Annotated[
         float | None, Range(0.0, 1.0, open_low=True, open_high=True)
-    ]  # of train, held out; null = eval
-    weights: Data  # of several sources in train: their shares of the prompts; null = as many as there are rows
-    columns: dict[str, Any]  # fields by column: {question: problem}; of several the first that is there; a.b.0 = inside
-    map: str | None  # path.py:function that makes an example of a row; None of it leaves the row out
-    filter: str | None  # rows that are kept: an expression of Jinja's such as level == 'easy', or path.py:function
-    too_long: TooLong  # rows whose prompt has more than rollout.max_prompt_tokens: error | drop (counted, and told)
-    streaming: bool  # fetch no more than the first train_size and eval_size rows, and hold these in memory
+    ]  # fraction of train to hold out; null = use eval
+    weights: Data  # sampling weights of several sources in train; null = proportional to their rows
+    columns: dict[str, Any]  # column of a field: {question: problem}; of a list the first that exists; a.b.0 = nested
+    map: str | None  # path.py:function that converts a row to an example; return None to exclude the row
+    filter: str | None  # rows to keep: a Jinja expression such as level == 'easy', or path.py:function
+    too_long: TooLong  # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
+    streaming: bool  # download only the first train_size and eval_size rows, and keep them in memory
     data_config: str | None  # configuration name of a hub dataset
-    chat_template: bool | str  # through the tokenizer's chat template: auto (where there is one) | true | false
+    chat_template: bool | str  # apply the tokenizer's chat template: auto (if it has one) | true | false
 
 
 @dataclass
 class LettersConfig(ConversationConfig):
-    """A probe: random strings of letters; one answer is right for all of them, or the last letter decides."""
+    """A probe: random strings of letters; the answer is constant, or depends on the last letter."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
     length: PositiveInt  # letters per example, repetitions allowed
@@ -102,27 +102,27 @@ class LettersConfig(ConversationConfig):
 
 @dataclass
 class GridConfig(ConversationConfig):
-    """A probe: from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
+    """A probe: walk from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
 
-    size: Annotated[int, Range(2, 9)]  # cells per side, 2 to 9: cells are named as on a chess board
+    size: Annotated[int, Range(2, 9)]  # cells per side, 2 to 9; cells have chess-board names
     train_size: PositiveInt  # number of training examples
     eval_size: PositiveInt  # number of held-out examples; none of them is a training example
 
 
 @dataclass
 class SignallingConfig(ConversationConfig):
-    """One agent sees a signal, the other acts on what the first one says; what messages mean is theirs to settle."""
+    """One agent observes a signal, the other acts on its message; agents must learn the meaning of messages."""
 
-    signals: str  # the characters that may be seen, one per example, and acted on
-    symbols: str  # the characters of messages in the warm start
-    message_length: PositiveInt  # and their length
+    signals: str  # possible signals, one character per example
+    symbols: str  # characters of messages in the warm start
+    message_length: PositiveInt  # length of messages in the warm start
     train_size: PositiveInt  # number of training examples; signals occur equally often
-    eval_size: PositiveInt  # number of held-out examples, of the same signals
+    eval_size: PositiveInt  # number of held-out examples, with the same signals
 
 
 @dataclass
 class RelayConfig(ConversationConfig):
-    """One agent writes the letter after the one it reads; the other writes the later of that one and its own."""
+    """The first agent writes the letter after its own; the second writes the later of that letter and its own."""
 
     alphabet: str  # the letters that may occur; the letter after the last one is the first
     train_size: PositiveInt  # number of training examples

@@ -1,4 +1,4 @@
-"""`team=`: what agents share."""
+"""`team=`: weight sharing and update order of agents."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ class UpdateOrder(str, Enum):
 
 @dataclass
 class OpponentPoolConfig:
-    """Earlier weights as partners, or opponents, of the current ones."""
+    """Opponent pool: play against snapshots of earlier policies."""
 
     every: NonNegativeInt  # iterations between snapshots of all policies, the first before training; 0 = no pool
-    size: PositiveInt | None  # snapshots kept; of more, the one goes whose neighbours in time are nearest to each other
-    share: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # of the prompts one agent plays with a snapshot
-    elo: bool  # two agents: rate policies and snapshots by their games, won by whoever is paid more
+    size: PositiveInt | None  # maximum number of snapshots; evicts the one with the closest neighbours in time
+    share: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # fraction of prompts played with a snapshot
+    elo: bool  # Elo ratings of policies and snapshots of two agents; the higher reward wins a game
 
 
 @dataclass
 class TeamConfig:
-    """What agents share, and who learns when."""
+    """Weight sharing and update order of agents."""
 
-    kind: TeamKind  # independent: nothing | shared_policy: a group's actor and critic | shared_base: its frozen base
+    kind: TeamKind  # shared in a group: independent: nothing | shared_policy: actor, critic | shared_base: frozen base
     update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
-    round_robin_every: PositiveInt | None  # iterations in a row in which one policy learns; null without round_robin
+    round_robin_every: PositiveInt | None  # consecutive iterations per policy with round_robin; null otherwise
     partners: OpponentPoolConfig
 
 
 @dataclass
 class IndependentTeamConfig(TeamConfig):
-    """Every agent has an actor and a critic of its own."""
+    """Every agent has its own actor and critic."""
 
 
 @dataclass
 class SharedPolicyConfig(TeamConfig):
-    """The agents of a group have one actor and one critic; the prompt says who is asked."""
+    """The agents of a group share one actor and one critic; prompts distinguish the agents."""
 
     groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared
 
 
 @dataclass
 class SharedBaseConfig(TeamConfig):
-    """The agents of a group have one frozen base in memory, and adapters of their own on it."""
+    """The agents of a group share one frozen base in memory; each has its own adapter."""
 
     groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared

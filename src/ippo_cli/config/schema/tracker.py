@@ -1,4 +1,4 @@
-"""`tracker=`: what is shown and written while a run goes on, and to whom its metrics are told."""
+"""`tracker=`: console output, logged files, and tracking services."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ class Console(str, Enum):
 
 @dataclass
 class TrackerConfig:
-    """What is shown and written while a run goes on."""
+    """Console output and logged files."""
 
-    kind: TrackerKind  # none | tensorboard (files alone) | wandb | mlflow | wandb_mlflow (both)
-    tensorboard: bool  # write event files below the run's folder
-    callback: Name | None  # path.py:function, called on rank 0 with a dict of each row's metrics; NaN is None
+    kind: TrackerKind  # none | tensorboard (files only) | wandb | mlflow | wandb_mlflow (both)
+    tensorboard: bool  # write event files to the run's folder
+    callback: Name | None  # path.py:function, called on rank 0 with a dict of each iteration's metrics; NaN is None
     console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
     samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
     samples: NonNegativeInt  # rows of a sample table
-    turns: NonNegativeInt  # of agents with several turns: the first ones whose metrics are logged one by one; 0 = none
-    profile: bool  # trace one iteration into the run's folder (profile/), and show where its time went
+    turns: NonNegativeInt  # log metrics per turn for this many first turns; 0 = none
+    profile: bool  # trace one iteration to the run's folder (profile/), and print its time per operation
 
 
 @dataclass
 class RemoteTrackerConfig(TrackerConfig):
-    """A tracker with runs of its own, which a process beside rank 0 speaks with."""
+    """A tracking service; a process beside rank 0 sends the metrics."""
 
-    run_name: Name | None  # of the run there; null = its folder's name, with the sweep's before it in a sweep
-    finish_timeout_s: PositiveFloat  # seconds a run's end waits for rows to be sent; at most 5 unless it is done
+    run_name: Name | None  # run name at the service; null = the run folder's name, after the sweep's
+    finish_timeout_s: PositiveFloat  # seconds to send remaining metrics at the end; at most 5 if the run is not done
 
 
 @dataclass
 class WandbTrackerConfig(RemoteTrackerConfig):
-    """Weights & Biases. WANDB_MODE, WANDB_API_KEY and WANDB_BASE_URL are the environment's."""
+    """Weights & Biases. WANDB_MODE, WANDB_API_KEY and WANDB_BASE_URL are environment variables."""
 
-    project: Name  # where the run lies
-    entity: Name | None  # team or user that the project belongs to; null = WANDB_ENTITY, else the account's default
-    group: Name | None  # which runs it is shown with; null = those of the same sweep, or of the same `name`
-    tags: list[str]  # words that runs can be found by
+    project: Name  # project of the run
+    entity: Name | None  # team or user that owns the project; null = WANDB_ENTITY, else the account's default
+    group: Name | None  # group of the run; null = the sweep, else `name`
+    tags: list[str]  # tags of the run
 
 
 @dataclass
 class MlflowTrackerConfig(RemoteTrackerConfig):
-    """MLflow, at MLFLOW_TRACKING_URI; where that is not set, in output_dir/mlruns."""
+    """MLflow at MLFLOW_TRACKING_URI; output_dir/mlruns if it is not set."""
 
-    experiment: Name | None  # where the run lies; null = `name`. A tag `group` names the sweep, or `name`
+    experiment: Name | None  # experiment of the run; null = `name`. The tag `group` is the sweep, else `name`
 
 
 @dataclass
 class WandbMlflowTrackerConfig(MlflowTrackerConfig, WandbTrackerConfig):
-    """Weights & Biases and MLflow at once, with the keys of both: `tracker=[wandb,mlflow]`."""
+    """Weights & Biases and MLflow together, with the keys of both: `tracker=[wandb,mlflow]`."""

@@ -1,4 +1,4 @@
-"""`task=` where an environment answers: games, puzzles and environments of one's own."""
+"""`task=` with an environment: games, puzzles and user-defined environments."""
 
 from __future__ import annotations
 
@@ -27,63 +27,63 @@ class Opponent(str, Enum):
 
 @dataclass
 class EnvironmentTaskConfig(TaskConfig):
-    """An environment that answers by itself and pays as it goes; its examples are seeds, drawn from the run's seed."""
+    """An environment that returns observations and rewards; examples are seeds, generated from the run's seed."""
 
     train_size: PositiveInt  # number of training seeds
     eval_size: PositiveInt  # number of held-out seeds; none of them is a training seed
-    num_workers: PositiveInt  # threads that step environments; 1 = one after another
+    num_workers: PositiveInt  # threads that step environments; 1 = sequentially
 
 
 @dataclass
 class SteppedEnvironmentConfig(EnvironmentTaskConfig):
-    """A world that is stepped until it ends."""
+    """An environment that is stepped until the episode ends."""
 
-    environment_args: dict[str, Any]  # keyword arguments for whatever makes the environment
-    max_turns: PositiveInt | None  # turns of an agent after which an episode is truncated; null = no limit but its own
+    environment_args: dict[str, Any]  # keyword arguments of the environment's constructor
+    max_turns: PositiveInt | None  # turns per agent after which an episode is truncated; null = the environment's limit
 
 
 @dataclass
 class GymnasiumConfig(SteppedEnvironmentConfig):
-    """A Gymnasium environment with discrete actions, read and answered as text."""
+    """A Gymnasium environment with discrete actions; observations and actions are text."""
 
-    env_id: Name | None  # what gymnasium.make takes, such as FrozenLake-v1, or module:Name-v0 for one's own
-    observation: ObservationForm  # short (few characters) | words (sentences, with a map where there is one) | numbers
-    invalid_reward: float  # what an answer that names no action is paid; the environment is not stepped then
+    env_id: Name | None  # argument of gymnasium.make: FrozenLake-v1, or module:Name-v0 for your own
+    observation: ObservationForm  # short (few characters) | words (sentences, with a map if available) | numbers
+    invalid_reward: float  # reward of a response without an action; the environment is not stepped
 
 
 @dataclass
 class PettingzooConfig(SteppedEnvironmentConfig):
     """A PettingZoo environment with discrete actions, turn-based or with all agents acting at once."""
 
-    env_id: Name | None  # what pettingzoo.make takes, such as classic/tictactoe_v3
+    env_id: Name | None  # name of the environment, such as classic/tictactoe_v3
     observation: ObservationForm  # short (few characters) | words (sentences and boards) | numbers
-    invalid_reward: float  # what an answer that names no legal action is paid; the environment is not stepped then
-    illegal_move: IllegalMove  # retry (as any invalid answer) | lose (handed to the game, which has a rule for it)
-    opponent: Opponent  # who plays the seats beyond the task's agents: random (uniform over legal actions)
-    seat: int | str  # the first agent's seat, from 0; the others follow. alternate = the example's seed decides
+    invalid_reward: float  # reward of a response without a legal action; the environment is not stepped
+    illegal_move: IllegalMove  # retry (as for any invalid response) | lose (pass it to the game, which decides)
+    opponent: Opponent  # policy of seats without an agent: random (uniform over legal actions)
+    seat: int | str  # seat of the first agent, from 0; the others follow. alternate = chosen by the example's seed
 
 
 @dataclass
 class ReasoningGymConfig(EnvironmentTaskConfig):
     """Questions of a reasoning_gym dataset, scored by the dataset itself."""
 
-    dataset: Name | None  # its name in reasoning_gym, such as chain_sum
-    dataset_args: dict[str, Any]  # its settings, such as {min_terms: 2, max_terms: 3}
-    num_turns: PositiveInt  # answers that may be given to a question; a wrong one is told its score
-    answer_tag: str | None  # the answer is what stands in the last <tag>...</tag>; null = the whole text
+    dataset: Name | None  # name of the dataset in reasoning_gym, such as chain_sum
+    dataset_args: dict[str, Any]  # settings of the dataset, such as {min_terms: 2, max_terms: 3}
+    num_turns: PositiveInt  # attempts per question; after a wrong answer the agent receives its score
+    answer_tag: str | None  # the answer is the content of the last <tag>...</tag>; null = the whole response
 
 
 @dataclass
 class UserEnvironmentConfig(SteppedEnvironmentConfig):
-    """An environment of one's own: an object with Gymnasium's reset, step and close, in texts."""
+    """A user-defined environment: an object with Gymnasium's reset, step and close, on text."""
 
-    environment: Name | None  # path/to/file.py:function or module:function that returns it, given environment_args
+    environment: Name | None  # path/to/file.py:function or module:function; called with environment_args, returns it
 
 
 @dataclass
 class LadderConfig(EnvironmentTaskConfig):
-    """An agent climbs from letter to letter by a stride that it is told once; every right turn is paid."""
+    """An agent moves from letter to letter by a stride given in the first prompt; every correct turn is rewarded."""
 
-    alphabet: str  # the rungs; the letter after the last one is the first
+    alphabet: str  # letters in order; the first follows the last
     strides: PositiveInt  # strides are 1 to this many letters
-    num_rungs: PositiveInt  # turns of an episode
+    num_rungs: PositiveInt  # turns per episode

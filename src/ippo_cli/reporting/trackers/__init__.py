@@ -1,1 +1,1 @@
-"""Trackers: one file for each, which alone imports its package."""
+"""Trackers: one file per tracker; only that file imports the tracker's package."""

@@ -1,4 +1,4 @@
-"""The trackers that the configuration names, and what they need, told before any model loads."""
+"""Builds the configured trackers, and checks their requirements before models load."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ippo_cli.reporting.trackers.tensorboard_files import TensorBoardTracker
 from ippo_cli.reporting.trackers.tracker import Tracker, TrackerGroup
 from ippo_cli.runs.folder import TRACKER_ID, write_atomically
 
-# What a library is told unless the environment says otherwise: to report nothing to its makers, to keep its files in
-# the run's folder, and to give up a server that is away within seconds, as rows are tried again.
+# Default environment variables of each library: no telemetry, files in the run's folder, and short timeouts, because
+# rows are retried.
 ENVIRONMENT: dict[str, Mapping[str, str]] = {
     "wandb": {
         "WANDB_ERROR_REPORTING": "false",
@@ -44,14 +44,14 @@ ENVIRONMENT: dict[str, Mapping[str, str]] = {
 
 
 def check_tracker_usable(config: TrackerConfig, *, loads_code: bool = True) -> None:
-    """Raise `ConfigError` where a package is not installed, or the callback is no function that takes a row."""
+    """Raise `ConfigError` if a package is missing, or the callback cannot be called with a row."""
     check_tracker_packages(config)
     if config.callback is not None and loads_code:
         load_callback(config.callback)
 
 
 def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, Any]) -> TrackerGroup:
-    """The trackers of the run in this folder, with `settings` as the configuration that they show."""
+    """Build the trackers of the run in this folder; `settings`: the configuration that they show."""
     check_tracker_packages(config)
     found: list[Tracker] = []
     if config.tensorboard:
@@ -72,14 +72,17 @@ def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, A
 
 
 def plain_settings(config: Config) -> dict[str, Any]:
-    """The whole configuration as plain values, secrets by their names, as in `config.yaml`."""
+    """The whole configuration as plain values, with secrets masked as in `config.yaml`."""
     return mask_secrets(json.loads(json.dumps(asdict(config))))
 
 
 def _remote_run_settings(
     kind: str, config: RemoteTrackerConfig, folder: Path, settings: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What the run is called there. Runs lie below `output_dir/name`, those of a sweep in a folder of the sweep's."""
+    """Ids, names and settings of the run for a tracker.
+
+    A run's folder is in `output_dir/name`, or for a sweep in the sweep's folder, which becomes the group.
+    """
     experiment = str(settings.get("name", folder.parent.name))
     group = folder.parent.name
     run = {
@@ -101,7 +104,7 @@ def _remote_run_settings(
 
 
 def _get_tracker_id(folder: Path) -> str:
-    """By which a tracker knows the run when it goes on: drawn once, kept in the run's folder."""
+    """The tracker's id of the run, random and stored in the run's folder, so that a resumed run keeps it."""
     file = folder / TRACKER_ID
     with suppress(OSError):
         if known := file.read_text().strip():

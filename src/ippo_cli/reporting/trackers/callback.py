@@ -1,4 +1,4 @@
-"""`tracker.callback`: a Python function of the user's, called with every row of metrics."""
+"""`tracker.callback`: calls a user's Python function with every row of metrics."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ CALLBACK_KEY = "tracker.callback"
 
 
 class CallbackTracker:
-    """Calls `function(row)`, where the row is a dict from metrics to numbers, and None where one is not finite.
+    """Calls `function(row)` with a dict of metrics; non-finite numbers are None.
 
-    It is called in the training process and waited for:
+    The call is synchronous, in the training process:
 
-        def tell(row):
+        def report(row):
             print(row["iteration"], row.get("eval/sampled/score"))
     """
 
@@ -34,22 +34,22 @@ class CallbackTracker:
             progress.heartbeat()
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """It is told of numbers alone."""
+        """Does nothing: callbacks receive rows only."""
 
     def finish(self, state: str) -> None:
-        """It is told of rows alone."""
+        """Does nothing: callbacks receive rows only."""
 
 
 def load_callback(function: str) -> Callable[[dict[str, float | None]], object]:
-    """The function. Raises `ConfigError` where there is none, or where it cannot be called with a row alone."""
+    """Load the function. Raises `ConfigError` if it does not exist or cannot be called with one row."""
     found = load_function(function, CALLBACK_KEY)
     setting = f"{CALLBACK_KEY}={function}"
     if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__):
-        raise ConfigError(setting, "is async, and a row's call is not awaited", "use a function without async")
+        raise ConfigError(setting, "is async, but calls are not awaited", "use a function without async")
     try:
         inspect.signature(found).bind({})
     except TypeError as error:
         raise ConfigError(setting, f"cannot be called as function(row) ({error})", "let it take one dict") from None
-    except ValueError:  # some that are written in C do not tell
+    except ValueError:  # some C functions have no signature
         pass
     return found

@@ -1,8 +1,8 @@
-"""The process that speaks with a tracker's server, beside rank 0: `python -P child.py`, told on stdin, heard on stdout.
+"""Child process of rank 0 that sends rows to a tracker's server: `python -P child.py`, messages on stdin and stdout.
 
-A library for tracking may hang, fork, start threads and services, handle signals and print: none of that reaches the
-training process, which can end this one at any time. Messages are lines of JSON; until the first one, which says where
-modules are found, this imports the standard library alone.
+It isolates training from tracking libraries, which may hang, fork, start threads and services, handle signals and
+print; rank 0 can kill it at any time. Messages are JSON lines. Until the first message, which has the module search
+path, it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ RUN_CLASSES = {
     "wandb": ("ippo_cli.reporting.trackers.wandb_run", "WandbRun"),
     "mlflow": ("ippo_cli.reporting.trackers.mlflow_run", "MlflowRun"),
 }
-MAX_PENDING_ROWS = 1000  # that wait for a server; of more the oldest are given up
+MAX_PENDING_ROWS = 1000  # undelivered rows; beyond this the oldest are dropped
 PARENT_POLL_S = 1.0
-KILLED = "killed"  # how a run ended whose process is gone without a word
+KILLED = "killed"  # final state of a run whose process ended without `finish`
 
 Message = dict[str, Any]
 SendReply = Callable[[Message], None]
 
 
 class RemoteRun(Protocol):
-    """A run at a tracker's. Each call may take long and raise."""
+    """A run in a tracker. Each call may take long and raise."""
 
     def log(self, row: Mapping[str, float | None], timestamp: float) -> None:
-        """A row of metrics, and when it was logged in seconds since 1970."""
+        """Log a row of metrics; `timestamp` in seconds since 1970."""
         ...
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
@@ -45,7 +45,7 @@ class RemoteRun(Protocol):
 
 
 class RowDelivery:
-    """Rows in their order: what a server does not take is tried again with the next one, and at the end."""
+    """Delivers rows in order; failed rows are retried with the next row and at the end."""
 
     def __init__(self, begin: Callable[[], RemoteRun], tell: SendReply) -> None:
         self._begin, self._tell = begin, tell
@@ -54,7 +54,7 @@ class RowDelivery:
         self._delivered_rows = 0
 
     def deliver(self) -> None:
-        """Try all rows that wait."""
+        """Try to deliver all pending rows."""
         try:
             if self._run is None:
                 self._run = self._begin()
@@ -64,10 +64,10 @@ class RowDelivery:
                 self._delivered_rows += 1
                 self._tell({"taken": self._delivered_rows})
         except Exception as error:
-            self._tell({"problem": f"takes no rows ({_format_error(error)})"})
+            self._tell({"problem": f"cannot log rows ({_format_error(error)})"})
 
     def take(self, message: Message) -> None:
-        """One message of the training process."""
+        """Handle one message of the training process."""
         if "row" in message:
             self._waiting.append(message)
             if len(self._waiting) > MAX_PENDING_ROWS:
@@ -77,25 +77,25 @@ class RowDelivery:
             try:
                 self._run.samples(message["name"], message["samples"])
             except Exception as error:
-                self._tell({"problem": f"takes no samples ({_format_error(error)})"})
+                self._tell({"problem": f"cannot log samples ({_format_error(error)})"})
 
     def end(self, state: str) -> None:
-        """Try what waits for the last time, and end the run there."""
+        """Deliver pending rows a last time, and finish the run in the tracker."""
         self.deliver()
         try:
             if self._run is not None:
                 self._run.finish(state)
         except Exception as error:
-            self._tell({"problem": f"cannot end its run ({_format_error(error)})"})
+            self._tell({"problem": f"cannot finish its run ({_format_error(error)})"})
 
 
 def main() -> None:
-    """Until the run has ended, or its process is gone."""
+    """Handle messages until the run or its process ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints is no answer
+    os.dup2(2, 1)  # so that a library's prints do not mix with replies
 
     def send_reply(message: Message) -> None:
-        with suppress(OSError):  # the training process is gone, and what it has said is delivered all the same
+        with suppress(OSError):  # the training process is gone; its rows are still delivered
             print(json.dumps(message), file=answers, flush=True)
 
     first = json.loads(sys.stdin.buffer.readline())
@@ -127,16 +127,16 @@ def _read_messages(messages: SimpleQueue[Message]) -> None:
 
 
 def _exit_with_parent(parent: int, patience_s: float, messages: SimpleQueue[Message]) -> None:
-    """Once the training process is gone what it has said is still delivered, but not for ever."""
+    """When the training process is gone, deliver its remaining rows for at most `patience_s`, then exit."""
     while os.getppid() == parent:
         time.sleep(PARENT_POLL_S)
-    messages.put({"finish": KILLED})  # a process that it forked may hold the pipe open
+    messages.put({"finish": KILLED})  # a forked process may keep the pipe open
     time.sleep(patience_s)
     os.killpg(0, signal.SIGKILL)
 
 
 def _format_error(error: BaseException) -> str:
-    """One line without secrets."""
+    """The error as one line without secrets."""
     from ippo_cli.config.secrets import redact_text
 
     return " ".join(redact_text(f"{type(error).__name__}: {error!s:.300}").split())
@@ -148,4 +148,4 @@ if __name__ == "__main__":
         main()
         code = 0
     finally:
-        os._exit(code)  # no library's exit handler keeps it
+        os._exit(code)  # skip exit handlers of libraries

@@ -1,4 +1,4 @@
-"""`tracker=mlflow`: a run at MLflow, in the process of `child.py`. Needs the extra `mlflow`."""
+"""`tracker=mlflow`: logs a run to MLflow, in the child process. Requires the extra `mlflow`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
 RUN_TAG = "ippo.run_id"
-STATUS = {"done": "FINISHED", "failed": "FAILED"}  # of others KILLED
-MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # of one request
+STATUS = {"done": "FINISHED", "failed": "FAILED"}  # other states: KILLED
+MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # limits per request
 INVALID_CHARACTERS = re.compile(r"[^\w./ :-]")  # in names of metrics and parameters
 
 
 class MlflowRun:
-    """A run that is found again by a tag; an iteration that is logged twice has two points at one step."""
+    """A run that is identified by a tag; an iteration that is logged twice has two points at one step."""
 
     def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
         with _lock_tracking_folder(run["uri"]):
             self._client = MlflowClient(tracking_uri=run["uri"])
             experiment = self._get_or_create_experiment(run["experiment"])
-        there = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run['id']}'", max_results=1)
-        if there:
-            self._id = there[0].info.run_id
+        existing = self._client.search_runs([experiment], f"tags.`{RUN_TAG}` = '{run['id']}'", max_results=1)
+        if existing:
+            self._id = existing[0].info.run_id
             self._client.update_run(self._id, status="RUNNING")
-            params = dict(there[0].data.params)
+            params = dict(existing[0].data.params)
         else:
             tags = {RUN_TAG: run["id"], "group": run["group"], "folder": run["folder"]}
             self._id = self._client.create_run(experiment, run_name=run["name"], tags=tags).info.run_id
@@ -59,17 +59,17 @@ class MlflowRun:
         self._client.set_terminated(self._id, STATUS.get(state, "KILLED"))
 
     def _get_or_create_experiment(self, name: str) -> str:
-        """Its id; of several runs that begin together one makes it."""
-        if (there := self._client.get_experiment_by_name(name)) is None:
+        """The experiment's id; another run may create it at the same time."""
+        if (experiment := self._client.get_experiment_by_name(name)) is None:
             try:
                 return self._client.create_experiment(name)
             except MlflowException:
-                if (there := self._client.get_experiment_by_name(name)) is None:
+                if (experiment := self._client.get_experiment_by_name(name)) is None:
                     raise
-        return there.experiment_id
+        return experiment.experiment_id
 
     def _log_params(self, settings: Mapping[str, str], known_params: Mapping[str, str]) -> None:
-        """Parameters cannot be changed: what a resumed run has changed is a tag."""
+        """Log new parameters. MLflow parameters are immutable, so changes of a resumed run are logged as tags."""
         new = [Param(name, value) for name, value in settings.items() if name not in known_params]
         for start in range(0, len(new), MOST_PARAMS):
             self._client.log_batch(self._id, params=new[start : start + MOST_PARAMS])
@@ -80,9 +80,9 @@ class MlflowRun:
 
 @contextmanager
 def _lock_tracking_folder(uri: str) -> Iterator[None]:
-    """Hold a folder of files while an experiment is looked for and made: jobs that begin together would make two."""
+    """Lock a local tracking folder, so that jobs that start together do not create an experiment twice."""
     place = urlparse(uri)
-    if place.scheme != "file":  # a server sees to that itself
+    if place.scheme != "file":  # servers handle this themselves
         yield
         return
     folder = Path(url2pathname(place.path))
@@ -93,12 +93,12 @@ def _lock_tracking_folder(uri: str) -> Iterator[None]:
 
 
 def _sanitize_name(name: str) -> str:
-    """The name with what MLflow takes: `score/pass_at_4` for `score/pass@4`."""
+    """A name with characters that MLflow accepts: `score/pass_at_4` for `score/pass@4`."""
     return INVALID_CHARACTERS.sub("_", name.replace("@", "_at_"))
 
 
 def _flatten_settings(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Values below a configuration as text, by their dotted names."""
+    """The configuration's values as text, by dotted key."""
     if isinstance(settings, dict) and settings:
         for key, value in settings.items():
             yield from _flatten_settings(value, f"{prefix}.{key}" if prefix else key)

@@ -1,4 +1,4 @@
-"""A tracker with a server, seen from rank 0: rows go into a queue, and a process beside it sends them."""
+"""Tracker with a server, on the side of rank 0: queues rows for a child process that sends them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,15 @@ from ippo_cli.reporting.trackers import child as child_program
 from ippo_cli.reporting.trackers.tracker import Row, TrackerError
 from ippo_cli.runs.watchdog import descendants, surviving_children
 
-MAX_QUEUED_MESSAGES = 1000  # messages that the process has not read yet
-FAILED_FINISH_TIMEOUT_S = (
-    5.0  # how long a run that leaves or has failed waits at most: whoever asked it to will not wait long
-)
+MAX_QUEUED_MESSAGES = 1000  # messages that the child process has not read yet
+FAILED_FINISH_TIMEOUT_S = 5.0  # maximum wait of a preempted or failed run, which may be killed soon
 BLOCKED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class RemoteTracker:
-    """Hands messages over without waiting, and passes on what the process has to say, except at the end.
+    """Sends messages to a child process without blocking, and prints its replies; only `finish` waits.
 
-    A process that cannot be started, or ends, is a `TrackerError` at the next row like any other failure.
+    If the process cannot start, or ends, the next row raises `TrackerError`.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class RemoteTracker:
         except OSError as error:
             self._start_error = f"has no process ({error.strerror})"
             return
-        surviving_children.add(self._process.pid)  # where a hanging run is ended it delivers what it was told
+        surviving_children.add(self._process.pid)  # if the watchdog ends the run, it still delivers its rows
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         os.set_blocking(self._process.stdout.fileno(), False)
@@ -69,7 +67,7 @@ class RemoteTracker:
         self._tell()
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """They leave this machine, so that secrets of the environment are left out, which the files need not do."""
+        """Send samples with secrets masked, because they leave this machine."""
         self._send({"name": name, "samples": mask_secrets(list(rows))})
 
     def finish(self, state: str) -> None:
@@ -83,17 +81,17 @@ class RemoteTracker:
         finally:
             self._end()
         if problem or self._rows > self._delivered_rows:
-            raise TrackerError(problem or "has not taken all rows", self._rows - self._delivered_rows)
+            raise TrackerError(problem or "has not logged all rows", self._rows - self._delivered_rows)
 
     def _wait(self, state: str) -> str:
-        """Wait for the process to end by itself; what there is to say if it has not."""
+        """Wait for the process to exit; returns the problem if it has not."""
         assert self._process is not None
         limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, FAILED_FINISH_TIMEOUT_S)
         try:
             with progress.grant_time(limit_s):
                 self._process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            return f"has not ended within {limit_s:g} s and is left"
+            return f"has not finished within {limit_s:g} s and is killed"
         return ""
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -107,20 +105,20 @@ class RemoteTracker:
             raise TrackerError(f"is {MAX_QUEUED_MESSAGES} messages behind", missed=0) from None
 
     def _write(self, pipe: IO[bytes]) -> None:
-        """In a thread of its own: the process may be slow to read."""
-        with suppress(OSError):  # it has ended, which the next row finds
+        """Write queued messages, in a separate thread, because the process may read slowly."""
+        with suppress(OSError):  # the process has ended; the next row detects it
             while True:
                 pipe.write(self._messages.get())
                 pipe.flush()
 
     def _tell(self, default_problem: str = "") -> None:
-        """Pass on what was heard. Raises `TrackerError` for the first problem; rows are counted at the end."""
+        """Process the child's replies. Raises `TrackerError` for the first problem; `finish` counts missed rows."""
         problem = ""
         for answer in self._answers():
             problem = problem or answer.get("problem", "")
             self._delivered_rows = answer.get("taken", self._delivered_rows)
             if "said" in answer:
-                with suppress(OSError):  # what is printed may go to a full disk
+                with suppress(OSError):  # the output may go to a full disk
                     print(f"{self.name}: {answer['said']}", flush=True)
         if problem or default_problem:
             raise TrackerError(problem or default_problem, missed=0)
@@ -135,7 +133,7 @@ class RemoteTracker:
         yield from (json.loads(line) for line in lines)
 
     def _end(self) -> None:
-        """Leave nothing behind that the process has started."""
+        """Kill the process and its descendants."""
         if self._process is None:
             return
         surviving_children.discard(self._process.pid)
@@ -152,9 +150,9 @@ def _encode_message(message: Mapping[str, Any]) -> bytes:
 
 
 def _start_process() -> subprocess.Popen[bytes]:
-    """The process, in a session of its own and deaf to what asks a run to leave: it ends with the run.
+    """Start the child process in a new session with preemption signals blocked; it ends with the run.
 
-    Signals that are blocked here stay so in it, and in whatever service its library starts.
+    The process, and services that its library starts, inherit the signal mask.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     try:

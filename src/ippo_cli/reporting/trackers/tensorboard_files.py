@@ -1,4 +1,4 @@
-"""Event files for TensorBoard below a run's folder."""
+"""Writes TensorBoard event files to a run's folder."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ippo_cli.reporting.trackers.tracker import Row
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-MIN_FREE_BYTES = 1 << 20  # bytes that must be free before drawing is tried again: every attempt begins a file
+MIN_FREE_BYTES = 1 << 20  # free bytes needed before a retry, because every attempt starts a new file
 
 
 class TensorBoardTracker:
-    """One scalar for every number of a row."""
+    """Writes one scalar per number of a row."""
 
     name = "tb/"
 
@@ -36,12 +36,12 @@ class TensorBoardTracker:
         try:
             self._write_scalars(row, iteration)
         except Exception:
-            self._failed, self._writer = True, None  # its thread has ended; the next row begins another file
+            self._failed, self._writer = True, None  # its thread has ended; the next row starts a new file
             raise
         self._failed = False
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Texts are in `samples/`."""
+        """Does nothing: texts are in `samples/`."""
 
     def finish(self, state: str) -> None:
         if self._writer is not None:
@@ -52,7 +52,7 @@ class TensorBoardTracker:
             from torch.utils.tensorboard import SummaryWriter
 
             threading.excepthook = _ignore_disk_full
-            # What an earlier process drew from here on was abandoned with it.
+            # Purge later points of an earlier process: a resume abandons those iterations.
             self._writer = SummaryWriter(str(self._folder / "tb"), purge_step=iteration)
         for key, value in row.items():
             if key != "iteration":
@@ -61,6 +61,6 @@ class TensorBoardTracker:
 
 
 def _ignore_disk_full(args: threading.ExceptHookArgs) -> None:
-    """No traceback of a writer's thread whose file cannot be written: the next row that is drawn raises the same."""
+    """Hide tracebacks of the writer's thread on a full disk: the next row raises the same error."""
     if type(args.thread).__name__ != "_AsyncWriterThread" or args.exc_value is None or not is_disk_full(args.exc_value):
         threading.__excepthook__(args)

@@ -1,4 +1,4 @@
-"""What a tracker is, and all of a run's together: one that fails is told of once, and training goes on."""
+"""Tracker interface, and a run's group of trackers: a failing tracker is one warning and does not end training."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ippo_cli.runs.folder import print_warning
 from ippo_cli.user_code.errors import format_user_error
 
 Row = Mapping[str, float | None]
-"""Metrics by name; None stands for a number that is not finite."""
+"""Metrics by name; None for non-finite numbers."""
 
 
 class TrackerError(Exception):
-    """What a tracker could not do, in words for users; `missed` counts the rows that are not recorded there."""
+    """A tracker's failure, as a message for users; `missed` counts the rows that are not recorded."""
 
     def __init__(self, reason: str, missed: int = 1) -> None:
         super().__init__(reason)
@@ -23,45 +23,45 @@ class TrackerError(Exception):
 
 
 class Tracker(Protocol):
-    """Is called on rank 0 alone. Whatever it raises is a warning; what may take long it does somewhere else."""
+    """A tracker, called on rank 0 only. Its exceptions become warnings; slow work must run outside these calls."""
 
-    name: str  # what a warning calls it
+    name: str  # for warnings
 
     def log(self, row: Row, iteration: int) -> None:
-        """A row that has been written."""
+        """Log a row of metrics."""
         ...
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A table of samples as it lies below `samples/`; the name ends in `_` and the iteration."""
+        """Log a table of samples, as in `samples/`; the name ends in `_<iteration>`."""
         ...
 
     def finish(self, state: str) -> None:
-        """The run has ended: done, preempted or failed."""
+        """Finish the run; `state`: done, preempted or failed."""
         ...
 
 
 class TrackerGroup:
-    """All trackers of a run, of which none can end it."""
+    """All trackers of a run; their failures do not end it."""
 
     def __init__(self, trackers: Sequence[Tracker] = ()) -> None:
         self._trackers = list(trackers)
         self._rows = 0
-        self._missed_rows: dict[str, int] = {}  # rows, of those that have failed
-        self.problems: dict[str, str] = {}  # what went wrong first, by the tracker's name
+        self._missed_rows: dict[str, int] = {}  # by name of a failed tracker
+        self.problems: dict[str, str] = {}  # first problem by tracker name
 
     def log(self, row: Row, iteration: int) -> None:
-        """Tell all trackers of a row."""
+        """Log a row to all trackers."""
         self._rows += 1
         for tracker in self._trackers:
             self._call_tracker(tracker, lambda one=tracker: one.log(row, iteration))
 
     def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Show all trackers a table of samples."""
+        """Log a table of samples to all trackers."""
         for tracker in self._trackers:
             self._call_tracker(tracker, lambda one=tracker: one.samples(name, rows), missed=0)
 
     def finish(self, state: str) -> None:
-        """End all trackers, once, and say how many rows each has missed."""
+        """Finish all trackers, once, and warn about missed rows."""
         ending, self._trackers = self._trackers, []
         for tracker in ending:
             self._call_tracker(tracker, lambda one=tracker: one.finish(state), missed=0)
@@ -74,16 +74,16 @@ class TrackerGroup:
     def _call_tracker(self, tracker: Tracker, call: Callable[[], None], missed: int = 1) -> None:
         try:
             call()
-        except (Exception, SystemExit) as error:  # of other people's code and servers: it may be anything
+        except (Exception, SystemExit) as error:  # third-party code and servers may raise anything
             missed = error.missed if isinstance(error, TrackerError) else missed
             self._missed_rows[tracker.name] = self._missed_rows.get(tracker.name, 0) + missed
             if tracker.name not in self.problems:
                 self.problems[tracker.name] = _failure_reason(error)
-                print_warning(f"{tracker.name} {self.problems[tracker.name]}; training goes on")
+                print_warning(f"{tracker.name} {self.problems[tracker.name]}; training continues")
 
 
 def _failure_reason(error: BaseException) -> str:
-    """One line without secrets."""
+    """The failure as one line without secrets."""
     if isinstance(error, TrackerError):
         return " ".join(redact_text(str(error)).split())
     reason = storage_error_message(error)

@@ -1,4 +1,4 @@
-"""`tracker=wandb`: a run at Weights & Biases, in the process of `child.py`. Needs the extra `wandb`."""
+"""`tracker=wandb`: logs a run to Weights & Biases, in the child process. Requires the extra `wandb`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 import wandb
 
-INIT_TIMEOUT_S = 20.0  # for its server to answer; without an answer everything is kept in files
+INIT_TIMEOUT_S = 20.0  # for the server's reply; without one, rows are written to offline files
 OFFLINE_MODES = ("offline", "disabled", "dryrun")
 SAMPLE_COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
 PREEMPTED, FAILED = 75, 1
 
 
 class WandbRun:
-    """Rows are placed by `iteration`, so that those of a resumed run that were logged before are no error."""
+    """A W&B run whose x-axis is `iteration`, so that a resumed run may log an iteration again."""
 
     def __init__(self, run: Mapping[str, Any], tell: Callable[[dict[str, Any]], None]) -> None:
         def init_run(mode: str | None = None) -> wandb.Run:
@@ -36,7 +36,7 @@ class WandbRun:
                 resume="allow",
                 config=run["settings"],
                 dir=run["folder"],
-                allow_val_change=True,  # a run that goes on may have other settings
+                allow_val_change=True,  # a resumed run may have other settings
                 mode=mode,  # type: ignore[arg-type]
                 settings=settings,
             )
@@ -48,7 +48,7 @@ class WandbRun:
             self._run = init_run("offline")
             reason = " ".join(f"{type(error).__name__}: {error!s:.200}".split())
             place = f"{run['folder']}/wandb"
-            tell({"problem": f"is not reached ({reason}): everything is kept in {place}, for wandb sync"})
+            tell({"problem": f"cannot be reached ({reason}): rows are written to {place}, upload them with wandb sync"})
         self._run.define_metric("iteration", hidden=True)
         self._run.define_metric("*", step_metric="iteration")
         if self._run.url:

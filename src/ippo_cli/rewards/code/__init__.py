@@ -1,1 +1,1 @@
-"""Rewards that run generated programs: a sandbox, and a judge outside of it."""
+"""Rewards that run generated programs in a sandbox and evaluate their tests outside of it."""

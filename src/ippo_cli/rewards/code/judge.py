@@ -1,7 +1,7 @@
-"""Whether a program passes its tests. The tests run here, the program in a sandbox: what it does cannot reach them.
+"""Runs a program's tests. The tests run in this process, the program in a sandbox, so it cannot modify the tests.
 
-Tests see the function under test as one of theirs; each call of it is a message to the sandbox, and what comes back is
-data of built-in kinds. This runs in a process that can be killed (`processes.py`). Imports no torch.
+The tests call the function under test through a proxy: each call is a message to the sandbox, and results contain only
+built-in types. This code runs in a process that can be killed (`processes.py`). Does not import torch.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ BROAD_ERRORS = {"Exception", "BaseException", "AssertionError"}
 def judge(
     texts: list[str], names: list[str], prompt: str, test: str, sandbox: str, timeout_s: float
 ) -> dict[str, float | str]:
-    """What is to be said of a program that was written in one text, or a helper's and then the caller's.
+    """Metrics of a program written in one text, or in a helper's text and the caller's text; numbers are from 0 to 1.
 
-    `names` are the functions that the texts define, the last one under test. All numbers are from 0 to 1.
+    `names` are the functions that the texts must define; the last one is under test. Raises `ValueError` or
+    `SyntaxError` if the tests cannot run.
     """
-    read_tests(test)  # a row whose tests cannot run has failed, whatever was written
+    read_tests(test)  # invalid tests fail the row for any program
     *helper_names, name = names
     helpers = [extract_code(text, own) for text, own in zip(texts[:-1], helper_names, strict=True)]
     trees = [parse_code(helper) for helper in helpers]
@@ -59,9 +60,9 @@ def judge(
 
 @dataclass
 class AssertionCounts:
-    """How many assertions were passed."""
+    """Counts of passed and failed assertions."""
 
-    expected: int  # at least so many there are
+    expected: int  # lower bound: assertions in the source
     passed: int = 0
     failed: int = 0
     first_error: str = ""
@@ -83,7 +84,7 @@ class AssertionCounts:
 
 
 def run_tests(program: str, entry_point: str, prompt: str, test: str, kind: str, timeout_s: float) -> AssertionCounts:
-    """Run the tests. Raises what is wrong with them, or with the sandbox; what is wrong with the program is counted."""
+    """Run the tests. Raises errors of the tests or the sandbox; errors of the program count as failed assertions."""
     tests, expected = read_tests(test)
     tally = AssertionCounts(expected=expected)
     sandbox = Sandbox(kind, timeout_s)
@@ -97,7 +98,7 @@ def run_tests(program: str, entry_point: str, prompt: str, test: str, kind: str,
     finally:
         sandbox.close()
     if not tally.passed + tally.failed:
-        raise ValueError("its tests assert nothing")
+        raise ValueError("the tests contain no assertions")
     return tally
 
 
@@ -109,14 +110,14 @@ def _execute_tests(tests: ast.Module, sandbox: Sandbox, entry_point: str, prompt
         exec(compile(tests, "tests", "exec"), namespace)
         if callable(namespace.get(CHECK)):
             namespace[CHECK](sandbox.ask)
-    except Exception as error:  # outside of an assertion: there the tests end
+    except Exception as error:  # outside an assertion: the remaining tests do not run
         tally.record_failure(error)
-    if sandbox.failure is not None and not tally.failed:  # the tests looked away
+    if sandbox.failure is not None and not tally.failed:  # the tests caught the error
         tally.record_failure(sandbox.failure)
 
 
 def _execute_prompt(prompt: str) -> dict[str, Any]:
-    """What the prompt defines beside the function under test: tests may use it, and it is no model's."""
+    """The definitions of the prompt, which tests may use; they come from the dataset, not from a model."""
     namespace: dict[str, Any] = {"__name__": "tests"}
     if (tree := parse_code(prompt)) is not None:
         exec(compile(tree, "prompt", "exec"), namespace)
@@ -124,23 +125,23 @@ def _execute_prompt(prompt: str) -> dict[str, Any]:
 
 
 def read_tests(test: str) -> tuple[ast.Module, int]:
-    """The tests with every assertion counted instead of being the last one if it fails; and how many there are.
+    """The tests, rewritten so that a failed assertion is counted and does not end them; and the number of assertions.
 
-    Raises what is wrong with tests that can pass no program.
+    Raises `ValueError` or `SyntaxError` for tests that no program can pass.
     """
     tree = ast.parse(test)
     for module in _imported_packages(tree):
         if find_spec(module) is None:
-            raise ValueError(f"its tests import {module}, which is not installed here")
+            raise ValueError(f"the tests import {module}, which is not installed")
     counting = _AssertionCounter()
     tree = ast.fix_missing_locations(counting.visit(tree))
     if not counting.number:
-        raise ValueError("its tests assert nothing")
+        raise ValueError("the tests contain no assertions")
     return tree, counting.number
 
 
 def check_prompt_code(prompt: str, entry_point: str, kind: str, timeout_s: float) -> None:
-    """Raise what a prompt raises that is code: every program that begins with it would raise it as well."""
+    """Run a prompt that is code, and raise its error: every program that starts with the prompt would raise it."""
     if parse_code(prompt) is None:
         return
     sandbox = Sandbox(kind, timeout_s)
@@ -151,7 +152,7 @@ def check_prompt_code(prompt: str, entry_point: str, kind: str, timeout_s: float
 
 
 def _imported_packages(tree: ast.Module) -> Iterator[str]:
-    """Packages that are imported at the top."""
+    """Packages imported at module level."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[0] for alias in node.names)
@@ -160,18 +161,18 @@ def _imported_packages(tree: ast.Module) -> Iterator[str]:
 
 
 class _AssertionCounter(ast.NodeTransformer):
-    """Counts what is asserted, and whatever an assertion raises as its failure, also where the tests would catch it.
+    """Counts assertions; an exception in an assertion is its failure, also if the tests would catch it.
 
-    Two forms say that an error is expected, and the handler that catches it is what holds then: `assert False` behind
-    what must raise, and one assertion alone for whose error of a certain kind the tests do nothing.
+    In two forms the tests expect an error, and the handler that catches it counts as passed: `assert False` after a
+    statement that must raise, and a try body of one assertion with a handler that ignores a specific exception type.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        self._may_raise = False  # whether the assertion is one whose error is expected
+        self._may_raise = False  # whether the tests expect an error of this assertion
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
-        if isinstance(node.test, ast.Constant) and node.test.value:  # `assert True` says nothing
+        if isinstance(node.test, ast.Constant) and node.test.value:  # `assert True` is not counted
             return ast.Pass()
         never = isinstance(node.test, ast.Constant)  # `assert False`
         self.number += not never
@@ -204,7 +205,7 @@ class _AssertionCounter(ast.NodeTransformer):
 
 
 def _ignores_specific_error(handler: ast.ExceptHandler) -> bool:
-    """Whether it does nothing about an error of a certain kind; every program may raise some error."""
+    """Whether the handler ignores a specific exception type; broad types do not count, since any bug raises one."""
     kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
     certain = all(isinstance(kind, ast.Name) and kind.id not in BROAD_ERRORS for kind in kinds)
     return certain and all(isinstance(statement, ast.Pass) for statement in handler.body)
@@ -215,7 +216,7 @@ def _contains_statement(body: Sequence[ast.stmt], *kinds: type[ast.stmt]) -> boo
 
 
 def _is_assert_false(statement: ast.stmt) -> bool:
-    """`assert False`: what is not to be reached."""
+    """Whether the statement is `assert False`, which marks code that must not be reached."""
     return isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Constant) and not statement.test.value
 
 

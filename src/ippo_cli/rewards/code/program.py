@@ -1,4 +1,4 @@
-"""What a model wrote as a program: found in its text, read without running it."""
+"""Extracts programs from generated texts, and analyses them without running them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 MAX_CHARACTERS = 2**16
-MAX_BLOCKS = 16  # of one text that are looked at, from its end
-# What has been read is not read again in other ways: of a long row of blanks these are many.
+MAX_BLOCKS = 16  # per text; only the last blocks are used
+# Possessive quantifiers prevent backtracking, which is quadratic or worse for long runs of blanks.
 _FENCE_START = re.compile(r"([ \t]*+(?:(?:[-*+]|[0-9]{1,9}+[.)])[ \t]++)*+)[^`~\n]*?(`{3,}+|~{3,}+)[ \t]*+[^`\n]*+")
 _QUOTED = re.compile(r" {0,3}>(?!>) ?")
-_THINK_END = re.compile(r"</think>(?![\"'])")  # not as a string of a program
+_THINK_END = re.compile(r"</think>(?![\"'])")  # not in a string literal of a program
 _FUTURE = re.compile(r"^from __future__ import (?:\([^)]*\)|[^\n]*)\n?", re.MULTILINE)
 _CODE_LINE = re.compile(
     r"(?:async |def |class |import |from |@|if |for |while |try|with |else|elif |except|finally|[#)\]}\"'])"
@@ -24,9 +24,9 @@ _STATEMENT = re.compile(r"[A-Za-z_][\w.]*\s*(?:[=(\[]|:\s)")
 
 
 def code_blocks(text: str) -> list[str]:
-    """The contents of Markdown's fences, of backticks or tildes, without their indentation; the last may be open.
+    """The contents of Markdown code fences (backticks or tildes), dedented; the last fence may be unclosed.
 
-    Fences may be in a list, in a quotation, or in a block of Markdown. Without fences, contents of HTML's `<code>`.
+    Fences may be in a list, in a quotation, or in a block of Markdown. Without fences, the contents of HTML `<code>`.
     """
     blocks = _fenced_blocks(_unquote(_answer_lines(text)))
     blocks = [part for block in blocks for part in _inner_blocks(block)] or _html_blocks(text)
@@ -34,7 +34,7 @@ def code_blocks(text: str) -> list[str]:
 
 
 def _inner_blocks(block: str) -> list[str]:
-    """The fenced blocks of a block that is Markdown; else the block itself."""
+    """The fenced blocks inside a block that is Markdown; else the block itself."""
     if "```" not in block or parse_code(block) is not None:
         return [block]
     return _fenced_blocks(block.split("\n")) or [block]
@@ -46,8 +46,10 @@ def _html_blocks(text: str) -> list[str]:
 
 
 def _fenced_blocks(all_lines: list[str]) -> list[str]:
-    """A fence closes where a line has nothing else, indented like the opening one, or where a line ends with it: a
-    docstring may have fences too.
+    """The fenced blocks of some lines.
+
+    A block ends at a line that contains only the fence and is indented less than 4 columns beyond the opening fence, or
+    at the end of a line with an odd number of fences. Other fences, such as in docstrings, belong to the block.
     """
     blocks: list[str] = []
     lines = iter(all_lines)
@@ -72,14 +74,14 @@ def _fenced_blocks(all_lines: list[str]) -> list[str]:
 
 
 def _answer_lines(text: str) -> list[str]:
-    """What follows the thoughts, split at ends of lines of any system and at nothing else that Python calls one."""
+    """The lines after `</think>`, split at LF, CRLF and CR only; `str.splitlines` splits at more characters."""
     answer = _THINK_END.split(text)[-1]
     text = answer if answer.strip() else text
     return text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
 
 
 def _unquote(lines: list[str]) -> list[str]:
-    """The lines, without the `>` of quotations that have a fence: a line of a program may begin with `>`."""
+    """Remove the `>` of quotations that contain a fence; other lines that start with `>` may be code."""
     unquoted: list[str] = []
     for is_quoted, group in itertools.groupby(lines, key=lambda line: _QUOTED.match(line) is not None):
         own = list(group)
@@ -89,7 +91,7 @@ def _unquote(lines: list[str]) -> list[str]:
 
 
 def _cut_at_fence(line: str, fence: str, indent: int) -> tuple[str | None, bool]:
-    """What of a line belongs to the block (None: nothing), and whether the block ends with it."""
+    """The text of the line that belongs to the block (None: nothing), and whether the block ends at this line."""
     stripped = line.strip()
     if stripped.startswith(fence) and not stripped.strip(fence[0]):
         inner = len(line.expandtabs(4)) - len(line.expandtabs(4).lstrip())
@@ -105,9 +107,10 @@ def _dedent(line: str, indent: int) -> str:
 
 
 def extract_code(text: str, name: str) -> str:
-    """The code of a text that is to define a function: its last block that does, with what earlier blocks define.
+    """The code of a text that should define `name`: the last block with it, after the definitions of earlier blocks.
 
-    Other blocks show how to call it, or what comes out. Without fences, the lines that are code; else the text.
+    Other blocks, such as usage examples and outputs, are ignored. Without fences: the lines that look like code, or the
+    whole text.
     """
     blocks = code_blocks(text)
     for place in reversed(range(len(blocks))):
@@ -125,7 +128,7 @@ def extract_code(text: str, name: str) -> str:
 
 
 def _reusable_definitions(block: str) -> str:
-    """The imports, functions, classes and constants of a block, which later ones may use; nothing that runs."""
+    """The imports, functions, classes and constants of a block, which later blocks may use; no other statements."""
     tree = parse_code(block)
     kinds = ast.Import | ast.ImportFrom | ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
     own = [node for node in tree.body if isinstance(node, kinds) or _is_constant(node)] if tree is not None else []
@@ -133,7 +136,7 @@ def _reusable_definitions(block: str) -> str:
 
 
 def _is_constant(node: ast.stmt) -> bool:
-    """Whether a statement gives names to values that no other name is needed for."""
+    """Whether a statement assigns a literal value, without references to other names."""
     if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
         return False
     literals = ast.Constant | ast.List | ast.Tuple | ast.Set | ast.Dict | ast.UnaryOp | ast.BinOp
@@ -142,14 +145,14 @@ def _is_constant(node: ast.stmt) -> bool:
 
 
 def join_programs(programs: Sequence[str]) -> str:
-    """One program after the other. What they import from `__future__` comes first, where Python wants it."""
+    """Concatenate programs, with imports from `__future__` moved to the top, as Python requires."""
     future = dict.fromkeys(line for program in programs for line in _FUTURE.findall(program))
     rest = [_FUTURE.sub("", program) if future else program for program in programs]
     return "".join([*(f"{line.rstrip()}\n" for line in future), "\n\n".join(rest)])
 
 
 def _find_unfenced_code(text: str) -> str:
-    """The first lines of a text that look like a program, from the first that begins one to the next of prose."""
+    """The lines from the first that starts like a program to the line before the next prose."""
     lines = text.split("\n")
     begin = next(
         (at for at, line in enumerate(lines) if re.match(r"(?:async )?def |class |import |from \S+ import |@", line)),
@@ -168,21 +171,21 @@ def _may_be_code(line: str) -> bool:
 
 
 def parse_code(code: str) -> ast.Module | None:
-    """None for what is no Python, or too long to be looked at."""
+    """The syntax tree; None if the code is empty, longer than `MAX_CHARACTERS` or not valid Python."""
     if not code.strip() or len(code) > MAX_CHARACTERS:
         return None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tree = ast.parse(code)
-            compile(tree, "<program>", "exec")  # which refuses a `return` outside of functions
+            compile(tree, "<program>", "exec")  # rejects for example `return` outside a function
             return tree
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def defines_function(tree: ast.Module | None, name: str) -> bool:
-    """Whether a function of that name is defined at the top, by `def` or as the name of another function."""
+    """Whether a function of this name is defined at module level, by `def` or by assignment."""
     return tree is not None and any(_statement_defines(node, name) for node in tree.body)
 
 
@@ -200,13 +203,13 @@ def _statement_defines(node: ast.stmt, name: str) -> bool:
 
 
 def uses_call_result(tree: ast.Module | None, function: str, called: str) -> bool:
-    """Whether the function calls the other one and does something with what it returns."""
+    """Whether `function` calls `called` and uses its return value."""
     if tree is None:
         return False
     bodies = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     dropped = {
         id(node.value) for body in bodies for node in ast.walk(body) if isinstance(node, ast.Expr)
-    }  # a statement of its own
+    }  # a call that is a statement discards its result
     return any(
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Name)
@@ -218,9 +221,9 @@ def uses_call_result(tree: ast.Module | None, function: str, called: str) -> boo
 
 
 def assemble_program(prompt: str, text: str, entry_point: str) -> str | None:
-    """The program of a response: with its own definition of the function, or as what follows the prompt.
+    """The program of a response, which either defines the function itself or continues the prompt.
 
-    None where neither is Python.
+    None if neither is valid Python.
     """
     code = extract_code(text, entry_point)
     if defines_function(parse_code(code), entry_point):
@@ -233,7 +236,7 @@ def assemble_program(prompt: str, text: str, entry_point: str) -> str | None:
 
 
 def _completions(prompt: str, text: str) -> Iterator[str]:
-    """The prompt continued by what was written: by all of it, by its blocks, and by a body before other text."""
+    """Candidate programs: the prompt continued by the whole text, by its blocks, or by the body before other text."""
     for body in ["\n".join(_answer_lines(text)), *reversed(code_blocks(text))]:
         if body.strip():
             yield prompt + body
@@ -242,11 +245,11 @@ def _completions(prompt: str, text: str) -> Iterator[str]:
 
 
 def _first_body(text: str) -> str:
-    """The lines before the first that is not indented: what follows a function's body."""
+    """The lines of a function's body: all lines before the first later line without indentation."""
     lines = text.split("\n")
-    kept = [lines[0]]
+    body = [lines[0]]
     for line in lines[1:]:
         if line.strip() and line[0] not in " \t":
             break
-        kept.append(line)
-    return "\n".join(kept) + "\n"
+        body.append(line)
+    return "\n".join(body) + "\n"

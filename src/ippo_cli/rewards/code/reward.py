@@ -1,4 +1,4 @@
-"""`reward=code` and `reward=code_pair`: programs are tested in a sandbox."""
+"""`reward=code` and `reward=code_pair`: test generated programs in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ STAGES = ("parses", "defines", "calls", "tests")
 
 
 class CodeReward:
-    """1 where the program of an agent's response passes all its tests, or the share that it passes (`match`).
+    """1 if the program in an agent's response passes all tests (`match=all`), or the fraction of passed assertions.
 
-    A response is a program that defines the function, in fences or not, or what follows the prompt. Parts, means over
-    the agents: `parses`, `defines`, `share` (of tests that are passed), `passed` (all of them). The team's reward is
-    the mean over its agents, each with a program of its own.
+    A response is a program that defines the function, with or without fences, or a continuation of the prompt. Parts,
+    averaged over agents: `parses`, `defines`, `share` (fraction of passed assertions), `passed` (all passed). Each
+    agent writes its own program; the team's reward is the mean over agents.
     """
 
     def __init__(self, config: CodeRewardConfig) -> None:
@@ -54,23 +54,23 @@ class CodeReward:
         self._judges.close()
 
     def _row(self, results: dict[str, Any]) -> Row | Exception:
-        for one in results.values():
-            if isinstance(one, Exception):
-                return one
+        for result in results.values():
+            if isinstance(result, Exception):
+                return result
         score = "passed" if self.config.match is TestMatch.all else "share"
         means = {
-            part: sum(one[part] for one in results.values()) / len(results)
+            part: sum(result[part] for result in results.values()) / len(results)
             for part in ("parses", "defines", "share", "passed")
         }
-        return {"team": means[score], "agent": {name: one[score] for name, one in results.items()}, "parts": means}
+        return {"team": means[score], "agent": {name: own[score] for name, own in results.items()}, "parts": means}
 
 
 class CodePairReward:
-    """The weighted sum of stages of a program by two agents: the first writes a helper function, the second its caller.
+    """The weighted mean of stages of a joint program: the first agent writes a helper function, the second its caller.
 
-    `parses` and `defines` are the share of the two texts that do, `calls` is whether the caller uses what the helper
-    returns, `tests` the share of tests that are passed. They open one after another: of a program that does not parse
-    nothing else counts, of one that lacks a function no call, and no test.
+    `parses` and `defines` are fractions of the two texts, `calls` is whether the caller uses the helper's result,
+    `tests` is the fraction of passed assertions. `defines` counts only if both texts parse; `calls` and `tests` count
+    only if both functions are defined.
     """
 
     def __init__(self, config: CodePairRewardConfig) -> None:
@@ -83,7 +83,7 @@ class CodePairReward:
             _judge_call(self.config, example, [first, second], [self.config.helper])
             for example, first, second in zip(examples, helper, caller, strict=True)
         ]
-        return stack_rows([self._row(said) for said in self._judges.call(calls)])
+        return stack_rows([self._row(result) for result in self._judges.call(calls)])
 
     def validate_examples(self, examples: Sequence[Example]) -> None:
         _validate_examples(self.config, examples)
@@ -110,7 +110,7 @@ def _judge_call(config: CodeRunConfig, example: Example, texts: list[str], helpe
 
 
 def _render_example(config: CodeRunConfig, example: Example) -> tuple[str, str, str]:
-    """The row's prompt, its tests, and the name of the function under test."""
+    """The row's prompt, its tests and the name of the function under test."""
     return (
         render_template(config.prompt, example, "reward.prompt"),
         render_template(config.test, example, "reward.test"),
@@ -118,27 +118,27 @@ def _render_example(config: CodeRunConfig, example: Example) -> tuple[str, str, 
     )
 
 
-MAX_VALIDATED = 2  # examples whose prompts are run: a sandbox takes a tenth of a second for each
+MAX_VALIDATED = 2  # examples that are checked; starting a sandbox takes 0.1 s for each
 
 
 def _validate_examples(config: CodeRunConfig, examples: Sequence[Example]) -> None:
-    """Raise `ConfigError` for examples of which no program could pass the tests."""
+    """Raise `ConfigError` for examples with tests that no program can pass."""
     for example in examples[:MAX_VALIDATED]:
         prompt, test, name = _render_example(config, example)
         if not name.isidentifier():
             raise ConfigError(
                 f"reward.entry_point={config.entry_point!r}",
-                f"is {name!r:.60} in an example, and must be the name of a function",
-                "name the field that has it, or write that name",
+                f"renders as {name!r:.60} for an example; it must be the name of a function",
+                "set a template such as '{entry_point}', or a fixed name",
             )
         try:
             read_tests(test)
         except (SyntaxError, ValueError, RecursionError) as error:
             raise ConfigError(
                 f"reward.test={config.test!r}",
-                f"makes no tests of an example ({type(error).__name__}: {error})",
-                "give Python with assert statements, in a function check(candidate) or outside of functions; "
-                "lines of a list are reward.test=\"jinja:{{ FIELD | join('\\n') }}\"",
+                f"gives invalid tests for an example ({type(error).__name__}: {error})",
+                "write Python with assert statements, in a function check(candidate) or at module level; "
+                "join a list of lines with reward.test=\"jinja:{{ FIELD | join('\\n') }}\"",
             ) from None
         try:
             check_prompt_code(prompt, name, config.sandbox.value, config.timeout_s)
@@ -147,12 +147,12 @@ def _validate_examples(config: CodeRunConfig, examples: Sequence[Example]) -> No
                 f"reward.prompt={config.prompt!r}",
                 f"cannot be run with reward.sandbox={config.sandbox.value} in an example "
                 f"({type(error).__name__}: {error})",
-                "let it import modules of Python alone, or leave such rows out with task.filter",
+                "import only the standard library, or exclude such rows with task.filter",
             ) from None
 
 
 def _create_judges(config: CodeRunConfig) -> ProcessPool:
-    """Processes that run tests; `PreflightError` where programs cannot run in this sandbox here."""
+    """Processes that run tests; raises `PreflightError` if the sandbox does not work on this machine."""
     if config.sandbox is not Sandbox.none and (reason := find_sandbox_problem(config.sandbox.value)) is not None:
         raise PreflightError(f"reward.sandbox={config.sandbox.value}: {reason}")
     workers = config.workers or cores_per_rank(os.environ, distributed.world_size())

@@ -1,8 +1,7 @@
-"""What runs inside of a sandbox: defines a program's functions, and calls one of them whenever it is asked to.
+"""The process inside a sandbox: executes a program and calls one of its functions per request.
 
-One line of JSON in, one out, and nothing but plain data in either. Whoever asks believes none of it: that a program is
-right is decided outside, where its values are compared. This file is all of ours that a sandbox holds; it imports the
-standard library alone.
+Requests and replies are one line of JSON with plain data. The caller does not trust replies: it compares the returned
+values itself, outside the sandbox. This is the only file of ours in the sandbox; it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ import sys
 import time
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # importing it takes a third of the time until a program runs
+if TYPE_CHECKING:  # importing typing takes a third of the startup time
     from typing import Any
 
-MAX_REPLY_BYTES = 2**16  # of an answer
+MAX_REPLY_BYTES = 2**16
 LIMITS = {
     resource.RLIMIT_CPU: 5,
     resource.RLIMIT_AS: 2**30,
@@ -30,7 +29,7 @@ LIMITS = {
 
 
 def encode_value(value: Any) -> Any:
-    """Plain data for JSON, with the kind of all that JSON has no kind for; `TypeError` for anything else."""
+    """Encode built-in data for JSON, with tags for types that JSON lacks; `TypeError` for other types."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, int | float):
@@ -46,11 +45,11 @@ def encode_value(value: Any) -> Any:
     for kind in (tuple, set, frozenset):
         if isinstance(value, kind):
             return {kind.__name__: [encode_value(part) for part in value]}
-    raise TypeError(f"a value of type {type(value).__name__} is no plain data")
+    raise TypeError(f"a value of type {type(value).__name__} is not plain data")
 
 
 def decode_value(value: Any) -> Any:
-    """The data again, of built-in types alone."""
+    """Inverse of `encode_value`; returns only built-in types."""
     if isinstance(value, list):
         return [decode_value(part) for part in value]
     if not isinstance(value, dict):
@@ -66,7 +65,7 @@ def decode_value(value: Any) -> Any:
 
 
 def exit_with_parent(parent: int) -> None:
-    """End this process, and what it started in its group, soon after the one that started it is gone."""
+    """Kill this process group within a second after the parent process has exited."""
     getppid, sleep, killpg = os.getppid, time.sleep, os.killpg
 
     def watch() -> None:
@@ -78,7 +77,7 @@ def exit_with_parent(parent: int) -> None:
 
 
 def main() -> None:
-    if sys.argv[1:]:  # bwrap sees to that by itself
+    if sys.argv[1:]:  # not with bwrap, which has --die-with-parent
         exit_with_parent(int(sys.argv[1]))
     requests, answers = os.fdopen(os.dup(0), "rb"), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -97,7 +96,7 @@ def main() -> None:
             data = data[write(answers, data) :]
 
     send_reply({"ready": True})
-    module = sys.modules["program"] = type(sys)("program")  # decorators such as `dataclass` look their module up
+    module = sys.modules["program"] = type(sys)("program")  # decorators such as `dataclass` look up their module
     program: dict[str, Any] = vars(module)
     function: Any = None
     for line in requests:

@@ -1,4 +1,4 @@
-"""Where a program runs, and how it is spoken with: bubblewrap, or none for those who say so. Imports no torch."""
+"""Runs a program in bubblewrap, or unsandboxed with `unsafe_local`, and exchanges messages. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ NOBODY = "65534"
 
 
 class SandboxUnavailable(Exception):
-    """The sandbox could not be started: this says nothing about the program."""
+    """The sandbox could not be started; not a failure of the program."""
 
 
 class ProgramFailed(Exception):
-    """The program ended, took too long, or answered something odd; it is not asked any more."""
+    """The program exited, timed out or sent an invalid reply; it receives no more requests."""
 
 
 class Sandbox:
-    """One program in one new process, spoken with by lines of JSON until `close`.
+    """One program in a new process, which exchanges lines of JSON until `close`.
 
-    `ask` returns what the program's function returns, as built-in data, and raises an error like its own.
+    `ask` returns the result of the program's function as built-in data, or raises an error of the same built-in type.
     """
 
     def __init__(self, kind: str, timeout_s: float) -> None:
@@ -49,7 +49,7 @@ class Sandbox:
         self._process, self._deadline = _start_process(kind, self._folder), time.monotonic() + START_TIMEOUT_S
         try:
             if self._read_reply() != {"ready": True}:
-                raise ProgramFailed("it is not ready")
+                raise ProgramFailed("it did not send the ready message")
         except ProgramFailed as error:
             self.close()
             raise SandboxUnavailable(f"{kind} did not start ({error})") from None
@@ -57,19 +57,19 @@ class Sandbox:
 
     @property
     def failure(self) -> ProgramFailed | None:
-        """Why the program is not asked any more."""
+        """The failure after which no more requests are sent; None without one."""
         return self._failure
 
     def load(self, program: str, entry_point: str) -> None:
-        """Define what the program defines."""
+        """Execute the program's definitions."""
         self._exchange({"program": program, "entry_point": entry_point})
 
     def ask(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
+        """Call the function under test."""
         return self._exchange({"call": encode_value((args, kwargs))})
 
     def close(self) -> None:
-        """Kill it, with all that it started."""
+        """Kill the process group."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -87,18 +87,18 @@ class Sandbox:
             self._send(json.dumps({"nonce": nonce, **request}).encode() + b"\n")
             answer = self._read_reply()
             if not isinstance(answer, dict) or answer.pop("nonce", None) != nonce:
-                raise ProgramFailed("it answered what it was not asked")
+                raise ProgramFailed("its reply has the wrong nonce")
             if set(answer) == {"error", "message"}:
                 name, message = answer["error"], answer["message"]
             elif set(answer) <= {"value"}:
                 return decode_value(answer.get("value"))
             else:
-                raise ProgramFailed("its answer is odd")
+                raise ProgramFailed("its reply is invalid")
         except ProgramFailed as error:
             self._failure = error
             raise
         except Exception as error:  # data that cannot be decoded
-            self._failure = ProgramFailed(f"its answer is odd ({type(error).__name__})")
+            self._failure = ProgramFailed(f"its reply is invalid ({type(error).__name__})")
             raise self._failure from None
         raise _rebuild_error(name, message)
 
@@ -111,7 +111,7 @@ class Sandbox:
             try:
                 data = data[os.write(number, data) :]
             except OSError:
-                raise ProgramFailed("it ended") from None
+                raise ProgramFailed("it exited") from None
 
     def _read_reply(self) -> Any:
         assert self._process.stdout is not None
@@ -120,17 +120,17 @@ class Sandbox:
             self._await(number, select.POLLIN)
             chunk = os.read(number, MAX_REPLY_BYTES)
             if not chunk:
-                raise ProgramFailed("it ended")
+                raise ProgramFailed("it exited")
             self._buffer += chunk
             if len(self._buffer) > MAX_REPLY_BYTES:
                 raise ProgramFailed(f"it wrote more than {MAX_REPLY_BYTES} bytes")
         line, _, self._buffer = self._buffer.partition(b"\n")
         if self._buffer:
-            raise ProgramFailed("it answered more than it was asked")
+            raise ProgramFailed("it sent more than one reply")
         try:
             return json.loads(line)
         except (ValueError, RecursionError):
-            raise ProgramFailed("its answer is odd") from None
+            raise ProgramFailed("its reply is invalid") from None
 
     def _await(self, number: int, event: int) -> None:
         poll = select.poll()
@@ -141,7 +141,7 @@ class Sandbox:
 
 
 def build_command(kind: str, seccomp_fd: int = -1) -> list[str]:
-    """The command line of a runner; `rules` is the pipe that bwrap reads the filter of system calls from."""
+    """The command line of a runner; bwrap reads the seccomp filter from `seccomp_fd`."""
     python = [os.path.realpath(sys.executable), "-I", "-S", "-B"]
     if kind == LOCAL:
         return [*python, str(RUNNER), str(os.getpid())]
@@ -159,7 +159,7 @@ def _isolation_flags() -> list[str]:
 
 
 def _mount_flags() -> list[str]:
-    """The files that there are: none of anybody's but the interpreter's and the system's libraries."""
+    """Mounts of the sandbox: only the interpreter and system libraries (read-only), devices and an empty /tmp."""
     flags: list[str] = []
     for folder in ("/usr/lib", "/usr/lib64", "/usr/local/lib"):
         if Path(folder).is_dir():
@@ -182,7 +182,7 @@ def _mount_flags() -> list[str]:
 
 
 def _interpreter_paths() -> Sequence[str]:
-    """Its program, its shared library's folder and its standard library; no packages beside them are imported (-S)."""
+    """The interpreter, its shared library's folder and its standard library; -S disables site-packages."""
     prefix = Path(sys.base_prefix).resolve()
     program = os.path.realpath(sys.executable)
     if prefix == Path("/usr"):
@@ -191,7 +191,7 @@ def _interpreter_paths() -> Sequence[str]:
 
 
 def _start_process(kind: str, folder: tempfile.TemporaryDirectory[str] | None) -> subprocess.Popen[bytes]:
-    """The process, in a session of its own."""
+    """Start the runner in a new session."""
     environment, folder_name = {"PATH": "/usr/bin:/bin"}, None if folder is None else folder.name
     with contextlib.ExitStack() as pipes:
         seccomp_fd = pipes.enter_context(_seccomp_pipe()) if kind == BWRAP else -1
@@ -213,10 +213,10 @@ def _start_process(kind: str, folder: tempfile.TemporaryDirectory[str] | None) -
 
 @contextlib.contextmanager
 def _seccomp_pipe() -> Iterator[int]:
-    """The filter of system calls, to be read from a pipe."""
+    """The read end of a pipe that contains the seccomp filter."""
     rules = seccomp_filter()
     if rules is None:
-        raise SandboxUnavailable("the system calls of this kind of processor are not known")
+        raise SandboxUnavailable("no seccomp filter for this processor architecture")
     read, write = os.pipe()
     try:
         os.write(write, rules)
@@ -227,7 +227,7 @@ def _seccomp_pipe() -> Iterator[int]:
 
 
 def _rebuild_error(name: Any, message: Any) -> Exception:
-    """An error of a built-in kind of that name; others are `RuntimeError`."""
+    """A built-in exception of this name; `RuntimeError` for other names."""
     kind = getattr(builtins, name, None) if isinstance(name, str) else None
     if isinstance(kind, type) and issubclass(kind, Exception):
         with contextlib.suppress(Exception):
@@ -236,7 +236,7 @@ def _rebuild_error(name: Any, message: Any) -> Exception:
 
 
 def find_sandbox_problem(kind: str) -> str | None:
-    """Why programs cannot run in this kind of sandbox here, and what would help; None where they can."""
+    """Why this kind of sandbox does not work on this machine, with a remedy; None if it works."""
     if kind == BWRAP and shutil.which(BWRAP) is None:
         return "bwrap is not installed; apt-get install bubblewrap, or dnf install bubblewrap"
     try:
@@ -245,15 +245,15 @@ def find_sandbox_problem(kind: str) -> str | None:
         return f"{error}; {_suggest_fix(_bwrap_error()) if kind == BWRAP else 'repair the interpreter'}"
     try:
         sandbox.load("def twice(x): return 2 * x", "twice")
-        return None if sandbox.ask(21) == 42 else "a program answered wrongly"
+        return None if sandbox.ask(21) == 42 else "a test program returned a wrong value"
     except ProgramFailed as error:
-        return f"a program that does nothing failed ({error})"
+        return f"a test program failed ({error})"
     finally:
         sandbox.close()
 
 
 def _bwrap_error() -> str:
-    """What bwrap says about the same walls."""
+    """The error output of bwrap with the same flags."""
     try:
         with _seccomp_pipe() as rules:
             result = subprocess.run(
@@ -269,13 +269,13 @@ def _bwrap_error() -> str:
 
 
 def _suggest_fix(complaint: str) -> str:
-    message = f"bwrap says: {complaint.splitlines()[-1] if complaint else 'nothing'}"
+    message = f"bwrap reports: {complaint.splitlines()[-1] if complaint else 'nothing'}"
     if "size" in complaint and "option" in complaint:
         return f"{message}; bubblewrap 0.7 or newer is needed"
     if "uid map" in complaint or "namespace" in complaint or "not permitted" in complaint:
         return (
             f"{message}; unprivileged user namespaces are off: sysctl -w kernel.unprivileged_userns_clone=1 "
-            "kernel.apparmor_restrict_unprivileged_userns=0 (those that there are), or in a container start it with "
+            "kernel.apparmor_restrict_unprivileged_userns=0 (those that exist), or start the container with "
             "--security-opt seccomp=unconfined --security-opt apparmor=unconfined"
         )
     return message

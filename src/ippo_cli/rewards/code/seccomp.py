@@ -1,7 +1,7 @@
-"""The system calls that a sandbox refuses, as a filter for the kernel (seccomp, classic BPF).
+"""Builds the sandbox's seccomp filter (classic BPF), which rejects dangerous system calls.
 
-Processes cannot be started, so that there is nothing to outlive and no bomb; threads can. Sockets are refused whatever
-their kind, as are memory that no limit counts, other processes' memory, and what changes mounts, namespaces or the
+Rejected: new processes (prevents fork bombs and processes that outlive the sandbox; threads are allowed), all sockets,
+memory that resource limits do not count, access to other processes' memory, and changes of mounts, namespaces or the
 kernel.
 """
 
@@ -13,11 +13,11 @@ import struct
 
 LOAD, JUMP_EQUAL, JUMP_AT_LEAST, JUMP_ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16  # offsets in what the kernel shows a filter; arguments are little-endian
+NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; arguments are little-endian
 THREAD = 0x00010000  # CLONE_THREAD
 X32 = 0x40000000
 
-# Numbers above 423 are the same everywhere.
+# Numbers above 423 are equal on all architectures.
 _COMMON = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_open": 434, "pidfd_getfd": 438,
@@ -41,13 +41,13 @@ _AARCH64 = {
     "process_vm_writev": 271, "kcmp": 272, "finit_module": 273, "memfd_create": 279, "bpf": 280,
     "userfaultfd": 282, "unshare": 97,
 }  # fmt: skip
-# By machine: the kernel's name of the architecture, the number of clone, and what is refused.
+# By machine: the AUDIT_ARCH value, the number of clone, and the rejected system calls.
 _MACHINES = {"x86_64": (0xC000003E, 56, _X86_64), "aarch64": (0xC00000B7, 220, _AARCH64)}
 CLONE3 = 435
 
 
 def seccomp_filter(machine: str = platform.machine()) -> bytes | None:
-    """The filter for `bwrap --seccomp`; None where the numbers of this machine's system calls are not known here."""
+    """The filter for `bwrap --seccomp`; None for architectures other than x86_64 and aarch64."""
     if machine not in _MACHINES:
         return None
     arch, clone, refused = _MACHINES[machine]
@@ -62,7 +62,7 @@ def seccomp_filter(machine: str = platform.machine()) -> bytes | None:
     for number in sorted((refused | _COMMON).values()):
         program += [(JUMP_EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | errno.EPERM)]
     program += [
-        (JUMP_EQUAL, 0, 1, CLONE3),  # its flags lie in memory, which a filter cannot read: clone is used instead
+        (JUMP_EQUAL, 0, 1, CLONE3),  # a filter cannot read its flags in memory; ENOSYS makes libc use clone
         (RETURN, 0, 0, ERRNO | errno.ENOSYS),
         (JUMP_EQUAL, 0, 3, clone),
         (LOAD, 0, 0, FIRST_ARGUMENT),

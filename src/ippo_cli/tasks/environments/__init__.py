@@ -1,1 +1,1 @@
-"""Environments of Gymnasium, PettingZoo, reasoning_gym and of users, as text."""
+"""Text environments of Gymnasium, PettingZoo, reasoning_gym and users."""

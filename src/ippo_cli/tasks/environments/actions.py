@@ -1,4 +1,4 @@
-"""How the actions of a discrete space are written as text and read from it."""
+"""Convert actions of a discrete space to text, and parse them from text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 
 class ActionTexts:
-    """Numbers always; names, and first letters that only one name has, where names are known.
+    """Texts of actions: numbers, and, if names are known, names and unique first letters.
 
-    An answer names an action by its name, first letter or number, in either case, with white space around it. Anything
-    else names none: `left.` and `go left` are no actions.
+    A response must be exactly a name, first letter or number; case and surrounding white space are ignored. `left.` and
+    `go left` are invalid.
 
         >>> texts = ActionTexts(4, names=("left", "down", "right", "up"))
         >>> texts.read(" Down "), texts.read("d"), texts.read("1"), texts.read("downwards"), texts.write(1)
@@ -29,14 +29,14 @@ class ActionTexts:
         self.names = dict(zip(self.actions, names, strict=False))
 
     def read(self, text: str) -> int | None:
-        """The action that an answer names, or None."""
+        """Return the action that a response names, or None."""
         return self._read.get(text.strip().casefold())
 
     def write(self, action: int) -> str:
-        """The shortest text of an action: its letter, or else its number."""
+        """Return the shortest text of an action: its letter, or else its number."""
         return self._short.get(action, str(action))
 
     def told(self, actions: Sequence[int] | None = None) -> str:
-        """Actions in a sentence: `left, down, right, up`, or numbers."""
+        """List actions for a prompt: `left, down, right, up`, or numbers."""
         listed = self.actions if actions is None else actions
         return ", ".join(self.names.get(action, str(action)) for action in listed)

@@ -1,4 +1,4 @@
-"""Worlds by kind: what makes them."""
+"""Select the environment factory by task kind."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from ippo_cli.tasks.environments.checks import check_environment
 
 
 def make_environment_factory(config: EnvironmentTaskConfig) -> Callable[[], SupportsActions]:
-    """What makes worlds of this configuration, each for one episode at a time and any number of them in a row.
+    """Return a factory of environments; an environment is reused across episodes.
 
-    Raises `ConfigError` where that will not work. Every call gives a world of its own; several may be stepped at the
-    same time, each in one thread.
+    Environments are independent: several may be stepped in parallel, each in one thread. Raises `ConfigError`.
     """
     check_environment(config)
-    # Each kind's package is imported only where it is used.
+    # Optional packages are imported only if they are used.
     if isinstance(config, GymnasiumConfig):
         from ippo_cli.tasks.environments.gymnasium import make_gymnasium_factory
 
@@ -42,7 +41,7 @@ def make_environment_factory(config: EnvironmentTaskConfig) -> Callable[[], Supp
 
 
 def newer_environment(config: EnvironmentTaskConfig) -> str | None:
-    """The newest version of the environment, where an older one is configured that the package still has."""
+    """Return the newest version of the environment if an older version is configured; else None."""
     if not isinstance(config, GymnasiumConfig) or config.env_id is None:
         return None
     from ippo_cli.tasks.environments.gymnasium import newer_environment as newer

@@ -1,4 +1,4 @@
-"""Rules for worlds that need none of their packages: checked before any model loads."""
+"""Checks of environment settings that do not import the environment packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.tasks.environments.examples import MAX_SEED
 
-# Kind -> the package that it needs, and the key that must name something in it.
+# Config class -> (required package, key that must be set, example value).
 REQUIREMENTS: dict[type[EnvironmentTaskConfig], tuple[str | None, str, str]] = {
     GymnasiumConfig: ("gymnasium", "env_id", "FrozenLake-v1"),
     PettingzooConfig: ("pettingzoo", "env_id", "classic/tictactoe_v3"),
@@ -25,7 +25,7 @@ REQUIREMENTS: dict[type[EnvironmentTaskConfig], tuple[str | None, str, str]] = {
 
 
 def check_environment(config: EnvironmentTaskConfig) -> None:
-    """Raise `ConfigError` for the first rule that a world's configuration breaks."""
+    """Raise `ConfigError` for the first rule that an environment's configuration violates."""
     package, key, example = REQUIREMENTS[type(config)]
     if getattr(config, key) is None:
         raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
@@ -38,17 +38,17 @@ def check_environment(config: EnvironmentTaskConfig) -> None:
     if config.train_size + config.eval_size > MAX_SEED:
         raise ConfigError(
             f"task.train_size={config.train_size} task.eval_size={config.eval_size}",
-            f"ask for more than {MAX_SEED} seeds",
+            f"request more than {MAX_SEED} seeds",
             "lower the sizes",
         )
     if isinstance(config, SteppedEnvironmentConfig) and config.max_turns is not None and config.max_turns < 1:
-        raise ConfigError(f"task.max_turns={config.max_turns}", "leaves no turn", "use at least 1, or null")
+        raise ConfigError(f"task.max_turns={config.max_turns}", "allows no turn", "use at least 1, or null")
     if isinstance(config, ReasoningGymConfig) and config.num_turns < 1:
-        raise ConfigError(f"task.num_turns={config.num_turns}", "leaves no turn", "use at least 1")
+        raise ConfigError(f"task.num_turns={config.num_turns}", "allows no turn", "use at least 1")
     if isinstance(config, GymnasiumConfig | ReasoningGymConfig) and len(config.agents) > 1:
         raise ConfigError(
             "task.agents={" + ",".join(config.agents) + "}",
-            f"are several, and {'an environment' if isinstance(config, GymnasiumConfig) else 'a question'} of "
+            f"names several agents, but {'an environment' if isinstance(config, GymnasiumConfig) else 'a question'} of "
             f"{package} has one",
             "name one agent",
         )

@@ -1,4 +1,4 @@
-"""The examples of worlds: seeds, counted rather than stored."""
+"""Examples of environments: seeds, computed on access."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import overload
 from ippo_cli.config.schema import EnvironmentTaskConfig
 from ippo_cli.types import Example
 
-SEED_STRIDE = 1_000_003  # consecutive run seeds begin far from each other
-MAX_SEED = 2**31  # sizes below it keep every seed below 2**32, which all generators take
+SEED_STRIDE = 1_000_003  # distance between the first seeds of consecutive run seeds
+MAX_SEED = 2**31  # with sizes up to this, every seed is below 2**32, which all generators accept
 
 
 class SeedExamples(Sequence[Example]):
-    """Rows `{"seed": 17, "dataset_seed": 10, "index": 7}`, made when they are asked for.
+    """Rows `{"seed": 17, "dataset_seed": 10, "index": 7}`, created on access.
 
-    `seed` is the row's own and begins an episode. `dataset_seed` is the same in all rows; together with `index`, which
-    counts through held-out and training rows, it names an item of a dataset that is made from one seed.
+    `seed` is unique per row and seeds the episode. `dataset_seed` is the same in all rows; `index` counts held-out and
+    then training rows. Together they identify an item of a dataset that is generated from one seed.
     """
 
     def __init__(self, start: int, positions: range) -> None:
@@ -38,7 +38,7 @@ class SeedExamples(Sequence[Example]):
 
 
 def seed_examples(config: EnvironmentTaskConfig, seed: int) -> tuple[SeedExamples, SeedExamples]:
-    """Training and held-out rows, which share no seed. Held-out ones come first: more training rows change none."""
+    """Return training and held-out rows with disjoint seeds; held-out seeds do not depend on `train_size`."""
     start = seed * SEED_STRIDE % MAX_SEED
     held_out, total = config.eval_size, config.eval_size + config.train_size
     return SeedExamples(start, range(held_out, total)), SeedExamples(start, range(held_out))

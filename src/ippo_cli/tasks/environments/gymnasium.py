@@ -24,7 +24,7 @@ from ippo_cli.tasks.environments.ids import check_registered, newer_version
 from ippo_cli.tasks.environments.spaces import format_numbers, unwritable_reason
 from ippo_cli.types import Example
 
-gymnasium.logger.min_level = gymnasium.logger.ERROR  # what it warns of is told where ids are checked
+gymnasium.logger.min_level = gymnasium.logger.ERROR  # its warnings are replaced by the checks of ids
 
 TABULAR = (FrozenLakeEnv, CliffWalkingEnv, TaxiEnv)
 PADS = ("R", "G", "Y", "B")
@@ -33,17 +33,17 @@ PAD_NAMES = ("red", "green", "yellow", "blue")
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentText:
-    """What is known about an environment: its actions' names, and how its observations are told."""
+    """Action names and observation formats of a known environment."""
 
     actions: Sequence[str]
-    short: Callable[[Any, Any], str]  # of the unwrapped environment and the observation
+    short: Callable[[Any, Any], str]  # (unwrapped environment, observation) -> text
     words: Callable[[Any, Any], str]
 
 
 class GymnasiumEnvironment:
     """One agent in one Gymnasium environment.
 
-    The example's seed begins the episode; what chance decides after that comes from the seed that `reset` is given.
+    The example's seed determines the initial state; the seed passed to `reset` determines later random numbers.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class GymnasiumEnvironment:
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """What may be answered now, by agent."""
+        """Legal actions by agent."""
         return {self.agent: [self.action_texts.write(action) for action in self.action_texts.actions]}
 
     def close(self) -> None:
@@ -96,9 +96,9 @@ class GymnasiumEnvironment:
 
 
 def make_gymnasium_factory(config: GymnasiumConfig) -> Callable[[], GymnasiumEnvironment]:
-    """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    """Return a factory of environments; `ConfigError` if one cannot be created or written as text."""
     assert config.env_id is not None
-    if ":" not in config.env_id:  # a module registers its own when it is imported
+    if ":" not in config.env_id:  # with `module:id`, importing the module registers the id
         check_registered(
             f"task.env_id={config.env_id}",
             config.env_id,
@@ -127,30 +127,30 @@ def make_gymnasium_factory(config: GymnasiumConfig) -> Callable[[], GymnasiumEnv
 
 
 def newer_environment(env_id: str) -> str | None:
-    """The newest version of an environment that is given in an older one."""
+    """Return the newest version if `env_id` is an older one; else None."""
     return newer_version(env_id, gymnasium.registry)
 
 
 def _make(config: GymnasiumConfig) -> gymnasium.Env:
     assert config.env_id is not None
-    given = f"task.env_id={config.env_id} task.environment_args={config.environment_args}"
+    setting = f"task.env_id={config.env_id} task.environment_args={config.environment_args}"
     try:
         env = gymnasium.make(config.env_id, disable_env_checker=True, **config.environment_args)
-    except Exception as error:  # whatever the environment's own code raises
+    except Exception as error:  # raised by the environment's code
         raise ConfigError(
-            given,
-            f"cannot be made ({type(error).__name__}: {error!s:.300})",
-            "its documentation names its arguments and what it needs",
+            setting,
+            f"cannot be created ({type(error).__name__}: {error!s:.300})",
+            "see its documentation for arguments and required packages",
         ) from error
     if isinstance(env.unwrapped, FrozenLakeEnv) and env.spec is not None:
         arguments = {"map_name": "4x4"} | env.spec.kwargs
         if arguments["map_name"] is None and arguments.get("desc") is None:
-            raise ConfigError(given, "draws a map of its own in every process", "give task.environment_args.desc")
+            raise ConfigError(setting, "draws a different map in every process", "set task.environment_args.desc")
     return env
 
 
 def _copy_environment(first: gymnasium.Env, config: GymnasiumConfig) -> gymnasium.Env:
-    """One more of the same. Tabular ones share their tables, which take longest to make and are only read."""
+    """Create another instance. Tabular environments share their read-only tables, which are slow to build."""
     if type(first.unwrapped) not in TABULAR or not _has_default_wrappers(first):
         return _make(config)
     env = copy.copy(first.unwrapped)
@@ -159,7 +159,7 @@ def _copy_environment(first: gymnasium.Env, config: GymnasiumConfig) -> gymnasiu
 
 
 def _has_default_wrappers(env: gymnasium.Env) -> bool:
-    """Whether nothing stands around an environment but what `gymnasium.make` puts there."""
+    """Whether an environment has only the wrappers that `gymnasium.make` adds."""
     while isinstance(env, gymnasium.Wrapper):
         if type(env) not in (TimeLimit, OrderEnforcing):
             return False
@@ -171,7 +171,7 @@ def _action_texts(config: GymnasiumConfig, space: gymnasium.Space, known: Enviro
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(
             f"task.env_id={config.env_id}",
-            f"has actions that are no choice from a list ({space})",
+            f"has actions that are not discrete ({space})",
             "use an environment with a Discrete action space",
         )
     return ActionTexts(int(space.n), start=int(space.start), names=known.actions if known else ())
@@ -181,7 +181,7 @@ def _check_observations(config: GymnasiumConfig, env: gymnasium.Env, known: Envi
     if config.observation is ObservationForm.words and known is None:
         raise ConfigError(
             "task.observation=words",
-            f"is not there for task.env_id={config.env_id}, of which only the numbers are known",
+            f"is not available for task.env_id={config.env_id}, which is only known as numbers",
             "use task.observation=short",
         )
     if known is None and (reason := unwritable_reason(env.observation_space)):
@@ -203,7 +203,7 @@ def _make_describer(
 
 
 def _find_known(env: gymnasium.Env) -> EnvironmentText | None:
-    """What is known about an environment, unless a wrapper has changed what it shows or takes."""
+    """Return the known texts of an environment; None if a wrapper changed its observations or actions."""
     inner = env.unwrapped
     if env.observation_space != inner.observation_space or env.action_space != inner.action_space:
         return None
@@ -211,14 +211,14 @@ def _find_known(env: gymnasium.Env) -> EnvironmentText | None:
 
 
 def _cell(row: int, column: int, rows: int) -> str:
-    """Row and column from 0, without a comma where a row has one digit: `00`, `311`."""
+    """Row and column from 0, without a comma if all rows have one digit: `00`, `311`."""
     return f"{row}{column}" if rows <= 10 else f"{row},{column}"
 
 
 def _grid_words(rows: Sequence[str], row: int, column: int) -> str:
-    """A map with the agent's cell as `*`, and where that is."""
-    drawn = [line if number != row else line[:column] + "*" + line[column + 1 :] for number, line in enumerate(rows)]
-    return f"Row {row}, column {column}, shown as * on the map:\n" + "\n".join(drawn) + "\n"
+    """A map with the agent's cell as `*`, and its position."""
+    lines = [line if number != row else line[:column] + "*" + line[column + 1 :] for number, line in enumerate(rows)]
+    return f"Row {row}, column {column}, shown as * on the map:\n" + "\n".join(lines) + "\n"
 
 
 def _lake_short(env: FrozenLakeEnv, state: int) -> str:
@@ -241,7 +241,7 @@ def _cliff_words(env: CliffWalkingEnv, state: int) -> str:
 
 
 def _taxi_short(env: TaxiEnv, state: int) -> str:
-    """Row, column, where the passenger is (T in the taxi) and the destination: `23TG`."""
+    """Row, column, passenger position (T: in the taxi) and destination: `23TG`."""
     row, column, passenger, destination = env.decode(int(state))
     return f"{row}{column}{(*PADS, 'T')[passenger]}{PADS[destination]}"
 
@@ -249,16 +249,16 @@ def _taxi_short(env: TaxiEnv, state: int) -> str:
 def _taxi_words(env: TaxiEnv, state: int) -> str:
     row, column, passenger, destination = env.decode(int(state))
     rows = [b"".join(line).decode() for line in env.desc.tolist()]
-    drawn = _grid_words(rows, row + 1, 2 * column + 1).partition("map:")[2]  # the map has borders and walls
+    grid = _grid_words(rows, row + 1, 2 * column + 1).partition("map:")[2]  # the map has borders and walls
     waits = "is in the taxi" if passenger == len(PADS) else f"waits at {PAD_NAMES[passenger]}"
     return (
-        f"The taxi is in row {row}, column {column}, shown as * on the map, where | is a wall:{drawn}"
+        f"The taxi is in row {row}, column {column}, shown as * on the map, where | is a wall:{grid}"
         f"The passenger {waits} and wants to get to {PAD_NAMES[destination]}."
     )
 
 
 def _blackjack_short(env: BlackjackEnv, observation: tuple[int, int, int]) -> str:
-    """One's sum, an `a` behind it where an ace counts 11, and the dealer's card (1 is an ace): `17a 10`."""
+    """The player's sum, `a` if an ace counts 11, and the dealer's card (1 is an ace): `17a 10`."""
     total, dealer, ace = observation
     return f"{int(total)}{'a' if ace else ''} {int(dealer)}"
 

@@ -1,4 +1,4 @@
-"""Names in a package's registry: what would work where one is not there, and whether there is a newer version."""
+"""Check ids against a package's registry: suggest similar names, find newer versions."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from ippo_cli.config.errors import ConfigError
 
 VERSION = re.compile(r"[-_]v(\d+)$")
 MAX_SUGGESTIONS = 3
-PACKAGES = {"ALE": "ale-py"}  # by the namespace of an id: what to install
+PACKAGES = {"ALE": "ale-py"}  # namespace of an id -> package to install
 
 
 def check_registered(setting: str, name: str, registered: Collection[str], *, kind: str, listing: str) -> None:
-    """Raise `ConfigError` for a name that is not registered as it stands; `listing` is the code that prints all names.
+    """Raise `ConfigError` for a name that is not registered; `listing` is code that prints all names.
 
-    A name without its version is refused where there are versions: which one is the newest changes with the package.
+    A name without a version is rejected if versions exist, because the newest version depends on the package.
     """
     if name in registered:
         return
     versions = _versions(name, registered)
     if versions:
-        rule = "is a version that is not there (any more)" if VERSION.search(name) else "names no version"
+        rule = "is not an available version" if VERSION.search(name) else "names no version"
         raise ConfigError(setting, rule, f"use {versions[-1]}")
     lists = f"python -c '{listing}' lists all"
     namespace, closest = name.rpartition("/")[0], _closest_names(name, registered)
-    is_namespace_missing = namespace and not any(one.startswith(f"{namespace}/") for one in registered)
+    is_namespace_missing = namespace and not any(name.startswith(f"{namespace}/") for name in registered)
     if is_namespace_missing and (namespace in PACKAGES or not closest):
         package = f"install it ({PACKAGES[namespace]})" if namespace in PACKAGES else "install that package"
-        rule = f"is in {namespace}/, where no installed package registers anything"
+        rule = f"is in the namespace {namespace}/, which no installed package registers"
         raise ConfigError(setting, rule, f"{package}; {lists}")
-    raise ConfigError(setting, f"is no {kind}", f"use {closest}; {lists}" if closest else lists)
+    raise ConfigError(setting, f"is not a known {kind}", f"use {closest}; {lists}" if closest else lists)
 
 
 def newer_version(name: str, known: Collection[str]) -> str | None:
-    """The newest version of what a name names, where the name is that of an older one."""
+    """Return the newest registered version if the name is an older one; else None."""
     versions = _versions(name, known)
     return versions[-1] if versions and VERSION.search(name) and versions[-1] != name else None
 
 
 def _versions(name: str, known: Collection[str]) -> list[str]:
-    """All registered versions, oldest first."""
+    """All registered versions of a name, oldest first."""
     bare = VERSION.sub("", name)
-    return sorted((one for one in known if VERSION.sub("", one) == bare), key=_version_number)
+    return sorted((other for other in known if VERSION.sub("", other) == bare), key=_version_number)
 
 
 def _version_number(name: str) -> int:
@@ -52,9 +52,9 @@ def _version_number(name: str) -> int:
 
 
 def _closest_names(name: str, known: Collection[str]) -> str:
-    """The most similar names, the most similar first; a part counts: `tictactoe`. Empty: none is."""
-    words = {VERSION.sub("", one).casefold(): one for one in sorted(known, key=_version_number)}
-    words |= {word.rpartition("/")[2]: one for word, one in words.items()}
+    """The most similar names as text, best first; also compares without namespace: `tictactoe`. Empty if none."""
+    words = {VERSION.sub("", full).casefold(): full for full in sorted(known, key=_version_number)}
+    words |= {word.rpartition("/")[2]: full for word, full in words.items()}
     wanted = VERSION.sub("", name).casefold()
     parts = (wanted, wanted.rpartition("/")[2])
     found = [word for part in parts for word in difflib.get_close_matches(part, words, n=MAX_SUGGESTIONS, cutoff=0.5)]

@@ -27,16 +27,16 @@ from ippo_cli.types import Example
 
 ALTERNATE = "alternate"
 OPPONENTS: dict[Opponent, Callable[[Sequence[int], random.Random], int]] = {
-    Opponent.random: lambda legal, luck: luck.choice(legal)
+    Opponent.random: lambda legal, rng: rng.choice(legal)
 }
-MAX_EMPTY_GAMES = 100  # games in a row that end before an agent of the task has acted
+MAX_EMPTY_GAMES = 100  # consecutive games that end before an agent of the task acts
 
 
 class PettingzooEnvironment(ABC):
-    """The task's agents on seats of a game; other seats are played by an opponent.
+    """A game with the task's agents on some seats and an opponent on the others.
 
-    The example's seed begins the game and, where seats alternate, gives them out; the opponent's moves come from the
-    seed that `reset` is given. A game that the opponent ends before an agent of the task has acted is dealt again.
+    The example's seed determines the initial state and, with seat=alternate, the seats; the seed passed to `reset`
+    determines the opponent's moves. If a game ends before an agent of the task acts, a new game begins.
     """
 
     def __init__(
@@ -62,11 +62,11 @@ class PettingzooEnvironment(ABC):
         agents = self.seats.values()
         self.turns: Counter[str] = Counter()
         self.invalid = 0
-        self.chosen: dict[str, int] = {}  # by seat: actions that wait for others who act at the same time
-        self.total_rewards = dict.fromkeys(agents, 0.0)  # by agent: what the game has paid
-        self.step_rewards = dict.fromkeys(agents, 0.0)  # by agent: what is paid with the next step
-        self.ended: dict[str, bool] = {}  # by seat: True where it terminated, False where it was truncated
-        self.last: dict[str, str] = {}  # by agent: what it saw when its part ended
+        self.chosen: dict[str, int] = {}  # by seat: actions that wait for simultaneous ones
+        self.total_rewards = dict.fromkeys(agents, 0.0)  # by agent: rewards of the game so far
+        self.step_rewards = dict.fromkeys(agents, 0.0)  # by agent: rewards since the last step
+        self.ended: dict[str, bool] = {}  # by seat: True if terminated, False if truncated
+        self.last: dict[str, str] = {}  # by agent: final observation
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         place = {agent: seat for seat, agent in self.seats.items()}
@@ -94,7 +94,7 @@ class PettingzooEnvironment(ABC):
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """What may be answered now, by agent."""
+        """Legal actions of the agents that act next."""
         texts = self.action_texts
         return {
             self.seats[seat]: [texts[seat].write(move) for move in self.legal_moves(seat)] for seat in self.waiting()
@@ -105,31 +105,31 @@ class PettingzooEnvironment(ABC):
 
     @property
     def over(self) -> bool:
-        """Whether no agent of the task has a part in the game any more."""
+        """Whether all agents of the task have ended."""
         return len(self.ended) == len(self.seats)
 
     @abstractmethod
     def begin(self, seed: int) -> None:
-        """Start a game, up to the first action of an agent of the task."""
+        """Start a game and advance to the first action of an agent of the task."""
 
     @abstractmethod
     def play(self) -> None:
-        """Make the chosen moves, if all that belong together are chosen, and go on to the next ones."""
+        """Apply the chosen moves if all simultaneous ones are chosen, and advance to the next action of an agent."""
 
     @abstractmethod
     def waiting(self) -> list[str]:
-        """The seats of the task's agents that are to act."""
+        """The seats of the task's agents that act next."""
 
     @abstractmethod
     def observation(self, seat: str) -> Any:
-        """What a seat sees."""
+        """The raw observation of a seat."""
 
     @abstractmethod
     def get_info(self, seat: str) -> Mapping[str, Any]:
-        """What the environment says about a seat beside its observation."""
+        """The environment's info dict of a seat."""
 
     def legal_moves(self, seat: str) -> list[int]:
-        """The actions that a seat may take now."""
+        """The legal actions of a seat."""
         seen, every = self.observation(seat), self.action_texts[seat].actions
         mask = seen.get(MASK) if isinstance(seen, dict) else None
         if mask is None:
@@ -137,14 +137,14 @@ class PettingzooEnvironment(ABC):
         return [*every] if mask is None else [every[place] for place in np.flatnonzero(mask)]
 
     def add_rewards(self, rewards: Mapping[str, float]) -> None:
-        """Add what the game has just paid."""
+        """Add the rewards of the last move."""
         for seat, reward in rewards.items():
             if seat in self.seats:
                 self.total_rewards[self.seats[seat]] += float(reward)
                 self.step_rewards[self.seats[seat]] += float(reward)
 
     def record_ends(self, terminations: Mapping[str, bool], truncations: Mapping[str, bool]) -> None:
-        """Remember whose part has ended, and what was to be seen then."""
+        """Record which agents have ended, and their final observations."""
         for seat, agent in self.seats.items():
             if seat not in self.ended and (terminations.get(seat) or truncations.get(seat)):
                 self.ended[seat] = bool(terminations.get(seat))
@@ -160,13 +160,13 @@ class PettingzooEnvironment(ABC):
         return move
 
     def _told(self, *, everyone: bool = False) -> dict[str, str]:
-        """What is told to those who are to act; to everyone where nobody acts any more."""
+        """Observations of the agents that act next; with `everyone`, of all agents."""
         seats = [seat for seat in self.seats if seat not in self.ended] if everyone else self.waiting()
         seen = {self.seats[seat]: self.tell(seat, self.observation(seat)) for seat in seats}
         return self.last | seen if everyone else seen
 
     def _parts(self, *, ended: bool) -> dict[str, float]:
-        """`win`, `draw` and `loss` by what the game has paid; of a game that was cut at `max_turns` none of them."""
+        """`win`, `draw` and `loss` by the sign of the total reward; all 0 for a game truncated at `max_turns`."""
         parts = {"invalid": float(self.invalid)}
         for agent, earned in self.total_rewards.items() if ended else ():
             ending = f"_{agent}" if len(self.total_rewards) > 1 else ""
@@ -179,7 +179,7 @@ class AecEnvironment(PettingzooEnvironment):
     """A game in which one seat acts at a time."""
 
     def begin(self, seed: int) -> None:
-        EnvLogger.flush()  # it keeps every warning about an illegal move
+        EnvLogger.flush()  # EnvLogger stores every warning about an illegal move
         self.cached_observations: dict[str, Any] = {}
         self.env.reset(seed=seed)
         self._advance()
@@ -194,7 +194,7 @@ class AecEnvironment(PettingzooEnvironment):
         return [] if self.over else [self.env.agent_selection]
 
     def observation(self, seat: str) -> Any:
-        if seat not in self.cached_observations:  # between two moves a seat is told, and asked what is legal
+        if seat not in self.cached_observations:  # used twice per move: for the text and the legal actions
             self.cached_observations[seat] = self.env.observe(seat)
         return self.cached_observations[seat]
 
@@ -202,7 +202,7 @@ class AecEnvironment(PettingzooEnvironment):
         return self.env.infos.get(seat, {})
 
     def _advance(self) -> None:
-        """Let others act until it is the turn of an agent of the task."""
+        """Play the opponent's moves until an agent of the task acts."""
         while not self.over:
             seat = self.env.agent_selection
             if self.env.terminations[seat] or self.env.truncations[seat]:
@@ -223,7 +223,7 @@ class AecEnvironment(PettingzooEnvironment):
 
 
 class ParallelEnvironment(PettingzooEnvironment):
-    """A game in which all seats act at once: it moves on when every agent of the task has chosen."""
+    """A game in which all seats act simultaneously: it steps when every agent of the task has chosen."""
 
     def begin(self, seed: int) -> None:
         self.cached_observations, self.infos = self.env.reset(seed=seed)
@@ -250,7 +250,7 @@ class ParallelEnvironment(PettingzooEnvironment):
 
 
 def make_pettingzoo_factory(config: PettingzooConfig) -> Callable[[], PettingzooEnvironment]:
-    """What makes worlds of this configuration; `ConfigError` where the environment cannot be made or told as text."""
+    """Return a factory of environments; `ConfigError` if one cannot be created or written as text."""
     assert config.env_id is not None
     check_registered(
         f"task.env_id={config.env_id}",
@@ -259,7 +259,7 @@ def make_pettingzoo_factory(config: PettingzooConfig) -> Callable[[], Pettingzoo
         kind="game of PettingZoo",
         listing="import pettingzoo; pettingzoo.pprint_registry()",
     )
-    if config.illegal_move is IllegalMove.lose:  # one warning for each illegal move, otherwise
+    if config.illegal_move is IllegalMove.lose:  # suppresses one warning per illegal move
         logging.getLogger(EnvLogger.__module__).setLevel(logging.ERROR)
     first = _make(config)
     known = KNOWN_GAMES.get(first.metadata.get("name", "").rpartition("_v")[0])
@@ -275,9 +275,9 @@ def make_pettingzoo_factory(config: PettingzooConfig) -> Callable[[], Pettingzoo
 
 
 def _strip_wrappers(env: Any, config: PettingzooConfig) -> Any:
-    """The environment without the package's outermost checks of what a world here keeps to anyway.
+    """Remove the outer PettingZoo wrappers that check rules which this class guarantees.
 
-    They cost more than a small game does. Whoever hands illegal moves on keeps the one that judges them.
+    They are slower than a small game. With illegal_move=lose, the wrapper that ends the game on illegal moves stays.
     """
     retried = (TerminateIllegalWrapper,) if config.illegal_move is IllegalMove.retry else ()
     while type(env) in (OrderEnforcingWrapper, AssertOutOfBoundsWrapper, *retried):
@@ -286,11 +286,11 @@ def _strip_wrappers(env: Any, config: PettingzooConfig) -> Any:
 
 
 def _is_parallel(config: PettingzooConfig) -> bool:
-    """Whether an environment offers to let all act at once; then they do."""
+    """Whether an environment has a parallel API, which is then used."""
     assert config.env_id is not None
     try:
         pettingzoo.spec("parallel", config.env_id)
-    except Exception:  # the registry's own kinds
+    except Exception:  # the registry raises its own error classes
         return False
     return True
 
@@ -299,16 +299,16 @@ def _make(config: PettingzooConfig) -> Any:
     assert config.env_id is not None
     try:
         return pettingzoo.make("parallel" if _is_parallel(config) else "aec", config.env_id, **config.environment_args)
-    except Exception as error:  # whatever the registry's or the environment's own code raises
+    except Exception as error:  # raised by the registry's or the environment's code
         raise ConfigError(
             f"task.env_id={config.env_id} task.environment_args={config.environment_args}",
-            f"cannot be made ({type(error).__name__}: {error!s:.300})",
-            "its documentation names its arguments and what it needs",
+            f"cannot be created ({type(error).__name__}: {error!s:.300})",
+            "see its documentation for arguments and required packages",
         ) from error
 
 
 def _documented_id(env_id: str) -> str:
-    """`classic/tictactoe_v3`, as the package's pages write what its registry has as `classic/tictactoe-v3`."""
+    """Convert the registry's `classic/tictactoe-v3` to the documented form `classic/tictactoe_v3`."""
     return re.sub(r"-(v\d+)$", r"_\1", env_id)
 
 
@@ -317,32 +317,32 @@ def _check_seats(config: PettingzooConfig, env: Any) -> None:
     if len(config.agents) > seats:
         raise ConfigError(
             "task.agents={" + ",".join(config.agents) + "}",
-            f"are more than the {seats} seats of task.env_id={config.env_id}",
+            f"names more agents than the {seats} seats of task.env_id={config.env_id}",
             f"name at most {seats} agents",
         )
     if config.seat != ALTERNATE and not (isinstance(config.seat, int) and 0 <= config.seat < seats):
         raise ConfigError(
             f"task.seat={config.seat}",
-            f"is no seat of task.env_id={config.env_id}",
+            f"is not a seat of task.env_id={config.env_id}",
             "use one of " + " ".join(map(str, [*range(seats), ALTERNATE])),
         )
 
 
 def _check_illegal_move_rule(config: PettingzooConfig, env: Any) -> None:
-    """Refuse to hand illegal moves to a game that has no rule for them."""
+    """Raise `ConfigError` for illegal_move=lose with a game that has no rule for illegal moves."""
     layer = env
     while layer is not None and not isinstance(layer, TerminateIllegalWrapper):
         layer = getattr(layer, "aec_env", None) or getattr(layer, "env", None)
     if config.illegal_move is IllegalMove.lose and layer is None:
         raise ConfigError(
             "task.illegal_move=lose",
-            f"needs a game that judges illegal moves, and {config.env_id} does not",
+            f"needs a game with a rule for illegal moves, which {config.env_id} does not have",
             "use task.illegal_move=retry",
         )
 
 
 def _assign_seats(config: PettingzooConfig, possible: Sequence[str], seed: int) -> dict[str, str]:
-    """Seat -> agent of the task, in the order of the seats that follow the first agent's."""
+    """Return seat -> agent of the task, in the seat order starting at the first agent's seat."""
     first = seed % len(possible) if config.seat == ALTERNATE else int(config.seat)
     return {possible[(first + place) % len(possible)]: agent for place, agent in enumerate(config.agents)}
 
@@ -351,7 +351,7 @@ def _action_texts(config: PettingzooConfig, space: Any, seat: str, known: GameTe
     if not isinstance(space, spaces.Discrete):
         raise ConfigError(
             f"task.env_id={config.env_id}",
-            f"has actions that are no choice from a list ({seat}: {space})",
+            f"has actions that are not discrete ({seat}: {space})",
             "use an environment with Discrete action spaces",
         )
     count = int(space.n)
@@ -362,7 +362,7 @@ def _check_observations(config: PettingzooConfig, seen: Mapping[str, Any], known
     if config.observation is ObservationForm.words and known is None:
         raise ConfigError(
             "task.observation=words",
-            f"is not there for task.env_id={config.env_id}, of which only the numbers are known",
+            f"is not available for task.env_id={config.env_id}, which is only known as numbers",
             "use task.observation=short",
         )
     if known is not None and config.observation is not ObservationForm.numbers:

@@ -1,4 +1,4 @@
-"""Games of PettingZoo whose actions have names here, and whose observations are told in another way than as numbers."""
+"""Action names and observation formats of known PettingZoo games."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ RPS_NAMES = ("rock", "paper", "scissors", "spock", "lizard")
 
 @dataclass(frozen=True, slots=True)
 class GameText:
-    """What is known about a game: its actions' names, and how its observations are told."""
+    """Action names and observation formats of a known game."""
 
-    actions: Callable[[int], Sequence[str]]  # of the number of actions; empty where they are numbered
+    actions: Callable[[int], Sequence[str]]  # number of actions -> names; empty if actions are numbered
     short: Callable[[Any, ActionTexts], str]
     words: Callable[[Any, ActionTexts], str]
 
 
 def _board_rows(observation: Any) -> list[list[str]]:
-    """Rows of a board: `x` one's own, `o` the other's, `.` free."""
+    """Rows of a board: `x` own, `o` opponent's, `.` free."""
     own, other = observation["observation"][..., 0].tolist(), observation["observation"][..., 1].tolist()
     return [
         ["x" if x else "o" if o else "." for x, o in zip(*row, strict=True)] for row in zip(own, other, strict=True)
@@ -50,7 +50,7 @@ def _stacks_words(observation: Any, texts: ActionTexts) -> str:
 
 
 def _last_move(observation: Any, texts: ActionTexts) -> str:
-    """What the other one did last, `-` before the first time."""
+    """The opponent's last move; `-` before the first one."""
     move = int(observation)
     return texts.write(move) if move in texts.actions else "-"
 

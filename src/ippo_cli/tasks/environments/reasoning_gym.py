@@ -1,4 +1,4 @@
-"""`task=reasoning_gym`: questions of a reasoning_gym dataset, scored by the dataset itself."""
+"""`task=reasoning_gym`: questions of a reasoning_gym dataset, scored by the dataset."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ippo_cli.tasks.environment import Action, Step
 from ippo_cli.tasks.environments.ids import check_registered
 from ippo_cli.types import Example
 
-RUN_SETTINGS = ("seed", "size")  # settings of a dataset that follow from the run's
-MAX_SCORE = 1.0  # the highest score that an answer can have
+RUN_SETTINGS = ("seed", "size")  # dataset settings that the run determines
+MAX_SCORE = 1.0  # the highest score of an answer
 
 
 class QuestionPool:
-    """A dataset's items by (dataset seed, index), shared by all worlds of a process: some datasets are slow to set up.
+    """A dataset's items by (dataset seed, index), shared by all environments of a process: some are slow to create.
 
-    Items are made and answers scored one at a time and with global generators that are set, and put back afterwards:
-    some datasets draw from them.
+    A lock serializes item creation and scoring, and the global random generators are seeded and restored around them,
+    because some datasets use them.
     """
 
     def __init__(self, config: ReasoningGymConfig) -> None:
@@ -53,7 +53,7 @@ class QuestionPool:
 
 @contextmanager
 def _seed_global_generators(seed: int) -> Iterator[None]:
-    """Python's and numpy's global generators begin at a seed, and are as they were afterwards."""
+    """Seed the global generators of Python and NumPy, and restore their state at exit."""
     before = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed % 2**32)
@@ -65,11 +65,11 @@ def _seed_global_generators(seed: int) -> Iterator[None]:
 
 
 class ReasoningGymEnvironment:
-    """One question, which one agent answers in up to `num_turns` turns.
+    """One question for one agent, with up to `num_turns` answers.
 
-    A wrong answer is told its score and may be corrected. The score of the answer that ends the episode is the reward,
-    paid with that answer; corrected ones are paid nothing. An answer that the dataset's scoring breaks on scores 0.
-    Where that last answer was cut at a limit the agent's part is unfinished, as that of a conversation is.
+    After a wrong answer the agent observes its score and may answer again. The reward is the score of the last answer;
+    earlier answers have reward 0. An answer for which the dataset's scoring raises an exception scores 0. If the last
+    answer was truncated, the agent is unfinished, as in a conversation.
     """
 
     def __init__(self, questions: QuestionPool, config: ReasoningGymConfig) -> None:
@@ -79,7 +79,7 @@ class ReasoningGymEnvironment:
         self.answer_tag = config.answer_tag
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        """The example alone decides the question; nothing is left to chance after that."""
+        """Begin an episode; the example alone determines the question, so `seed` is unused."""
         self.dataset_seed, self.index = example["dataset_seed"], example["index"]
         self.item = self.questions.item(self.dataset_seed, self.index)
         self.turns = self.unreadable = 0
@@ -105,25 +105,25 @@ class ReasoningGymEnvironment:
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """An answer in the right form: the one to the question before, so that no solution is given away."""
+        """Return a well-formed answer: the solution of another question, so that no solution is revealed."""
         other = (self.index - 1) % self.questions.size
         answer = str(self.questions.item(self.dataset_seed, other)["answer"])
         return {self.agent: [f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer]}
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: there are no resources."""
 
     def _score(self, text: str) -> float:
         answer = extract_answer(text, self.answer_tag) if self.answer_tag else text.strip()
         try:
             return self.questions.score(answer, self.item, self.dataset_seed)
-        except Exception:  # the scoring of some datasets fails on texts that are no answer
+        except Exception:  # some datasets raise on malformed answers
             self.unreadable += 1
             return 0.0
 
 
 def make_reasoning_gym_factory(config: ReasoningGymConfig) -> Callable[[], ReasoningGymEnvironment]:
-    """What makes worlds of this configuration; `ConfigError` where the dataset cannot be made."""
+    """Return a factory of environments; `ConfigError` if the dataset cannot be created."""
     assert config.dataset is not None
     check_registered(
         f"task.dataset={config.dataset}",
@@ -132,27 +132,27 @@ def make_reasoning_gym_factory(config: ReasoningGymConfig) -> Callable[[], Reaso
         kind="dataset of reasoning_gym",
         listing="from reasoning_gym.factory import *; print(*sorted(DATASETS))",
     )
-    given = f"task.dataset_args={config.dataset_args}"
+    setting = f"task.dataset_args={config.dataset_args}"
     settings = [
         field.name for field in dataclasses.fields(DATASETS[config.dataset][1]) if field.name not in RUN_SETTINGS
     ]
     for name in config.dataset_args:
         if name in RUN_SETTINGS:
-            raise ConfigError(f"{given}", f"sets {name}, which follows from the run", "leave it out")
+            raise ConfigError(f"{setting}", f"sets {name}, which the run determines", "remove it")
         if name not in settings:
             raise ConfigError(
-                f"{given}",
+                f"{setting}",
                 f"names {name}, which task.dataset={config.dataset} does not have",
                 "it has: " + " ".join(settings),
             )
     questions = QuestionPool(config)
     try:
         questions.item(0, 0)
-    except Exception as error:  # the dataset's own validation, which asserts
+    except Exception as error:  # the dataset validates its settings with assertions
         raise ConfigError(
-            f"task.dataset={config.dataset} {given} task.train_size={config.train_size} "
+            f"task.dataset={config.dataset} {setting} task.train_size={config.train_size} "
             f"task.eval_size={config.eval_size}",
-            f"cannot be made ({type(error).__name__}: {error})",
+            f"cannot be created ({type(error).__name__}: {error})",
             "correct the settings",
         ) from error
     return lambda: ReasoningGymEnvironment(questions, config)

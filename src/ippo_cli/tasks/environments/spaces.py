@@ -1,4 +1,4 @@
-"""What a Gymnasium space holds, written as numbers: the form for environments that nothing else is known about."""
+"""Write values of Gymnasium spaces as numbers, for environments without a known text format."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-MAX_NUMBERS = 64  # of an array that is written as text
-MASK = "action_mask"  # an entry of an observation that says what is legal, and is no part of what is told
+MAX_NUMBERS = 64  # largest array that is written as text
+MASK = "action_mask"  # observation entry with the legal actions; excluded from the text
 
 
 def unwritable_reason(space: Space) -> str | None:
-    """Why observations of a space cannot be written, or None."""
+    """Return why observations of a space cannot be written, or None."""
     if isinstance(space, spaces.Tuple | spaces.Dict):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         return next((reason for key, part in parts if key != MASK and (reason := unwritable_reason(part))), None)
     if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
         size = int(np.prod(space.shape))
-        return f"has {size} numbers, and at most {MAX_NUMBERS} are written" if size > MAX_NUMBERS else None
+        return f"has {size} numbers, but at most {MAX_NUMBERS} are written" if size > MAX_NUMBERS else None
     if isinstance(space, spaces.Discrete | spaces.Text):
         return None
-    return f"is a {type(space).__name__}, which nothing here can write"
+    return f"is a {type(space).__name__}, which is not supported"
 
 
 def format_numbers(space: Space, value: Any) -> str:
-    """An observation as numbers with spaces between them; fractions are rounded to three significant digits."""
+    """Write an observation as numbers separated by spaces; floats are rounded to three significant digits."""
     if isinstance(space, spaces.Dict):
         entries = [(key, part) for key, part in space.spaces.items() if key != MASK]
         if len(entries) == 1:

@@ -1,4 +1,4 @@
-"""`task=environment`: a user's environment with Gymnasium's `reset` and `step`, and `close` if it has one, in texts."""
+"""`task=environment`: a user's text environment with Gymnasium's `reset` and `step`, and optionally `close`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ REQUIRED_METHODS = ("reset", "step")
 
 
 class UserEnvironment:
-    """What a user's function returned.
+    """Adapter of the environment that a user's function returned.
 
-    With one agent, observations and actions are texts and the reward is a number:
+    With one agent, observations and actions are texts, and the reward is a number:
 
         class Guess:
             def reset(self, seed):
@@ -33,15 +33,15 @@ class UserEnvironment:
                 right = action.strip() == str(self.number)
                 return "yes" if right else "no", float(right), right, False, {"right": right}
 
-    It may have a `close`, which is called at the end of the run.
+    An optional `close` is called at the end of the run.
 
-    With several, `reset` and `step` return a dict from agent to text, whose keys say who acts next; `step` is given a
-    dict from those agents to their answers, and its rewards are a dict from agent to number (agents left out get
-    nothing). `terminated` and `truncated` may be dicts as well, of those whose own part ends: then the episode is over
-    when everybody's is. Once it has ended, the observations are what agents see last. Numbers in `info` are logged.
+    With several agents, `reset` and `step` return observations as a dict from agent to text; its keys are the agents
+    that act next. `step` receives a dict from these agents to their responses and returns rewards as a dict from agent
+    to number (missing agents: 0). `terminated` and `truncated` may be dicts from agent to bool; then the episode ends
+    when all agents have ended. After the end, the observations are final observations. Numbers in `info` are logged.
 
-    A `step` with a parameter `finished` is told whether the answer ended by itself (with several agents: a dict); what
-    becomes of one that was cut is for the environment to say.
+    If `step` has a parameter `finished`, it receives whether the response is complete (with several agents: a dict);
+    the environment decides how to treat truncated ones.
     """
 
     def __init__(self, environment: Any, name: str, agents: Sequence[str], max_turns: int | None) -> None:
@@ -52,16 +52,16 @@ class UserEnvironment:
         self.max_turns = max_turns
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
-        """The example's seed is the one that `reset` is given: with equal actions, an example always goes alike."""
+        """Begin an episode with the example's seed: equal actions for one example give equal episodes."""
         result = self.environment.reset(seed=example["seed"])
         if not isinstance(result, tuple) or len(result) != 2:
             raise InvalidReturn(f"{self.name}: reset must return (observation, info), not {_describe_type(result)}")
         self.turns: Counter[str] = Counter()
-        self.ended: set[str] = set()  # agents whose own part has terminated
-        self.cut: set[str] = set()  # agents whose own part was truncated
+        self.ended: set[str] = set()  # terminated agents
+        self.cut: set[str] = set()  # truncated agents
         observations = self._observations(result[0], "reset")
         if not observations:
-            raise ValueError(f"{self.name}: reset must tell at least one agent something")
+            raise ValueError(f"{self.name}: reset must return an observation for at least one agent")
         return observations
 
     def step(self, actions: Mapping[str, Action]) -> Step:
@@ -71,7 +71,8 @@ class UserEnvironment:
         result = self.environment.step(texts, **({"finished": finished} if self.takes_finished else {}))
         if not isinstance(result, tuple) or len(result) != 5:
             raise InvalidReturn(
-                f"{self.name}: step must return (observation, reward, terminated, truncated, info), not {_describe_type(result)}"
+                f"{self.name}: step must return (observation, reward, terminated, truncated, info), "
+                f"not {_describe_type(result)}"
             )
         raw_observations, reward, terminated, truncated, info = result
         observations = self._observations(raw_observations, "step")
@@ -79,7 +80,9 @@ class UserEnvironment:
         self.cut |= self._agents_done(truncated) - self.ended
         over = self.ended | self.cut >= set(self.agents)
         if not (observations or over):
-            raise ValueError(f"{self.name}: step must tell at least one agent something until the episode ends")
+            raise ValueError(
+                f"{self.name}: step must return an observation for at least one agent until the episode ends"
+            )
         limited = self.max_turns is not None and max(self.turns.values()) >= self.max_turns
         terminated = over and bool(self.ended)
         return Step(
@@ -93,7 +96,7 @@ class UserEnvironment:
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """What may be answered now, by agent, where the environment has a method `actions` that says so."""
+        """Legal actions by agent, if the environment has a method `actions`."""
         offered = getattr(self.environment, "actions", None)
         if not callable(offered):
             return {}
@@ -123,11 +126,11 @@ class UserEnvironment:
         return observations
 
     def _to_user_format(self, by_agent: Mapping[str, Any]) -> Any:
-        """What the environment is given of those who acted: by agent, where it told them by agent."""
+        """Return values as a dict by agent if the observations were a dict, or else the single agent's value."""
         return dict(by_agent) if self.has_dict_observations else by_agent[self.agents[0]]
 
     def _agents_done(self, over: Any) -> set[str]:
-        """Whose part is over: everybody's, or that of the agents for whom a dict says so."""
+        """Return the agents that have ended: all for a true flag, or those with a true value in a dict."""
         if not isinstance(over, Mapping):
             return set(self.agents) if over else set()
         for agent in over:
@@ -145,28 +148,28 @@ class UserEnvironment:
 
     def _check_agent(self, agent: str, method: str) -> None:
         if agent not in self.agents:
-            raise ValueError(f"{self.name}: {method} names {agent!r}, and task.agents are {', '.join(self.agents)}")
+            raise ValueError(f"{self.name}: {method} names {agent!r}, but task.agents are {', '.join(self.agents)}")
 
 
 def make_user_environment_factory(config: UserEnvironmentConfig) -> Callable[[], UserEnvironment]:
-    """What makes environments of this configuration; `ConfigError` where the first one cannot be made."""
+    """Return a factory of environments; `ConfigError` if the first one cannot be created."""
     make = load_function(str(config.environment), "task.environment")
 
     def create() -> UserEnvironment:
-        made = make(**config.environment_args)
-        if missing := [method for method in REQUIRED_METHODS if not callable(getattr(made, method, None))]:
+        environment = make(**config.environment_args)
+        if missing := [method for method in REQUIRED_METHODS if not callable(getattr(environment, method, None))]:
             raise InvalidReturn(
-                f"{config.environment} returned a {type(made).__name__}, which has no {', '.join(missing)}"
+                f"{config.environment} returned a {type(environment).__name__}, which has no {', '.join(missing)}"
             )
-        return UserEnvironment(made, str(config.environment), [*config.agents], config.max_turns)
+        return UserEnvironment(environment, str(config.environment), [*config.agents], config.max_turns)
 
     try:
         spare = [create()]
-    except (Exception, SystemExit) as error:  # whatever the user's code raises
+    except (Exception, SystemExit) as error:  # raised by user code
         raise ConfigError(
             f"task.environment={config.environment} task.environment_args={config.environment_args}",
-            f"cannot be made ({format_user_error(error)})",
-            "correct the function, or its arguments",
+            f"cannot be created ({format_user_error(error)})",
+            "fix the function or its arguments",
         ) from error
     return lambda: spare.pop() if spare else create()
 
@@ -174,7 +177,7 @@ def make_user_environment_factory(config: UserEnvironmentConfig) -> Callable[[],
 def _has_parameter(method: Any, name: str) -> bool:
     try:
         return name in inspect.signature(method).parameters
-    except (TypeError, ValueError):  # some that are written in C do not tell
+    except (TypeError, ValueError):  # some functions written in C have no signature
         return False
 
 
