@@ -476,7 +476,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "rollout.num_generations=1 is too small: reward.credit_assignment=counterfactual",
     ),
-    ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null gives reward=exact_match no"),
+    ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null is not a reference answer"),
     (
         (FUNCTION,),
         {"reward.function": "a.py:f", "reward.per_sample": True, "reward.whole_batch": True},
@@ -523,7 +523,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         ("task=gsm8k", FULL),
         {"task.agents.solver.answer": None},
         1,
-        "task.agents.solver.answer=null gives reward=gsm8k no",
+        "task.agents.solver.answer=null is not a reference answer",
     ),
 ]
 

@@ -195,7 +195,7 @@ def test_all_kinds_of_numbers_are_summed() -> None:
             {"normalize": ["brief"], "advantage": "greedy_baseline"},
             "reward.normalize=['brief'] normalises scores",
         ),
-        (PARTS, {"normalize": ["brief"], "weights": {"brief": 0}}, "reward.normalize=['brief'] names brief, of"),
+        (PARTS, {"normalize": ["brief"], "weights": {"brief": 0}}, "reward.normalize=['brief'] names brief, which has"),
     ],
 )
 def test_invalid_mix_raises(parts: Any, changes: Any, rule: str) -> None:

@@ -233,6 +233,6 @@ def _check_reward_of_task(config: Config, where: str) -> None:
     if isinstance(reward, REFERENCE_REWARDS) and not answers:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.answer=null",
-            f"gives reward={reward.kind.value} no reference answer",
+            f"is not a reference answer, and reward={reward.kind.value} needs one",
             "set it to a template of the reference answer, such as '{answer}'",
         )
