@@ -164,7 +164,7 @@ def test_runs_with_unlike_conventions_understand_themselves_and_not_each_other(
     assert table["cross_play"] == 0
     said = capsys.readouterr().out
     assert "rows: sender's checkpoint, columns: that of receiver" in said
-    assert "4 models are loaded once" in said
+    assert "4 models with " in said
     assert "self-play 1.000, cross-play 0.000, gap 1.000 ± 0.000" in said
 
 

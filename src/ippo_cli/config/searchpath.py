@@ -76,6 +76,11 @@ class OptionFolder(FileConfigSource):
         )
 
 
+# The registry goes to jobs of other launchers by pickle; there Hydra registers its own class anew, and raises where the
+# class of a scheme has another name.
+OptionFolder.__name__ = FileConfigSource.__name__
+
+
 def register_option_files() -> None:
     """Make Hydra understand single files on its search path, and read folders of files as ours."""
     Plugins.instance().register(OptionFile)
