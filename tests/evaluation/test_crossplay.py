@@ -162,10 +162,10 @@ def test_runs_with_unlike_conventions_understand_themselves_and_not_each_other(
     (table,) = record_of(cross_play(runs, ["latest"], []))["tables"]
     assert table["self_play"] == 1
     assert table["cross_play"] == 0
-    said = capsys.readouterr().out
-    assert "rows: sender's checkpoint, columns: that of receiver" in said
-    assert "4 models with " in said
-    assert "self-play 1.000, cross-play 0.000, gap 1.000 ± 0.000" in said
+    output = capsys.readouterr().out
+    assert "rows: sender's checkpoint, columns: that of receiver" in output
+    assert "4 models with " in output
+    assert "self-play 1.000, cross-play 0.000, gap 1.000 ± 0.000" in output
 
 
 @pytest.mark.slow

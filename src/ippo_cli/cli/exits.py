@@ -31,7 +31,7 @@ from ippo_cli.training.output import ReaderGone, flush_output
 
 MAX_LINES = 12
 WIDTH = 100
-LONGEST_PATH = 4096  # of Linux: longer words are no paths
+MAX_PATH_LENGTH = 4096  # PATH_MAX of Linux
 WORD = r"""(?:\$'(?:\\.|[^'\\])*'|'[^']*'|"[^"]*"|[^\s'"$;,])+"""  # of a shell
 COMMAND = re.compile(rf"ippo-\w+(?: -m| (?=\S*=){WORD})+|python -c '[^']*'")
 NO_BREAK = "\ue000"  # stands for a space inside of a command; not printable, and so in no message
@@ -141,8 +141,8 @@ def _wrapped(line: str) -> list[str]:
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
     parts: list[str] = []
     for part in textwrap.wrap(whole, WIDTH - 2, break_on_hyphens=False, break_long_words=False):
-        is_copied = NO_BREAK in part or ("/" in part and len(part) < LONGEST_PATH)
-        parts += [part] if is_copied else textwrap.wrap(part, WIDTH - 2, break_on_hyphens=False)
+        is_copyable = NO_BREAK in part or ("/" in part and len(part) < MAX_PATH_LENGTH)
+        parts += [part] if is_copyable else textwrap.wrap(part, WIDTH - 2, break_on_hyphens=False)
     return [part.replace(NO_BREAK, " ") for part in parts]
 
 

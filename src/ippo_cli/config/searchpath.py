@@ -76,8 +76,8 @@ class OptionFolder(FileConfigSource):
         )
 
 
-# The registry goes to jobs of other launchers by pickle; there Hydra registers its own class anew, and raises where the
-# class of a scheme has another name.
+# Launchers send the registry to jobs by pickle. There Hydra registers its own class for the scheme a second time, and
+# raises an error unless the registered class has the same name.
 OptionFolder.__name__ = FileConfigSource.__name__
 
 
