@@ -14,6 +14,7 @@ from ippo_cli.cli.diagnose import groups
 from ippo_cli.cli.explain import explain_key
 from ippo_cli.config.aliases import FILE, AnswerKind, find_answer, read_earlier_names, read_projects
 from ippo_cli.config.checks import check
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.load import compose_node, config_dir, leaves, load_config
 
 Make = Callable[..., Any]
@@ -193,3 +194,18 @@ def test_the_table_has_each_key_once_and_in_lower_case() -> None:
         assert len(names) == len(set(names))
         assert all(name == name.lower() and name.count(".") <= 2 for name in names)
     assert yaml.safe_load(FILE.read_text())["projects"].keys() == read_projects().keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+actor.lora_dropout=0.1", "actor.lora_dropout has no counterpart here (TRL has it); responses are sampled"),
+        ("++actor.bias=all", "actor.bias has no counterpart here (PEFT has it); biases belong to the base"),
+        ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is no key here (verl has it)"),
+        ("+actor.unknown=1", "actor.unknown is no key here; there are learning_rate "),
+    ],
+)
+def test_appended_key_of_another_project_has_its_answer(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(["actor=tiny_lora", override])
+    assert str(raised.value).startswith(message)

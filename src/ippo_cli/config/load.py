@@ -18,6 +18,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import YAMLError
 
 from ippo_cli.config import schema
+from ippo_cli.config.aliases import find_answer
 from ippo_cli.config.arithmetic import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.mix import complete_parts, typed_parts
@@ -360,8 +361,7 @@ def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
     try:
         return OmegaConf.to_object(OmegaConf.merge(_structured(cls), _literal(value)))  # type: ignore
     except (ConfigKeyError, ConfigAttributeError) as error:
-        known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
-        raise ConfigError(f"{where}{error.full_key}", "is no key here", "there are " + " ".join(known)) from error
+        raise _unknown_key(f"{where}{error.full_key}", value.get(str(error.full_key)), cls) from error
     except MissingMandatoryValue as error:
         raise ConfigError(
             f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}",
@@ -372,6 +372,14 @@ def _object(cls: type[T], value: dict[str, Any], where: str) -> T:
         written = OmegaConf.select(OmegaConf.create(_literal(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if written == "???" else f"={written}")
         raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
+
+
+def _unknown_key(key: str, value: Any, cls: type[Any]) -> ConfigError:
+    """The error for a key that was appended with `+`; a key of another project has the answer of `peers.yaml`."""
+    full_key, _ = next(leaves(value, key))
+    if (answer := find_answer(full_key)) is not None:
+        return ConfigError(full_key, answer.rule, answer.remedy)
+    return ConfigError(key, "is no key here", "there are " + " ".join(leaf.name for leaf in fields(cls)))
 
 
 @cache
