@@ -285,7 +285,7 @@ def test_wrong_last_version_fails() -> None:
 
 
 def test_a_long_row_of_blanks_is_read_once() -> None:
-    began = time.monotonic()
+    start = time.process_time()
     assert code_of("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
     assert code_of("```  python \nx = 1\n```", "f") == "x = 1\n"
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - start < 2.0
