@@ -1,4 +1,4 @@
-"""Budgets of words that make identifiers and prose hard to read; `CONTRIBUTING.md` says what to write in their place."""
+"""Budgets for words that make identifiers and prose hard to read; `CONTRIBUTING.md` gives replacements."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,12 @@ def train(*arguments: str, folder: Path, **more: str) -> subprocess.CompletedPro
     )
 
 
+def child_cpu_seconds() -> float:
+    """CPU time of the commands that have ended: unlike wall time it does not depend on other processes."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def imported(code: str, folder: Path) -> set[str]:
     """The top-level modules that are imported after running `code`."""
     tail = "\nimport json, sys; print('\\n' + json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
@@ -59,9 +65,9 @@ except SystemExit as leaving:
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_is_fast(flag: str, tmp_path: Path) -> None:
-    began = time.monotonic()
+    start = child_cpu_seconds()
     answer = train("seed=1", flag, folder=tmp_path)
-    assert time.monotonic() - began < 1.5
+    assert child_cpu_seconds() - start < 1.5
     assert answer.returncode == 0
     assert answer.stdout.startswith("ippo-train: ")
     assert answer.stdout.index("Examples") < answer.stdout.index("Keys")
@@ -177,9 +183,9 @@ def completions(line: str, folder: Path, shell: str = "bash") -> list[str]:
 
 @pytest.mark.parametrize("shell", ["bash", "fish"])
 def test_completion_lists_public_groups_and_keys(shell: str, tmp_path: Path) -> None:
-    began = time.monotonic()
+    start = child_cpu_seconds()
     found = completions("", tmp_path, shell)
-    assert time.monotonic() - began < 5.0
+    assert child_cpu_seconds() - start < 5.0
     assert {f"{group}=" for group in config_groups()} <= set(found)
     assert {"seed=", "name=", "task."} <= set(found)
     assert [word for word in found if word.startswith(("base", "schema", "+"))] == []

@@ -15,6 +15,7 @@ from ippo_cli.compose.diagnose import config_groups
 from ippo_cli.compose.explain import explain_key
 from ippo_cli.compose.load import compose_node, config_dir, iter_leaves, load_config
 from ippo_cli.config.checks import check_config
+from ippo_cli.config.errors import ConfigError
 
 Make = Callable[..., Any]
 CASES = [
@@ -191,3 +192,18 @@ def test_table_keys_are_unique_and_lower_case() -> None:
         assert len(names) == len(set(names))
         assert all(name == name.lower() and name.count(".") <= 2 for name in names)
     assert yaml.safe_load(PEERS_FILE.read_text())["projects"].keys() == read_projects().keys()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("+actor.lora_dropout=0.1", "actor.lora_dropout has no counterpart here (TRL has it); responses are sampled"),
+        ("++actor.bias=all", "actor.bias has no counterpart here (PEFT has it); biases belong to the base"),
+        ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is no key here (verl has it)"),
+        ("+actor.unknown=1", "actor.unknown is no key here; there are learning_rate "),
+    ],
+)
+def test_appended_key_of_another_project_has_its_answer(override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_config(["actor=tiny_lora", override])
+    assert str(raised.value).startswith(message)

@@ -1,4 +1,4 @@
-"""The commands of the README and of `docs/start.md` compose, and commands for pretrained models get values that learn."""
+"""Commands in the README and `docs/start.md` compose; commands for pretrained models get values that learn."""
 
 from __future__ import annotations
 

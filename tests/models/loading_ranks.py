@@ -84,9 +84,9 @@ def asked(policy: Any, rows: list[int]) -> Tensor:
         return policy(sequences, temperature=0.7, chunk_tokens=2).logprobs
 
 
-def equal(one: Tensor, other: Tensor) -> bool:
-    """Within four roundings: some kernels depend on the alignment of the weights in memory."""
-    return torch.allclose(one, other, rtol=0, atol=2e-6)
+def is_close(actual: Tensor, expected: Tensor) -> bool:
+    """Equal within 2e-6: some kernels depend on the alignment of the weights in memory."""
+    return torch.allclose(actual, expected, rtol=0, atol=2e-6)
 
 
 def results(model: str) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def results(model: str) -> dict[str, Any]:
     found["share"] = memory.growth / (4 * size)
     found["dtypes"] = sorted({str(parameter.dtype) for parameter in reference.parameters()})
     check_readable_tokens(character_tokenizer("a"), reference.lm, "actor.model=M")  # as for a frozen agent
-    found["same"] = equal(asked(reference, own), expected)
+    found["same"] = is_close(asked(reference, own), expected)
     for gather in ("all", "layer"):
         with Memory() as memory, engine.inference(gather=gather) as module:
-            found[gather] = all([equal(asked(module, own), expected) for _ in range(3)])
+            found[gather] = all([is_close(asked(module, own), expected) for _ in range(3)])
         found[f"{gather} growth"] = memory.growth / (4 * size)
     found["kept"] = sum(parameter.numel() for parameter in reference.parameters()) / size
     engine.destroy()

@@ -148,8 +148,8 @@ def _wrap_line(line: str) -> list[str]:
     whole = COMMAND.sub(lambda command: command[0].replace(" ", NO_BREAK), line)
     parts: list[str] = []
     for part in textwrap.wrap(whole, WIDTH - 2, break_on_hyphens=False, break_long_words=False):
-        is_copied = NO_BREAK in part or ("/" in part and len(part) < MAX_PATH_LENGTH)
-        parts += [part] if is_copied else textwrap.wrap(part, WIDTH - 2, break_on_hyphens=False)
+        is_copyable = NO_BREAK in part or ("/" in part and len(part) < MAX_PATH_LENGTH)
+        parts += [part] if is_copyable else textwrap.wrap(part, WIDTH - 2, break_on_hyphens=False)
     return [part.replace(NO_BREAK, " ") for part in parts]
 
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
+from ippo_cli.compose.aliases import find_suggestion
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
@@ -362,8 +363,7 @@ def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
     try:
         return OmegaConf.to_object(OmegaConf.merge(_structured_schema(cls), _escape_values(value)))  # type: ignore
     except (ConfigKeyError, ConfigAttributeError) as error:
-        known = [leaf.name for leaf in fields(cls)]  # type: ignore[arg-type]
-        raise ConfigError(f"{where}{error.full_key}", "is an unknown key", "use one of " + " ".join(known)) from error
+        raise _unknown_key(f"{where}{error.full_key}", value.get(str(error.full_key)), cls) from error
     except MissingMandatoryValue as error:
         raise ConfigError(
             f"{where}{error.full_key or str(error).splitlines()[0].split()[-1]}",
@@ -374,6 +374,14 @@ def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
         written = OmegaConf.select(OmegaConf.create(_escape_values(value)), str(error.full_key), default="???")
         setting = f"{where}{error.full_key}" + ("" if written == "???" else f"={written}")
         raise ConfigError(setting, "does not fit its schema", str(error).splitlines()[0]) from error
+
+
+def _unknown_key(key: str, value: Any, cls: type[Any]) -> ConfigError:
+    """The error for a key that was appended with `+`; a key of another project has the answer of `peers.yaml`."""
+    full_key, _ = next(iter_leaves(value, key))
+    if (suggestion := find_suggestion(full_key)) is not None:
+        return ConfigError(full_key, suggestion.rule, suggestion.remedy)
+    return ConfigError(key, "is an unknown key", "use one of " + " ".join(leaf.name for leaf in fields(cls)))
 
 
 @cache

@@ -76,6 +76,11 @@ class OptionFolder(FileConfigSource):
         )
 
 
+# Launchers send the registry to jobs by pickle. There Hydra registers its own class for the scheme a second time, and
+# raises an error unless the registered class has the same name.
+OptionFolder.__name__ = FileConfigSource.__name__
+
+
 def register_option_files() -> None:
     """Register `OptionFile` and `OptionFolder` as Hydra's config sources."""
     Plugins.instance().register(OptionFile)

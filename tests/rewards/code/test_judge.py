@@ -285,7 +285,7 @@ def test_wrong_last_version_fails() -> None:
 
 
 def test_long_run_of_blanks_is_linear() -> None:
-    began = time.monotonic()
+    start = time.process_time()
     assert extract_code("```" + " " * 60_000 + "x", "f") == "```" + " " * 60_000 + "x"
     assert extract_code("```  python \nx = 1\n```", "f") == "x = 1\n"
-    assert time.monotonic() - began < 2.0
+    assert time.process_time() - start < 2.0
