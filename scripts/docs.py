@@ -405,8 +405,14 @@ CORRIDOR = (
     "models",
     "engine",
     "training",
+    "planning",
+    "runs",
+    "reporting",
     "evaluation",
+    "sweeps",
+    "user_code",
     "config",
+    "compose",
     "cli",
 )
 TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
