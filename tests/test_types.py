@@ -94,7 +94,7 @@ def minibatch() -> Minibatch:
 
 def test_rows_of_a_minibatch_are_as_wide_as_the_columns_they_use_and_keep_the_global_counts() -> None:
     whole = minibatch()
-    part = whole.rows([1, 0])
+    part = whole.select_rows([1, 0])
     assert part.rollout.response_ids.shape == part.targets.returns.shape == (2, 4)
     assert part.rollout.texts == ["row 1", "row 0"]
     assert part.agent.tolist() == [1, 0]
@@ -104,7 +104,7 @@ def test_rows_of_a_minibatch_are_as_wide_as_the_columns_they_use_and_keep_the_gl
 
 
 def test_rows_that_are_all_empty_keep_one_column() -> None:
-    part = minibatch().rows([2])
+    part = minibatch().select_rows([2])
     assert part.rollout.response_mask.tolist() == [[False]]
 
 

@@ -68,7 +68,7 @@ class Watch:
 
 def turn_tokens(episodes: Sequence[Episode], agent: str) -> list[TurnTokens]:
     """What an agent's turns must read and write where it reads everything once. Its last token is never read."""
-    own, found = [episode.of(agent) for episode in episodes], []
+    own, found = [episode.turns_of_agent(agent) for episode in episodes], []
     for number in range(max(map(len, own))):
         rows = [turns for turns in own if len(turns) > number]
         there = [len(turns[number].prompt) for turns in rows]

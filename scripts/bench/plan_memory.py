@@ -96,7 +96,7 @@ def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
     task = load_task(config.task, config.seed)
     plan, material = compute_batch_sizes(config, ranks, len(task.train)), read_model_specs(config, task)
     memory = estimate_run_memory(config, plan, task, material, ranks, "cpu")
-    phases = {phase: size + memory.host for phase, size in memory.bytes_by_phase.items()}
+    phases = {phase: size + memory.host_bytes for phase, size in memory.bytes_by_phase.items()}
     phases["targets"] -= sum(model.memory.moments for model in memory.trained)
     return phases
 

@@ -145,7 +145,7 @@ def main() -> None:
         "before": watch.before,
         "planned": dict(watch.planned.bytes_by_phase),
         "certain": watch.planned.certain_bytes,
-        "host": watch.planned.host,
+        "host": watch.planned.host_bytes,
         "torch": torch.__version__,
     }
     out.write_text(json.dumps(report, indent=1))

@@ -35,7 +35,7 @@ def pairs_of(rows: Sequence[dict[str, str]], tokenizer: Any, max_tokens: int) ->
 
     def ids(answer: str) -> list[list[int]]:
         said = [({"role": "user", "content": r["prompt"]}, {"role": "assistant", "content": r[answer]}) for r in rows]
-        return writer.ids(said)
+        return writer.token_ids(said)
 
     pairs = list(zip(ids("chosen"), ids("rejected"), strict=True))
     fitting = [pair for pair in pairs if max(map(len, pair)) <= max_tokens]

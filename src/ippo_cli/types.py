@@ -144,11 +144,11 @@ class Episode:
     parts: Mapping[str, float]  # further metrics of the environment, for the log
     partners: frozenset[str] = frozenset()  # agents played by snapshots of earlier weights: not trained on
 
-    def own(self, agent: str) -> list[Turn]:
+    def trainable_turns(self, agent: str) -> list[Turn]:
         """Return the turns that an agent generated with its current weights: those that can be trained on."""
-        return [] if agent in self.partners else self.of(agent)
+        return [] if agent in self.partners else self.turns_of_agent(agent)
 
-    def of(self, agent: str) -> list[Turn]:
+    def turns_of_agent(self, agent: str) -> list[Turn]:
         """Return all turns of one agent."""
         return [turn for turn in self.turns if turn.agent == agent]
 
@@ -205,9 +205,9 @@ class CriticView:
     rollout: Rollout  # row b is episode b; action columns are those of states with a value, log-probabilities are 0
     column: Tensor  # [B, R] int64: by action token of the agent's rows, the view's column with its value; 0 elsewhere
     source: Tensor  # [B, R'] int64: by action column of the view, the action token that gives its targets; 0 elsewhere
-    left_out: Tensor  # [B] bool: rows that were truncated to the critic's context
+    is_truncated: Tensor  # [B] bool: rows that were truncated to the critic's context
 
-    def gathered(self, values: Tensor, own: Rollout) -> Tensor:
+    def gather_values(self, values: Tensor, own: Rollout) -> Tensor:
         """Gather values of the view's columns, `[B, R']`, at the action tokens of the agent's own rows, `[B, R]`."""
         return values.gather(1, self.column).masked_fill(~own.response_mask, 0.0)
 
@@ -271,7 +271,7 @@ class Minibatch:
     num_values: int  # over all ranks and micro-batches, where value_mask is set
     agent: Tensor  # [b] int64: index of each row's agent among the agents that are trained together
 
-    def rows(self, rows: Sequence[int] | Tensor) -> Self:
+    def select_rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Return some of the rows as a micro-batch, trimmed to their used columns, with the same global counts."""
         rollout = Rollout(**take_rows(self.rollout, rows))
         width = max(int(rollout.length.max()), 1)

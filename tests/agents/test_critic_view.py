@@ -143,7 +143,7 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
     """The text before every action token (or turn) of the agent, and before the end; a readable reference."""
     states: list[str] = []
     text, since, after = "", "", ""
-    own, turns = episode.of(agent), episode.turns
+    own, turns = episode.turns_of_agent(agent), episode.turns
     others = [name for name in AGENTS if name != agent]
 
     def hear(words: str) -> None:
@@ -189,7 +189,7 @@ def test_token_states_match_reference(make: Any, history: str, played: Mapping[A
     episodes = played[make, history]
     for agent in AGENTS:
         own, found = rows(episodes, agent), view(episodes, agent, layout(history))
-        assert not found.left_out.any()
+        assert not found.is_truncated.any()
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
             states, end = expected(episode, agent, forgets=history == "latest")
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
@@ -226,7 +226,7 @@ def test_single_agent_view_equals_row(make: Any, history: str) -> None:
     for context in (512, max(*read_at_once, *ends)):
         contexts = {"low": context}
         found = view(episodes, "low", layout(history, agents=("low",), context=context, contexts=contexts))
-        assert not found.left_out.any()
+        assert not found.is_truncated.any()
         for entry in fields(Rollout):
             value, wanted = getattr(found.rollout, entry.name), getattr(own, entry.name)
             if "logprobs" not in entry.name:
@@ -244,7 +244,7 @@ def test_values_independent_of_simultaneous_and_later_actions(
         for episode in played[make, history][:8]:
             before = values_read(episode, agent, how)
             spoken = 0  # action tokens, or turns, before this turn
-            for turn in episode.of(agent):
+            for turn in episode.turns_of_agent(agent):
                 count = 1 if by_text else len(turn.completion.ids)
                 after = values_read(otherwise(episode, agent, turn.step), agent, how)
                 assert after[: spoken + count] == before[: spoken + count]
@@ -298,7 +298,9 @@ def test_values_depend_on_earlier_events_of_others(
                     turns = [*episode.turns[:place], replace(turn, **change), *episode.turns[place + 1 :]]
                     after = values_read(replace(episode, turns=turns), agent, how)
                     steps = [
-                        one.step for one in episode.of(agent) for _ in (range(1) if by_text else one.completion.ids)
+                        one.step
+                        for one in episode.turns_of_agent(agent)
+                        for _ in (range(1) if by_text else one.completion.ids)
                     ]
                     reached = [step >= turn.step if "observation" in change else step > turn.step for step in steps]
                     assert [one != two for one, two in zip(before, after, strict=True)] == reached
@@ -320,7 +322,7 @@ def test_truncation_drops_oldest_parts(
             have = [texts[column] for column in sorted(texts) if column >= 0]
             told = [
                 turn.observation[-8:] + written(turn.completion.ids)[:number]
-                for turn in episode.of(agent)
+                for turn in episode.turns_of_agent(agent)
                 for number in range(len(turn.completion.ids))
             ]
             assert all(len(there) <= context for there in have)
@@ -329,7 +331,7 @@ def test_truncation_drops_oldest_parts(
                 for character in there:  # the input is a subsequence of the history
                     place = state.index(character, place) + 1
                 assert there.endswith(last)
-            assert found.left_out[row] or (have == states and end == texts[-1])
+            assert found.is_truncated[row] or (have == states and end == texts[-1])
             cut += have != states
     assert cut > 0
 
@@ -350,7 +352,7 @@ def test_own_tokens_truncated_last() -> None:
     found = view([episode], "low", layout(context=24))
     texts = read(found.rollout)[0]
     assert [texts[c] for c in sorted(texts)][1] == "mid55555¶123"
-    assert found.left_out.tolist() == [True]
+    assert found.is_truncated.tolist() == [True]
     assert [texts[c] for c in sorted(texts)][-2] == "123ab¶cccc¶cccc¶678"
 
 
@@ -404,16 +406,16 @@ def test_targets_at_value_columns(make: Any, history: str, played: Mapping[Any, 
             if wanted.dim() == 2:
                 assert torch.equal(value[found.rollout.response_mask], wanted[own.response_mask]), entry.name
                 assert not value[~found.rollout.response_mask].any()
-                back = found.gathered(value.float(), own)
+                back = found.gather_values(value.float(), own)
                 assert torch.equal(back, wanted.float().masked_fill(~own.response_mask, 0.0))
             else:
                 assert value is wanted
         by_text = view(episodes, agent, layout(history, by_text=True))
         there = by_text.scatter_targets(targets)
         values = torch.rand(by_text.rollout.response_ids.shape).masked_fill(~by_text.rollout.response_mask, 0.0)
-        back = by_text.gathered(values, own)
+        back = by_text.gather_values(values, own)
         for row, episode in enumerate(episodes):
-            for number in range(len(episode.of(agent))):
+            for number in range(len(episode.turns_of_agent(agent))):
                 mine, (column,) = own.turn[row] == number, (by_text.rollout.turn[row] == number).nonzero()
                 assert set(back[row][mine].tolist()) == {float(values[row, column])}
                 assert there.returns[row, column] == targets.returns[row][mine][-1]

@@ -20,7 +20,7 @@ USUAL = {"actor.learning_rate": 1e-6, "critic.learning_rate": 1e-5, "rollout.buf
 
 def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
     return config_warnings(
-        WarningInputs(config=config, plan=compute_batch_sizes(config, 1, rows), train_rows=rows, **observed)
+        WarningInputs(config=config, batch_sizes=compute_batch_sizes(config, 1, rows), train_rows=rows, **observed)
     )
 
 

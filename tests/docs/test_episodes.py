@@ -53,10 +53,10 @@ def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: lis
     tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])
     formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
     shown = preview_episode(load_task(config.task, config.seed), formats)
-    assert not shown.end.startswith("fails")
+    assert not shown.ending.startswith("fails")
     assert len(shown.turns) >= (1 if isinstance(config.task, ReasoningGymConfig) else 2)
     if isinstance(config.task, ConversationConfig):
-        assert all(turn.written for turn in shown.turns)
+        assert all(turn.action for turn in shown.turns)
 
 
 def test_every_protocol_and_world_has_a_command_and_every_key_of_a_sample_a_line() -> None:

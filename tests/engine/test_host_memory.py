@@ -44,9 +44,9 @@ def written(root: Path, files: dict[str, str]) -> Path:
 
 def test_machine_limit_without_cgroups(tmp_path: Path) -> None:
     machine = host_memory(written(tmp_path / "here", {"proc/meminfo": "MemTotal:  99 kB\nMemAvailable:    2048 kB\n"}))
-    assert machine.left == 2 * 2**20 < machine.total
+    assert machine.available == 2 * 2**20 < machine.total
     unknown = host_memory(tmp_path / "nowhere")
-    assert unknown == HostMemory(total=machine.total, left=machine.total)
+    assert unknown == HostMemory(total=machine.total, available=machine.total)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_smallest_cgroup_is_the_limit(
     root = written(tmp_path, below)
     found = host_memory(root)
     assert found.total == 4 * GIB // 10**3
-    assert found.left == found.total - (3 * GIB // 10**3 - GIB // 10**3)
+    assert found.available == found.total - (3 * GIB // 10**3 - GIB // 10**3)
 
 
 @pytest.mark.parametrize("membership", ["0::/machine/of/ours\n", "0::/../ours\n", "", "0::/\n", "4:cpu\n\n9\n"])
@@ -91,9 +91,9 @@ def test_container_cgroup_at_root(tmp_path: Path, membership: str) -> None:
         "sys/fs/cgroup/memory.current": "900\n",
     }
     found = host_memory(written(tmp_path, files))
-    assert (found.total, found.left) == (1000, 100)
+    assert (found.total, found.available) == (1000, 100)
     assert found.is_scarce
-    assert not HostMemory(total=1000, left=250).is_scarce
+    assert not HostMemory(total=1000, available=250).is_scarce
 
 
 @pytest.mark.parametrize("limit", ["0", "max", "", str(2**63 - 4096)])
@@ -109,7 +109,7 @@ def test_file_caches_count_as_available(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": "990",
         "sys/fs/cgroup/memory.stat": "anon 190\nfile 800\ninactive_file 100\nactive_file 700\n",
     }
-    assert host_memory(written(tmp_path, files)).left == 810
+    assert host_memory(written(tmp_path, files)).available == 810
 
 
 @pytest.mark.skipif(module._LIBC is None or not hasattr(module._LIBC, "malloc_trim"), reason="only glibc keeps blocks")

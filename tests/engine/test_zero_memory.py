@@ -37,12 +37,12 @@ def test_estimates_match_measurements(results: dict[str, Any]) -> None:
         updating = said.weights + said.optimizer + said.gradients + said.buckets + said.host
         assert updating == pytest.approx(during, rel=0.03), (stage, dtype, offloaded, during / parameters)
         if not offloaded:
-            assert said.standing == pytest.approx(after, rel=0.03), (stage, dtype, after / parameters)
+            assert said.resident == pytest.approx(after, rel=0.03), (stage, dtype, after / parameters)
 
 
 def test_7b_bf16_model_at_stage_1() -> None:
     said = memory(7_000_000_000, stage=1, width=2, ranks=8)
-    assert said.standing / GIB == pytest.approx(48.9, abs=0.05)
+    assert said.resident / GIB == pytest.approx(48.9, abs=0.05)
     assert said.gradients == 4 * 7_000_000_000
 
 
@@ -79,18 +79,18 @@ def test_small_parameters_unsharded_at_stage_3() -> None:
 def test_inference_memory() -> None:
     trained = memory(1_000_000, stage=3, width=2, ranks=4)
     read = inference_memory(1_000_000, width=2, ranks=4, largest=0, persistent=0, live=GIB, offload_params=False)
-    assert (read.weights, read.gathered) == (trained.weights, trained.gathered) == (500_000, 2_000_000)
-    assert read.standing == read.weights
+    assert (read.weights, read.gathered_weights) == (trained.weights, trained.gathered_weights) == (500_000, 2_000_000)
+    assert read.resident == read.weights
     away = inference_memory(1_000_000, width=2, ranks=4, largest=0, persistent=0, live=GIB, offload_params=True)
-    assert (away.standing, away.host) == (0, 500_000)
+    assert (away.resident, away.host) == (0, 500_000)
 
 
 def test_inference_memory_of_one_rank() -> None:
     alone, two = (memory(1000, stage=3, width=2, ranks=ranks) for ranks in (1, 2))
-    assert (alone.gathered, alone.decode_weights) == (0, 0)
-    assert (two.gathered, two.decode_weights) == (2000, 2000)
+    assert (alone.gathered_weights, alone.decode_weights) == (0, 0)
+    assert (two.gathered_weights, two.decode_weights) == (2000, 2000)
     away = memory(1000, stage=3, width=2, ranks=1, offloaded="optimizer and params")
-    assert away.gathered == 2000
+    assert away.gathered_weights == 2000
 
 
 def test_gathered_memory() -> None:
@@ -98,23 +98,23 @@ def test_gathered_memory() -> None:
     sizes = {"width": 2, "ranks": 4, "persistent": 0}
     trained = engine_memory(1000, largest=200, live=125, **sizes, **kinds)
     read = inference_memory(1000, largest=200, live=125, offload_params=False, **sizes)
-    assert trained.gathered == read.gathered == 2 * 325
-    assert engine_memory(1000, largest=950, live=125, **sizes, **kinds).gathered == 2000
+    assert trained.gathered_weights == read.gathered_weights == 2 * 325
+    assert engine_memory(1000, largest=950, live=125, **sizes, **kinds).gathered_weights == 2000
 
 
 def test_peak_with_several_micro_batches() -> None:
     held = memory(1000, stage=0, width=4, ranks=1)
-    assert held.updating(10_000, has_several=False) == 10_000
-    assert held.updating(10_000, has_several=True) == 4000 + 10_000
-    assert held.updating(0, has_several=True) == held.step_buffers == 4000, "a single rank reduces nothing"
+    assert held.update_peak(10_000, has_several=False) == 10_000
+    assert held.update_peak(10_000, has_several=True) == 4000 + 10_000
+    assert held.update_peak(0, has_several=True) == held.step_buffers == 4000, "a single rank reduces nothing"
     assert memory(1000, stage=0, width=4, ranks=2).step_buffers == 4000 + 4000, "they are copied for reduction"
 
 
 def test_full_bucket_copied() -> None:
     held = memory(1000, stage=2, width=4, ranks=2, bucket=500)
     # Of half the activations: a share, the bucket, a share of this pass, and the bucket's copy.
-    assert held.updating(10_000, has_several=True) == 2000 + 2000 + 10_000
-    assert held.updating(1000, has_several=True) == 2000 + 2000 + 500 + 2000 + 2000
+    assert held.update_peak(10_000, has_several=True) == 2000 + 2000 + 10_000
+    assert held.update_peak(1000, has_several=True) == 2000 + 2000 + 500 + 2000 + 2000
 
 
 def test_gradient_norm_in_float64() -> None:
@@ -140,6 +140,6 @@ def test_overwritten_mapped_weights_counted() -> None:
     sizes = {"stage": 2, "ranks": 2, "bucket": 0, "largest": 0, "persistent": 0, "live": GIB}
     kinds = {"offload_optimizer": False, "offload_params": False}
     gpu, cpu = (engine_memory(1000, width=2, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
-    assert (gpu.loading, cpu.loading) == (5000, 7000)  # weights, and of a share its copy and float32
+    assert (gpu.load_peak, cpu.load_peak) == (5000, 7000)  # weights, and of a share its copy and float32
     gpu, cpu = (engine_memory(1000, width=4, on_host=on_host, **sizes, **kinds) for on_host in (False, True))
-    assert (gpu.loading, cpu.loading) == (8000, 8000)
+    assert (gpu.load_peak, cpu.load_peak) == (8000, 8000)

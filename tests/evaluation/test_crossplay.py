@@ -50,7 +50,7 @@ def test_standard_error_counts_rows_not_samples() -> None:
     for count in (1, 16):
         rows = {f"sampled/{name}": scores.repeat_interleave(count) for name in ("a/score", "b/score", "score")}
         metrics, generations = dict.fromkeys(rows, 0.5), {"sampled": count}
-        one = Evaluation(metrics=metrics, samples=[], rows=rows, generations=generations, failed={})
+        one = Evaluation(metrics=metrics, samples=[], episode_values=rows, generations=generations, failed_counts={})
         found = {pairing: one for _, _, pairing in table_cells(["a", "b"], "a", 2)}
         [table] = _build_tables(["a", "b"], 2, found, "sampled/score")
         errors.append(table.standard_errors[0][0])
@@ -188,15 +188,15 @@ def test_adapters_share_one_base(team: str, tmp_path: Path) -> None:
     for name in ("one", "other"):
         adapters = {agent: saved_adapter(tmp_path / name / agent, folder, config) for agent in config.task.agents}
         models = {agent: base | {"adapter": base | {"model": str(place)}} for agent, place in adapters.items()}
-        origin = Origin(name=name, config=config, weights=EvaluatedWeights(name=name, models=models, told={}))
+        origin = Origin(name=name, config=config, weights=EvaluatedWeights(name=name, models=models, metadata={}))
         policies += load_policies(config, origin.weights, torch.device("cpu"), loaded).values()
-    assert _check_memory([origin]).models == 1 == len({id(one.policy.lm) for one in policies})
+    assert _check_memory([origin]).num_models == 1 == len({id(one.policy.lm) for one in policies})
     assert len({one.policy.adapter.name for one in policies}) == 4
 
 
 def saved_adapter(place: Path, folder: str, config: Config) -> Path:
     actor = config.task.agents["low"].actor
     assert isinstance(actor, LoraActorConfig)
-    adapter = FrozenBase(load_causal_lm(folder, None, Dtype.fp32), folder).add(actor, "actor", 0)
+    adapter = FrozenBase(load_causal_lm(folder, None, Dtype.fp32), folder).add_adapter(actor, "actor", 0)
     adapter.save(place, adapter.state_dict())
     return place

@@ -51,7 +51,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wanted(run: Path, to: Path, **changes: object) -> ExportRequest:
     values = {"checkpoint": "latest", "agents": (), "merged": True, "critic": False, "command": "ippo-export run=x"}
-    return ExportRequest(run=run, to=to, **{**values, **changes})  # type: ignore[arg-type]
+    return ExportRequest(run_folder=run, target=to, **{**values, **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ TASK = (*TASK, "task.agents.solo.template='{q}'", "task.agents.solo.answer='{a}'
 
 
 def card(run: Path, *changes: str) -> str:
-    subject = EvaluatedWeights(name="step_2", models={}, told={"iteration": 2})
+    subject = EvaluatedWeights(name="step_2", models={}, metadata={"iteration": 2})
     return model_card(load_config([*TASK, *changes]), "solo", run, subject, "ippo-export", merged=True)
 
 

@@ -36,7 +36,7 @@ def test_family_trains_and_loads_in_peft(family: str, tmp_path: Path) -> None:
     lm = tiny_model(family)
     lm.save_pretrained(tmp_path / "base")
     base = FrozenBase(lm, str(tmp_path / "base"))
-    adapter = base.add(LORA, "actor", 0)
+    adapter = base.add_adapter(LORA, "actor", 0)
     assert set(short_names(list(adapter.scales))) == set(FAMILIES[family][2].split())
     ids = torch.randint(2, 64, (2, 7), generator=torch.Generator().manual_seed(0))
 
@@ -46,20 +46,20 @@ def test_family_trains_and_loads_in_peft(family: str, tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(adapter.parameters(), lr=1.0)
     for _ in range(2):  # B starts at 0, so that A has a gradient only in the second step
         optimizer.zero_grad()
-        with adapter.reading():
+        with adapter.activate():
             loss = torch.nn.functional.cross_entropy(logits(lm)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
         loss.backward()
         assert all(weight.grad is not None for weight in adapter.parameters())
         optimizer.step()
-    with torch.no_grad(), adapter.reading():
+    with torch.no_grad(), adapter.activate():
         trained = logits(lm)
-    with torch.no_grad(), base.reading(None):
+    with torch.no_grad(), base.use_adapter(None):
         assert (trained - logits(lm)).norm() > 1e-3 * trained.norm()
     adapter.save(tmp_path / "adapter", adapter.state_dict())
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     loaded = peft.PeftModel.from_pretrained(fresh, tmp_path / "adapter").eval()
     merged = tiny_model(family)
-    merged.load_state_dict(base.merged(adapter, adapter.state_dict()))
+    merged.load_state_dict(base.merge_adapter(adapter, adapter.state_dict()))
     with torch.no_grad():
         for other in (loaded, merged):
             torch.testing.assert_close(logits(other), trained, atol=1e-5, rtol=1e-4)
@@ -67,7 +67,7 @@ def test_family_trains_and_loads_in_peft(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "qwen2_moe", "llama", "mamba"])
 def test_planned_sizes_match_trained(family: str) -> None:
-    adapter = FrozenBase(tiny_model(family), family).add(LORA, "actor", 0)
+    adapter = FrozenBase(tiny_model(family), family).add_adapter(LORA, "actor", 0)
     empty = empty_model(tiny_config(family))
     planned = add_adapter(actor_shape(empty), empty, LORA, "actor", family)
     assert planned.trained_parameters == sum(weight.numel() for weight in adapter.parameters())
@@ -88,5 +88,5 @@ def test_unsupported_maps_rejected(family: str, target: str, words: str) -> None
     assert target in short_names(list(maps_without_adapter(lm)))
     chosen = LoraConfig(**{**vars(LORA), "target_modules": [target]})
     with pytest.raises(ConfigError, match=words) as found:
-        FrozenBase(lm, family).add(chosen, "actor", 0)
+        FrozenBase(lm, family).add_adapter(chosen, "actor", 0)
     assert " ".join(short_names(list(linear_maps(lm)))) in str(found.value)

@@ -100,17 +100,17 @@ def moved(adapter: Adapter, seed: int = 0) -> Adapter:
 def test_dora_matches_peft(folder: Path, tmp_path: Path) -> None:
     config, ids = replace(LORA, use_dora=True), torch.arange(3, 9)[None]
     half = FrozenBase(load_causal_lm(str(folder), None, Dtype.bf16), str(folder))
-    new = half.add(config, "actor", 0)
+    new = half.add_adapter(config, "actor", 0)
     with torch.no_grad():
         plain = half.lm(input_ids=ids).logits
-        with new.reading():
+        with new.activate():
             assert torch.equal(half.lm(input_ids=ids).logits, plain)
 
     base = FrozenBase(load_causal_lm(str(folder), None, Dtype.fp32), str(folder))
-    adapter = moved(base.add(config, "actor", 0))
-    with torch.no_grad(), adapter.reading():  # factors computed without gradients are not reused with them
+    adapter = moved(base.add_adapter(config, "actor", 0))
+    with torch.no_grad(), adapter.activate():  # factors computed without gradients are not reused with them
         base.lm(input_ids=ids)
-    with adapter.reading():
+    with adapter.activate():
         base.lm(input_ids=ids).logits.square().sum().backward()
     adapter.save(tmp_path, weights_of(adapter))
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path, is_trainable=True)
@@ -127,13 +127,13 @@ def test_dora_matches_peft(folder: Path, tmp_path: Path) -> None:
 
 
 def test_dora_factors_follow_weights(base: FrozenBase) -> None:
-    adapter, ids = moved(base.add(replace(LORA, use_dora=True), "actor", 0)), torch.arange(3, 9)[None]
+    adapter, ids = moved(base.add_adapter(replace(LORA, use_dora=True), "actor", 0)), torch.arange(3, 9)[None]
     for seed in (1, 2):
         for parameter in moved(adapter, seed).parameters():
             parameter.data.mul_(1.0)
-        with torch.no_grad(), adapter.reading():
+        with torch.no_grad(), adapter.activate():
             kept = base.lm(input_ids=ids).logits
-        with adapter.reading():
+        with adapter.activate():
             torch.testing.assert_close(base.lm(input_ids=ids).logits, kept, atol=1e-6, rtol=1e-6)
 
 
@@ -150,7 +150,7 @@ def plain_model(folder: Path) -> Policy:
 def test_new_adapter_equals_base(base: FrozenBase, folder: Path, init: AdapterInit, packed: bool) -> None:
     sequences = read_rows(packed=packed)
     expected = plain_model(folder)(read_rows(packed=False), **OPTIONS).logprobs
-    new = AdapterPolicy(base, base.add(replace(LORA, init=init), "actor", 0)).eval()
+    new = AdapterPolicy(base, base.add_adapter(replace(LORA, init=init), "actor", 0)).eval()
     assert new.packs
     torch.testing.assert_close(new(sequences, **OPTIONS).logprobs, expected, atol=1e-6, rtol=1e-6)
     moved(new.adapter)
@@ -165,7 +165,7 @@ def test_adapter_matches_merged_model_and_peft(
     base: FrozenBase, folder: Path, tmp_path: Path, rslora: bool, dora: bool
 ) -> None:
     config = replace(LORA, use_rslora=rslora, use_dora=dora)
-    other, adapter = moved(base.add(LORA, "actor", 0), 5), moved(base.add(config, "actor", 0))
+    other, adapter = moved(base.add_adapter(LORA, "actor", 0), 5), moved(base.add_adapter(config, "actor", 0))
     policy, sequences = AdapterPolicy(base, adapter).eval(), read_rows(packed=False)
     packed = policy(read_rows(packed=True), **OPTIONS).logprobs
     logprobs = policy(sequences, **OPTIONS).logprobs
@@ -182,7 +182,7 @@ def test_adapter_matches_merged_model_and_peft(
         expected = base.lm(input_ids=ids).logits
     torch.testing.assert_close(loaded(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
     for place in (actor, alone):  # both hold the adapter, to start from it
-        again = base.add(config, "actor", 9)
+        again = base.add_adapter(config, "actor", 9)
         again.load(place, "actor.adapter")
         assert all(torch.equal(one, two) for one, two in zip(again.parameters(), adapter.parameters(), strict=True))
 
@@ -190,7 +190,7 @@ def test_adapter_matches_merged_model_and_peft(
 def test_merge_into_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) -> None:
     lm = load_causal_lm(str(folder), None, Dtype.bf16)
     base = FrozenBase(lm, str(folder))
-    adapter = base.add(LORA, "actor", 0)
+    adapter = base.add_adapter(LORA, "actor", 0)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in adapter.parameters():
@@ -214,11 +214,11 @@ def test_merge_into_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) 
 
 
 def test_gradients_match_merged_weights(base: FrozenBase, folder: Path, tmp_path: Path) -> None:
-    adapter, sequences = moved(base.add(LORA, "actor", 0)), read_rows(packed=False)
+    adapter, sequences = moved(base.add_adapter(LORA, "actor", 0)), read_rows(packed=False)
     policy = AdapterPolicy(base, adapter)
     policy(sequences, **OPTIONS).logprobs.sum().backward()
     whole = load_causal_lm(str(folder), None, Dtype.fp32)
-    whole.load_state_dict(base.merged(adapter, weights_of(adapter)))
+    whole.load_state_dict(base.merge_adapter(adapter, weights_of(adapter)))
     Policy(whole)(sequences, **OPTIONS).logprobs.sum().backward()
     for path, scale in adapter.scales.items():
         change = whole.get_submodule(path).weight.grad  # of W' = W + scale B A
@@ -231,7 +231,7 @@ def test_gradients_match_merged_weights(base: FrozenBase, folder: Path, tmp_path
 
 def test_checkpointing_recomputes_with_same_adapter(base: FrozenBase) -> None:
     sequences = read_rows(packed=False)
-    adapter, other = moved(base.add(LORA, "actor", 0)), moved(base.add(LORA, "actor", 0), 7)
+    adapter, other = moved(base.add_adapter(LORA, "actor", 0)), moved(base.add_adapter(LORA, "actor", 0), 7)
     policy = AdapterPolicy(base, adapter).train()
 
     def gradients() -> list[Tensor]:
@@ -253,7 +253,7 @@ def test_checkpointing_recomputes_with_same_adapter(base: FrozenBase) -> None:
 
 def test_critic_matches_merged_model(base: FrozenBase, tmp_path: Path) -> None:
     sequences = read_rows(packed=False)
-    adapter = moved(base.add(LORA, "critic", 0))
+    adapter = moved(base.add_adapter(LORA, "critic", 0))
     head = ValueHead(ValueHeadConfig(16, 4))
     torch.nn.init.normal_(head.out.weight)
     critic = AdapterCritic(adapter, head).eval()
@@ -263,23 +263,25 @@ def test_critic_matches_merged_model(base: FrozenBase, tmp_path: Path) -> None:
     torch.testing.assert_close(ValueModel.from_pretrained(full).eval()(sequences), values, atol=1e-5, rtol=1e-5)
     (alone,) = critic.save(tmp_path / "own", weights_of(critic), NOTHING, merged=False)
     for place in (full, alone):
-        again = AdapterCritic(base.add(LORA, "critic", 3), ValueHead(ValueHeadConfig(16, 4))).eval()
+        again = AdapterCritic(base.add_adapter(LORA, "critic", 3), ValueHead(ValueHeadConfig(16, 4))).eval()
         again.load(place, "critic.warm_start")
         assert torch.equal(again(sequences), values)
     with pytest.raises(PreflightError, match=r"value_head_hidden_dim is 4, and critic.value_head_hidden_dim=None"):
-        AdapterCritic(base.add(LORA, "critic", 3), ValueHead(ValueHeadConfig(16))).load(alone, "critic.warm_start")
+        AdapterCritic(base.add_adapter(LORA, "critic", 3), ValueHead(ValueHeadConfig(16))).load(
+            alone, "critic.warm_start"
+        )
 
 
 def test_adapter_initialisation_deterministic(base: FrozenBase) -> None:
     before = torch.get_rng_state()
-    one, two, other = (weights_of(base.add(LORA, "actor", seed)) for seed in (4, 4, 5))
+    one, two, other = (weights_of(base.add_adapter(LORA, "actor", seed)) for seed in (4, 4, 5))
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert any(not torch.equal(one[name], other[name]) for name in one)
 
 
 def test_saved_adapter_bytes_deterministic(base: FrozenBase, tmp_path: Path) -> None:
-    adapter = base.add(LORA, "actor", 1)
+    adapter = base.add_adapter(LORA, "actor", 1)
     found = set()
     for number in range(20):
         adapter.save(tmp_path / str(number), weights_of(adapter))
@@ -287,7 +289,7 @@ def test_saved_adapter_bytes_deterministic(base: FrozenBase, tmp_path: Path) -> 
     assert len(found) == 1
     with safe_open(tmp_path / "0" / FILES[1], "pt") as file:
         assert file.metadata() == {"base": base.fingerprint, "format": "pt"}
-    again = base.add(LORA, "again", 2)
+    again = base.add_adapter(LORA, "again", 2)
     again.load(tmp_path / "0", "actor.adapter")
     assert all(torch.equal(value, weights_of(adapter)[name]) for name, value in weights_of(again).items())
 
@@ -298,7 +300,7 @@ def test_rows_of_several_adapters_match_separate(base: FrozenBase) -> None:
         replace(LORA, rank=2, use_rslora=True),
         replace(LORA, target_modules=["q_proj", "up_proj"]),
     ]
-    policies = [AdapterPolicy(base, moved(base.add(one, "actor", 0), seed)) for seed, one in enumerate(configs)]
+    policies = [AdapterPolicy(base, moved(base.add_adapter(one, "actor", 0), seed)) for seed, one in enumerate(configs)]
     ids, rows = torch.randint(3, 11, (5, 6)), torch.tensor([2, 0, 1, 0, 2])
     expected = []
     for row, number in zip(ids, rows, strict=True):
@@ -319,16 +321,16 @@ def test_transposed_maps(dora: bool) -> None:
     lm = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=32, n_embd=16, n_layer=1, n_head=2)).eval()
     clean = GPT2LMHeadModel(lm.config).eval()
     base = FrozenBase(lm, "gpt2")
-    adapter = moved(base.add(replace(LORA, use_dora=dora), "actor", 0))
-    clean.load_state_dict(base.merged(adapter, weights_of(adapter)))
+    adapter = moved(base.add_adapter(replace(LORA, use_dora=dora), "actor", 0))
+    clean.load_state_dict(base.merge_adapter(adapter, weights_of(adapter)))
     ids = torch.arange(4, 12)[None]
-    with adapter.reading():
+    with adapter.activate():
         torch.testing.assert_close(lm(input_ids=ids).logits, clean(input_ids=ids).logits, atol=1e-5, rtol=1e-5)
     assert any("c_attn" in path for path in adapter.scales)
 
 
 def logits(base: FrozenBase, adapter: Adapter) -> Tensor:
-    with torch.no_grad(), adapter.reading():
+    with torch.no_grad(), adapter.activate():
         return base.lm(input_ids=torch.arange(3, 9)[None]).logits
 
 
@@ -351,14 +353,16 @@ MERGE = {"adapter_mismatch": AdapterMismatch.merge}
 def test_adapter_mismatch_merge(
     base: FrozenBase, folder: Path, tmp_path: Path, earlier: dict[str, Any], later: dict[str, Any]
 ) -> None:
-    first = moved(base.add(replace(LORA, **earlier), "actor", 0))
+    first = moved(base.add_adapter(replace(LORA, **earlier), "actor", 0))
     first.save(tmp_path / "first", weights_of(first))
     config = replace(LORA, **later, **MERGE)
     options: dict[str, Any] = {"earlier": str(tmp_path / "first"), "key": "actor.adapter"}
-    second = base.add(config, "actor", 1, **options)
+    second = base.add_adapter(config, "actor", 1, **options)
     second.load(tmp_path / "first", "actor.adapter")
     torch.testing.assert_close(logits(base, second), logits(base, first), atol=1e-5, rtol=1e-5)
-    assert second.scales.keys() == first.scales.keys() | base.add(config, "actor", 1, earlier=None).scales.keys()
+    assert (
+        second.scales.keys() == first.scales.keys() | base.add_adapter(config, "actor", 1, earlier=None).scales.keys()
+    )
     for path in first.scales:
         ranks = [one.get_submodule(path.replace(".", "/"))["A"].weight.shape[0] for one in (first, second)]
         assert ranks[1] >= ranks[0]
@@ -368,7 +372,7 @@ def test_adapter_mismatch_merge(
     shape = add_adapter(actor_shape(empty), empty, config, "actor", "x", **options)
     assert shape.trained_parameters == sum(weight.numel() for weight in second.parameters())
     second.save(tmp_path / "second", weights_of(second))  # as in checkpoints and PEFT
-    again = base.add(config, "actor", 2, **options)
+    again = base.add_adapter(config, "actor", 2, **options)
     again.load(tmp_path / "second", "checkpoint")
     assert all(torch.equal(one, two) for one, two in zip(again.parameters(), second.parameters(), strict=True))
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "second").eval()
@@ -382,7 +386,7 @@ def test_adapter_mismatch_merge(
 def test_rank_and_alpha_patterns_match_peft(base: FrozenBase, folder: Path, tmp_path: Path) -> None:
     patterns = {"rank_pattern": {"self_attn.q_proj": 6, "up_.*": 2}, "alpha_pattern": {"v_proj": 20.0}}
     config = replace(LORA, **patterns)
-    adapter = moved(base.add(config, "actor", 0))
+    adapter = moved(base.add_adapter(config, "actor", 0))
     theirs = peft.get_peft_model(
         AutoModelForCausalLM.from_pretrained(folder),
         peft.LoraConfig(r=3, lora_alpha=5, target_modules=[path for path in adapter.scales], **patterns),
@@ -392,18 +396,18 @@ def test_rank_and_alpha_patterns_match_peft(base: FrozenBase, folder: Path, tmp_
     for path, layer in layers.items():
         assert layer.r["default"] == adapter.get_submodule(path.replace(".", "/"))["A"].weight.shape[0]
     merged = AutoModelForCausalLM.from_pretrained(folder)
-    merged.load_state_dict(base.merged(adapter, weights_of(adapter)))
+    merged.load_state_dict(base.merge_adapter(adapter, weights_of(adapter)))
     with torch.no_grad():
         actual = merged(input_ids=torch.arange(3, 9)[None]).logits
     torch.testing.assert_close(actual, logits(base, adapter), atol=1e-5, rtol=1e-5)
     theirs.save_pretrained(tmp_path / "theirs")
     load_adapter(base, tmp_path / "theirs", "actor.adapter")
     with pytest.raises(PreflightError, match=r"its rank_pattern is .* and not {}; set rank_pattern="):
-        base.add(LORA, "actor", 0).load(tmp_path / "theirs", "actor.adapter")
+        base.add_adapter(LORA, "actor", 0).load(tmp_path / "theirs", "actor.adapter")
     with pytest.raises(ConfigError, match="nothing matches no module of the adapter"):
-        base.add(replace(LORA, rank_pattern={"nothing": 2}), "actor", 0)
+        base.add_adapter(replace(LORA, rank_pattern={"nothing": 2}), "actor", 0)
     with pytest.raises(ConfigError, match=r"actor.rank=17 exceeds the width of .*q_proj"):
-        base.add(replace(LORA, rank_pattern={"q_proj": 17}), "actor", 0)
+        base.add_adapter(replace(LORA, rank_pattern={"q_proj": 17}), "actor", 0)
 
 
 @pytest.mark.parametrize(
@@ -423,7 +427,7 @@ def test_unsupported_adapter_settings_rejected(saved: Path, changes: dict, words
 
 @pytest.fixture
 def saved(base: FrozenBase, tmp_path: Path) -> Path:
-    adapter = moved(base.add(LORA, "actor", 0))
+    adapter = moved(base.add_adapter(LORA, "actor", 0))
     adapter.save(tmp_path / "saved", weights_of(adapter))
     return tmp_path / "saved"
 
@@ -439,37 +443,37 @@ def saved(base: FrozenBase, tmp_path: Path) -> Path:
 )
 def test_different_adapter_settings_rejected(base: FrozenBase, saved: Path, change: dict, said: str) -> None:
     with pytest.raises(PreflightError, match=f"actor.adapter=.*{said}"):
-        base.add(replace(LORA, **change), "actor", 0).load(saved, "actor.adapter")
+        base.add_adapter(replace(LORA, **change), "actor", 0).load(saved, "actor.adapter")
 
 
 def test_adapter_of_other_base_rejected(saved: Path, tmp_path: Path) -> None:
     other = model_folder(tmp_path / "other", seed=1)
     base = FrozenBase(load_causal_lm(str(other), None, Dtype.fp32), str(other))
     with pytest.raises(PreflightError, match="it was made for another base than other"):
-        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+        base.add_adapter(LORA, "actor", 0).load(saved, "actor.adapter")
     stored = load_file(saved / FILES[1])
     name = next(name for name in stored if name.endswith("q_proj.lora_A.weight"))
     save_file(stored | {name: torch.zeros(3, 8)}, saved / FILES[1])
     with pytest.raises(
         PreflightError, match=r"made for another base: .*q_proj.lora_A.weight is \[3, 8\], .* \[3, 16\]"
     ):
-        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+        base.add_adapter(LORA, "actor", 0).load(saved, "actor.adapter")
 
 
 def test_fingerprint_independent_of_dtype(folder: Path, base: FrozenBase) -> None:
     half = FrozenBase(load_causal_lm(str(folder), None, Dtype.bf16), str(folder))
     assert half.fingerprint == base.fingerprint
-    assert {parameter.dtype for parameter in half.add(LORA, "actor", 0).parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in half.add_adapter(LORA, "actor", 0).parameters()} == {torch.bfloat16}
 
 
 def test_other_adapter_kinds_and_empty_folders_rejected(base: FrozenBase, saved: Path) -> None:
     config = json.loads((saved / FILES[0]).read_text())
     (saved / FILES[0]).write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(PreflightError, match="its use_dora is true and not False; set use_dora=true"):
-        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+        base.add_adapter(LORA, "actor", 0).load(saved, "actor.adapter")
     (saved / FILES[0]).unlink()
     with pytest.raises(PreflightError, match=r"has no adapter; use a folder with adapter_config\.json"):
-        base.add(LORA, "actor", 0).load(saved, "actor.adapter")
+        base.add_adapter(LORA, "actor", 0).load(saved, "actor.adapter")
 
 
 @pytest.mark.parametrize(
@@ -482,7 +486,7 @@ def test_other_adapter_kinds_and_empty_folders_rejected(base: FrozenBase, saved:
 )
 def test_invalid_settings_rejected(base: FrozenBase, change: dict, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        base.add(replace(LORA, **change), "actor", 0)
+        base.add_adapter(replace(LORA, **change), "actor", 0)
 
 
 def test_uncalled_map_rejected(folder: Path) -> None:
@@ -492,4 +496,4 @@ def test_uncalled_map_rejected(folder: Path) -> None:
         torch.nn.functional.linear(states, layer.up_proj.weight), layer.down_proj.weight
     )
     with pytest.raises(PreflightError, match=r"it reads model.layers.0.mlp.\w+_proj without calling it"):
-        FrozenBase(lm, str(folder)).add(LORA, "actor", 0)
+        FrozenBase(lm, str(folder)).add_adapter(LORA, "actor", 0)

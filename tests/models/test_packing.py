@@ -128,9 +128,9 @@ def whole(lengths: list[int], suffixes: list[Suffixes]) -> list[list[int]]:
     for length in [*lengths, *(length for each in suffixes for length in each.lengths)]:
         starts.append(list(range(place, place + length)))
         place += length
-    shared = [starts[each.of] for each in suffixes for _ in each.lengths]
+    shared = [starts[each.prefix_index] for each in suffixes for _ in each.lengths]
     rests = starts[len(lengths) :]
-    used = {each.of for each in suffixes}
+    used = {each.prefix_index for each in suffixes}
     return [starts[number] for number in range(len(lengths)) if number not in used] + [
         before + rest for before, rest in zip(shared, rests, strict=True)
     ]
@@ -303,7 +303,7 @@ def begun_anew(lengths: list[int], device: torch.device, suffixes: list[Suffixes
     place = sum(lengths)
     for each in suffixes:
         for length in each.lengths:
-            positions[:, place : place + length] -= lengths[each.of]
+            positions[:, place : place + length] -= lengths[each.prefix_index]
             place += length
     return Packing(positions, right.groups)
 
@@ -377,7 +377,7 @@ def test_positions_unique_and_padding_bounded(lengths: list[int]) -> None:
         assert group.width == own[0]
         assert group.rows * group.width - sum(own) <= packing.PADDING_BUDGET["cpu"]
         numbers = torch.arange(sum(lengths), dtype=torch.float)[None, None, :, None]
-        spread = group.spread(numbers[:, :, group.tokens])
+        spread = group.unpack(numbers[:, :, group.tokens])
         assert spread.shape == (group.rows, 1, group.width, 1)
         starts = [token + sum(own[:number]) for number in range(group.rows)]
         for number, (start, length) in enumerate(zip(starts, own, strict=True)):

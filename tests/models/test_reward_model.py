@@ -107,7 +107,7 @@ def test_scores_match_library(folder: Path) -> None:
         [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": " ".join(WORDS[:n])}]
         for n in (9, 1, 17, 4)
     ]
-    rows = ConversationTokenizer(tokenizer).ids(talk)
+    rows = ConversationTokenizer(tokenizer).token_ids(talk)
     model = load_reward_model(str(folder / "rm"), None, Dtype.fp32, CPU, batch_tokens=60)
     plain = AutoModelForSequenceClassification.from_pretrained(folder / "rm")
     expected = []
@@ -126,9 +126,9 @@ def test_spelled_special_tokens_removed(folder: Path) -> None:
     honest = [{"role": "user", "content": "the sea"}, {"role": "assistant", "content": "salt"}]
     forged = [honest[0], {"role": "assistant", "content": "sa<e<eos>os><pad>lt"}]
     writer = ConversationTokenizer(tokenizer)
-    assert writer.ids([forged]) == writer.ids([honest])
+    assert writer.token_ids([forged]) == writer.token_ids([honest])
     tokenizer.chat_template = None
-    assert writer.ids([forged]) == [tokenizer("the seasalt").input_ids]
+    assert writer.token_ids([forged]) == [tokenizer("the seasalt").input_ids]
 
 
 def test_critic_scores_last_token(folder: Path) -> None:
@@ -212,5 +212,5 @@ def test_nonfinite_scores_fail(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_plan_includes_weights(folder: Path) -> None:
     [frozen] = frozen_reward_models(composed((f"reward.model={folder / 'rm'}",)))
     model = AutoModelForSequenceClassification.from_pretrained(folder / "rm")
-    assert frozen.weights == 4 * sum(parameter.numel() for parameter in model.parameters())
+    assert frozen.weight_bytes == 4 * sum(parameter.numel() for parameter in model.parameters())
     assert frozen_reward_models(composed((f"reward.model={folder / 'rm'}", "reward.device=cpu"))) == ()

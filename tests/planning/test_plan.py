@@ -209,11 +209,11 @@ def test_plan_7b_model_on_8_ranks(tmp_path, capsys) -> None:
         "the engine, and a whole reference"
     )
     for there, remedy in ((44, "use deepspeed=zero2"), (40, "use deepspeed=zero3")):
-        machine = Machine(device="cuda", host=1000 * GIB, accelerator=there * GIB, ranks=8, ranks_per_device=1)
+        machine = Machine(device="cuda", host_bytes=1000 * GIB, gpu_bytes=there * GIB, ranks=8, ranks_per_device=1)
         reason = memory_error(config, material, memory, machine, ranks=8)
         assert reason is not None
         assert reason.endswith(remedy)
-    roomy = Machine(device="cuda", host=1000 * GIB, accelerator=200 * GIB, ranks=8, ranks_per_device=1)
+    roomy = Machine(device="cuda", host_bytes=1000 * GIB, gpu_bytes=200 * GIB, ranks=8, ranks_per_device=1)
     assert memory_error(config, material, memory, roomy, ranks=8) is None
     assert memory_warning(memory, roomy) is None
 
@@ -251,9 +251,9 @@ def test_memory_advice_reduces_its_phase(tmp_path) -> None:
 def test_estimated_overflow_is_a_warning(tmp_path) -> None:
     config, _ = small_config(tmp_path)
     material, memory = needs(config)
-    phase, greatest = memory.greatest
+    phase, greatest = memory.peak_phase
     machine = Machine(
-        device="cpu", host=int((memory.certain_bytes + greatest) / 2), accelerator=0, ranks=1, ranks_per_device=1
+        device="cpu", host_bytes=int((memory.certain_bytes + greatest) / 2), gpu_bytes=0, ranks=1, ranks_per_device=1
     )
     assert memory_error(config, material, memory, machine, ranks=1) is None
     warning = memory_warning(memory, machine)
@@ -265,7 +265,7 @@ def test_ranks_on_one_machine_share_memory(tmp_path) -> None:
     config, _ = small_config(tmp_path)
     material, memory = needs(config, ranks=4)
     room = int(memory.certain_bytes * 2.5)
-    two, three = (Machine(device="cpu", host=room, accelerator=0, ranks=n, ranks_per_device=n) for n in (2, 3))
+    two, three = (Machine(device="cpu", host_bytes=room, gpu_bytes=0, ranks=n, ranks_per_device=n) for n in (2, 3))
     assert memory_error(config, material, memory, two, ranks=4) is None
     assert memory_error(config, material, memory, three, ranks=4) is not None
 
@@ -275,7 +275,7 @@ def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
     task = load_task(config.task, config.seed)
     material = read_model_specs(config, task)
     memory = estimate_run_memory(config, compute_batch_sizes(config, 1, len(task.train)), task, material, 1, "cpu")
-    _show_memory(replace(memory, parked=2.0 * GIB), this_machine("cpu", 1), 1)
+    _show_memory(replace(memory, prefix_cache_bytes=2.0 * GIB), this_machine("cpu", 1), 1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
     assert all("0.00" not in line.split()[4:7] for line in lines[1:3])
@@ -287,7 +287,10 @@ def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
 def test_plan_counts_prompts(tmp_path) -> None:
     config, _ = small_config(tmp_path, "rollout.max_new_tokens=5")
     material, _ = needs(config)
-    assert {name: shapes.length.sequence for name, shapes in material.shapes.items()} == {"low": 7 + 5, "high": 7 + 5}
+    assert {name: shapes.length.sequence_tokens for name, shapes in material.shapes.items()} == {
+        "low": 7 + 5,
+        "high": 7 + 5,
+    }
 
 
 def test_longrope_warns_about_long_rows(tmp_path) -> None:
@@ -323,7 +326,7 @@ def test_longrope_warns_about_long_rows(tmp_path) -> None:
 def test_shared_references_count_once(tmp_path) -> None:
     alone = jsonl_config(tmp_path, model_folder(tmp_path, SEVEN_B), "algorithm.kl.reward.coef=0.1")
     _, memory = needs(alone)
-    assert [frozen.weights for frozen in memory.frozen] == [2 * 7_615_616_512]
+    assert [frozen.weight_bytes for frozen in memory.frozen] == [2 * 7_615_616_512]
 
 
 def test_stage_3_shards_references(tmp_path) -> None:
@@ -331,14 +334,14 @@ def test_stage_3_shards_references(tmp_path) -> None:
     folder = model_folder(tmp_path, SEVEN_B)
     stages = [jsonl_config(tmp_path, folder, *keys, f"deepspeed=zero{stage}") for stage in (2, 3)]
     (_, two), (_, three) = (needs(config, ranks=8) for config in stages)
-    assert [frozen.weights for frozen in two.frozen] == [2 * 7_615_616_512]
-    assert [frozen.weights for frozen in three.frozen] == [2 * 7_615_616_512 / 8]
+    assert [frozen.weight_bytes for frozen in two.frozen] == [2 * 7_615_616_512]
+    assert [frozen.weight_bytes for frozen in three.frozen] == [2 * 7_615_616_512 / 8]
     (actor, *_) = three.trained
-    loaded = sum(model.memory.standing - model.memory.moments for model in three.trained)
-    assert three.bytes_by_phase["load"] == loaded + three.frozen[0].weights + 2 * max(actor.shape.sizes)
+    loaded = sum(model.memory.resident - model.memory.moments for model in three.trained)
+    assert three.bytes_by_phase["load"] == loaded + three.frozen[0].weight_bytes + 2 * max(actor.shape.sizes)
     exact = jsonl_config(tmp_path, folder, *keys, "deepspeed=zero3", "algorithm.kl.reward.estimator=full")
     _, compared = needs(exact, ranks=8)
-    assert compared.bytes_by_phase["update"] - three.bytes_by_phase["update"] == three.frozen[0].gathered > 0
+    assert compared.bytes_by_phase["update"] - three.bytes_by_phase["update"] == three.frozen[0].gathered_bytes > 0
 
 
 def test_replays_count_initial_policies_and_cost(tmp_path, capsys) -> None:
@@ -384,8 +387,8 @@ def test_step_needs_memory_for_rows_of_all_agents(tmp_path) -> None:
     alone, both = (
         needs(small_config(tmp_path, f"team={team}", *few)[0])[1] for team in ("independent", "shared_policy")
     )
-    longest = [model.backward for model in alone.trained if model.is_actor]
-    assert both.trained[0].backward == pytest.approx(2 * max(longest), rel=0.01)  # except for one token's logits
+    longest = [model.training_bytes for model in alone.trained if model.is_actor]
+    assert both.trained[0].training_bytes == pytest.approx(2 * max(longest), rel=0.01)  # except for one token's logits
 
 
 def test_prompts_are_shown_with_chat_template(tmp_path, capsys) -> None:
@@ -443,13 +446,13 @@ def test_reported_micro_batch_fits_and_double_does_not(tmp_path) -> None:
         planned_machine(config.plan),
     )
     assert machine is not None
-    (option,) = (way for way in sharding_options(config, plan, task, material, machine, 8) if way.asked)
+    (option,) = (way for way in sharding_options(config, plan, task, material, machine, 8) if way.is_configured)
     greatest = []
-    for tokens in (option.plain, 2 * option.plain):
+    for tokens in (option.max_tokens, 2 * option.max_tokens):
         way = replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens))
-        greatest.append(estimate_run_memory(way, plan, task, material, 8, "cuda").greatest[1])
+        greatest.append(estimate_run_memory(way, plan, task, material, 8, "cuda").peak_phase[1])
     assert greatest[0] <= 79 * GIB < greatest[1]
-    assert option.max_tokens_checkpointed >= 4 * option.plain, "most of what a pass keeps is given up"
+    assert option.max_tokens_checkpointed >= 4 * option.max_tokens, "most of what a pass keeps is given up"
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_dialogue_is_shown_with_placeholders() -> None:
     _, task, formats = prepared(*TALK, "task.num_turns=2")
     letters = task.train[0]["letters"]
     shown = preview_episode(task, formats)
-    assert [(turn.agent, turn.read, turn.written) for turn in shown.turns] == [
+    assert [(turn.agent, turn.prompt, turn.action) for turn in shown.turns] == [
         ("low", f"{letters}>", "(answer of low)"),
         ("high", f"{letters}low: (answer of low)<", "(answer of high)"),
         ("low", "\nhigh: (answer of high)\n", "(answer of low)"),
@@ -80,10 +80,10 @@ def test_environment_with_known_actions_is_played() -> None:
     _, task, formats = prepared("task=ladder")
     shown = preview_episode(task, formats)
     first = task.train[0]
-    assert shown.turns[0].read == f"{first['start']}{first['stride']}>"
+    assert shown.turns[0].prompt == f"{first['start']}{first['stride']}>"
     assert len(shown.turns) == 3
-    assert all(turn.written in "abcdefgh" for turn in shown.turns if turn.written)
-    assert all(len(turn.read) == 2 for turn in shown.turns[1:])  # only the new part
+    assert all(turn.action in "abcdefgh" for turn in shown.turns if turn.action)
+    assert all(len(turn.prompt) == 2 for turn in shown.turns[1:])  # only the new part
 
 
 def test_environment_without_actions_uses_placeholders(tmp_path, monkeypatch) -> None:
@@ -91,15 +91,15 @@ def test_environment_without_actions_uses_placeholders(tmp_path, monkeypatch) ->
     _, task, formats = own_world()
     shown = preview_episode(task, formats)
     said = "(answer of player)"
-    assert [(turn.read, turn.written) for turn in shown.turns] == [("a digit?\n", said), ("no 1\n", said)]
-    assert shown.end == "terminated"
+    assert [(turn.prompt, turn.action) for turn in shown.turns] == [("a digit?\n", said), ("no 1\n", said)]
+    assert shown.ending == "terminated"
 
 
 def test_environment_that_fails_on_placeholder_warns(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     config, task, formats = own_world("int(action)")
     shown = preview_episode(task, formats)
-    assert (len(shown.turns), shown.end) == (1, "fails here with placeholders as responses")
+    assert (len(shown.turns), shown.ending) == (1, "fails here with placeholders as responses")
     said = startup_warnings(config, compute_batch_sizes(config, 1, len(task.train)), task)["dry_run"]
     assert "'(answer of player)'" in said
     assert "my_env.py:9: ValueError: invalid literal for int() with base 10" in said
@@ -109,8 +109,8 @@ def test_environment_that_fails_on_placeholder_warns(tmp_path, monkeypatch) -> N
 
 def test_end_of_preview_is_shown(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert preview_episode(*own_world(actions="def actions(self): return ['1', '2']")[1:]).end == "terminated"
-    assert preview_episode(*prepared("task=ladder")[1:]).end == "not over after these turns"
+    assert preview_episode(*own_world(actions="def actions(self): return ['1', '2']")[1:]).ending == "terminated"
+    assert preview_episode(*prepared("task=ladder")[1:]).ending == "not over after these turns"
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,9 @@ def test_lengths_include_all_turns_and_other_responses() -> None:
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 60})
     # Later messages are "\nhigh: ", a response, "\n": a prompt of 7, three responses, two messages with a response.
     assert lengths["low"] == EpisodeLength(
-        turns=3, sequence=7 + 3 * 10 + 2 * (8 + 10), row=7 + 3 * 10 + 2 * (8 + 10), first=17
+        turns=3, sequence_tokens=7 + 3 * 10 + 2 * (8 + 10), row_tokens=7 + 3 * 10 + 2 * (8 + 10), first_turn_tokens=17
     )
-    assert lengths["high"] == EpisodeLength(turns=3, sequence=60, row=60, first=32)
+    assert lengths["high"] == EpisodeLength(turns=3, sequence_tokens=60, row_tokens=60, first_turn_tokens=32)
     assert length_warnings(config, lengths, {"low": 1000, "high": 60}) == {}
     assert "3 turns of rollout.max_new_tokens=10 do not fit into high's context of 30" in "".join(
         length_warnings(config, lengths, {"low": 1000, "high": 30}).values()
@@ -151,8 +151,8 @@ def test_single_turn_length_uses_longest_first_prompt() -> None:
     config, task, formats = prepared("rollout.max_new_tokens=10", "task.agents.low.template='{letters} and more<'")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 12})
     assert lengths == {
-        "low": EpisodeLength(turns=1, sequence=16 + 10, row=16 + 10, first=26),
-        "high": EpisodeLength(turns=1, sequence=12, row=12, first=17),
+        "low": EpisodeLength(turns=1, sequence_tokens=16 + 10, row_tokens=16 + 10, first_turn_tokens=26),
+        "high": EpisodeLength(turns=1, sequence_tokens=12, row_tokens=12, first_turn_tokens=17),
     }
     assert length_warnings(config, lengths, {"low": 26, "high": 17}) == {}
     (said,) = length_warnings(config, lengths, {"low": 1000, "high": 12}).values()
@@ -172,5 +172,5 @@ def test_latest_history_has_many_short_sequences(turns: int, row: int, tmp_path,
         "rollout.max_new_tokens=11",
     )
     lengths = episode_lengths(config, task, formats, {"player": 1000})
-    assert lengths["player"] == EpisodeLength(turns=turns, sequence=20, row=row, first=20)
+    assert lengths["player"] == EpisodeLength(turns=turns, sequence_tokens=20, row_tokens=row, first_turn_tokens=20)
     assert length_warnings(config, lengths, {"player": 50}) == {}

@@ -27,7 +27,7 @@ def micro_batch() -> tuple[Loss, Minibatch]:
 
 
 def tallied(learner: str, agents: tuple[str, ...], turns: dict[str, int]) -> dict[str, float]:
-    tally = MetricAccumulator.of(learner, agents, turns)
+    tally = MetricAccumulator.for_learner(learner, agents, turns)
     loss, batch = micro_batch()
     for first in (True, False):
         tally.add("policy", loss, batch, first_epoch=first, first_step=first)
@@ -65,7 +65,7 @@ def test_single_agent_with_one_turn_has_only_learner_means() -> None:
 
 
 def test_masked_tokens_are_excluded() -> None:
-    tally = MetricAccumulator.of("pair", ("low", "high"), {"low": 2, "high": 2})
+    tally = MetricAccumulator.for_learner("pair", ("low", "high"), {"low": 2, "high": 2})
     loss, batch = micro_batch()
     loss.per_token["entropy"][~loss.mask] = torch.nan
     tally.add("policy", loss, batch, first_epoch=True, first_step=True)

@@ -79,7 +79,7 @@ def test_sample_table_escapes_all_text(
     monkeypatch.setenv("COLUMNS", "200")
     console = Console(style, ["low", "high"])  # not entered: only the table, no live display
     for text in (*NASTY.values(), "y" * 10_000_000):
-        console.samples(rows("[red]prompt", text))
+        console.show_samples(rows("[red]prompt", text))
     shown = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in shown)
     assert "[red]prompt" in shown
@@ -106,8 +106,8 @@ def row(iteration: int, **more: float) -> dict[str, float]:
 
 def test_iteration_is_one_line_without_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     with Console(Style.auto, ["low", "high"]) as console:
-        console.iteration(row(1, **{"low/policy/approx_kl": 0.0125}), 60)
-        console.iteration(row(2), 60)
+        console.show_iteration(row(1, **{"low/policy/approx_kl": 0.0125}), 60)
+        console.show_iteration(row(2), 60)
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("    1/60  low/high:  score 0.250/0.250  entropy 1.500/1.500  approx_kl 0.013/-  response_")
     assert second.endswith("  1234 tok/s  2.0s  ETA 1:58")
@@ -129,9 +129,9 @@ def test_lines_are_at_most_160_columns(
 ) -> None:
     names = [f"{'n' * (length - 1)}{chr(ord('a') + place)}" for place in range(agents)]
     console = Console(Style.plain, names)
-    console.iteration(crowd(names, size, iteration=99_999, **{"perf/tokens_per_second": 54_321.0}), 100_000)
+    console.show_iteration(crowd(names, size, iteration=99_999, **{"perf/tokens_per_second": 54_321.0}), 100_000)
     evaluation = {f"{mode}/{name}": size for mode in ("sampled", "greedy") for name in ("score", *names)}
-    console.evaluation(99_999, evaluation, "greedy/score")
+    console.show_evaluation(99_999, evaluation, "greedy/score")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert max(map(text_width, lines)) <= 160
@@ -147,7 +147,7 @@ def test_many_agents_show_mean_and_worst(capsys: pytest.CaptureFixture[str]) -> 
         for place, name in enumerate(names)
         for key in ("score/mean", "policy/entropy", "policy/approx_kl", "value/explained_variance")
     }
-    Console(Style.plain, names).iteration(crowd(names) | numbers, 60)
+    Console(Style.plain, names).show_iteration(crowd(names) | numbers, 60)
     line = capsys.readouterr().out
     assert "  score 0.350 min 0.000  entropy min 0.000  approx_kl max 0.700  kl/reference max 3.125  " in line
     assert "  explained_variance min 0.000  " in line
@@ -158,14 +158,14 @@ def test_shared_policy_metrics_are_shown_for_each_agent(
 ) -> None:
     told = {key: value for key, value in crowd(["low", "high"]).items() if "/policy/" not in key}
     shared = {"shared/policy/entropy": 0.5, "shared/policy/approx_kl": 0.25}
-    Console(Style.plain, ["low", "high"], {"low": "shared", "high": "shared"}).iteration(told | shared, 60)
+    Console(Style.plain, ["low", "high"], {"low": "shared", "high": "shared"}).show_iteration(told | shared, 60)
     assert "  entropy 0.500/0.500  approx_kl 0.250/0.250  " in capsys.readouterr().out
 
 
 def test_agent_without_turns_shows_no_number(capsys: pytest.CaptureFixture[str]) -> None:
     names = [f"agent{place}" for place in range(8)]
     scores = {f"{name}/score/mean": float("nan") if place in (0, 5) else 3.0 for place, name in enumerate(names)}
-    Console(Style.plain, names).iteration(crowd(names) | scores, 60)
+    Console(Style.plain, names).show_iteration(crowd(names) | scores, 60)
     assert "  score 3.000 min 3.000  " in capsys.readouterr().out
 
 
@@ -174,7 +174,7 @@ def test_line_distinguishes_approx_kl_and_reference_kl(
 ) -> None:
     for found in ({"policy/approx_kl": 0.25}, {"policy/approx_kl": 0.25, "kl/reference": 0.75}):
         console = Console(Style.plain, ["low"])
-        console.iteration(row(1, **{f"low/{key}": value for key, value in found.items()}), 60)
+        console.show_iteration(row(1, **{f"low/{key}": value for key, value in found.items()}), 60)
     without, with_reference = capsys.readouterr().out.splitlines()
     assert " approx_kl 0.250 " in without
     assert "kl/reference" not in without
@@ -186,7 +186,7 @@ def test_line_distinguishes_approx_kl_and_reference_kl(
 def test_layout_does_not_depend_on_values(capsys: pytest.CaptureFixture[str]) -> None:
     console = Console(Style.plain, ["low", "high"])
     for scale, rate in ((1.0, 999.0), (-1.0, 9_999.0), (0.01, 99_999.0), (1e-5, 1_000.0)):
-        console.iteration(crowd(["low", "high"], scale, **{"perf/tokens_per_second": rate}), 60)
+        console.show_iteration(crowd(["low", "high"], scale, **{"perf/tokens_per_second": rate}), 60)
     lines = capsys.readouterr().out.splitlines()
     assert len({tuple(re.findall("[a-z_/]{3,}", line)) for line in lines}) == 1
 
@@ -200,12 +200,12 @@ def test_long_phases_print_progress_twice_a_minute(
     for iteration in range(1, 21):  # 20 seconds each, and a line after each
         for done in range(20):
             now += 1.0
-            console.progress("solo writes", done, 20)
-        console.iteration(row(iteration, **{"solo/score/mean": 0.5}), 60)
+            console.show_progress("solo writes", done, 20)
+        console.show_iteration(row(iteration, **{"solo/score/mean": 0.5}), 60)
     assert len(capsys.readouterr().out.splitlines()) == 20
     for done in range(120):
         now += 1.0
-        console.progress("solo writes", done, 120)
+        console.show_progress("solo writes", done, 120)
     assert capsys.readouterr().out.splitlines() == [f"  solo writes: {done}/120" for done in (30, 61, 92)]
 
 
@@ -216,8 +216,8 @@ def test_forced_colors_do_not_enable_live_display(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with Console(Style.auto, ["low", "high"]) as console:
-        console.progress("low writes", 1, 2)
-        console.iteration(row(1), 60)
+        console.show_progress("low writes", 1, 2)
+        console.show_iteration(row(1), 60)
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 1
     assert "\x1b" not in shown
@@ -253,8 +253,8 @@ def test_display_of_any_width_shows_every_number(
     names = [f"agent_with_a_rather_long_name_{place}" for place in range(agents)]
     with Console(Style.rich, names) as console:
         for iteration in range(1, 4):
-            console.progress(f"{names[0]} writes", iteration, 3)
-            console.iteration(crowd(names, 0.1 * iteration), 3)
+            console.show_progress(f"{names[0]} writes", iteration, 3)
+            console.show_iteration(crowd(names, 0.1 * iteration), 3)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert max(len(line.split("\r")[-1]) for line in shown.splitlines()) <= width
     if width >= 80:
@@ -266,8 +266,8 @@ def test_display_of_any_width_shows_every_number(
 def test_live_display_shows_agents_with_trend(capsys: pytest.CaptureFixture[str]) -> None:
     with Console(Style.rich, ["low", "high"]) as console:
         for iteration in (1, 2, 3):
-            console.progress("low writes", iteration, 3)
-            console.iteration(row(iteration), 3)
+            console.show_progress("low writes", iteration, 3)
+            console.show_iteration(row(iteration), 3)
         console.print_line("[not markup]")
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capsys.readouterr().out)
     assert "iteration 3 of 3" in shown
@@ -278,8 +278,8 @@ def test_live_display_shows_agents_with_trend(capsys: pytest.CaptureFixture[str]
 def test_non_finite_numbers_do_not_break_display(capsys: pytest.CaptureFixture[str]) -> None:
     for style in (Style.plain, Style.rich):
         with Console(style, ["low", "high"]) as console:
-            console.iteration(row(1, **{"low/score/mean": float("nan"), "high/score/mean": float("inf")}), 3)
-            console.iteration(row(2), 3)
+            console.show_iteration(row(1, **{"low/score/mean": float("nan"), "high/score/mean": float("inf")}), 3)
+            console.show_iteration(row(2), 3)
     said = capsys.readouterr().out
     assert "score -/inf  entropy" in said
     assert "nan" not in said
@@ -318,7 +318,7 @@ def test_summary_shows_results_and_paths(
 
 def test_evaluation_line_starts_with_primary_metric(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"sampled/score": 0.5, "greedy/exact": 0.25, "sampled/low/score": 0.75, "sampled/failed_share": 0.0}
-    Console(Style.plain, ["low"]).evaluation(3, metrics, "sampled/score")
+    Console(Style.plain, ["low"]).show_evaluation(3, metrics, "sampled/score")
     shown = capsys.readouterr().out
     assert shown == "evaluation after iteration 3: sampled/score 0.500  (greedy/exact 0.250)\n"
 
@@ -327,10 +327,10 @@ def test_evaluation_shows_parts_and_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     metrics = {"sampled/score": 0.5, "sampled/failed_tests": 0.25, "sampled/failed_share": 0.125}
-    Console(Style.plain, ["low"]).evaluation(3, metrics, "sampled/score")
+    Console(Style.plain, ["low"]).show_evaluation(3, metrics, "sampled/score")
     assert "(sampled/failed_share 0.125, sampled/failed_tests 0.250)" in capsys.readouterr().out
     many = {f"sampled/part_with_a_long_name_{number}": 0.5 for number in range(9)}
-    Console(Style.plain, ["low"]).evaluation(3, {"sampled/score": 0.5, **many, **metrics}, "sampled/score")
+    Console(Style.plain, ["low"]).show_evaluation(3, {"sampled/score": 0.5, **many, **metrics}, "sampled/score")
     assert "(sampled/failed_share 0.125, sampled/part" in capsys.readouterr().out, "cut off at the end, and not there"
 
 

@@ -119,7 +119,7 @@ def test_turns_of_a_run_sum_to_its_rows(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *DIALOGUE) as trainer:
         team = trainer.state.team
         experience = experience_of(trainer)
-        targets, _ = trainer.state.algorithm.targets(team, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(team, experience)
         found = per_turn_metrics(team, experience, targets, {"low": 3, "high": 3})
         for name, agent in team.items():
             rollout, own = experience.rollouts[name], targets[name]

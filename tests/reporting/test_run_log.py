@@ -25,7 +25,7 @@ def tracker():
 def test_wall_seconds_include_earlier_processes(tmp_path: Path, tracker) -> None:
     run = RunLog(tmp_path, tracker, RunState())
     run.state.wall_seconds = 100.0  # value in a checkpoint
-    run.log({"iteration": 3})
+    run.log_row({"iteration": 3})
     said = json.loads((tmp_path / "run.json").read_text())
     assert 100.0 <= said["wall_seconds"] < 110.0
     assert said["iterations"] == 3
@@ -51,7 +51,7 @@ def test_curves_of_abandoned_iterations_are_purged(tmp_path: Path, tracker) -> N
     for iterations in ((1, 2, 3), (2, 3)):  # stopped after 3, resumed from a checkpoint of 1
         run = RunLog(tmp_path, drawn, RunState())
         for iteration in iterations:
-            run.log({"iteration": iteration, "time/iteration": 10.0 * len(iterations) + iteration})
+            run.log_row({"iteration": iteration, "time/iteration": 10.0 * len(iterations) + iteration})
         run.finish("done")
     events = EventAccumulator(str(tmp_path / "tb"))
     events.Reload()
@@ -66,13 +66,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_full_disk_keeps_pending_rows(small_disk: Path, tracker, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunLog(small_disk, tracker, RunState())
-    run.log({"iteration": 1})
+    run.log_row({"iteration": 1})
     before = run.durable_metrics_bytes()
     filler = fill(small_disk)
     (small_disk / "metrics.jsonl").write_bytes(b"{}\n" * 1365 + b"\n")  # its last block is also full
     before = run.durable_metrics_bytes()
     for iteration in (2, 3):
-        run.log({"iteration": iteration})
+        run.log_row({"iteration": iteration})
         run.log_samples(f"train_{iteration}", [{"text": "a"}])
         assert run.durable_metrics_bytes() is None
         assert (small_disk / "metrics.jsonl").stat().st_size == before, "not half a row"
@@ -81,7 +81,7 @@ def test_full_disk_keeps_pending_rows(small_disk: Path, tracker, capsys: pytest.
     assert all(line.startswith("warning: ") and "No space left on device" in line for line in said)
     assert not [path for path in small_disk.rglob("*") if path.name.endswith(".tmp")]
     filler.unlink()
-    run.log({"iteration": 4})
+    run.log_row({"iteration": 4})
     written = [json.loads(line) for line in (small_disk / "metrics.jsonl").read_text().splitlines()[-3:]]
     assert [row["iteration"] for row in written] == [2, 3, 4]
     assert run.durable_metrics_bytes() == (small_disk / "metrics.jsonl").stat().st_size
@@ -99,7 +99,7 @@ def test_failed_state_is_written_on_full_disk(error: str, small_disk: Path, trac
 def test_run_is_done_only_after_rows_are_written(small_disk: Path, tracker) -> None:
     run = RunLog(small_disk, tracker, RunState())
     filler = fill(small_disk)
-    run.log({"iteration": 1})
+    run.log_row({"iteration": 1})
     with pytest.raises(StorageError, match=r"its metrics\.jsonl could not be written"):
         run.finish("done")
     filler.unlink()
@@ -111,16 +111,16 @@ def test_failed_curves_do_not_lose_rows(
     small_disk: Path, tracker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunLog(small_disk, replace(tracker, tensorboard=True), RunState())
-    run.log({"iteration": 1, "time/iteration": 1.0})
+    run.log_row({"iteration": 1, "time/iteration": 1.0})
     filler = fill(small_disk)
     for iteration in range(2, 200):
-        run.log({"iteration": iteration, "time/iteration": 1.0})
+        run.log_row({"iteration": iteration, "time/iteration": 1.0})
     said = capsys.readouterr()
     assert said.out.count("tb/ cannot be written (No space left on device") == 1
     assert said.err == ""
     monkeypatch.setattr(tensorboard_files, "MIN_FREE_BYTES", 1 << 14)
     filler.unlink()
-    run.log({"iteration": 200, "time/iteration": 1.0})
+    run.log_row({"iteration": 200, "time/iteration": 1.0})
     run.finish("done")
     assert len((small_disk / "metrics.jsonl").read_text().splitlines()) == 200
     assert len(list((small_disk / "tb").iterdir())) == 2

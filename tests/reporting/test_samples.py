@@ -89,7 +89,7 @@ def test_failure_shows_the_users_line(tmp_path: Path, monkeypatch) -> None:
 
 
 def shown(capsys: pytest.CaptureFixture[str], style: Style, rows: list[dict[str, object]]) -> str:
-    Console(style, ["low", "high"]).samples(rows)
+    Console(style, ["low", "high"]).show_samples(rows)
     return capsys.readouterr().out
 
 

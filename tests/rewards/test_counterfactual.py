@@ -40,7 +40,7 @@ def game(episodes: Sequence[Episode]) -> Reward:
 
 def rider(episodes: Sequence[Episode]) -> Reward:
     """A reward that does not depend on `column`."""
-    return Reward(team=[float(one.of("row")[0].completion.text == "a") for one in episodes])
+    return Reward(team=[float(one.turns_of_agent("row")[0].completion.text == "a") for one in episodes])
 
 
 def played(row: str, column: str) -> list[Episode]:
@@ -225,7 +225,7 @@ def test_row_without_scored_alternatives_has_no_baseline(settings: Make) -> None
     def picky(episodes: Sequence[Episode]) -> Reward:
         numbers = game(episodes).team
         assert numbers is not None
-        return Reward(team=numbers, valid=[one.of("row")[0].completion.text != "b" for one in episodes])
+        return Reward(team=numbers, valid=[one.turns_of_agent("row")[0].completion.text != "b" for one in episodes])
 
     episodes = played("abba", "aaaa")
     episodes[3] = replace(episodes[3], failure=ValueError("lost"), turns=[])
@@ -239,12 +239,12 @@ def test_row_without_scored_alternatives_has_no_baseline(settings: Make) -> None
 def test_replaced_answer_keeps_its_cut_flag() -> None:
     (one,) = played("a", "b")
     one = replace(one, unfinished=frozenset({"row", "column"}))
-    other = replace(one.of("row")[0].completion, text="longer", finished=True)
+    other = replace(one.turns_of_agent("row")[0].completion, text="longer", finished=True)
     new = replace_answer(one, "row", (other, False))
     assert new.unfinished == {"column"}
     assert [turn.completion.text for turn in new.turns] == ["longer", "b"]
     assert [turn.completion.text for turn in one.turns] == ["a", "b"]
-    assert replace_answer(new, "row", (one.of("row")[0].completion, True)).unfinished == {"row", "column"}
+    assert replace_answer(new, "row", (one.turns_of_agent("row")[0].completion, True)).unfinished == {"row", "column"}
 
 
 def test_extra_turns_of_other_episodes_are_folded(
@@ -253,7 +253,8 @@ def test_extra_turns_of_other_episodes_are_folded(
     def paid(episodes: Sequence[Episode]) -> Reward:
         return Reward(
             agent_by_turn={
-                name: [[float(turn.completion.text) for turn in one.of(name)] for one in episodes] for name in AGENTS
+                name: [[float(turn.completion.text) for turn in one.turns_of_agent(name)] for one in episodes]
+                for name in AGENTS
             }
         )
 

@@ -166,7 +166,7 @@ def test_concurrency_limit() -> None:
 
 def test_unreachable_server_stops_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
-    whole = remote.RemoteClient._answer
+    whole = remote.RemoteClient._request_json
 
     async def counted(self: Any, content: bytes) -> Any:
         tries.append(1)

@@ -135,7 +135,7 @@ def test_pattern_timeout_fails_only_its_row() -> None:
 def number_in(text: str, keys: tuple[str, ...]) -> float:
     numbers = AnswerParser(composed(keys).reward)  # type: ignore[arg-type]
     try:
-        return numbers.of(text)
+        return numbers.parse(text)
     finally:
         numbers.close()
 

@@ -27,7 +27,9 @@ def told(episodes: Sequence[Episode]) -> Reward:
     """A reward that checks that examples and responses belong together."""
     numbers = [one.example["number"] for one in episodes]
     for agent, letter in (("low", "l"), ("high", "h")):
-        assert [one.of(agent)[0].completion.text for one in episodes] == [f"{letter}{number}" for number in numbers]
+        assert [one.turns_of_agent(agent)[0].completion.text for one in episodes] == [
+            f"{letter}{number}" for number in numbers
+        ]
     return Reward(
         team=[float(number) for number in numbers],
         agent={"low": [number + 0.25 for number in numbers], "high": [number + 0.5 for number in numbers]},
@@ -43,7 +45,7 @@ def all_said(early: StreamingReward, order: Sequence[int] = range(7)) -> None:
 
 def answered(reward: Any, early: StreamingReward, config: Any) -> Reward:
     """The reward of the buffer with the streamed parts."""
-    given, failure = call_reward(reward, EPISODES, AGENTS, config, early.answered)
+    given, failure = call_reward(reward, EPISODES, AGENTS, config, early.wait_for_rewards)
     assert failure is None
     return given
 
@@ -109,7 +111,7 @@ def test_failing_row_does_not_affect_its_part(settings: Callable[..., Any]) -> N
 
     early = StreamingReward(unable, AGENTS, 4)
     all_said(early)
-    given, failure = call_reward(unable, EPISODES, AGENTS, settings(), early.answered)
+    given, failure = call_reward(unable, EPISODES, AGENTS, settings(), early.wait_for_rewards)
     assert str(failure) == "row 2"
     assert given.valid == [True, True, False, True, True, False, True]  # the reward marks 5 as not valid
     assert given.team is not None
@@ -127,7 +129,7 @@ def test_no_retries_after_failure_budget(settings: Callable[..., Any]) -> None:
 
     early = StreamingReward(away, AGENTS, 1)
     all_said(early)
-    given, _ = call_reward(away, EPISODES, AGENTS, settings(failure_budget=0.0), early.answered)
+    given, _ = call_reward(away, EPISODES, AGENTS, settings(failure_budget=0.0), early.wait_for_rewards)
     assert given.valid == [False] * 7
     assert asked == [[row] for row in range(7)] + [[0]] * 2
 
@@ -138,7 +140,7 @@ def test_contract_violation_is_a_failure(settings: Callable[..., Any]) -> None:
 
     early = StreamingReward(short, AGENTS, 7)
     all_said(early)
-    given, failure = call_reward(short, EPISODES, AGENTS, settings(), early.answered)
+    given, failure = call_reward(short, EPISODES, AGENTS, settings(), early.wait_for_rewards)
     assert "one entry for each of the 7 rows" in str(failure)
     assert given.valid == [False] * 7
 
@@ -150,7 +152,7 @@ def test_ippo_errors_in_thread_are_raised(settings: Callable[..., Any]) -> None:
     early = StreamingReward(refusing, AGENTS, 3)
     all_said(early)
     with pytest.raises(ConfigError):
-        call_reward(refusing, EPISODES, AGENTS, settings(), early.answered)
+        call_reward(refusing, EPISODES, AGENTS, settings(), early.wait_for_rewards)
 
 
 def test_disabled_streaming() -> None:
@@ -168,7 +170,7 @@ def test_failed_episodes_are_not_streamed(settings: Callable[..., Any]) -> None:
     rows = [replace(one, failure=OSError("away") if one.index in (1, 6) else None) for one in EPISODES]
     early = StreamingReward(noted, AGENTS, 2)
     early.on_finished(range(7), rows)
-    given, failure = call_reward(noted, rows, AGENTS, settings(), early.answered)
+    given, failure = call_reward(noted, rows, AGENTS, settings(), early.wait_for_rewards)
     assert str(failure) == "away"
     assert sorted(asked) == [[0, 2], [3, 4], [5]]
     assert given.valid == [True, False, True, True, True, False, False]  # the reward marks 5 as not valid

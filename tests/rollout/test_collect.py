@@ -438,7 +438,7 @@ def test_terminated_agent_finished_in_truncated_episode(players: Players) -> Non
     for one in found:
         assert not one.terminated
         assert (one.finished("low"), one.finished("high")) == (True, False)
-        assert len(one.of("low")) == 1
+        assert len(one.turns_of_agent("low")) == 1
         assert "low" not in one.final, "no next prompt exists"
     assert sorted(found[0].last_observations) == ["high", "low"]
     rows = {name: build_rollout(found, name, device=torch.device("cpu"), filtered=False) for name in ("low", "high")}

@@ -70,7 +70,7 @@ def players() -> Players:
     configs = [LORA, replace(LORA, rank=2), replace(LORA, target_modules=["q_proj", "down_proj"])]
     generator = torch.Generator().manual_seed(0)
     for (name, agent), config in zip(list(players.policies.items()), configs, strict=True):
-        adapter = base.add(config, "actor", 0)
+        adapter = base.add_adapter(config, "actor", 0)
         with torch.no_grad():
             for parameter in adapter.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
@@ -92,12 +92,12 @@ def test_joint_decoding_matches_separate(players: Players, greedy: bool, continu
 
 
 def together(players: Players) -> list[tuple[str, ...]]:
-    return HfGenerator(players.policies, ROLLOUT, dict.fromkeys(AGENTS, ROLLOUT)).together(AGENTS)
+    return HfGenerator(players.policies, ROLLOUT, dict.fromkeys(AGENTS, ROLLOUT)).batch_groups(AGENTS)
 
 
 def test_different_sampling_settings_decoded_separately(players: Players) -> None:
     sampling = dict.fromkeys(AGENTS, ROLLOUT) | {"high": replace(ROLLOUT, top_k=3)}
-    assert HfGenerator(players.policies, ROLLOUT, sampling).together(AGENTS) == [("low", "mid"), ("high",)]
+    assert HfGenerator(players.policies, ROLLOUT, sampling).batch_groups(AGENTS) == [("low", "mid"), ("high",)]
 
 
 def test_joint_batch_size(players: Players) -> None:
@@ -111,7 +111,9 @@ def test_joint_batch_size(players: Players) -> None:
 def test_maps_with_inactive_adapter_use_base(players: Players) -> None:
     narrow = replace(LORA, target_modules=["q_proj"])
     base = FrozenBase(model_of(TOKENIZER, 0), "base")
-    adapters = [base.add(config, "actor", 0) for config in (narrow, narrow, replace(LORA, target_modules="all-linear"))]
+    adapters = [
+        base.add_adapter(config, "actor", 0) for config in (narrow, narrow, replace(LORA, target_modules="all-linear"))
+    ]
     generator = torch.Generator().manual_seed(0)
     for adapter in adapters:  # the last one belongs to a critic, or to a separately decoded agent
         with torch.no_grad():

@@ -118,11 +118,11 @@ def test_bf16_adapters_use_continuous_batching_and_resume(
     reading: bool, asked: Any, llama: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = FrozenBase(llama.bfloat16(), "base")
-    adapter = base.add(LORA, "actor", 0)
+    adapter = base.add_adapter(LORA, "actor", 0)
     with torch.no_grad():
         for parameter in adapter.parameters():
             parameter.normal_(std=0.1)
-    with adapter.reading() if reading else nullcontext():
+    with adapter.activate() if reading else nullcontext():
         assert isinstance(model_runner_for(base.lm), ContinuousBatching)
         assert can_resume(base.lm)
     assert not caplog.records

@@ -179,8 +179,8 @@ def test_logprobs_shared_without_filters() -> None:
     assert plain.behavior_logprobs is plain.logprobs
     for settings in ({"top_p": 0.9}, {"top_k": 2}, {"min_p": 0.1}, {"repetition_penalty": 1.1}, {"min_new_tokens": 1}):
         assert drawn(torch.zeros(1, 4), [0.3], **settings).behavior_logprobs is not plain.logprobs
-        assert replace(PLAIN, **settings).filters
-    assert not PLAIN.filters
+        assert replace(PLAIN, **settings).is_filtered
+    assert not PLAIN.is_filtered
 
 
 def test_greedy() -> None:

@@ -18,8 +18,8 @@ from ippo_cli.training import process
 def test_deadline_allows_update_and_save() -> None:
     limit = TimeLimit(1000.0, save_bytes=0.0)
     assert limit.deadline == 1000.0 - MARGIN_S
-    limit.saved(20.0)
-    limit.saved(4.0)
+    limit.record_save(20.0)
+    limit.record_save(4.0)
     limit.record_iteration({"time/update": 40.0, "time/iteration": 100.0})
     limit.record_iteration({"time/update": 8.0, "time/iteration": 9.0})
     assert limit.deadline == 1000.0 - MARGIN_S - 1.5 * 20.0 - 1.25 * 40.0
@@ -44,9 +44,9 @@ def test_run_saves_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(deadline, "MARGIN_S", 1.0)
     endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.must_save_by=1000")
     with a_trainer(tmp_path, *endless) as trainer:
-        assert trainer.limit.limit == process.PROCESS_STARTED_AT + 1000
+        assert trainer.time_limit.limit == process.PROCESS_STARTED_AT + 1000
         end = time.time() + 3.0
-        trainer.limit.limit = end
+        trainer.time_limit.limit = end
         with pytest.raises(Preempted, match="the time limit is near; saved after iteration"):
             trainer.train()
         assert time.time() < end

@@ -61,28 +61,28 @@ def test_preemption_before_rank_start_is_not_a_failure():
     def sleeping() -> _RankProcesses:
         ranks = _RankProcesses()
         # As in production: a background job of a shell would otherwise ignore SIGINT.
-        with handle_signals(FORWARDED, ranks.forward):
+        with handle_signals(FORWARDED, ranks.forward_signal):
             for _ in range(2):
                 ranks.add(subprocess.Popen(["sleep", "60"]))
         return ranks
 
     for number, code in ((signal.SIGUSR1, 75), (signal.SIGINT, 130)):
         ranks = sleeping()
-        ranks.forward(number, None)
+        ranks.forward_signal(number, None)
         failure = ranks.wait()
         assert failure is not None
-        assert (failure.exit_code, failure.asked, failure.is_killed) == (code, True, False)
+        assert (failure.exit_code, failure.is_preempted, failure.is_killed) == (code, True, False)
     ranks = sleeping()
     ranks.children[0].kill()
     ranks.children[1].terminate()
     failure = ranks.wait()
     assert failure is not None
-    assert (failure.exit_code, failure.asked, failure.is_killed) == (1, False, True)
+    assert (failure.exit_code, failure.is_preempted, failure.is_killed) == (1, False, True)
 
 
 def test_starting_rank_receives_earlier_signals():
     ranks = _RankProcesses()
-    ranks.forward(signal.SIGTERM, None)
+    ranks.forward_signal(signal.SIGTERM, None)
     ranks.add(subprocess.Popen(["sleep", "60"]))
     assert ranks.children[0].wait(timeout=10) == -signal.SIGTERM
 

@@ -73,13 +73,13 @@ def test_other_closed_pipe_is_not_a_closed_output() -> None:
 
 def test_two_quick_interrupts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
     interrupts = InterruptCounter()
-    interrupts.note()
-    interrupts.note()
-    assert not interrupts.insisted
+    interrupts.record()
+    interrupts.record()
+    assert not interrupts.is_repeated
     monkeypatch.setattr(handlers, "INTERRUPT_DEBOUNCE_S", 0.05)
     time.sleep(0.06)
-    interrupts.note()
-    assert interrupts.insisted
+    interrupts.record()
+    assert interrupts.is_repeated
 
 
 def test_run_survives_quick_interrupts_but_not_a_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,11 +87,11 @@ def test_run_survives_quick_interrupts_but_not_a_later_one(monkeypatch: pytest.M
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
         assert preemption.is_interrupted
-        assert not preemption.insisted
+        assert not preemption.is_interrupted_twice
         monkeypatch.setattr(handlers, "INTERRUPT_DEBOUNCE_S", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-        assert preemption.insisted
+        assert preemption.is_interrupted_twice
 
 
 def test_closed_terminal_preempts_run() -> None:

@@ -49,7 +49,7 @@ def searched(folder: Path, config: OptunaSweepConfig) -> list[JobRow]:
     """
     search, rows = OptunaSearch(config, SPACE, ["fixed=1"]), []
     while True:
-        while new := search.due(folder, rows):
+        while new := search.new_rows(folder, rows):
             rows += new
         running = [place for place, row in enumerate(rows) if row.state == "waiting"]
         if not running:
@@ -71,7 +71,7 @@ def test_search_improves_and_is_deterministic(tmp_path: Path) -> None:
 @needs_optuna
 def test_resumed_search_proposes_same_jobs(tmp_path: Path) -> None:
     rows = searched(tmp_path, CONFIG)
-    proposed = OptunaSearch(CONFIG, SPACE, ["fixed=1"]).due(tmp_path, rows[:7])
+    proposed = OptunaSearch(CONFIG, SPACE, ["fixed=1"]).new_rows(tmp_path, rows[:7])
     assert [row.overrides for row in proposed] == [rows[7].overrides]
 
 
@@ -80,23 +80,23 @@ def test_parallel_job_independent_of_running_jobs(tmp_path: Path) -> None:
     search = OptunaSearch(replace(CONFIG, at_once=3), SPACE, [])
     rows: list[JobRow] = []
     for _ in range(3):
-        rows += search.due(tmp_path, rows)
+        rows += search.new_rows(tmp_path, rows)
     assert len(rows) == 3
-    assert search.due(tmp_path, rows) == []
+    assert search.new_rows(tmp_path, rows) == []
     rows[2] = ended(tmp_path, rows[2], 0.9)  # the fourth job depends only on the first
-    assert search.due(tmp_path, rows) == []
+    assert search.new_rows(tmp_path, rows) == []
     rows[0] = ended(tmp_path, rows[0], 0.1)
-    [one] = search.due(tmp_path, rows)
+    [one] = search.new_rows(tmp_path, rows)
     rows[1] = ended(tmp_path, rows[1], 0.2)
-    [other] = search.due(tmp_path, rows)
+    [other] = search.new_rows(tmp_path, rows)
     assert (one.job, one.overrides) == (4, other.overrides)
 
 
 @needs_optuna
 def test_failed_job_is_skipped(tmp_path: Path) -> None:
     search = OptunaSearch(CONFIG, SPACE, [])
-    [row] = search.due(tmp_path, [])
-    assert len(search.due(tmp_path, [replace(row, state="failed")])) == 1
+    [row] = search.new_rows(tmp_path, [])
+    assert len(search.new_rows(tmp_path, [replace(row, state="failed")])) == 1
 
 
 def test_missing_package_error_names_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ def seen(folder: Path, monkeypatch: pytest.MonkeyPatch, *ranks: int) -> list[str
             assert time.monotonic() < until
             time.sleep(0.01)
     (folder / "busy").unlink()
-    while pool.jobs:
+    while pool.running_jobs:
         pool.reap()
     return (folder / "seen").read_text().splitlines()
 

@@ -48,13 +48,13 @@ def search() -> PopulationSearch:
 
 
 def test_next_generation_keeps_best_and_mutates_others(tmp_path: Path) -> None:
-    first = search().due(tmp_path, [])
+    first = search().new_rows(tmp_path, [])
     assert [(row.job, row.generation, row.member, row.parent) for row in first] == [
         (job, 1, job, None) for job in range(1, 5)
     ]
     assert len({tuple(row.overrides) for row in first}) == 4
     rows = [done(tmp_path, row, score) for row, score in zip(first, (0.1, 0.7, 0.3, 0.2), strict=True)]
-    second = search().due(tmp_path, rows)
+    second = search().new_rows(tmp_path, rows)
     assert [(row.job, row.generation, row.member) for row in second] == [(4 + n, 2, n) for n in range(1, 5)]
     assert (second[0].parent, second[0].overrides) == (2, rows[1].overrides)
     for row in second[1:]:
@@ -66,23 +66,23 @@ def test_next_generation_keeps_best_and_mutates_others(tmp_path: Path) -> None:
         if key == RATE.key:
             ratio = float(value) / float(changed[0][0].partition("=")[2])
             assert min(abs(ratio - 0.8), abs(ratio - 1.2)) < 0.01
-    assert search().due(tmp_path, rows) == second, "after a kill the same members are generated"
+    assert search().new_rows(tmp_path, rows) == second, "after a kill the same members are generated"
 
 
 def test_generation_waits_for_all_members(tmp_path: Path) -> None:
-    first = search().due(tmp_path, [])
+    first = search().new_rows(tmp_path, [])
     rows = [done(tmp_path, row, 0.5) for row in first[:3]] + [first[3]]
-    assert search().due(tmp_path, rows) == []
+    assert search().new_rows(tmp_path, rows) == []
     rows[3] = replace(first[3], state="failed")
-    second = search().due(tmp_path, rows)
+    second = search().new_rows(tmp_path, rows)
     assert 4 not in {row.parent for row in second}, "a failed member is not a parent"
-    assert search().due(tmp_path, [*rows, *second]) == []
-    assert search().unfinished([*rows, *second]) == second
+    assert search().new_rows(tmp_path, [*rows, *second]) == []
+    assert search().unfinished_rows([*rows, *second]) == second
 
 
 def test_no_next_generation_if_all_fail(tmp_path: Path) -> None:
-    rows = [replace(row, state="failed") for row in search().due(tmp_path, [])]
-    assert search().due(tmp_path, rows) == []
+    rows = [replace(row, state="failed") for row in search().new_rows(tmp_path, [])]
+    assert search().new_rows(tmp_path, rows) == []
 
 
 def test_mutation_at_end_of_range_reverses() -> None:

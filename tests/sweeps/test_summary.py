@@ -53,20 +53,20 @@ def sweep(tmp_path: Path) -> Path:
 def test_jobs_grouped_by_configuration(sweep: Path) -> None:
     best, other = summarize_sweep(sweep).configurations
     assert (best.overrides, other.overrides) == (("lr=2",), ("lr=1",))
-    assert other.states == {"done": 3}
-    last = other.mean("last")
+    assert other.state_counts == {"done": 3}
+    last = other.mean_score("last")
     assert last is not None
     # 0.4, 0.5, 0.6 have standard deviation 0.1; the t-quantile for two degrees of freedom is 4.303.
     assert (last.count, last.mean) == (3, pytest.approx(0.5))
     assert last.high == pytest.approx(0.5 + 4.303 * 0.1 / 3**0.5)
     assert last.low == pytest.approx(0.5 - 4.303 * 0.1 / 3**0.5)
-    assert other.mean("best") == mean_interval([0.9, 0.5, 0.6])
+    assert other.mean_score("best") == mean_interval([0.9, 0.5, 0.6])
 
 
 def test_means_exclude_unfinished_jobs(sweep: Path) -> None:
     best = summarize_sweep(sweep).configurations[0]
-    assert best.states == {"done": 1, "missing": 1, "failed": 1}
-    assert best.mean("last") == mean_interval([0.9])
+    assert best.state_counts == {"done": 1, "missing": 1, "failed": 1}
+    assert best.mean_score("last") == mean_interval([0.9])
     assert mean_interval([0.9]).low is None  # type: ignore[union-attr]
 
 
@@ -183,7 +183,7 @@ def test_summary_of_runs_without_sweep(tmp_path: Path) -> None:
         (tmp_path / f"2026-{seed}" / "overrides.json").write_text(json.dumps(texts))
     summary = summarize_sweep(tmp_path)
     [group] = summary.configurations
-    assert (group.overrides, group.mean("last")) == ((), mean_interval([0.2, 0.4]))
+    assert (group.overrides, group.mean_score("last")) == ((), mean_interval([0.2, 0.4]))
     assert summary.command is None
 
 
@@ -192,12 +192,12 @@ def test_repeated_seed_counts_once(tmp_path: Path) -> None:
         job(tmp_path / f"2026-{number}", [0.0, last])
         (tmp_path / f"2026-{number}" / "overrides.json").write_text(json.dumps([texts]))
     [group] = summarize_sweep(tmp_path).configurations
-    assert group.mean("last") == mean_interval([0.3, 0.4])  # the newest run of seed 1
-    assert group.states == {"done": 3}
+    assert group.mean_score("last") == mean_interval([0.3, 0.4])  # the newest run of seed 1
+    assert group.state_counts == {"done": 3}
     for number in (1, 2, 3):
         (tmp_path / f"2026-{number}" / "overrides.json").write_text("[]")  # all use the default seed
     [group] = summarize_sweep(tmp_path).configurations
-    assert group.mean("last") == mean_interval([0.3])
+    assert group.mean_score("last") == mean_interval([0.3])
 
 
 def test_assigned_threads_do_not_split_configuration(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_assigned_threads_do_not_split_configuration(tmp_path: Path) -> None:
     job(tmp_path / "1", [0.0, 0.2])
     job(tmp_path / "2", [0.0, 0.4])
     [group] = summarize_sweep(tmp_path).configurations
-    assert (group.overrides, group.mean("last")) == ((), mean_interval([0.2, 0.4]))
+    assert (group.overrides, group.mean_score("last")) == ((), mean_interval([0.2, 0.4]))
     rows = [JobRow(seed, texts[seed - 1], str(seed), "done") for seed in (1, 2)]
     create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "launch.threads=1,2"], rows)  # typed: part of the configuration
     assert len(summarize_sweep(tmp_path).configurations) == 2

@@ -63,7 +63,7 @@ class Formats:
         return self.formats[agent].text(self.message(agent, example))
 
     def begin(self, agent: str, *examples: Example) -> list[Conversation]:
-        return self.formats[agent].begin([self.message(agent, example) for example in examples])
+        return self.formats[agent].start_conversations([self.message(agent, example) for example in examples])
 
     def refuse_too_long(self, examples: Iterable[Example], source: str, contexts: dict[str, int]) -> None:
         check_prompt_lengths(self.formats, self.message, enumerate(examples), source, contexts)
@@ -117,9 +117,9 @@ def test_system_message_without_chat_template_is_rejected(formats: Make) -> None
 def test_too_long_prompt_is_rejected_and_not_truncated(formats: Make) -> None:
     made = formats(max_prompt_tokens=6)
     fits, long = made.begin("low", {"letters": "abcde"}, {"letters": "abcdef"})
-    made.formats["low"].refuse(fits.text, len(fits.ids), 99)
+    made.formats["low"].check_length(fits.text, len(fits.ids), 99)
     with pytest.raises(ConfigError) as raised:
-        made.formats["low"].refuse(long.text, len(long.ids), 99)
+        made.formats["low"].check_length(long.text, len(long.ids), 99)
     said = str(raised.value)
     assert said.startswith("rollout.max_prompt_tokens=6 does not allow agent low's prompt of 7 tokens, 'abcdef<'; ")
 
@@ -165,7 +165,7 @@ def test_empty_prompt_is_rejected(formats: Make) -> None:
     made = formats(low={"template": ""})
     (empty,) = made.begin("low", {"letters": "a"})
     with pytest.raises(ConfigError, match="prompt of 0 tokens, ''; prompts must have at least one token"):
-        made.formats["low"].refuse(empty.text, len(empty.ids), 99)
+        made.formats["low"].check_length(empty.text, len(empty.ids), 99)
 
 
 def completion_of(tokenizer: Any, text: str, *, finished: bool) -> Completion:
@@ -198,7 +198,7 @@ def test_incremental_ids_match_full_tokenization(name: str, turns: Any, system: 
     chat.check_history_continues()
     messages = [{"role": "system", "content": "Be brief."}] if briefly else []
     (first, *_) = turns
-    (conversation,) = chat.begin([first[0]])
+    (conversation,) = chat.start_conversations([first[0]])
     messages.append({"role": "user", "content": first[0]})
     for (_, said, finished), (told, _, _) in pairwise(turns):
         # White space that a template or special token strips cannot be part of the history.
@@ -230,7 +230,7 @@ def test_template_that_rewrites_history_is_rejected(name: str) -> None:
 
 def test_error_shows_where_history_was_rewritten() -> None:
     chat = rewriting("qwen3")
-    conversations = chat.begin(["Is it?"])
+    conversations = chat.start_conversations(["Is it?"])
     with pytest.raises(ConfigError) as raised:
         chat.extend(conversations, [completion_of(chat.tokenizer, THINKING, finished=True)], ["Sure?"])
     said = str(raised.value)
@@ -241,7 +241,7 @@ def test_error_shows_where_history_was_rewritten() -> None:
 @pytest.mark.parametrize("name", REWRITING)
 def test_rewritten_history_is_retokenized_with_history_turns(name: str) -> None:
     chat = rewriting(name, history="turns")
-    conversations = chat.begin(["Is it?", "Why?"])
+    conversations = chat.start_conversations(["Is it?", "Why?"])
     messages = [{"role": "system", "content": "Be brief."}]
     messages += [{"role": "user", "content": "Is it?"}]
     for told in ("Sure?", "Really?"):
@@ -255,7 +255,7 @@ def test_rewritten_history_is_retokenized_with_history_turns(name: str) -> None:
 def test_conversation_without_chat_template_concatenates_ids() -> None:
     tokenizer = TOKENIZERS["zephyr"]
     raw = PromptFormat("low", tokenizer, max_prompt_tokens=99)
-    conversations = raw.begin(["ab", "c"])
+    conversations = raw.start_conversations(["ab", "c"])
     before = [list(conversation.ids) for conversation in conversations]
     answers = [completion_of(tokenizer, "x", finished=True), completion_of(tokenizer, "y", finished=False)]
     raw.extend(conversations, answers, ["\nhi ", "a b"])
@@ -277,17 +277,19 @@ def test_messages_of_examples_use_chat_template(family: str) -> None:
     ]
     made = PromptFormat("solo", tokenizer, chat_template="auto", max_prompt_tokens=500)
     wanted = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    [conversation] = made.begin([MessagesText(messages)])
+    [conversation] = made.start_conversations([MessagesText(messages)])
     assert conversation.text == wanted
     assert conversation.messages == messages
-    made.refuse_too_long([(0, MessagesText(messages))], "train", 1000)
+    made.check_lengths([(0, MessagesText(messages))], "train", 1000)
     with pytest.raises(ConfigError, match="does not allow agent solo's prompt of"):
-        PromptFormat("solo", tokenizer, chat_template="auto", max_prompt_tokens=5).refuse_too_long(
+        PromptFormat("solo", tokenizer, chat_template="auto", max_prompt_tokens=5).check_lengths(
             [(0, MessagesText(messages[-1:])), (1, MessagesText(messages))], "train", 1000
         )
     with pytest.raises(ConfigError, match="is a second system message"):
-        PromptFormat("solo", tokenizer, system="x", chat_template="auto", max_prompt_tokens=500).begin(
+        PromptFormat("solo", tokenizer, system="x", chat_template="auto", max_prompt_tokens=500).start_conversations(
             [MessagesText(messages)]
         )
     with pytest.raises(ConfigError, match="needs a chat template"):
-        PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=500).begin([MessagesText(messages)])
+        PromptFormat("solo", tokenizer, chat_template=False, max_prompt_tokens=500).start_conversations(
+            [MessagesText(messages)]
+        )

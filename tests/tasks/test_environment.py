@@ -12,12 +12,12 @@ from ippo_cli.tasks.environment import EnvironmentPool, Step
 
 def test_at_work_counts_seconds_also_after_errors() -> None:
     pool = EnvironmentPool(lambda: None)  # type: ignore[arg-type, return-value]
-    with pool.at_work():
+    with pool.measure_time():
         time.sleep(0.02)
     time.sleep(0.05)
     first = pool.seconds
     assert 0.02 <= first < 0.05
-    with pytest.raises(ValueError), pool.at_work():  # noqa: PT011, PT012
+    with pytest.raises(ValueError), pool.measure_time():  # noqa: PT011, PT012
         time.sleep(0.02)
         raise ValueError
     assert pool.seconds >= first + 0.02

@@ -425,7 +425,7 @@ def test_math_and_preference_tasks_read_rows(tmp_path: Path) -> None:
         made = load_config([f"task={name}", f"task.train={file}", f"task.eval={file}", "actor=full", "actor.model=x"])
         assert isinstance(made.task, JsonlConfig)
         task = load_task(made.task, seed=0)
-        ((agent, first),) = task.dry_run.first.items()
+        ((agent, first),) = task.dry_run.first_observations.items()
         assert len(task.train) == {"math": 1, "preference_prompts": 2}[name]
         assert task.train[0].get("answer", "2") == "2"
         assert first.startswith({"math": "1+1\n", "preference_prompts": "\n\nHuman: x?\n\nAssistant:"}[name]), agent

@@ -175,7 +175,7 @@ def test_field_of_both_example_and_conversation_is_rejected(task: Make) -> None:
 def test_dry_run_shows_conversation_with_placeholders(task: Make) -> None:
     config = task("dialogue", 2, low="{letters}<", high="{heard}>")
     shown = dry_run_examples(config, [ROW])
-    assert (shown.end, shown.failure) == ("terminated", "")
+    assert (shown.outcome, shown.failure) == ("terminated", "")
     assert shown.turns == [
         ("low", "ba<", "(answer of low)"),
         ("high", "low: (answer of low)>", "(answer of high)"),
@@ -287,7 +287,7 @@ def test_endless_protocol_dry_run_stops_at_limit(
     own: Callable[[str], TaskConfig],
 ) -> None:
     shown = dry_run_examples(own("endless"), [ROW])
-    assert (len(shown.turns), shown.end) == (100, "")
+    assert (len(shown.turns), shown.outcome) == (100, "")
     assert (
         max_turns_by_agent(own("endless"))
         == max_turns_by_agent(own("Debate"))
@@ -362,7 +362,7 @@ def test_observations_are_rendered_by_templates(later: str | None, told: str, ta
         assert last.truncated
         assert "7ab" in last.observations["low"], "the final observation uses the template, too"
     world.close()
-    assert world.world.closed  # pyright: ignore
+    assert world.environment.closed  # pyright: ignore
 
 
 def test_first_message_without_conversation_has_empty_fields(task: Make) -> None:

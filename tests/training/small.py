@@ -133,7 +133,7 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
 
 def experience_of(trainer: Trainer, iteration: int = 0) -> Experience:
     """The experience of one iteration with the current weights, without training on it."""
-    return trainer.source.get(iteration, trainer.state.moments, Stopwatch()).experience
+    return trainer.collector.collect_iteration(iteration, trainer.state.moments, Stopwatch()).experience
 
 
 STOPPING_REWARD = '''

@@ -199,7 +199,7 @@ def test_different_tokenizers_use_text_critic_with_one_value_per_turn(tmp_path: 
     with a_trainer(tmp_path, *TALK, *SHORT, *UNLIKE, *BY_TURN, CENTRAL) as trainer:
         speak_up(trainer)
         experience = experience_of(trainer)
-        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
         for name, own in experience.rollouts.items():
             assert (experience.views[name].rollout.response_mask.sum(dim=1) == own.turn.amax(dim=1) + 1).all()
             for row in range(4):

@@ -52,30 +52,30 @@ def spoken(episodes: Sequence[Episode]) -> list[list[tuple[str, str]]]:
 
 
 def first_batch(trainer: Trainer) -> tuple[Batch, SamplingStream]:
-    return trainer.source.schedule.batch(0, 0, 1), SamplingStream(seed=trainer.config.seed, purpose="train/0")
+    return trainer.collector.schedule.batch(0, 0, 1), SamplingStream(seed=trainer.config.seed, purpose="train/0")
 
 
 class Apart:
     """Reference: generate every turn again, with the initial policies of the given agents."""
 
     def __init__(self, trainer: Trainer, agent: str) -> None:
-        self.source, self.agent = trainer.source, agent
+        self.source, self.agent = trainer.collector, agent
 
     def context_limit(self, agent: str) -> int:
         return self.source.generator.context_limit(agent)
 
-    def forget(self) -> None:
-        self.source.generator.forget()
+    def clear_cache(self) -> None:
+        self.source.generator.clear_cache()
 
-    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         return [(agent,) for agent in agents]
 
     def generate(self, agents: Sequence[str], requests: Any, draws: SamplingStream, *, on_finished: Any = None) -> Any:
-        assert self.source.initial is not None
+        assert self.source.initial_generator is not None
         if agents != (self.agent,):
             return self.source.generator.generate(agents, requests, draws)
         own = replace(draws, purpose=f"{draws.purpose}/initial")
-        return self.source.initial.generate(agents, requests, own)
+        return self.source.initial_generator.generate(agents, requests, own)
 
 
 def moved(trainer: Trainer) -> None:
@@ -92,8 +92,8 @@ def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: 
     with a_trainer(tmp_path, *SHORT, *protocol, DIFFERENCE) as trainer:
         moved(trainer)
         asked: list[tuple[str, int]] = []
-        write = trainer.source.generator.generate
-        trainer.source.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
+        write = trainer.collector.generator.generate
+        trainer.collector.generator.generate = lambda agents, requests, *rest, **more: (  # type: ignore[method-assign]
             asked.append((*agents, len(requests))),
             write(agents, requests, *rest, **more),
         )[1]
@@ -101,12 +101,16 @@ def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: 
         told = list(asked)
         batch, draws = first_batch(trainer)
         for name in ("low", "high"):
-            anew = collect(trainer.source.environments, trainer.source.formats, batch, Apart(trainer, name), draws)
+            anew = collect(
+                trainer.collector.environments, trainer.collector.formats, batch, Apart(trainer, name), draws
+            )
             assert spoken(anew) != spoken(experience.episodes)
             config = trainer.config.reward
             weights = dict.fromkeys(("low", "high"), config)
-            there = compute_raw_scores(trainer.source.reward, anew, weights, [name], config).numbers[name]
-            here = compute_raw_scores(trainer.source.reward, experience.episodes, weights, [name], config).numbers[name]
+            there = compute_raw_scores(trainer.collector.reward, anew, weights, [name], config).numbers[name]
+            here = compute_raw_scores(trainer.collector.reward, experience.episodes, weights, [name], config).numbers[
+                name
+            ]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())
@@ -175,7 +179,7 @@ def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
         generator = HfGenerator(dict.fromkeys(agents, plain), config.rollout, sampling_settings(config.task))
         reward = build_reward(config.reward, config.task.agents)
         for name in agents:
-            said = [(episode, episode.of(name)[0]) for episode in experience.episodes]
+            said = [(episode, episode.turns_of_agent(name)[0]) for episode in experience.episodes]
             requests = [
                 Request(agent=name, prompt=turn.prompt, episode=place, index=episode.index, turn=0)
                 for place, (episode, turn) in enumerate(said)

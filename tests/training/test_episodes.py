@@ -109,7 +109,7 @@ class Polls:
         self.turns: list[int | None] = []
         self.stop_at: int | None = None
         self.turn: int | None = None
-        poll, generate = PreemptionHandler.poll, HfGenerator.generate
+        poll, generate = PreemptionHandler.raise_if_requested, HfGenerator.generate
 
         def counted(handler: PreemptionHandler) -> None:
             self.turns.append(self.turn)

@@ -133,7 +133,7 @@ def test_rows_with_failed_samples_have_equal_weight(tmp_path: Path) -> None:
     held_out = [{"right": row % 2 == 0} for row in range(40)]
     found = evaluate(play, Task(train=(), held_out=held_out), reward, config)
     certain = confidence_intervals(found, seed=0)
-    assert found.failed == {"sampled": 60, "greedy": 0}
+    assert found.failed_counts == {"sampled": 60, "greedy": 0}
     assert found.metrics["sampled/failed_share"] == 60 / 160
     for key in ("sampled/score", "sampled/low/score"):
         assert found.metrics[key] == pytest.approx(0.5), "and not 20 of the 100 samples that are there"

@@ -68,7 +68,7 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
         team = trainer.state.team
         order = policy_update_order(trainer.config, list(team), 0)
         experience = experience_of(trainer)
-        targets, _ = trainer.state.algorithm.targets(team, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(team, experience)
         before = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         stats = {
             key: value
@@ -77,7 +77,7 @@ def test_factors_match_reference_and_affect_later_policies(overrides: tuple[str,
         }
         after = {name: slow_logprobs(trainer, name, experience.rollouts[name]) for name in team}
         expected = {learner.name: weights(learner) for learner in team.learners if learner.is_policy}
-        turns = {name: [episode.of(name) for episode in experience.episodes] for name in team}
+        turns = {name: [episode.turns_of_agent(name) for episode in experience.episodes] for name in team}
     for place, name in enumerate(order):
         rollout = experience.rollouts[name]
         factors[name] = rollout.response_mask.float()

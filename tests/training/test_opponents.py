@@ -90,7 +90,7 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
                 saved = load_file(folder / "partners" / f"step_{iteration:08d}" / name / "actor" / "model.safetensors")
                 assert all(torch.equal(saved[key], weights[key]) for key in saved)
                 assert saved
-        targets, _ = trainer.state.algorithm.targets(team_, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(team_, experience)
         played = [episode.partners for episode in experience.episodes]
         assert sorted(map(sorted, played)) == [[]] * 8 + [["high"]] * 4 + [["low"]] * 4
         drawn = sample_opponent(0, 2, [0, 2])
@@ -110,12 +110,12 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
         # The responses for the agent are those of the snapshot to these prompts, not those of the agent.
         says: dict[str, list[float]] = {"snapshot": [], "current": []}
         for name in ("low", "high"):
-            holder = trainer.partners._policy_of_agent[name]  # type: ignore[union-attr]
+            holder = trainer.opponents._policy_of_agent[name]  # type: ignore[union-attr]
             lm = team_[name].policy.engine.module.lm
             for which, weights in (("snapshot", after[drawn][holder]), ("current", after[3][holder])):
                 lm.load_state_dict(weights)
                 for episode in experience.episodes:
-                    for turn in episode.of(name) if name in episode.partners else []:
+                    for turn in episode.turns_of_agent(name) if name in episode.partners else []:
                         ids = torch.tensor([turn.prompt + turn.completion.ids.tolist()])
                         with torch.no_grad():
                             logits = lm(ids).logits[0, len(turn.prompt) - 1 : -1] / 2.0

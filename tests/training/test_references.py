@@ -154,7 +154,7 @@ def test_plan_counts_memory_of_references(model: Path, stage: Path, tmp_path: Pa
         from ippo_cli.tasks.task import load_task
 
         material = read_model_specs(config, load_task(config.task, config.seed))
-        frozen = estimate_memory(config, material.shapes, 1, 1, "cpu", material.rewards).frozen
+        frozen = estimate_memory(config, material.shapes, 1, 1, "cpu", material.reward_models).frozen
         return {part.name: part.shape.parameters for part in frozen if part.name.endswith("reference")}
 
     adapter = sum(

@@ -72,7 +72,7 @@ def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
 
 def played(trainer: Trainer) -> tuple[dict, dict, StepContext]:
     experience = experience_of(trainer)
-    targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+    targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
     return dict(experience.rollouts), dict(targets), StepContext(seed=0, iteration=0, num_iterations=2)
 
 
@@ -111,7 +111,7 @@ def test_agents_with_equal_seeds_and_data_stay_equal(tmp_path: Path) -> None:
         team = trainer.state.team
         for iteration in range(2):
             experience = experience_of(trainer, iteration)
-            targets, _ = trainer.state.algorithm.targets(team, experience)
+            targets, _ = trainer.state.algorithm.compute_targets(team, experience)
             same = {name: experience.rollouts["low"] for name in team}
             context = StepContext(seed=0, iteration=iteration, num_iterations=2)
             for learner in team.learners:
@@ -143,7 +143,7 @@ def test_partially_shared_bases(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *BASE, *SHORT, *third, "++team.groups={pair:[low,high]}") as trainer:
         base = {name: agent.policy.engine.module.base for name, agent in trainer.state.team.items()}
         assert base["low"] is base["high"] is not base["mid"]
-        assert trainer.source.generator.together(trainer.source.formats) == [("low", "high"), ("mid",)]
+        assert trainer.collector.generator.batch_groups(trainer.collector.formats) == [("low", "high"), ("mid",)]
         assert {file.stem for file in (trainer.run.folder / "initial").glob("*.json")} == {"pair", "mid"}
 
 

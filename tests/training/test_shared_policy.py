@@ -84,9 +84,9 @@ def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
         low, high = trainer.state.team["low"], trainer.state.team["high"]
         assert low.policy is high.policy
         (learner,) = trainer.state.team.learners
-        assert (learner.name, learner.trains, learner.mini_batch_size) == ("shared", ("low", "high"), 32)
+        assert (learner.name, learner.agent_names, learner.mini_batch_size) == ("shared", ("low", "high"), 32)
         experience = experience_of(trainer)
-        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
         masks = [of.loss_mask for of in targets.values()]
         tokens, sequences = sum(int(mask.sum()) for mask in masks), sum(int(mask.any(dim=1).sum()) for mask in masks)
         context = StepContext(seed=0, iteration=0, num_iterations=2)
@@ -147,6 +147,6 @@ def test_turn_actions_apply_to_all_agents_of_a_policy(team: str, whole_turns: bo
             rollouts={**experience.rollouts, "high": several},
             scores={**experience.scores, "high": paid},
         )
-        targets, _ = trainer.state.algorithm.targets(trainer.state.team, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
         values = targets["low"].value_mask.sum(dim=1)
         assert (int(values.max()) == 1) is whole_turns

@@ -114,7 +114,7 @@ def test_kl_coef_updates_after_use_and_is_saved(tmp_path):
         assert torch.equal(again[2]["low"].rewards, found.rewards), "targets leave the coefficient as it was"
         assert again[3] == kl_coef
         trainer.state.algorithm.kl_coef = kl_coef
-        moved, _ = trainer.state.algorithm.targets(trainer.state.team, experience_of(trainer))
+        moved, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience_of(trainer))
         assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
         found = newest_intact_checkpoint(trainer.run.folder / "checkpoints")
@@ -143,15 +143,15 @@ def test_kl_coef_uses_episodes_with_turns_only(tmp_path):
             rollouts={**experience.rollouts, "low": silenced},
             scores={**experience.scores, "low": scores},
         )
-        targets, _ = trainer.state.algorithm.targets(trainer.state.team, quiet)
+        targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, quiet)
         kl = (silenced.logprobs - targets["low"].ref_logprobs)[:4] * silenced.response_mask[:4]
         mean = float((kl.sum(1) / silenced.response_mask[:4].sum(1)).mean())
         settings = trainer.state.algorithm.config.kl.reward
         settings.target = 0.95 * mean  # close enough that the step is not clipped
-        _, kl_coef = trainer.state.algorithm.targets(trainer.state.team, quiet)
+        _, kl_coef = trainer.state.algorithm.compute_targets(trainer.state.team, quiet)
         assert kl_coef["low"] == pytest.approx(next_kl_coef(0.5, mean, settings, num_samples=4), rel=1e-6)
         mute = replace(silenced, response_mask=silenced.response_mask & False, turn=torch.full_like(silenced.turn, -1))
-        _, kl_coef = trainer.state.algorithm.targets(
+        _, kl_coef = trainer.state.algorithm.compute_targets(
             trainer.state.team, replace(quiet, rollouts={**quiet.rollouts, "low": mute})
         )
         assert kl_coef["low"] == 0.5, "whoever says nothing has no divergence to follow"

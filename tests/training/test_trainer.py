@@ -41,7 +41,7 @@ def test_greedy_episodes_use_the_same_environment_rng(tmp_path: Path) -> None:
         def close(self) -> None: ...
 
     with a_trainer(tmp_path, "algorithm=remax", "task.num_turns=2", "rollout.max_new_tokens=3") as trainer:
-        trainer.source.environments = EnvironmentPool(Noted)
+        trainer.collector.environments = EnvironmentPool(Noted)
         experience = experience_of(trainer, 4)
         assert trainer.state.team["low"].policy.objective.response_budget == 6
     greedy, sampled = seeds[:16], seeds[16:]

@@ -118,7 +118,7 @@ def test_multi_turn_advantages_match_hand_computation(
         gae_lambda=0.5,
     )
     algorithm = Algorithm(config=settings, num_generations=1, seed=0)
-    targets, _ = algorithm.targets(market.state.team, experience)
+    targets, _ = algorithm.compute_targets(market.state.team, experience)
     for name in ("low", "high"):
         rollout, found = experience.rollouts[name], targets[name]
         for row, episode in enumerate(experience.episodes):

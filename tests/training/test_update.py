@@ -227,7 +227,7 @@ def test_host_syncs_scale_with_micro_batches_only(tmp_path, monkeypatch):
         keys = [f"rollout.buffer_size={rows}", f"algorithm.mini_batch_size={rows // 2}", "evaluation.every=0", *keys]
         with a_trainer(tmp_path, "algorithm=ppo", "task.train_size=128", *keys) as trainer:
             team, experience = trainer.state.team, experience_of(trainer)
-            targets, _ = trainer.state.algorithm.targets(team, experience)
+            targets, _ = trainer.state.algorithm.compute_targets(team, experience)
             with HostReads() as found:
                 update_team(team, experience, targets, trainer.config, CONTEXT)
         monkeypatch.setattr(Learner, "losses", losses)

@@ -62,9 +62,9 @@ def test_entropies_are_those_of_the_acting_policy(team: tuple[str, ...], tmp_pat
     with a_trainer(tmp_path, *TWO_TURNS, *team) as trainer:
         members = trainer.state.team
         experience = experience_of(trainer)
-        targets, _ = trainer.state.algorithm.targets(members, experience)
+        targets, _ = trainer.state.algorithm.compute_targets(members, experience)
         apart = {name: entropies(agent, experience.rollouts[name]) for name, agent in members.items()}
-        turns = logged_turn_counts(members, experience.episodes, trainer.turns, 8)
+        turns = logged_turn_counts(members, experience.episodes, trainer.max_turns, 8)
         parts = update_team(members, experience, targets, trainer.config, CONTEXT, turns)
         found = {key: value for part in parts for key, value in part.items()}
     for name, numbers in apart.items():

@@ -91,7 +91,7 @@ class Agent:
         return None if layout is None else build_central_view(episodes, self.name, rollout, layout)
 
     @property
-    def initial(self) -> FrozenAgent:
+    def initial_agent(self) -> FrozenAgent:
         """The agent with its weights before training, for generation."""
         assert self.reference is not None
         return FrozenAgent(
@@ -114,7 +114,7 @@ class Agent:
                 new, final = learner.objective.values(learner.engine, sequences)
                 before[rows, : new.shape[1]] = new
                 after[rows] = final
-        return before if view is None else view.gathered(before, rollout), after
+        return before if view is None else view.gather_values(before, rollout), after
 
     @torch.no_grad()
     def recompute_logprobs(self, rollout: Rollout) -> Rollout:

@@ -132,7 +132,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
         from ippo_cli.models.adapters import AdapterPolicy
 
         base = get_shared_base(config, name, actor, weights, frozen)
-        adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
+        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
     check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
@@ -184,7 +184,7 @@ def _build_policy(
         from ippo_cli.models.adapters import AdapterPolicy
 
         base = get_shared_base(config, holder, actor, weights, frozen)
-        adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
+        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         policy: Policy = AdapterPolicy(base, adapter, _build_value_head(agent, base.lm))
         if saved is not None:
             policy.load_saved(saved)
@@ -228,14 +228,14 @@ def _build_actor_learner(
     actor, critic = agent.actor, agent.critic
     kl_loss = config.algorithm.kl.loss
     objective = PolicyObjective if policy.value_head is None else JointObjective
-    groups = param_groups(policy.trained, actor)
+    groups = param_groups(policy.trained_module, actor)
     policy_groups = len(groups)
     if isinstance(critic, ValueHeadCriticConfig):
         assert policy.value_head is not None
         groups += param_groups(policy.value_head, actor, critic.learning_rate)
     return Learner(
         name=holder,
-        trains=names,
+        agent_names=names,
         engine=make_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
         objective=objective(
             config=config.algorithm,
@@ -264,7 +264,7 @@ def _build_critic(
 
         assert isinstance(actor, LoraActorConfig)
         base = get_shared_base(config, holder, actor, weights, frozen)
-        adapter = base.add(critic, "critic", config.seed, earlier=critic.warm_start, key="critic.warm_start")
+        adapter = base.add_adapter(critic, "critic", config.seed, earlier=critic.warm_start, key="critic.warm_start")
         on_base = AdapterCritic(adapter, _make_value_head(critic, base.lm, actor.dtype))
         if saved is not None:
             on_base.load_saved(saved)
@@ -290,7 +290,7 @@ def _build_critic_learner(
     dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
     return Learner(
         name=holder,
-        trains=names,
+        agent_names=names,
         engine=make_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,

@@ -62,7 +62,7 @@ def build_central_view(
     rollout = Rollout(
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        response_ids=columns.pad(columns.of("ids", torch.long)).to(device),
+        response_ids=columns.pad(columns.concatenate("ids", torch.long)).to(device),
         response_mask=turn >= 0,
         turn=turn,
         length=columns.lengths.to(device),
@@ -73,8 +73,8 @@ def build_central_view(
         detached=[row.detached for row in rows],
     )
     column, source = (_align_turns if layout.reads_text else _align_tokens)(agent_rollout, rollout)
-    left_out = torch.tensor([row.left_out for row in rows], dtype=torch.bool, device=device)
-    return CriticView(rollout=rollout, column=column, source=source, left_out=left_out)
+    left_out = torch.tensor([row.is_truncated for row in rows], dtype=torch.bool, device=device)
+    return CriticView(rollout=rollout, column=column, source=source, is_truncated=left_out)
 
 
 def _align_tokens(own: Rollout, view: Rollout) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def _tokenize_texts(episodes: Sequence[Episode], agent: str, layout: CriticLayou
 
 def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[str, list[int]]) -> _RowBuilder:
     row, others = _RowBuilder(layout), [name for name in layout.agents if name != agent]
-    end, own = [layout.separator], episode.own(agent)
+    end, own = [layout.separator], episode.trainable_turns(agent)
     before: Turn | None = None
     if not own:
         return row
@@ -127,12 +127,12 @@ def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[
         if agent in turns:
             turn = turns[agent]
             if layout.reads_text:
-                row.read([*ids[turn.observation], *end], starts_sequence=layout.is_last_only)
-                row.write_text([*ids[turn.completion.text], *end], len(turn.completion.ids) > 0)
+                row.add_observation([*ids[turn.observation], *end], starts_sequence=layout.is_last_only)
+                row.add_text_completion([*ids[turn.completion.text], *end], len(turn.completion.ids) > 0)
             else:
                 between = None if before is None else tokens_between(before, turn.prompt)
-                row.read(turn.prompt if between is None else between, starts_sequence=between is None)
-                row.write(turn)
+                row.add_observation(turn.prompt if between is None else between, starts_sequence=between is None)
+                row.add_completion(turn)
             before = turn
         if before is own[-1] and episode.finished(agent):
             break  # no value is needed after the agent's part has ended
@@ -143,7 +143,7 @@ def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[
                 row.add_other_tokens(tokens if tokens[-1:] == end else [*tokens, *end])
     else:
         _add_final_observations(row, episode, agent, others, layout, ids)
-    row.close()
+    row.finish()
     return row
 
 
@@ -161,10 +161,10 @@ def _add_final_observations(
         if name in observations:
             row.add_other_tokens([*ids[observations[name]], layout.separator])
     if agent in episode.final and layout.reads_text:
-        row.read([*ids[observations[agent]], layout.separator], starts_sequence=layout.is_last_only)
+        row.add_observation([*ids[observations[agent]], layout.separator], starts_sequence=layout.is_last_only)
     elif agent in episode.final:
-        between = tokens_between(episode.of(agent)[-1], episode.final[agent])
-        row.read(episode.final[agent] if between is None else between, starts_sequence=between is None)
+        between = tokens_between(episode.turns_of_agent(agent)[-1], episode.final[agent])
+        row.add_observation(episode.final[agent] if between is None else between, starts_sequence=between is None)
 
 
 def _group_by_step(turns: Iterable[Turn]) -> Iterator[dict[str, Turn]]:
@@ -178,7 +178,7 @@ class _Piece:
     """Tokens that a new sequence may include or drop."""
 
     ids: list[int]
-    own: bool
+    is_own: bool
 
 
 class _RowBuilder:
@@ -188,7 +188,7 @@ class _RowBuilder:
         self.prompt: list[int] = []
         self.parts: list[Part] = []
         self.detached: list[DetachedTurn] = []
-        self.left_out = False
+        self.is_truncated = False
         self._layout = layout
         self._head: list[int] = _bos_ids(layout) if layout.reads_text else []
         self._pieces: list[_Piece] = []  # the content of a sequence that would start now
@@ -201,11 +201,11 @@ class _RowBuilder:
     def add_other_tokens(self, ids: list[int]) -> None:
         """Add an observation or action of another agent, with its separator."""
         last = self._pieces[-1] if self._pieces else None
-        if last is not None and last.own and last.ids[-1:] != [self._layout.separator]:
-            self._add(_Piece([self._layout.separator], own=True))  # after a truncated response
-        self._add(_Piece(ids, own=False))
+        if last is not None and last.is_own and last.ids[-1:] != [self._layout.separator]:
+            self._add(_Piece([self._layout.separator], is_own=True))  # after a truncated response
+        self._add(_Piece(ids, is_own=False))
 
-    def read(self, ids: Sequence[int], *, starts_sequence: bool) -> None:
+    def add_observation(self, ids: Sequence[int], *, starts_sequence: bool) -> None:
         """Add the agent's observation; `starts_sequence`: start a new sequence containing only this observation."""
         ids = list(ids)
         if starts_sequence:
@@ -213,37 +213,37 @@ class _RowBuilder:
                 begins = int(ids[0] == self._layout.tokenizer.bos_token_id)  # the BOS token remains first
                 self._head, ids = ids[:begins], ids[begins:]
             candidates = self._unread if self._layout.is_last_only else self._pieces
-            self._pieces = [piece for piece in candidates if not piece.own]
+            self._pieces = [piece for piece in candidates if not piece.is_own]
             self._unread = list(self._pieces)
         self._starts_sequence = starts_sequence
-        self._add(_Piece(ids, own=True))
+        self._add(_Piece(ids, is_own=True))
 
-    def write(self, turn: Turn) -> None:
+    def add_completion(self, turn: Turn) -> None:
         """Add the agent's action, token by token."""
         ids, layout = turn.completion.ids.tolist(), self._layout
         # Reserve the token limit, not the actual length: the truncation before an action must not reveal its length.
-        self._place(min(layout.max_new_tokens[turn.agent], layout.contexts[turn.agent] - len(turn.prompt)))
-        self._write(Part.of(ids, self._turns))
-        self._pieces.append(_Piece(ids, own=True))
+        self._place_unread(min(layout.max_new_tokens[turn.agent], layout.contexts[turn.agent] - len(turn.prompt)))
+        self._append(Part.without_logprobs(ids, self._turns))
+        self._pieces.append(_Piece(ids, is_own=True))
         self._turns += 1
 
-    def write_text(self, ids: list[int], has_value: bool) -> None:
+    def add_text_completion(self, ids: list[int], has_value: bool) -> None:
         """Add the agent's action as text: one action column, for the state before the turn."""
-        self._place(1)
-        self._write(Part.of(ids[:1], self._turns if has_value else -1))
-        self._write(Part.of(ids[1:]))
-        self._pieces.append(_Piece(ids, own=True))
+        self._place_unread(1)
+        self._append(Part.without_logprobs(ids[:1], self._turns if has_value else -1))
+        self._append(Part.without_logprobs(ids[1:]))
+        self._pieces.append(_Piece(ids, is_own=True))
         self._turns += 1
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Finish the row: unread tokens form the last state."""
-        self._place(0)
+        self._place_unread(0)
 
     def _add(self, piece: _Piece) -> None:
         self._pieces.append(piece)
         self._unread.append(piece)
 
-    def _place(self, room: int) -> None:
+    def _place_unread(self, room: int) -> None:
         """Place the unread tokens before the next column, in a sequence with room for `room` more tokens."""
         unread = [token for piece in self._unread for token in piece.ids]
         begins = not self.prompt
@@ -255,10 +255,10 @@ class _RowBuilder:
                 self.detached.append(DetachedTurn(column=self._columns, prompt=prompt))
             self._sequence = len(prompt)
         elif unread:
-            self._write(Part.of(unread))
+            self._append(Part.without_logprobs(unread))
         self._unread, self._starts_sequence = [], False
 
-    def _write(self, part: Part) -> None:
+    def _append(self, part: Part) -> None:
         self.parts.append(part)
         self._columns += len(part.ids)
         self._sequence += len(part.ids)
@@ -269,12 +269,12 @@ class _RowBuilder:
         excess = sum(len(piece.ids) for piece in self._pieces) - space
         kept: list[int] = []
         for piece in self._pieces:
-            if excess > 0 and not piece.own:
+            if excess > 0 and not piece.is_own:
                 excess -= len(piece.ids)
-                self.left_out = True
+                self.is_truncated = True
             else:
                 kept += piece.ids
-        self.left_out |= excess > 0
+        self.is_truncated |= excess > 0
         return self._head + kept[max(excess, 0) :]
 
 

@@ -41,7 +41,7 @@ def load_frozen_agent(
         lm = load_actor_lm(actor, model, commit, is_base=True)
         bases[key] = FrozenBase(lm if quantization_args(actor) else lm.to(device), model)  # pyright: ignore
     if record["adapter"] is None:
-        adapter = bases[key].add(actor, "actor", seed=0)
+        adapter = bases[key].add_adapter(actor, "actor", seed=0)
     else:
         adapter = load_adapter(bases[key], Path(record["adapter"]["model"]), "checkpoint")
     return FrozenAgent(name=name, tokenizer=tokenizer, policy=AdapterPolicy(bases[key], adapter).to(device).eval())

@@ -28,7 +28,7 @@ class Learner:
     """An engine, its training objective, and the sizes of its update."""
 
     name: str  # of the agent or group with these weights: names its metrics and checkpoint folder
-    trains: tuple[str, ...]  # the agents that provide its rows, in the task's order
+    agent_names: tuple[str, ...]  # the agents that provide its rows, in the task's order
     engine: Engine[Any]
     objective: Objective
     optimizer: OptimizerConfig

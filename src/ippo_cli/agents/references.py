@@ -170,7 +170,7 @@ def _load_reference_adapter(
     elif actor.reference != ReferenceKind.initial:
         earlier = Path(actor.reference), "actor.reference"
     if actor.reference_update_every is not None:  # overwritten by the actor's adapter, so it has its settings
-        adapter = base.add(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
+        adapter = base.add_adapter(actor, "actor", config.seed, earlier=actor.adapter, key="actor.adapter")
         if earlier is not None:
             adapter.load(*earlier)
         return AdapterPolicy(base, adapter).eval()

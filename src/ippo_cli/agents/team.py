@@ -39,7 +39,7 @@ class Team(Mapping[str, Agent]):
         """The policies of all agents, in the task's order."""
         return {name: self.frozen.get(name) or self.agents[name] for name in self.names}
 
-    def free(self) -> None:
+    def release_engines(self) -> None:
         """Release memory and hooks of all engines: learners and sharded frozen policies."""
         spread = [agent.reference_engine for agent in self.agents.values()]
         spread += [agent.engine for agent in self.frozen.values()]
@@ -66,7 +66,7 @@ class Team(Mapping[str, Agent]):
 
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:
         """The tokenizer of a learner's rows: its agents share one vocabulary."""
-        return self.agents[learner.trains[0]].tokenizer if learner.layout is None else learner.layout.tokenizer
+        return self.agents[learner.agent_names[0]].tokenizer if learner.layout is None else learner.layout.tokenizer
 
     def critic_views(self, episodes: Sequence[Episode], rollouts: Mapping[str, Rollout]) -> dict[str, CriticView]:
         """The critic inputs that replace the rows of agents, by agent; without agents that need none."""

@@ -36,7 +36,7 @@ class Objective(Protocol):
         """Whether a loss uses the state after the last token."""
         ...
 
-    def trains(self, context: StepContext) -> bool:
+    def is_active(self, context: StepContext) -> bool:
         """Whether this iteration trains anything."""
         ...
 
@@ -79,7 +79,7 @@ class PolicyObjective:
     def needs_final_state(self) -> bool:
         return False
 
-    def trains(self, context: StepContext) -> bool:
+    def is_active(self, context: StepContext) -> bool:
         return context.iteration >= self.config.critic_warmup
 
     def freezes_policy(self, iteration: int) -> bool:
@@ -117,7 +117,7 @@ class ValueObjective:
     def needs_final_state(self) -> bool:
         return self.config.turn_value is TurnValue.after
 
-    def trains(self, context: StepContext) -> bool:
+    def is_active(self, context: StepContext) -> bool:
         return True
 
     def freezes_policy(self, iteration: int) -> bool:
@@ -142,7 +142,7 @@ class JointObjective(PolicyObjective):
     def needs_final_state(self) -> bool:
         return self.config.turn_value is TurnValue.after
 
-    def trains(self, context: StepContext) -> bool:
+    def is_active(self, context: StepContext) -> bool:
         return True
 
     def freezes_policy(self, iteration: int) -> bool:

@@ -46,13 +46,13 @@ def _export(argv: list[str]) -> None:
     from ippo_cli.evaluation.export import ExportRequest, export_agents
 
     wanted = ExportRequest(
-        run=folder,
+        run_folder=folder,
         checkpoint=own.get("checkpoint", "latest"),
-        to=to,
+        target=to,
         agents=split_names(own.get("agent", "")),
-        merged=merged,
+        is_merged=merged,
         dtype=None if dtype is None else Dtype(dtype),
-        critic=critic,
+        needs_critic=critic,
         command=redact_text(shlex.join(["ippo-export", *mask_secrets(list(argv))])),
     )
     export_agents(config, wanted, lambda line: print(line, flush=True))

@@ -94,7 +94,7 @@ def format_summary(summary: SweepSummary) -> str:
     if summary.going_on and missing:
         which = f"job {missing[0]} has" if len(missing) == 1 else f"jobs {' '.join(missing)} have"
         lines.append(f"{which} no process, and the sweep still waits: stop it with Ctrl-C twice, then resume it")
-    if summary.command is not None and summary.left and (missing or not summary.going_on):
+    if summary.command is not None and summary.unfinished_jobs and (missing or not summary.going_on):
         lines.append(f"resume the missing jobs: {resume_command(summary.folder, sweep=True)}")
     return "\n".join(lines)
 
@@ -104,12 +104,12 @@ def _member_order(job: JobSummary) -> tuple[int, float]:
 
 
 def _configuration_row(group: Configuration) -> list[str]:
-    last = group.mean("last")
+    last = group.mean_score("last")
     return [
         " ".join(group.overrides) or "(all equal)",
-        ", ".join(_state_label(state, number, group) for state, number in group.states.items()),
+        ", ".join(_state_label(state, number, group) for state, number in group.state_counts.items()),
         str(last.count if last else 0),
-        *(_format_mean(group.mean(name)) for name in ("first", "best", "last")),
+        *(_format_mean(group.mean_score(name)) for name in ("first", "best", "last")),
     ]
 
 
@@ -166,12 +166,12 @@ def format_csv(summary: SweepSummary) -> str:
         ["overrides", "jobs", "states", "n"] + [f"{name}{end}" for name in names for end in INTERVAL_SUFFIXES]
     )
     for group in summary.configurations:
-        means = [group.mean(name) for name in names]
+        means = [group.mean_score(name) for name in names]
         writer.writerow(
             [
                 " ".join(group.overrides),
                 " ".join(str(job.number) for job in group.jobs),
-                " ".join(f"{state}:{number}" for state, number in group.states.items()),
+                " ".join(f"{state}:{number}" for state, number in group.state_counts.items()),
                 means[-1].count if means[-1] else 0,
                 *(number for mean in means for number in ((mean.mean, mean.low, mean.high) if mean else [None] * 3)),
             ]

@@ -180,4 +180,4 @@ def _is_reported(error: BaseException) -> bool:
     distributed = sys.modules.get("ippo_cli.engine.distributed")
     if distributed is None or not distributed.has_run():
         return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
-    return getattr(error, "told", False)
+    return getattr(error, "reported", False)

@@ -58,7 +58,7 @@ def check_mapping(
             if not isinstance(node, yaml.MappingNode):
                 if "${" in node_text(source, node):
                     continue
-                source.refuse(
+                source.raise_error(
                     line,
                     full,
                     f"is {_describe_node(source, node)}, and must be a mapping",
@@ -73,7 +73,7 @@ def check_mapping(
 def _check_agents(source: YamlSource, node: yaml.Node, line: int, full: str) -> None:
     """Check that the node is a mapping of agents with templates."""
     if not isinstance(node, yaml.MappingNode):
-        source.refuse(
+        source.raise_error(
             line,
             full,
             f"is {_describe_node(source, node)}, and must be named agents",
@@ -81,7 +81,7 @@ def _check_agents(source: YamlSource, node: yaml.Node, line: int, full: str) -> 
         )
     for agent, value, at in keys_with_lines(node):
         if not isinstance(value, yaml.MappingNode):
-            source.refuse(
+            source.raise_error(
                 at,
                 f"{full}.{agent}",
                 f"is {_describe_node(source, value)}, and must be an agent",
@@ -93,7 +93,7 @@ def _check_agents(source: YamlSource, node: yaml.Node, line: int, full: str) -> 
 
 
 def _require_template(source: YamlSource, line: int, where: str) -> None:
-    source.refuse(line, f"{where}.template", "is missing", 'give the prompt: template: "{question}"')
+    source.raise_error(line, f"{where}.template", "is missing", 'give the prompt: template: "{question}"')
 
 
 def _check_leaf(
@@ -112,13 +112,13 @@ def _check_leaf(
     if any(_is_valid_value(cls, key, value) for cls in classes):
         return
     if isinstance(node, yaml.MappingNode) and node.flow_style:
-        source.refuse(
+        source.raise_error(
             line,
             f"{full}: {written}",
             f"is a mapping, and must be {describe_type(hint)}",
             f'put quotes around it: {key}: "{written}"',
         )
-    source.refuse(line, full, f"is {_describe_node(source, node)}", f"it must be {describe_type(hint)}")
+    source.raise_error(line, full, f"is {_describe_node(source, node)}", f"it must be {describe_type(hint)}")
 
 
 def _is_valid_value(cls: type[Any], key: str, value: Any) -> bool:
@@ -167,4 +167,4 @@ def _raise_unknown_key(
     source: YamlSource, line: int, key: str, full: str, known: Sequence[str], owner: str
 ) -> NoReturn:
     remedy = "it has: " + " ".join(known)
-    source.refuse(line, full, f"is no key of {owner}{closest_hint(key, known)}", remedy)
+    source.raise_error(line, full, f"is no key of {owner}{closest_hint(key, known)}", remedy)

@@ -99,7 +99,7 @@ def _check_file(
     elif group in KINDS or group in SINGLE_SCHEMAS or group == "sweep":
         names = [schema_name for schema_name in schema.SCHEMAS if schema_name.split("_")[0] == group]
         first = f"  - /schema/{'NAME' if len(names) > 1 else names[0]}{HERE}"
-        source.refuse(
+        source.raise_error(
             1,
             "defaults",
             f"name no schema, so that keys of {group}= cannot be checked",
@@ -113,7 +113,7 @@ def _defaults(source: YamlSource, node: yaml.Node | None, options: Options) -> l
     if node is None:
         return []
     if not isinstance(node, yaml.SequenceNode):
-        source.refuse(node, "defaults", "is not a list", f"write one entry per line, such as '  - {SELF}'")
+        source.raise_error(node, "defaults", "is not a list", f"write one entry per line, such as '  - {SELF}'")
     names: list[tuple[str, str]] = []
     for part in node.value:
         name = _default_option(source, part)
@@ -124,7 +124,7 @@ def _defaults(source: YamlSource, node: yaml.Node | None, options: Options) -> l
         if option not in known and "${" not in option:
             groups = sorted({g for g, _ in options} | {"schema"})
             remedy = f"use one of {' '.join(known)}" if known else f"use one of the groups {' '.join(groups)}"
-            source.refuse(
+            source.raise_error(
                 part, node_text(source, part), f"names no existing option{closest_hint(option, known)}", remedy
             )
         names.append(name)
@@ -179,11 +179,13 @@ def _check_has_agents(source: YamlSource, root: yaml.Node, kind: type[Any], name
     if not issubclass(kind, schema.TaskConfig) or "agents" in named:
         agents = named.get("agents")
         if isinstance(agents, yaml.MappingNode) and not agents.value:
-            source.refuse(agents, "agents", "is empty", 'add an agent: solver: {template: "{question}"}')
+            source.raise_error(agents, "agents", "is empty", 'add an agent: solver: {template: "{question}"}')
         return
     listed = named.get("defaults")
     entries = [
         _default_option(source, part) for part in (listed.value if isinstance(listed, yaml.SequenceNode) else ())
     ]
     if all(entry is None or entry[0] in ("schema", "base") for entry in entries):
-        source.refuse(root, "agents", "are missing", 'add agents, such as: agents: {solver: {template: "{question}"}}')
+        source.raise_error(
+            root, "agents", "are missing", 'add agents, such as: agents: {solver: {template: "{question}"}}'
+        )

@@ -23,7 +23,7 @@ class YamlSource:
     group: str
     text: str
 
-    def refuse(self, node: yaml.Node | int, key: str, rule: str, remedy: str) -> NoReturn:
+    def raise_error(self, node: yaml.Node | int, key: str, rule: str, remedy: str) -> NoReturn:
         line = node if isinstance(node, int) else node.start_mark.line + 1
         raise ConfigError(f"{shorten_path(self.path)}, line {line}: {key}", rule, remedy)
 
@@ -52,16 +52,16 @@ def parse_tree(source: YamlSource) -> yaml.MappingNode:
         line = mark.line + 1 if mark else 1
         line_text = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
         if "'\\t'" in str(error.problem):
-            source.refuse(line, line_text, "begins with a tab", "indent with spaces")
-        source.refuse(
+            source.raise_error(line, line_text, "begins with a tab", "indent with spaces")
+        source.raise_error(
             line, line_text, f"is invalid YAML ({error.problem})", f"close every bracket and quote; {QUOTE_HINT}"
         )
     except yaml.YAMLError as error:
-        source.refuse(1, "", f"is invalid YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
+        source.raise_error(1, "", f"is invalid YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")
     if root is None:  # empty, or comments only
         raise ConfigError(shorten_path(source.path), "is empty", "create a file with ippo-train --new-task FILE")
     if not isinstance(root, yaml.MappingNode):
-        source.refuse(root, node_text(source, root), "is not a mapping", "write 'key: value' lines")
+        source.raise_error(root, node_text(source, root), "is not a mapping", "write 'key: value' lines")
     _check_duplicates(source, root)
     return root
 
@@ -75,9 +75,9 @@ def _check_duplicates(source: YamlSource, node: yaml.Node) -> None:
     lines: dict[str, int] = {}
     for key, value in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            source.refuse(key, node_text(source, key), "is not a key", QUOTE_HINT)
+            source.raise_error(key, node_text(source, key), "is not a key", QUOTE_HINT)
         if key.value in lines:
-            source.refuse(key, key.value, f"occurs twice; first in line {lines[key.value]}", "keep one of them")
+            source.raise_error(key, key.value, f"occurs twice; first in line {lines[key.value]}", "keep one of them")
         lines[key.value] = key.start_mark.line + 1
         _check_duplicates(source, value)
 

@@ -38,7 +38,7 @@ class StoredAdapter:
     ranks: dict[str, int]  # by module path
     base: str | None  # name of the base model, from the settings
 
-    def rank(self, path: str) -> int:
+    def module_rank(self, path: str) -> int:
         """The rank on a module; 0 without an adapter."""
         return self.ranks.get(path, 0)
 
@@ -157,7 +157,7 @@ def merge_settings(settings: LoraConfig, stored: StoredAdapter, paths: Iterable[
         pattern: dict[str, int] = {}
     else:
         ranks = {path: rank_for_module(settings, path) for path in wanted}
-        both = {path: max(ranks.get(path, 0), stored.rank(path)) for path in {**ranks, **stored.ranks}}
+        both = {path: max(ranks.get(path, 0), stored.module_rank(path)) for path in {**ranks, **stored.ranks}}
         pattern = {re.escape(path): own for path, own in both.items() if own != rank}
     modules = [*wanted, *(path for path in stored.ranks if path not in wanted)]
     return replace(settings, rank=rank, rank_pattern=pattern, target_modules=modules)

@@ -217,7 +217,7 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
             "is one value for a whole response, and this task's responses may have several turns",
             "use first, mean or final, or task.protocol=parallel or sequential with task.num_turns=1",
         )
-    filters = any(agent.rollout.filters for agent in config.task.agents.values())
+    filters = any(agent.rollout.has_filters for agent in config.task.agents.values())
     if correction.level is not WeightLevel.none and not filters and not rollout.recompute_logprobs:
         yield ConfigError(
             f"algorithm.behavior_correction.level={correction.level.value}",

@@ -41,7 +41,7 @@ class WarningInputs:
     """Inputs of the rules."""
 
     config: Config
-    plan: BatchSizes
+    batch_sizes: BatchSizes
     train_rows: int
     held_out_rows: int | None = None
     dry_run_failure: str = ""  # error of the user's code in a dry run with placeholder responses
@@ -86,7 +86,7 @@ def _rates_above(group: str, rates: Mapping[str, float], agents: Collection[str]
 
 
 def _few_prompts(settings: WarningInputs) -> str | None:
-    rows, prompts = settings.train_rows, settings.plan.prompts_per_iteration
+    rows, prompts = settings.train_rows, settings.batch_sizes.prompts_per_iteration
     if not isinstance(settings.config.task, JsonlConfig) or rows >= prompts:
         return None
     return (
@@ -99,18 +99,18 @@ def _epoch_count(settings: WarningInputs) -> str | None:
     """Warn about few or many passes over the user's data; generated tasks have a fixed size."""
     if not isinstance(settings.config.task, JsonlConfig) or settings.config.num_iterations is None:
         return None
-    passes = settings.plan.num_iterations * settings.plan.prompts_per_iteration / settings.train_rows
+    passes = settings.batch_sizes.num_iterations * settings.batch_sizes.prompts_per_iteration / settings.train_rows
     if FEWEST_PASSES <= passes <= MOST_PASSES:
         return None
     epochs = f"is {passes:.0f} epochs of" if passes > 1 else f"covers {passes:.1%} of"
     return (
-        f"num_iterations={settings.plan.num_iterations} {epochs} the {settings.train_rows} training examples; "
+        f"num_iterations={settings.batch_sizes.num_iterations} {epochs} the {settings.train_rows} training examples; "
         "num_iterations=null num_epochs=1 is one pass"
     )
 
 
 def _warmups(settings: WarningInputs) -> str | None:
-    iterations = settings.plan.num_iterations
+    iterations = settings.batch_sizes.num_iterations
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:
         return f"algorithm.critic_warmup={warmup} covers all {iterations} iterations: no actor is trained; lower it"

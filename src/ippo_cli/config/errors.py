@@ -16,7 +16,7 @@ class IppoError(Exception):
     """A failure that is reported to the user in one block, without a traceback."""
 
     exit_code = 1
-    told = False  # whether another rank reports it
+    reported = False  # whether another rank reports it
 
     def __reduce__(self) -> tuple[Callable[..., IppoError], tuple[type[IppoError], str]]:
         return _rebuild_error, (type(self), str(self))  # pickling between ranks must not depend on __init__ arguments

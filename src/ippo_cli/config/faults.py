@@ -47,7 +47,7 @@ class Fault:
 
     point: str
     kind: str
-    time: int
+    occurrence: int
     rank: int
 
 
@@ -68,4 +68,4 @@ def parse_fault(text: str) -> Fault:
         )
     if not re.fullmatch(r"[1-9]\d*", time) or not re.fullmatch(r"\d+", rank):
         raise ConfigError(f"debug_faults=[{text}]", "needs whole numbers for time and rank", wanted)
-    return Fault(point=point, kind=kind, time=int(time), rank=int(rank))
+    return Fault(point=point, kind=kind, occurrence=int(time), rank=int(rank))

@@ -335,7 +335,7 @@ def run_on_main(work: Callable[[], T]) -> T:
     if error is not None:
         raise error
     if main_error is not None:
-        main_error.told = True
+        main_error.reported = True
         raise main_error
     return result  # type: ignore[return-value]
 

@@ -18,11 +18,11 @@ class HostMemory:
     """Memory limit of this process and the available part of it, in bytes."""
 
     total: int
-    left: int
+    available: int
 
     @property
     def is_scarce(self) -> bool:
-        return self.left < SCARCE_FRACTION * self.total
+        return self.available < SCARCE_FRACTION * self.total
 
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
@@ -31,7 +31,7 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
     """
     machine = _machine_memory(root)
     limits = [machine, *_cgroup_limits(root, machine.total)]
-    return HostMemory(total=min(limit.total for limit in limits), left=min(limit.left for limit in limits))
+    return HostMemory(total=min(limit.total for limit in limits), available=min(limit.available for limit in limits))
 
 
 def release_free_memory() -> None:
@@ -52,7 +52,7 @@ _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 def _machine_memory(root: Path) -> HostMemory:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     available = _parse_fields(root / "proc" / "meminfo").get("MemAvailable:")
-    return HostMemory(total=total, left=total if available is None else 1024 * available)
+    return HostMemory(total=total, available=total if available is None else 1024 * available)
 
 
 def _cgroup_limits(root: Path, most: int) -> Iterator[HostMemory]:
@@ -66,7 +66,7 @@ def _cgroup_limits(root: Path, most: int) -> Iterator[HostMemory]:
             used = (_read_number(folder / version.usage) or 0) - sum(
                 statistics.get(name, 0) for name in version.reclaimable
             )
-            yield HostMemory(total=total, left=total - used)
+            yield HostMemory(total=total, available=total - used)
 
 
 @dataclass(frozen=True, slots=True)

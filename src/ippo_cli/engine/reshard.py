@@ -44,7 +44,7 @@ class Shards:
         elif "param_slice_mappings" in self._parts[0]:
             yield from self._stage12_states()
         else:
-            yield from self._split()
+            yield from self._stage3_states()
 
     def _stage0_states(self) -> Iterator[tuple[str, FullState]]:
         """States of stage 0: the torch optimizer's state."""
@@ -63,7 +63,7 @@ class Shards:
                 ranges = [(rank, place.start, place.numel) for rank, place in slices]
                 yield name, _join_shards(values, states, ranges)
 
-    def _split(self) -> Iterator[tuple[str, FullState]]:
+    def _stage3_states(self) -> Iterator[tuple[str, FullState]]:
         """States of stage 3: each parameter is split over all ranks, padded at the end."""
         values = [torch.cat([group.flatten() for group in part["fp32_flat_groups"]]) for part in self._parts]
         states = [_concatenate_groups(part["optimizer_state_dict"]["state"]) for part in self._parts]

@@ -80,7 +80,7 @@ class Engine(Generic[M]):
         self._hyperparameters = [{key: group[key] for key in HYPERPARAMETERS} for group in groups]
         self._max_grad_norm: float = config["gradient_clipping"]
         self._factor = 1.0
-        self._held: frozenset[int] = frozenset()  # indices of the groups that steps leave unchanged
+        self._frozen_groups: frozenset[int] = frozenset()  # indices of the groups that steps leave unchanged
         self._is_gathered = False
         self._can_load = True
         if self._stage == 0:
@@ -141,7 +141,7 @@ class Engine(Generic[M]):
                 # as well.
                 self._ds.optimizer.averaged_gradients.clear()
             return StepResult(applied=False, grad_norm=math.inf)
-        if self._held:
+        if self._frozen_groups:
             self._reset_unused_moments()
         return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
 
@@ -170,10 +170,10 @@ class Engine(Generic[M]):
         Steps leave the `frozen_groups` (by index) unchanged, weight decay included; the caller's loss gives them no
         gradient.
         """
-        self._factor, self._held = factor, frozenset(frozen_groups)
+        self._factor, self._frozen_groups = factor, frozenset(frozen_groups)
         assert self._optimizer is not None
         for number, (group, base) in enumerate(zip(self._optimizer.param_groups, self._hyperparameters, strict=True)):
-            group["lr"] = 0.0 if number in self._held else base["lr"] * factor
+            group["lr"] = 0.0 if number in self._frozen_groups else base["lr"] * factor
 
     @contextlib.contextmanager
     def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[M]:
@@ -292,7 +292,7 @@ class Engine(Generic[M]):
         assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})
-        self.set_learning_rate(self._factor, self._held)
+        self.set_learning_rate(self._factor, self._frozen_groups)
         if self._stage > 0:
             self._ds.optimizer.clip_grad = self._max_grad_norm
 

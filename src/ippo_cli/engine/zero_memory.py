@@ -21,11 +21,11 @@ class EngineMemory:
     gradients: float = 0.0  # accumulated over micro-batches
     buckets: float = 0.0  # of gradient reduction, from a backward pass on
     incoming_gradient: float = 0.0  # gradient of the largest parameter, before it is accumulated
-    gathered: float = 0.0  # stage 3: whole weights in a forward, in addition to the shards
+    gathered_weights: float = 0.0  # stage 3: whole weights in a forward, in addition to the shards
     reduce_buffers: float = 0.0  # of a backward pass, after a first bucket is full: its copies and remainders
     first_bucket: float = 1.0  # fraction of a backward pass until then
     step_buffers: float = 0.0  # of a step: reduction, norms and copies, and transient gradients
-    loading: float = 0.0  # while DeepSpeed wraps the model, including the original weights
+    load_peak: float = 0.0  # while DeepSpeed wraps the model, including the original weights
     decode_weights: float = 0.0  # stage 3: whole weights in addition to the shards
     host: float = 0.0  # in host memory, for offloading
     keeps_gradients: bool = False  # whether gradients and buckets persist between updates
@@ -40,16 +40,16 @@ class EngineMemory:
         return 0.0 if self.keeps_gradients else self.gradients
 
     @property
-    def standing(self) -> float:
+    def resident(self) -> float:
         """Persistent memory on the device after the first step."""
         return self.weights + self.optimizer + (self.gradients + self.buckets if self.keeps_gradients else 0.0)
 
     @property
     def resident_at_start(self) -> float:
         """Persistent memory on the device before the first step."""
-        return self.standing - self.moments
+        return self.resident - self.moments
 
-    def updating(self, activations: float, *, has_several: bool) -> float:
+    def update_peak(self, activations: float, *, has_several: bool) -> float:
         """Peak memory of an update, in addition to persistent memory.
 
         `activations` are those that one micro-batch's forward keeps for its backward pass; `has_several`: whether a
@@ -57,11 +57,11 @@ class EngineMemory:
         """
         buckets = 0.0 if self.keeps_gradients else self.buckets
         before = self.transient_gradients if has_several else 0.0
-        begun = before + buckets + self.gathered + activations + self.incoming_gradient
+        begun = before + buckets + self.gathered_weights + activations + self.incoming_gradient
         # Activations are freed while gradients are created.
         activations_left = activations * (1.0 - self.first_bucket)
-        reduced = before + buckets + self.gathered + activations_left + self.reduce_buffers
-        done = self.transient_gradients + buckets + self.gathered + self.incoming_gradient
+        reduced = before + buckets + self.gathered_weights + activations_left + self.reduce_buffers
+        done = self.transient_gradients + buckets + self.gathered_weights + self.incoming_gradient
         return max(begun, reduced, done, self.step_buffers)
 
 
@@ -93,7 +93,7 @@ def engine_memory(
         bucket=float(min(bucket, parameters)),
         largest=float(largest),
         ranks=ranks,
-        copies=on_host and ranks > 1,
+        has_copies=on_host and ranks > 1,
     )
     if stage == 0:
         return _stage0_memory(sizes)
@@ -113,8 +113,8 @@ def inference_memory(
     spread = _partitioned_bytes(float(parameters), width, ranks, persistent)
     return EngineMemory(
         weights=0.0 if offload_params else spread,
-        gathered=_gathered_bytes(float(parameters), width, ranks, live + largest, offload_params),
-        loading=spread,
+        gathered_weights=_gathered_bytes(float(parameters), width, ranks, live + largest, offload_params),
+        load_peak=spread,
         decode_weights=_unpartitioned_bytes(float(parameters), width, ranks, persistent, offload_params),
         host=spread if offload_params else 0.0,
     )
@@ -130,7 +130,7 @@ class _Sizes:
     bucket: float
     largest: float
     ranks: int
-    copies: bool  # whether a collective makes copies of its own
+    has_copies: bool  # whether a collective makes copies of its own
 
     @property
     def flatten_bytes(self) -> float:
@@ -140,7 +140,7 @@ class _Sizes:
     @property
     def gather_copy_bytes(self) -> float:
         """Bytes of the copy of all weights when ranks gather the updated ones."""
-        return self.width * self.whole if self.copies else 0.0
+        return self.width * self.whole if self.has_copies else 0.0
 
     @property
     def overwritten_bytes(self) -> float:
@@ -148,10 +148,10 @@ class _Sizes:
 
         Weights that are cast during loading, as to float32, are private from the start.
         """
-        return self.width * self.whole if self.copies and self.width < FP32 else 0.0
+        return self.width * self.whole if self.has_copies and self.width < FP32 else 0.0
 
     @property
-    def norm(self) -> float:
+    def norm_bytes(self) -> float:
         """Bytes of the largest gradient of a rank's share in float64."""
         return FP64 * min(self.largest, self.share)
 
@@ -194,7 +194,7 @@ def _stage0_memory(sizes: _Sizes) -> EngineMemory:
         incoming_gradient=FP32 * sizes.largest,
         # Parameter by parameter, up to the number of elements that are reduced together.
         step_buffers=FP32 * whole + (FP32 * min(whole, REDUCE_CHUNK) if sizes.ranks > 1 else 0.0),
-        loading=FP32 * whole,
+        load_peak=FP32 * whole,
     )
 
 
@@ -209,7 +209,7 @@ def _stage1_bf16_memory(sizes: _Sizes) -> EngineMemory:
         gradients=gradients,
         incoming_gradient=(width + FP32) * sizes.largest,  # as computed, and in float32
         step_buffers=max(_step_reduction_bytes(sizes), sizes.gather_copy_bytes),
-        loading=max(sizes.flatten_bytes, width * whole + (FP32 + width) * share),
+        load_peak=max(sizes.flatten_bytes, width * whole + (FP32 + width) * share),
         keeps_gradients=True,
     )
 
@@ -226,9 +226,9 @@ def _stage1_fp32_memory(sizes: _Sizes) -> EngineMemory:
         incoming_gradient=FP32 * sizes.largest,
         # A bucket's gradients are copied into it, and copied once for reduction; then the share is flattened.
         step_buffers=max(
-            FP32 * whole + FP32 * bucket, FP32 * share + max(FP32 * share, sizes.norm), sizes.gather_copy_bytes
+            FP32 * whole + FP32 * bucket, FP32 * share + max(FP32 * share, sizes.norm_bytes), sizes.gather_copy_bytes
         ),
-        loading=max(sizes.flatten_bytes, FP32 * whole + FP32 * share),
+        load_peak=max(sizes.flatten_bytes, FP32 * whole + FP32 * share),
     )
 
 
@@ -247,8 +247,8 @@ def _stage2_memory(sizes: _Sizes) -> EngineMemory:
         incoming_gradient=width * sizes.largest,
         reduce_buffers=own + copied,
         first_bucket=sizes.first_bucket,
-        step_buffers=max(FP32 * share + max(own, sizes.norm), sizes.gather_copy_bytes),
-        loading=max(
+        step_buffers=max(FP32 * share + max(own, sizes.norm_bytes), sizes.gather_copy_bytes),
+        load_peak=max(
             sizes.flatten_bytes,
             sizes.overwritten_bytes + width * sizes.whole + (FP32 if width == FP32 else FP32 + width) * share,
         ),
@@ -269,7 +269,7 @@ def _offloaded_memory(sizes: _Sizes, stage: int) -> EngineMemory:
         reduce_buffers=width * bucket + (FP32 * bucket if width < FP32 else 0.0),
         first_bucket=sizes.first_bucket,
         step_buffers=gradients + buckets + width * share,
-        loading=sizes.flatten_bytes,
+        load_peak=sizes.flatten_bytes,
         host=FP32 * share + MOMENTS * share + (2 * FP32 + width) * share,
     )
 
@@ -287,7 +287,7 @@ def _stage3_memory(
     alone = sizes.largest > sizes.bucket
     own = (width if alone else 0) * sizes.largest + (FP32 * sizes.largest if alone and width < FP32 else 0.0)
     finite = (FP32 + 1) * share  # magnitudes, and whether each is infinite
-    stepping = 0.0 if offload_optimizer else max(finite, sizes.norm / ranks, FP32 * min(share, SUB_GROUP_SIZE))
+    stepping = 0.0 if offload_optimizer else max(finite, sizes.norm_bytes / ranks, FP32 * min(share, SUB_GROUP_SIZE))
     weights = 0.0 if offload_params else spread
     # The master weights are cast, and the result copied.
     cast = 0.0 if offload_optimizer else master + (master if width < FP32 else 0.0)
@@ -298,11 +298,11 @@ def _stage3_memory(
         gradients=0.0 if offload_optimizer else gradients,
         buckets=FP32 * sizes.bucket,
         incoming_gradient=width * sizes.largest + own,
-        gathered=_gathered_bytes(whole, width, ranks, live + sizes.largest, offload_params),
-        reduce_buffers=FP32 * sizes.bucket * (2 if sizes.copies else 1),
+        gathered_weights=_gathered_bytes(whole, width, ranks, live + sizes.largest, offload_params),
+        reduce_buffers=FP32 * sizes.bucket * (2 if sizes.has_copies else 1),
         first_bucket=sizes.first_bucket,
         step_buffers=stepping,
-        loading=weights + max(cast, weights),
+        load_peak=weights + max(cast, weights),
         decode_weights=_unpartitioned_bytes(whole, width, ranks, persistent, offload_params),
         host=host,
         keeps_gradients=True,

@@ -103,7 +103,7 @@ def _chat_with_agent(
                     if not fields
                     else first_message(name, template, _read_example(fields, ask, say))
                 )
-                (conversation,) = prompt_format.begin([message])
+                (conversation,) = prompt_format.start_conversations([message])
             else:
                 prompt_format.extend([conversation], [reply], [_read_line(ask, say, "you> ")])
             limit = generator.context_limit(name)
@@ -121,7 +121,7 @@ def _generate_reply(
     generator: Generator, name: str, conversation: Conversation, settings: ChatSettings, turn: int
 ) -> Completion:
     request = Request(agent=name, prompt=conversation.ids, episode=0, index=turn, turn=0)
-    generator.forget()
+    generator.clear_cache()
     draws = SamplingStream(seed=settings.seed, purpose="chat", greedy=settings.greedy)
     (completion,) = generator.generate((name,), [request], draws)
     return completion

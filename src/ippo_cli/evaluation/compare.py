@@ -55,19 +55,19 @@ def compare(
             Console(config.tracker.console, list(config.task.agents)) as console,
         ):
             exam = exam.exclude_rows_of_runs(trained_configs)
-            for line in exam.left_out:
+            for line in exam.exclusion_messages:
                 console.print_line(line)
             results: list[Evaluation] = []
             samples: list[dict[str, Any]] = []
             loaded: dict[Any, Any] = {}
             policies = [load_policies(own, subject, device, loaded) for own, subject in (one, other)]
-            teams = [(players, exam.formats(players)) for players in policies]
+            teams = [(players, exam.build_formats(players)) for players in policies]
             exam = exam.drop_too_long_rows(teams)
             for side, name, (players, formats) in zip(SIDES, names, teams, strict=True):
-                result = exam.scores(players, formats, console, keep_all_samples=True)
+                result = exam.score_team(players, formats, console, keep_all_samples=True)
                 samples += [{"of": side, **row} for row in gather_samples(result)]
                 primary = config.task.primary_metric
-                failed = sum(result.failed.values())
+                failed = sum(result.failed_counts.values())
                 without = f", {failed} episodes without a reward" if failed else ""
                 console.print_line(f"{side}: {name}: held-out score {result.metrics[primary]:.3f} ({primary}{without})")
                 results.append(result)
@@ -117,9 +117,9 @@ def _build_record(
     side_records = {
         side: {
             "name": name,
-            **subject.told,
+            **subject.metadata,
             "models": subject.models,
-            "failed": result.failed,
+            "failed": result.failed_counts,
             "metrics": replace_non_finite(result.metrics),
         }
         for side, name, (_, subject), result in zip(SIDES, names, sides, results, strict=True)
@@ -127,7 +127,7 @@ def _build_record(
     return {
         **side_records,
         "overrides": list(overrides),
-        "rows": len(exam.asked),
+        "rows": len(exam.row_indices),
         "too_long": exam.too_long,
         "trained_on": exam.trained_on,
         "evaluation": {"seed": config.evaluation.seed, "generations": results[0].generations},
@@ -139,7 +139,7 @@ def _build_record(
 def _result_file_name(sides: tuple[Side, Side], seed: int, overrides: Sequence[str]) -> str:
     """The file name; equal comparisons have equal names."""
     others = [text for text in overrides if not text.startswith("evaluation.seed=")]
-    models = [[subject.told, subject.models] for _, subject in sides]
+    models = [[subject.metadata, subject.models] for _, subject in sides]
     identity = json.dumps([models, others], sort_keys=True)
     return f"compare-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}.json"
 

@@ -95,21 +95,21 @@ def cross_play(
         with open_evaluation_task(config, device) as exam, Console(config.tracker.console, agents) as console:
             exam = exam.exclude_rows_of_runs(trained_configs)
             console.print_line(
-                f"cross-play of {len(origins)} checkpoints: {len(pairings)} pairings x {len(exam.asked)} rows; "
-                f"{weights.models} models with {weights.shown} of weights on this {device.type}"
+                f"cross-play of {len(origins)} checkpoints: {len(pairings)} pairings x {len(exam.row_indices)} rows; "
+                f"{weights.num_models} models with {weights.formatted_size} of weights on this {device.type}"
             )
-            for line in exam.left_out:
+            for line in exam.exclusion_messages:
                 console.print_line(line)
             if not can_draw():
                 console.print_warnings([NO_PICTURE])
             loaded: dict[Any, Any] = {}
             players = [load_policies(origin.config, origin.weights, device, loaded) for origin in origins]
             teams = [_assemble_team(players, agents, pairing) for pairing in pairings]
-            formats = [exam.formats(team) for team in teams]  # check all prompts before any evaluation
+            formats = [exam.build_formats(team) for team in teams]  # check all prompts before any evaluation
             exam = exam.drop_too_long_rows(list(zip(teams, formats, strict=True)))
             found: dict[Pairing, Evaluation] = {}
             for pairing, team, asked in zip(pairings, teams, formats, strict=True):
-                found[pairing] = exam.scores(team, asked, console)
+                found[pairing] = exam.score_team(team, asked, console)
             tables = _build_tables(agents, len(origins), found, config.task.primary_metric)
             names = [origin.name for origin in origins]
             target = root / "evaluations" / _result_folder_name(origins, config.evaluation.seed, overrides)
@@ -138,7 +138,7 @@ def _find_origins(configs: Mapping[Path, Config], checkpoints: Sequence[str]) ->
                     f"cannot be used ({error})",
                     "choose other checkpoints, or checkpoints=all",
                 ) from error
-            if all(subject.told != known.told for _, _, known in found):
+            if all(subject.metadata != known.metadata for _, _, known in found):
                 found.append((folder, config, subject))
     if len(found) < 2:
         raise ConfigError(
@@ -175,12 +175,12 @@ def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
 class _WeightTotals:
     """Number and size of all distinct models."""
 
-    models: int
-    size: float  # bytes
+    num_models: int
+    size_bytes: float  # bytes
 
     @property
-    def shown(self) -> str:
-        return f"{self.size / GIB:.2f} GiB" if self.size >= GIB else f"{self.size / 2**20:.1f} MiB"
+    def formatted_size(self) -> str:
+        return f"{self.size_bytes / GIB:.2f} GiB" if self.size_bytes >= GIB else f"{self.size_bytes / 2**20:.1f} MiB"
 
 
 def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
@@ -193,13 +193,13 @@ def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
             if key not in sizes:
                 shape = actor_shape(empty_model(load_config(record["model"], record["commit"])))
                 sizes[key] = shape.parameters * (4.0 if dtype is Dtype.fp32 else 2.0)
-    weights = _WeightTotals(models=len(sizes), size=sum(sizes.values()))
+    weights = _WeightTotals(num_models=len(sizes), size_bytes=sum(sizes.values()))
     machine = this_machine(device_kind(origins[0].config.launch.device), 1)
-    lacking = machine.memory_shortfall(weights.size, 0.0)
+    lacking = machine.memory_shortfall(weights.size_bytes, 0.0)
     if lacking is not None:
         raise PreflightError(
-            f"crossplay=true loads {weights.models} models with {weights.shown} of weights, and this {lacking[0]} has "
-            f"{lacking[2] / GIB:.1f} GiB; use fewer checkpoints or runs, or actor.dtype=bf16"
+            f"crossplay=true loads {weights.num_models} models with {weights.formatted_size} of weights, and this "
+            f"{lacking[0]} has {lacking[2] / GIB:.1f} GiB; use fewer checkpoints or runs, or actor.dtype=bf16"
         )
     return weights
 
@@ -328,17 +328,22 @@ def _build_record(
     config = origins[0].config
     return {
         "origins": [
-            {"name": origin.name, **origin.weights.told, "seed": origin.config.seed, "models": origin.weights.models}
+            {
+                "name": origin.name,
+                **origin.weights.metadata,
+                "seed": origin.config.seed,
+                "models": origin.weights.models,
+            }
             for origin in origins
         ],
         "agents": list(agents),
         "overrides": list(overrides),
         "seed": config.seed,
         "evaluation_seed": config.evaluation.seed,
-        "rows": len(exam.asked),
+        "rows": len(exam.row_indices),
         "trained_on": exam.trained_on,
-        "models": weights.models,
-        "weight_bytes": weights.size,
+        "models": weights.num_models,
+        "weight_bytes": weights.size_bytes,
         "primary_metric": config.task.primary_metric,
         "tables": [replace_non_finite(vars(table)) for table in tables],
         "pairings": [
@@ -354,7 +359,7 @@ def _build_record(
 def _result_folder_name(origins: Sequence[Origin], seed: int, overrides: Sequence[str]) -> str:
     """The folder name; equal cross-plays have equal names."""
     others = [text for text in overrides if not text.startswith("evaluation.seed=")]
-    identity = json.dumps([[origin.weights.told for origin in origins], others], sort_keys=True)
+    identity = json.dumps([[origin.weights.metadata for origin in origins], others], sort_keys=True)
     return f"crossplay-seed{seed}-{hashlib.sha256(identity.encode()).hexdigest()[:8]}"
 
 

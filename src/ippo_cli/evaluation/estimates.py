@@ -88,5 +88,5 @@ def _gather_episode_values(result: Evaluation) -> dict[str, Tensor]:
     """By metric, the values of the episodes of all ranks, `[rows, n]`. Collective."""
     return {
         key: distributed.all_gather_rows(values).view(-1, result.generations[key.partition("/")[0]])
-        for key, values in result.rows.items()
+        for key, values in result.episode_values.items()
     }

@@ -67,7 +67,7 @@ class EvaluatedWeights:
 
     name: str
     models: dict[str, Record]
-    told: dict[str, Any]  # further fields that describe the weights in result files
+    metadata: dict[str, Any]  # further fields that describe the weights in result files
 
 
 def evaluate_run(config: Config, folder: Path, checkpoint: str, overrides: Sequence[str]) -> Path:
@@ -94,7 +94,7 @@ def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
     """Score the Hugging Face models in `actor.model` of the agents. Writes to `evaluations/` in `output_dir`."""
     subject = configured_weights(config)
     # Different models may have the same folder name.
-    identity = [*overrides, json.dumps([subject.told, subject.models], sort_keys=True)]
+    identity = [*overrides, json.dumps([subject.metadata, subject.models], sort_keys=True)]
     return _evaluate_weights(config, subject, Path(config.output_dir), overrides, identity)
 
 
@@ -110,7 +110,7 @@ def configured_weights(config: Config) -> EvaluatedWeights:
     team = next(iter(parents)) if len(places) > 1 and len(parents) == 1 else Path(next(iter(models.values()))["model"])
     name = team.name or Path(next(iter(places))).name
     task = {"task": config.task.kind.value, "seed": config.seed}
-    return EvaluatedWeights(name=name, models=models, told=task)
+    return EvaluatedWeights(name=name, models=models, metadata=task)
 
 
 def single_model_weights(
@@ -122,7 +122,7 @@ def single_model_weights(
     return EvaluatedWeights(
         name=Path(model).name,
         models={name: records[place] for name, place in places.items()},
-        told={"task": config.task.kind.value, "model": model},
+        metadata={"task": config.task.kind.value, "model": model},
     )
 
 
@@ -142,19 +142,23 @@ class EvaluationTask:
     trained_on: int = 0  # number of examples that were excluded because a compared run was trained on them
 
     @property
-    def asked(self) -> list[int]:
+    def row_indices(self) -> list[int]:
         """The indices of the held-out examples in the evaluation."""
         return select_eval_rows(len(self.held_out), self.config.evaluation)
 
-    def formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
+    def build_formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
         """The prompt format of each policy. Raises `ConfigError` for an invalid format or a prompt that is too long."""
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         formats = prompt_formats(config.task, config.rollout, tokenizers)
         if not drops_too_long(config):
-            rows = [(row, self.held_out[row]) for row in self.asked]
+            rows = [(row, self.held_out[row]) for row in self.row_indices]
             check_prompt_lengths(
-                self._first_speakers(formats), self._message, rows, "the held-out data", self._context_limits(policies)
+                self._first_speakers(formats),
+                self._first_message,
+                rows,
+                "the held-out data",
+                self._context_limits(policies),
             )
         return formats
 
@@ -168,7 +172,9 @@ class EvaluationTask:
         fitting = set(range(len(self.held_out)))
         for policies, formats in teams:
             first_formats = self._first_speakers(formats)
-            fitting &= set(fitting_rows(first_formats, self._message, self.held_out, self._context_limits(policies)))
+            fitting &= set(
+                fitting_rows(first_formats, self._first_message, self.held_out, self._context_limits(policies))
+            )
         if not fitting:
             raise PreflightError("task.too_long=drop leaves no held-out row; raise rollout.max_prompt_tokens")
         held_out = take_rows(self.held_out, sorted(fitting))
@@ -182,12 +188,12 @@ class EvaluationTask:
         return replace(self, held_out=take_rows(self.held_out, places), trained_on=len(self.held_out) - len(places))
 
     @property
-    def left_out(self) -> list[str]:
+    def exclusion_messages(self) -> list[str]:
         """Messages about excluded rows in comparisons and cross-play."""
         message = f"{self.trained_on} held-out rows are excluded: a run of another seed was trained on them"
         return [message] if self.trained_on else []
 
-    def _message(self, agent: str, example: Example) -> str:
+    def _first_message(self, agent: str, example: Example) -> str:
         return first_message(agent, self.config.task.agents[agent], example)
 
     def _first_speakers(self, formats: Mapping[str, PromptFormat]) -> dict[str, PromptFormat]:
@@ -197,7 +203,7 @@ class EvaluationTask:
         rollout = self.config.rollout
         return {name: context_limit(policy.policy.lm.config, rollout) for name, policy in policies.items()}
 
-    def scores(
+    def score_team(
         self,
         policies: Mapping[str, FrozenAgent],
         formats: Mapping[str, PromptFormat],
@@ -216,7 +222,7 @@ class EvaluationTask:
                 policies,
                 config.rollout,
                 sampling_settings(config.task),
-                lambda agent, done, rows: console.progress(f"generating responses of {agent}", done, rows),
+                lambda agent, done, rows: console.show_progress(f"generating responses of {agent}", done, rows),
                 continues=can_reuse_prefix(config),
             )
             draws = SamplingStream(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
@@ -275,19 +281,19 @@ def _evaluate_weights(
             Console(config.tracker.console, list(config.task.agents)) as console,
         ):
             policies = load_policies(config, weights, device, {})
-            formats = exam.formats(policies)
+            formats = exam.build_formats(policies)
             exam = exam.drop_too_long_rows([(policies, formats)])
-            result = exam.scores(policies, formats, console, keep_all_samples=True)
+            result = exam.score_team(policies, formats, console, keep_all_samples=True)
             samples, interval_by_metric = gather_samples(result), confidence_intervals(result, config.evaluation.seed)
-            console.samples(samples[: config.tracker.samples])
-            primary_metric, rows = config.task.primary_metric, len(exam.asked)
+            console.show_samples(samples[: config.tracker.samples])
+            primary_metric, rows = config.task.primary_metric, len(exam.row_indices)
             record = {
-                **weights.told,
+                **weights.metadata,
                 "models": weights.models,
                 "overrides": list(overrides),
                 "rows": rows,
                 "episodes": {mode: rows * count for mode, count in result.generations.items()},
-                "failed": result.failed,
+                "failed": result.failed_counts,
                 "too_long": exam.too_long,
                 "primary_metric": primary_metric,
                 "score": result.metrics[primary_metric],
@@ -299,7 +305,7 @@ def _evaluate_weights(
                 root / "evaluations" / result_file_name(weights.name, config.evaluation.seed, identity or overrides)
             )
             distributed.run_on_main(lambda: _write_results(target, record, samples))
-            failed = sum(result.failed.values())
+            failed = sum(result.failed_counts.values())
             console.print_line(
                 f"{weights.name}: held-out score {record['score']:.3f} ({primary_metric}, {rows} rows"
                 f"{f', {failed} episodes without a reward' if failed else ''}"
@@ -364,7 +370,7 @@ def find_weights(
     if checkpoint == INITIAL or iteration == 0 or (checkpoint.isdigit() and int(checkpoint) == 0):
         models = {name: _initial_record(folder, holder, adapters.get(name)) for name, holder in policy_of_agent.items()}
         return EvaluatedWeights(
-            name=INITIAL, models=models, told={"run": str(folder), "checkpoint": INITIAL, "iteration": 0}
+            name=INITIAL, models=models, metadata={"run": str(folder), "checkpoint": INITIAL, "iteration": 0}
         )
     found = _find_checkpoint(folder, checkpoint, iteration)
     listed = json.loads((found / MANIFEST).read_text())["files"]
@@ -385,7 +391,7 @@ def find_weights(
             models[name] = _adapter_on_base(folder, adapters[name][0], models[name])
         models[name]["tokenizer"] = str(found / holder / "actor")
     metadata = {"run": str(folder), "checkpoint": found.name, "iteration": int(found.name.split("_")[1])}
-    return EvaluatedWeights(name=found.name, models=models, told=metadata)
+    return EvaluatedWeights(name=found.name, models=models, metadata=metadata)
 
 
 def _adapter_on_base(folder: Path, base: str, saved: Record) -> Record:

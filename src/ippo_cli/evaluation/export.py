@@ -55,31 +55,31 @@ PROBE_TEXT = "Two and two: 2 + 2 = 4. Äpfel, 苹果\n"  # text on which tokeniz
 class ExportRequest:
     """The arguments of an export."""
 
-    run: Path
+    run_folder: Path
     checkpoint: str
-    to: Path
+    target: Path
     agents: Sequence[str]  # empty: all agents
-    merged: bool  # merge adapters into their base; else export only the adapter
+    is_merged: bool  # merge adapters into their base; else export only the adapter
     dtype: Dtype | None = None  # type of merged weights: fp32 (None), or bf16, which loses small changes
-    critic: bool  # also export critics
+    needs_critic: bool  # also export critics
     command: str  # command line of this export, for the model cards
 
 
 def export_agents(config: Config, request: ExportRequest, say: Callable[[str], None]) -> Path:
     """Write and verify the folders of the agents, then rename them to the target. Returns it. Raises `IppoError`."""
-    weights = find_weights(request.run, request.checkpoint, policy_by_agent(config), adapters_by_agent(config))
+    weights = find_weights(request.run_folder, request.checkpoint, policy_by_agent(config), adapters_by_agent(config))
     agents = list(request.agents) or list(config.task.agents)
     if unknown := [name for name in agents if name not in config.task.agents]:
         raise ConfigError(f"agent={unknown[0]}", "is not an agent of this run", f"use {' '.join(config.task.agents)}")
-    if not request.merged or request.dtype is not None:
+    if not request.is_merged or request.dtype is not None:
         _check_adapters(config, request, agents)
-    if request.to.exists() and (not request.to.is_dir() or any(request.to.iterdir())):
-        raise ConfigError(f"to={request.to}", "already exists", "use a new or empty folder")
-    critic_folders = _find_critics(config, weights, request, agents) if request.critic else {}
+    if request.target.exists() and (not request.target.is_dir() or any(request.target.iterdir())):
+        raise ConfigError(f"to={request.target}", "already exists", "use a new or empty folder")
+    critic_folders = _find_critics(config, weights, request, agents) if request.needs_critic else {}
     device = prepare_process(config)
-    partial = request.to.with_name(f".{request.to.name}.partial")
+    partial = request.target.with_name(f".{request.target.name}.partial")
     try:
-        with convert_storage_errors(str(request.to)):
+        with convert_storage_errors(str(request.target)):
             shutil.rmtree(partial, ignore_errors=True)
             partial.mkdir(parents=True)
             checked: dict[str, Any] = {}
@@ -90,7 +90,7 @@ def export_agents(config: Config, request: ExportRequest, say: Callable[[str], N
                 if name in critic_folders:
                     critic = partial / name / "critic"
                     checked[name] |= _write_critic(policy, critic_folders[name], critic, request, name)
-                card = model_card(config, name, request.run, weights, request.command, merged=request.merged)
+                card = model_card(config, name, request.run_folder, weights, request.command, merged=request.is_merged)
                 write_atomically(partial / name / "README.md", card)
                 if (share := checked[name].get("kept_share")) is not None:
                     say(f"{name}: {share:.4f} of the adapter's effect is kept ({checked[name]['dtype']} weights)")
@@ -108,15 +108,15 @@ def export_agents(config: Config, request: ExportRequest, say: Callable[[str], N
             _finalize(partial, request, weights, checked)
     finally:
         distributed.shutdown()
-    say(f"written to {display_path(request.to)}: " + " ".join(f"{name}/" for name in agents))
-    return request.to
+    say(f"written to {display_path(request.target)}: " + " ".join(f"{name}/" for name in agents))
+    return request.target
 
 
 def _check_adapters(config: Config, request: ExportRequest, agents: Sequence[str]) -> None:
     for name in agents:
         if isinstance(config.task.agents[name].actor, LoraActorConfig):
             continue
-        if not request.merged:
+        if not request.is_merged:
             raise ConfigError("merged=false", f"exports adapters, and agent {name} has no adapter", "remove it")
         assert request.dtype is not None
         raise ConfigError(
@@ -124,7 +124,7 @@ def _check_adapters(config: Config, request: ExportRequest, agents: Sequence[str
             f"is the type of merged adapters, and agent {name} has no adapter: its weights are copied",
             "remove it",
         )
-    if not request.merged and request.dtype is not None:
+    if not request.is_merged and request.dtype is not None:
         raise ConfigError(
             f"dtype={request.dtype.value}",
             "is the type of merged weights, and merged=false does not merge",
@@ -136,9 +136,9 @@ def _find_critics(
     config: Config, subject: EvaluatedWeights, request: ExportRequest, agents: Sequence[str]
 ) -> dict[str, Path]:
     """The folder of each agent's critic in the checkpoint; `critic=value_head` saves only the head."""
-    if "checkpoint" not in subject.told or not subject.told["iteration"]:
+    if "checkpoint" not in subject.metadata or not subject.metadata["iteration"]:
         raise ConfigError("critic=true", "exports critics, and initial weights have none", "remove it")
-    root = request.run / "checkpoints" / subject.name
+    root = request.run_folder / "checkpoints" / subject.name
     own = {agent: name for name, members in agents_by_critic(config).items() for agent in members}
     found = {name: root / own.get(name, policy_by_agent(config)[name]) / "critic" for name in agents}
     if lacking := [name for name, folder in found.items() if not folder.is_dir()]:
@@ -150,7 +150,7 @@ def _write_model(
     policy: FrozenAgent, record: Mapping[str, Any], target: Path, config: Config, name: str, request: ExportRequest
 ) -> None:
     """Write an agent in the format of transformers or peft. Complete model files of a checkpoint are copied."""
-    source, merged = Path(record["model"]), request.merged
+    source, merged = Path(record["model"]), request.is_merged
     whole, actor = "adapter" not in record, config.task.agents[name].actor
     trained = "tokenizer" in record  # a checkpoint already contains the effect of these keys
     if whole and merged and source.is_dir() and (trained or not (actor.tokenizer or actor.model_args)):
@@ -210,7 +210,7 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
         raise StorageError(f"{folder}: its tokenizer encodes a text differently from the run's; nothing is exported")
     lm, device = policy.policy.lm, policy.policy.lm.device
     model: Any
-    if request.merged:
+    if request.is_merged:
         stored = (
             "auto" if hasattr(policy.policy, "adapter") else lm.dtype
         )  # the run may load copied files in a lower precision
@@ -244,9 +244,9 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
     expected, actual, base = (part.log_softmax(-1) for part in (expected, actual, base))
     effect, error = float((expected - base).norm()), float((actual - expected).norm())
     noise = FP32_NOISE * float(expected.norm())
-    rounds = request.merged and request.dtype is Dtype.bf16
+    rounds = request.is_merged and request.dtype is Dtype.bf16
     is_equal = error <= MAX_LOST_FRACTION * effect + noise if not rounds else found["deviation"] <= HALF_PRECISION
-    if request.merged:
+    if request.is_merged:
         is_equal = is_equal and _has_merged_weights(model, policy.policy)
     if not is_equal:
         raise StorageError(
@@ -276,7 +276,7 @@ def _write_critic(
     of the loaded critic. Raises `StorageError` if it is too large.
     """
     head = load_value_head(source) if _model_type(source) == ValueHeadConfig.model_type else None
-    if head is None or not request.merged:
+    if head is None or not request.is_merged:
         shutil.copytree(source, target)
         for file in source.rglob("*"):
             if file.is_file() and file_sha256(file) != file_sha256(target / file.relative_to(source)):
@@ -336,14 +336,14 @@ def _finalize(partial: Path, request: ExportRequest, subject: EvaluatedWeights, 
     listed = {
         str(file.relative_to(partial)): {"bytes": file.stat().st_size, "sha256": file_sha256(file)} for file in files
     }
-    record = {**subject.told, "command": request.command, "agents": dict(checked), "files": listed}
+    record = {**subject.metadata, "command": request.command, "agents": dict(checked), "files": listed}
     write_atomically(partial / EXPORT_FILE, json.dumps(record, indent=1) + "\n")
     for file in files:
         with file.open("rb") as handle:
             os.fsync(handle.fileno())
     for folder in (partial, *(path for path in partial.rglob("*") if path.is_dir())):
         fsync_folder(folder)
-    if request.to.is_dir():
-        request.to.rmdir()
-    partial.rename(request.to)
-    fsync_folder(request.to.parent)
+    if request.target.is_dir():
+        request.target.rmdir()
+    partial.rename(request.target)
+    fsync_folder(request.target.parent)

@@ -21,7 +21,7 @@ def model_card(config: Config, agent: str, run: Path, weights: EvaluatedWeights,
     """The card as Markdown with a YAML header."""
     others = [name for name in config.task.agents if name != agent]
     partners = f" together with {', '.join(others)}" if others else ""
-    iteration = weights.told.get("iteration", 0)
+    iteration = weights.metadata.get("iteration", 0)
     base = _base_description(config, agent)
     parts = [
         _hub_header(config, agent, merged=merged),
@@ -118,7 +118,7 @@ def _prompt_lines(config: Config, agent: str) -> Iterator[str]:
 def _score_section(config: Config, run: Path, subject: EvaluatedWeights) -> str:
     """Scores before training and of these weights from the run's own evaluation, and from later `ippo-eval` results."""
     rows = _metrics_by_iteration(run)
-    before, now = rows.get(0, {}), rows.get(int(subject.told.get("iteration", 0)), {})
+    before, now = rows.get(0, {}), rows.get(int(subject.metadata.get("iteration", 0)), {})
     known = [key for key in dict.fromkeys([config.task.primary_metric, *now, *before]) if "/turn/" not in key]
     lines = []
     if known and (now or before):

@@ -158,14 +158,14 @@ class Policy(nn.Module):
         )
 
     @property
-    def trained(self) -> nn.Module:
+    def trained_module(self) -> nn.Module:
         """The trained module, without a value head."""
         return self.lm
 
     @torch.no_grad()
     def copy_from(self, other: Policy) -> None:
         """Copy the weights of another policy of the same shape, except a value head."""
-        for own, its in zip(self.trained.parameters(), other.trained.parameters(), strict=True):
+        for own, its in zip(self.trained_module.parameters(), other.trained_module.parameters(), strict=True):
             own.copy_(its)
 
     @torch.no_grad()

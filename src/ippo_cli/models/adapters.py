@@ -47,12 +47,12 @@ class AdapterPolicy(Policy):
             return super().action_states(sequences)
 
     @property
-    def trained(self) -> nn.Module:
+    def trained_module(self) -> nn.Module:
         assert self.adapter is not None
         return self.adapter
 
     def reading(self) -> AbstractContextManager[None]:
-        return self.base.reading(None if self.adapter is None else self.adapter.name)
+        return self.base.use_adapter(None if self.adapter is None else self.adapter.name)
 
     def train(self, mode: bool = True) -> AdapterPolicy:
         super().train(mode)
@@ -72,7 +72,7 @@ class AdapterPolicy(Policy):
         assert self.adapter is not None
         own, actor = submodule_weights("adapter.", weights), folder / "actor"
         if merged:
-            _save_merged(self.lm, actor, self.base.merged(self.adapter, own, merged_dtype), merged_dtype)
+            _save_merged(self.lm, actor, self.base.merge_adapter(self.adapter, own, merged_dtype), merged_dtype)
         self.adapter.save(actor / ADAPTER_SUBFOLDER if merged else actor, own)
         tokenizer.save_pretrained(actor)
         return [actor, *self._save_head(folder, weights)]
@@ -95,7 +95,7 @@ class AdapterCritic(nn.Module):
 
     def forward(self, sequences: Sequences) -> Tensor:
         """The values `[b, R + 1]` of every state, see `Sequences.state`."""
-        with self.adapter.reading():
+        with self.adapter.activate():
             hidden = last_hidden_states(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
         return gather_states(self.value_head(hidden), sequences.state)
 
@@ -148,7 +148,7 @@ class AdapterCritic(nn.Module):
     def _merged_state(self, own: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
         base = self.adapter.base
         prefix = f"{base.lm.base_model_prefix}."
-        backbone = submodule_weights(prefix, base.merged(self.adapter, own))
+        backbone = submodule_weights(prefix, base.merge_adapter(self.adapter, own))
         state = {f"backbone.{name}": tensor for name, tensor in backbone.items()}
         return state | {f"value_head.{name}": tensor.float() for name, tensor in head.items()}
 

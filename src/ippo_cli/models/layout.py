@@ -40,7 +40,7 @@ class _SequenceParts:
     prompt_mask: Tensor  # [s, P] bool
     begin: Tensor  # [s] the first response column
     end: Tensor  # [s] one past the last
-    of: Tensor  # [b, R + 1] the part that contains the state before a column
+    part_index: Tensor  # [b, R + 1] the part that contains the state before a column
 
 
 def build_sequences(
@@ -61,7 +61,7 @@ def build_sequences(
     inside = (columns[:-1] >= parts.begin[:, None]) & (columns[:-1] < parts.end[:, None])
     end = (columns[1:] * (response_mask[parts.row] & inside)).amax(dim=1) - 1  # its last action token
     if final:
-        last = parts.of[:, -1]
+        last = parts.part_index[:, -1]
         end = end.index_copy(0, last, parts.end[last])
     real = torch.cat([parts.prompt_mask, inside & (columns[:-1] < end[:, None])], dim=1)
     ids = torch.cat([parts.prompt_ids, response_ids[parts.row]], dim=1)
@@ -73,7 +73,7 @@ def build_sequences(
     offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # index of the state before column 0 within the part
     return Sequences(
         input_ids=input_ids,
-        state=places[parts.of, torch.minimum(offset[parts.of] + columns, counts[parts.of] - 1)],
+        state=places[parts.part_index, torch.minimum(offset[parts.part_index] + columns, counts[parts.part_index] - 1)],
         response_ids=response_ids,
         response_mask=response_mask,
         lengths=lengths,
@@ -114,7 +114,7 @@ def _split_sequences(rollout: Rollout, rows: Tensor, lengths: list[int], width: 
         prompt_mask=prompt_mask,
         begin=torch.tensor(begin, device=device),
         end=torch.tensor(ends, device=device),
-        of=of.to(device),
+        part_index=of.to(device),
     )
 
 

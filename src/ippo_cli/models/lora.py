@@ -62,9 +62,9 @@ class FrozenBase:
         self.others = other_modules(lm)
         self.quantized = bool(getattr(lm, "is_quantized", False))
         self.fingerprint = None if self.quantized else _compute_fingerprint(lm)  # quantised weights match no file
-        self.parts = [path for path, _ in lm.named_modules()]
+        self.module_paths = [path for path, _ in lm.named_modules()]
         self._transposed = {path for path, part in lm.named_modules() if isinstance(part, Conv1D)}
-        self._reading: str | None = None  # the adapter of all rows
+        self._active_adapter: str | None = None  # the adapter of all rows
         self._row_adapters: _RowAdapters | None = None
         self._depth = 0  # nesting depth of `reading`
         self._factor_cache: dict[tuple[int, str], Tensor] = {}
@@ -72,7 +72,9 @@ class FrozenBase:
         self._count = 0
         self.has_row_inputs = True  # whether every layer receives one row per row
 
-    def add(self, config: LoraConfig, setting: str, seed: int, *, earlier: str | None = None, key: str = "") -> Adapter:
+    def add_adapter(
+        self, config: LoraConfig, setting: str, seed: int, *, earlier: str | None = None, key: str = ""
+    ) -> Adapter:
         """Add an adapter with no effect yet; its weights are a function of the seed. `setting`: the config group.
 
         `earlier`: the folder of an adapter to start from, and `key` its setting; `load` reads its weights.
@@ -97,15 +99,15 @@ class FrozenBase:
         return Adapter(self, name, config, layers)
 
     @contextmanager
-    def reading(self, adapter: str | None) -> Iterator[None]:
+    def use_adapter(self, adapter: str | None) -> Iterator[None]:
         """Run the forwards inside with this adapter, or with the base alone."""
-        before = self._reading, self._row_adapters
-        self._reading, self._row_adapters = adapter, None
+        before = self._active_adapter, self._row_adapters
+        self._active_adapter, self._row_adapters = adapter, None
         try:
             with self._share_dora_factors():
                 yield
         finally:
-            self._reading, self._row_adapters = before
+            self._active_adapter, self._row_adapters = before
 
     @contextmanager
     def _share_dora_factors(self) -> Iterator[None]:
@@ -137,11 +139,11 @@ class FrozenBase:
         """Recompute activations in the backward pass, with the adapter of the forward pass."""
 
         def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-            return nullcontext(), self.reading(self._reading)
+            return nullcontext(), self.use_adapter(self._active_adapter)
 
         checkpoint_activations(self.lm, context_fn=contexts)
 
-    def merged(
+    def merge_adapter(
         self, adapter: Adapter, weights: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
     ) -> dict[str, Tensor]:
         """The base's weights plus an adapter's `weights` (by registered name).
@@ -186,7 +188,7 @@ class FrozenBase:
                 return result
             factors = self._row_adapters.factors(layer, self._dora_factors)
             return result + self._scale_change(layer, result, change, factors).to(result.dtype)
-        name = self._reading
+        name = self._active_adapter
         if name is None or name not in layer.lora_A:
             return result
         down, up = layer.lora_A[name], layer.lora_B[name]
@@ -267,7 +269,7 @@ class _RowAdapters:
         if not any(name in layer.lora_A for name in self._adapters):
             return None
         if id(layer) not in self._stack_cache:
-            self._stack_cache[id(layer)] = self._stack(layer)
+            self._stack_cache[id(layer)] = self._stack_adapters(layer)
         down, up, parts = self._stack_cache[id(layer)]
         inner = linear(states.to(down.dtype), down)
         return linear(inner * self._scales(parts, inner)[:, None], up)
@@ -282,7 +284,7 @@ class _RowAdapters:
         stacked = torch.stack([torch.ones_like(known) if factors is None else factors for factors in per_adapter])
         return stacked[self._rows.to(stacked.device)][:, None]
 
-    def _stack(self, layer: Any) -> tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]:
+    def _stack_adapters(self, layer: Any) -> tuple[Tensor, Tensor, tuple[tuple[int, int, float], ...]]:
         present = [(place, name) for place, name in enumerate(self._adapters) if name in layer.lora_A]
         down = torch.cat([layer.lora_A[name].weight for _, name in present])
         up = torch.cat([layer.lora_B[name].weight for _, name in present], dim=1)
@@ -313,9 +315,9 @@ class Adapter(nn.Module):
                 parts["M"] = layer.lora_magnitude_vector[name]
             self.add_module(_module_key(path), nn.ModuleDict(parts))
 
-    def reading(self) -> AbstractContextManager[None]:
+    def activate(self) -> AbstractContextManager[None]:
         """Run forwards of the base inside with this adapter."""
-        return self.base.reading(self.name)
+        return self.base.use_adapter(self.name)
 
     def save(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """Write `weights`, by registered name, in peft's format."""
@@ -333,7 +335,7 @@ class Adapter(nn.Module):
         if names != ALL_LINEAR:
             return list(names)
         names = short_names(list(self.scales))
-        meant = {path for path in self.base.parts for name in names if is_named(name, path)}
+        meant = {path for path in self.base.module_paths for name in names if is_named(name, path)}
         return names if meant == self.scales.keys() else list(self.scales)
 
     @torch.no_grad()
@@ -373,7 +375,7 @@ class Adapter(nn.Module):
         result: dict[str, Tensor] = {}
         for path, scale in self.scales.items():
             own = {part: getattr(self, _module_key(path))[part].weight.detach().clone() for part in "AB"}
-            if rank := adapter.rank(path):
+            if rank := adapter.module_rank(path):
                 down, up = (stored[f"{PEFT_PREFIX}{path}.lora_{part}.weight"].to(own[part].device) for part in "AB")
                 factor = scale_for_module(adapter.settings, path, rank) / scale
                 own["A"][:rank] = down
@@ -462,7 +464,7 @@ def _compute_fingerprint(lm: PreTrainedModel) -> str:
 
 def load_adapter(base: FrozenBase, folder: Path, setting: str) -> Adapter:
     """Load a saved adapter with its own settings, on its base."""
-    adapter = base.add(read_adapter(folder, setting).settings, setting, seed=0)
+    adapter = base.add_adapter(read_adapter(folder, setting).settings, setting, seed=0)
     adapter.load(folder, setting)
     return adapter
 

@@ -61,10 +61,10 @@ class Group:
     width: int
     index: Tensor | None  # [rows * width] index of the token at each position; None without padding
     inverse: Tensor  # [tokens] the position of each token
-    real: Tensor  # [rows * width] bool: False at padding, where an arbitrary token is copied
+    mask: Tensor  # [rows * width] bool: False at padding, where an arbitrary token is copied
     prefix: slice  # the shared prefix in the row; empty without one
 
-    def spread(self, part: Tensor) -> Tensor:
+    def unpack(self, part: Tensor) -> Tensor:
         """Pad its part of the row, `[1, heads, tokens, size]`, to `[rows, heads, width, size]`."""
         if self.index is not None:
             part = _PermuteTokens.apply(part, self.index, self.inverse, None)
@@ -75,7 +75,7 @@ class Group:
         """Prepend the shared prefix from the row `[1, heads, N, size]` to each sequence of its part: `[rows, heads,
         prefix + width, size]`.
         """
-        own = self.spread(part)
+        own = self.unpack(part)
         if self.prefix.start == self.prefix.stop:
             return own
         return torch.cat([states[:, :, self.prefix].expand(self.rows, -1, -1, -1), own], dim=2)
@@ -85,7 +85,7 @@ class Group:
         flat = states.flatten(0, 1)[None]
         if self.index is None:
             return flat
-        return _PermuteTokens.apply(flat.transpose(1, 2), self.inverse, self.index, self.real).transpose(1, 2)
+        return _PermuteTokens.apply(flat.transpose(1, 2), self.inverse, self.index, self.mask).transpose(1, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class _PermuteTokens(torch.autograd.Function):
 class Suffixes:
     """Sequences that share one prefix, itself a sequence of the row."""
 
-    of: int  # index of the prefix sequence
+    prefix_index: int  # index of the prefix sequence
     lengths: Sequence[int]  # longest first
 
 
@@ -127,7 +127,7 @@ def pack(lengths: Sequence[int], device: torch.device, suffixes: Sequence[Suffix
     """The packing of sequences of these lengths, longest first, followed by the suffixes of some of them."""
     kind = device.type if device.type in PADDING_BUDGET else "cuda"
     parts = [(0, 0, lengths)]  # start of the prefix, its length, lengths of the sequences
-    parts += [(sum(lengths[: each.of]), lengths[each.of], each.lengths) for each in suffixes]
+    parts += [(sum(lengths[: each.prefix_index]), lengths[each.prefix_index], each.lengths) for each in suffixes]
     positions: list[Tensor] = []
     groups: list[Group] = []
     token = 0

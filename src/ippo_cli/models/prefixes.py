@@ -34,7 +34,7 @@ class _Branch:
     members: tuple[int, ...]
     shortest: int  # of their lengths
     tokens: int  # of all together
-    saved: int
+    saved_tokens: int
     groups: tuple[PrefixGroup, ...]
 
     def merge_next(self, other: _Branch, common: int, min_saved_fraction: float) -> _Branch:
@@ -44,9 +44,9 @@ class _Branch:
         prefix = min(common, shortest - 1)
         saved = prefix * (len(members) - 1)
         worth = prefix >= MIN_PREFIX_TOKENS and saved >= min_saved_fraction * tokens
-        if worth and saved > self.saved + other.saved:
+        if worth and saved > self.saved_tokens + other.saved_tokens:
             return _Branch(members, shortest, tokens, saved, (PrefixGroup(members, prefix),))
-        return _Branch(members, shortest, tokens, self.saved + other.saved, self.groups + other.groups)
+        return _Branch(members, shortest, tokens, self.saved_tokens + other.saved_tokens, self.groups + other.groups)
 
 
 def group_by_shared_prefix(sequences: Sequence[np.ndarray], min_saved_fraction: float) -> tuple[PrefixGroup, ...]:

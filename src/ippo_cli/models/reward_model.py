@@ -45,10 +45,10 @@ class ConversationTokenizer:
         self.tokenizer = tokenizer
         self.special = sorted({str(token) for token in tokenizer.added_tokens_decoder.values() if token.special})
 
-    def ids(self, conversations: Sequence[Messages]) -> list[list[int]]:
+    def token_ids(self, conversations: Sequence[Messages]) -> list[list[int]]:
         """Token ids; special tokens come from the template, or else from the tokenizer."""
         plain = [
-            [{**message, "content": self._plain(message["content"])} for message in conversation]
+            [{**message, "content": self._strip_special_tokens(message["content"])} for message in conversation]
             for conversation in conversations
         ]
         if self.tokenizer.chat_template is None:
@@ -61,20 +61,20 @@ class ConversationTokenizer:
     def check_writable(self, conversation: Messages, setting: str) -> None:
         """Raise `PreflightError` if the chat template rejects such a conversation or omits its last answer."""
         try:
-            with_answer = self.ids([conversation])
+            with_answer = self.token_ids([conversation])
         except Exception as error:  # templates may raise anything, for instance for unknown roles
             roles = " ".join(message["role"] for message in conversation)
             raise PreflightError(
                 f"{setting}: its chat template cannot write a conversation of {roles} ({error}); use a reward model "
                 "that reads such conversations" + ("" if roles == "user assistant" else ", or other prompts")
             ) from error
-        if with_answer == self.ids([[*conversation[:-1], {**conversation[-1], "content": ""}]]):
+        if with_answer == self.token_ids([[*conversation[:-1], {**conversation[-1], "content": ""}]]):
             raise PreflightError(
                 f"{setting}: its chat template omits the last message of the assistant, which must be scored; fix "
                 "chat_template.jinja in its folder"
             )
 
-    def _plain(self, text: str) -> str:
+    def _strip_special_tokens(self, text: str) -> str:
         before = None
         while text != before:  # removing one may form another
             before = text
@@ -102,7 +102,7 @@ class RewardModel:
             for place, row in enumerate(batch):
                 ids[place, : len(rows[row])] = torch.tensor(rows[row])
                 mask[place, : len(rows[row])] = 1
-            numbers = self._read(ids.to(self.device), mask.to(self.device))
+            numbers = self._compute_scores(ids.to(self.device), mask.to(self.device))
             for row, number in zip(batch, numbers.float().cpu().tolist(), strict=True):
                 scores[row] = number
         return scores
@@ -122,7 +122,7 @@ class RewardModel:
         if batch:
             yield batch
 
-    def _read(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def _compute_scores(self, ids: Tensor, mask: Tensor) -> Tensor:
         if not isinstance(self.model, ValueModel):
             return self.model(input_ids=ids, attention_mask=mask).logits[:, 0]
         hidden = self.model.backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state

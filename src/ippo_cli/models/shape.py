@@ -29,8 +29,8 @@ class ModelShape:
     sizes: tuple[int, ...]  # elements of each parameter
     layers: int
     hidden: int  # width of the residual stream
-    inner: int  # width of the feed-forward layers
-    keys: int  # width of the keys of one token and layer, and of its values
+    intermediate_size: int  # width of the feed-forward layers
+    kv_width: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
     window: int | None = None  # smallest sliding window of its layers in tokens; None for full attention
     longrope_threshold: int | None = (
@@ -155,8 +155,8 @@ def _make_shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
         sizes=sizes,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
-        inner=_inner_width(text),
-        keys=head_size * (getattr(text, "num_key_value_heads", None) or heads),
+        intermediate_size=_inner_width(text),
+        kv_width=head_size * (getattr(text, "num_key_value_heads", None) or heads),
         vocabulary=text.vocab_size,
         window=min((layer.sliding_window for layer in _sliding_window_layers(text)), default=None),
         longrope_threshold=_longrope_threshold(text),

@@ -103,15 +103,15 @@ class _AgentWork:
     @property
     def written(self) -> int:
         """Maximum response tokens of a row, in all its turns."""
-        return min(self.settings.rollout.max_new_tokens * (self.agent.length.turns or 1), self.agent.length.row)
+        return min(self.settings.rollout.max_new_tokens * (self.agent.length.turns or 1), self.agent.length.row_tokens)
 
     def rollout(self) -> float:
         """Prefill of every prompt, then decoding in batches."""
-        shape, row, written = self.agent.actor, self.agent.length.row, self.written
+        shape, row, written = self.agent.actor, self.agent.length.row_tokens, self.written
         width = bytes_per_weight(self.settings.actor.dtype)
         prompts = self.speed.seconds(self.rows * (row - written) * _forward_flops_per_token(shape, row))
         batch_rows = min(self.config.rollout.decode_batch_size, math.ceil(self.rows))
-        cached = 2.0 * width * shape.layers * shape.keys * (row - written / 2)
+        cached = 2.0 * width * shape.layers * shape.kv_width * (row - written / 2)
         by_layer = self._is_sharded and self.config.rollout.zero3_gather is Zero3Gather.layer
         sent = self._received_bytes(width * shape.parameters)
         step = self.speed.seconds(
@@ -155,7 +155,7 @@ class _AgentWork:
         return seconds
 
     def _training_seconds(self, shape: ModelShape, dtype: Dtype, epochs: int, mini: int, checkpointed: bool) -> float:
-        row, width = self.agent.length.row, bytes_per_weight(dtype)
+        row, width = self.agent.length.row_tokens, bytes_per_weight(dtype)
         forward = _forward_flops_per_token(shape, row)
         # A frozen base needs no weight gradients.
         backward = 2.0 * forward if shape.adapter is None else forward + 4.0 * shape.trained_parameters
@@ -173,7 +173,7 @@ class _AgentWork:
 
     def _forward_seconds(self, shape: ModelShape) -> float:
         """Forward pass over all rows without gradients."""
-        row, width = self.agent.length.row, bytes_per_weight(self.settings.actor.dtype)
+        row, width = self.agent.length.row_tokens, bytes_per_weight(self.settings.actor.dtype)
         batches = max(1, math.ceil(self.rows * row / self.config.deepspeed.forward_batch_tokens))
         sent = self._received_bytes(batches * width * shape.parameters) if self._is_sharded else 0.0
         return self.speed.seconds(self.rows * row * _forward_flops_per_token(shape, row), sent=sent)

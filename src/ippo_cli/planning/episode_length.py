@@ -25,9 +25,9 @@ class EpisodeLength:
     """
 
     turns: int | None  # None: no known limit
-    sequence: int  # tokens of one sequence, prompt and responses; at most the context
-    first: int = 0  # tokens of the first prompt and its response without a context limit; 0: unknown prompt
-    row: int  # tokens of all its sequences; several if later prompts do not include earlier turns
+    sequence_tokens: int  # tokens of one sequence, prompt and responses; at most the context
+    first_turn_tokens: int = 0  # tokens of the first prompt and its response without a context limit; 0: unknown prompt
+    row_tokens: int  # tokens of all its sequences; several if later prompts do not include earlier turns
 
 
 def episode_lengths(
@@ -54,11 +54,11 @@ def length_warnings(
 ) -> dict[str, str]:
     """Warn if responses or turns at their limits exceed an agent's context."""
     for name, length in lengths.items():
-        if length.turns == 1 and length.first > contexts[name]:
+        if length.turns == 1 and length.first_turn_tokens > contexts[name]:
             limit = config.task.agents[name].rollout.max_new_tokens
             return {
-                "long_episodes": f"{name}: prompts of up to {length.first - limit} tokens and rollout.max_new_tokens="
-                f"{limit} exceed its context of {contexts[name]}, so responses are truncated; lower either"
+                "long_episodes": f"{name}: prompts of up to {length.first_turn_tokens - limit} tokens and "
+                f"rollout.max_new_tokens={limit} exceed its context of {contexts[name]}, so responses are truncated; lower either"
             }
     if config.rollout.history is History.latest:
         return {}
@@ -75,7 +75,7 @@ def length_warnings(
 
 def max_critic_tokens(lengths: Mapping[str, EpisodeLength]) -> int:
     """Maximum input tokens of a centralised critic: all agents' rows, and two separators per turn."""
-    return sum(length.row + 2 * (length.turns or 1) for length in lengths.values())
+    return sum(length.row_tokens + 2 * (length.turns or 1) for length in lengths.values())
 
 
 def _estimate_length(
@@ -89,7 +89,7 @@ def _estimate_length(
     first = prompt + response if observation_tokens else 0
     first_turn = min(context, prompt + response)
     if turns == 1 or not observation_tokens:
-        return EpisodeLength(turns=turns, sequence=first_turn, row=first_turn, first=first)
+        return EpisodeLength(turns=turns, sequence_tokens=first_turn, row_tokens=first_turn, first_turn_tokens=first)
     later = [
         *observation_tokens[1:],
         *[observation_tokens[-1]] * (len(observation_tokens) if turns is None else turns - len(observation_tokens)),
@@ -98,9 +98,11 @@ def _estimate_length(
         longest = min(context, max(observation_tokens) + response)
         # Without a limit on turns, assume as many as fit into the context.
         count = turns or context // (observation_tokens[-1] + response) + 1
-        return EpisodeLength(turns=turns, sequence=longest, row=max(first_turn, count * longest), first=first)
+        return EpisodeLength(
+            turns=turns, sequence_tokens=longest, row_tokens=max(first_turn, count * longest), first_turn_tokens=first
+        )
     whole = context if turns is None else min(context, prompt + response + sum(tokens + response for tokens in later))
-    return EpisodeLength(turns=turns, sequence=whole, row=whole, first=first)
+    return EpisodeLength(turns=turns, sequence_tokens=whole, row_tokens=whole, first_turn_tokens=first)
 
 
 def _first_prompt_tokens(config: Config, task: Task, formats: Mapping[str, PromptFormat]) -> dict[str, int]:

@@ -33,12 +33,12 @@ MICRO_BATCH_TOKENS = tuple(1 << power for power in range(10, 21))
 class ShardingOption:
     """One sharding of the models, its memory, and the micro-batch size that fits."""
 
-    keys: str
-    asked: bool  # whether it is the configured one
+    overrides: str
+    is_configured: bool  # whether it is the configured one
     certain_bytes: float  # device bytes of weights, gradients and optimizer
-    greatest: tuple[str, float]  # phase and bytes of the peak, with the configured micro_batch_tokens
-    host: float  # host bytes per rank
-    plain: int  # largest of `MICRO_BATCH_TOKENS` that fits; 0 if none does
+    peak_phase: tuple[str, float]  # phase and bytes of the peak, with the configured micro_batch_tokens
+    host_bytes: float  # host bytes per rank
+    max_tokens: int  # largest of `MICRO_BATCH_TOKENS` that fits; 0 if none does
     max_tokens_checkpointed: int  # the same with gradient_checkpointing
 
 
@@ -64,12 +64,12 @@ def sharding_options(
             continue
         needs = estimate_memory(way)
         yield ShardingOption(
-            keys=keys,
-            asked=kind == configured,
+            overrides=keys,
+            is_configured=kind == configured,
             certain_bytes=needs.certain_bytes,
-            greatest=needs.greatest,
-            host=needs.host,
-            plain=_max_micro_batch_tokens(way, estimate_memory, machine),
+            peak_phase=needs.peak_phase,
+            host_bytes=needs.host_bytes,
+            max_tokens=_max_micro_batch_tokens(way, estimate_memory, machine),
             max_tokens_checkpointed=_max_micro_batch_tokens(_enable_checkpointing(way), estimate_memory, machine),
         )
 
@@ -90,7 +90,7 @@ def _max_micro_batch_tokens(
     most = 0
     for tokens in MICRO_BATCH_TOKENS:
         needs = estimate_memory(replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens)))
-        if machine.memory_shortfall(needs.greatest[1], needs.host) is not None:
+        if machine.memory_shortfall(needs.peak_phase[1], needs.host_bytes) is not None:
             break
         most = tokens
         if not any(model.has_several_micro_batches for model in needs.trained):

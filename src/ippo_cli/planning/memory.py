@@ -46,7 +46,7 @@ class AgentShapes:
     actor: ModelShape
     critic: ModelShape | None  # separate critic; None for a value head on the actor, or no critic
     length: EpisodeLength
-    weights: str  # source of the actor's initial weights: agents with the same source share one reference
+    weights_source: str  # source of the actor's initial weights: agents with the same source share one reference
     reference: ModelShape | None = None  # additional frozen weights of its reference; None if shared
     critic_row_tokens: int | None = None  # longest row of a centralised critic; None: the critic reads the agent's rows
 
@@ -57,24 +57,24 @@ class TrainedModel:
 
     name: str
     shape: ModelShape
-    width: int  # bytes per weight
+    bytes_per_weight: int  # bytes per weight
     memory: EngineMemory
-    forward: float  # activations and logits of a forward pass without gradients; 0 if it runs none
-    backward: float  # activations and logits of a micro-batch with gradients
+    scoring_bytes: float  # activations and logits of a forward pass without gradients; 0 if it runs none
+    training_bytes: float  # activations and logits of a micro-batch with gradients
     has_several_micro_batches: bool  # per optimizer step
     is_actor: bool
     is_stage3: bool  # stage 3 loads weights one parameter at a time
 
     @property
-    def updating(self) -> float:
+    def update_bytes(self) -> float:
         """Additional memory during an update."""
-        return self.memory.updating(self.backward, has_several=self.has_several_micro_batches)
+        return self.memory.update_peak(self.training_bytes, has_several=self.has_several_micro_batches)
 
     @property
-    def loading(self) -> float:
+    def loading_bytes(self) -> float:
         """Additional memory during the engine's initialisation."""
-        whole = self.width * max(self.shape.sizes) if self.is_stage3 else 0.0
-        return max(self.memory.loading - self.memory.resident_at_start, 0.0) + whole
+        whole = self.bytes_per_weight * max(self.shape.sizes) if self.is_stage3 else 0.0
+        return max(self.memory.load_peak - self.memory.resident_at_start, 0.0) + whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,19 +83,19 @@ class FrozenModel:
 
     name: str
     shape: ModelShape
-    width: int
-    spread: EngineMemory | None = None  # its share if sharded at stage 3; None if every rank holds all weights
+    bytes_per_weight: int
+    sharded_memory: EngineMemory | None = None  # its share if sharded at stage 3; None if every rank holds all weights
 
     @property
-    def weights(self) -> float:
-        if self.spread is not None:
-            return self.spread.weights
-        return self.shape.quantized_bytes or float(self.width * self.shape.parameters)
+    def weight_bytes(self) -> float:
+        if self.sharded_memory is not None:
+            return self.sharded_memory.weights
+        return self.shape.quantized_bytes or float(self.bytes_per_weight * self.shape.parameters)
 
     @property
-    def gathered(self) -> float:
+    def gathered_bytes(self) -> float:
         """Gathered weights during a forward pass."""
-        return 0.0 if self.spread is None else self.spread.gathered
+        return 0.0 if self.sharded_memory is None else self.sharded_memory.gathered_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,53 +105,61 @@ class MemoryEstimate:
     device: str  # `cpu` or `cuda`
     trained: tuple[TrainedModel, ...]
     frozen: tuple[FrozenModel, ...]
-    cache: float  # KV cache and sampling logits, maximum over agents
-    parked: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
+    kv_cache_bytes: float  # KV cache and sampling logits, maximum over agents
+    prefix_cache_bytes: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
     rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
     reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
 
     @property
-    def standing(self) -> float:
+    def resident_bytes(self) -> float:
         """Permanent memory on the device, from the first update on."""
-        return sum(model.memory.standing for model in self.trained) + self._frozen_bytes
+        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes
 
     @property
     def certain_bytes(self) -> float:
         """Device memory independent of sequence lengths: weights, optimizer states, and gradients of one update."""
-        return self.standing + max(model.memory.transient_gradients for model in self.trained)
+        return self.resident_bytes + max(model.memory.transient_gradients for model in self.trained)
 
     @property
-    def host(self) -> float:
+    def host_bytes(self) -> float:
         """Offloaded to host memory."""
-        frozen = sum(model.spread.host for model in self.frozen if model.spread is not None)
+        frozen = sum(model.sharded_memory.host for model in self.frozen if model.sharded_memory is not None)
         return sum(model.memory.host for model in self.trained) + frozen
 
     @property
-    def saved(self) -> float:
+    def save_bytes(self) -> float:
         """Host memory on rank 0 while the largest model is gathered and saved."""
-        return max(float(model.width * model.shape.trained_parameters) for model in self.trained)
+        return max(float(model.bytes_per_weight * model.shape.trained_parameters) for model in self.trained)
 
     @property
     def bytes_by_phase(self) -> dict[str, float]:
         """Peak device memory of each phase."""
         loaded = sum(model.memory.resident_at_start for model in self.trained)
-        scored = max(model.forward + model.memory.gathered if model.forward else 0.0 for model in self.trained)
+        scored = max(
+            model.scoring_bytes + model.memory.gathered_weights if model.scoring_bytes else 0.0
+            for model in self.trained
+        )
         return {
-            "load": loaded + max(model.loading for model in self.trained) + self._frozen_bytes,
-            "rollout": self.standing + self.rollout_gathered_bytes + self.cache + self.parked,
-            "targets": self.standing + self.reference_gathered_bytes + scored,
-            "update": self.standing + self.reference_gathered_bytes + max(model.updating for model in self.trained),
-            "save": self.standing + (self.saved if self.device == "cpu" else 0.0),
+            "load": loaded + max(model.loading_bytes for model in self.trained) + self._frozen_bytes,
+            "rollout": self.resident_bytes
+            + self.rollout_gathered_bytes
+            + self.kv_cache_bytes
+            + self.prefix_cache_bytes,
+            "targets": self.resident_bytes + self.reference_gathered_bytes + scored,
+            "update": self.resident_bytes
+            + self.reference_gathered_bytes
+            + max(model.update_bytes for model in self.trained),
+            "save": self.resident_bytes + (self.save_bytes if self.device == "cpu" else 0.0),
         }
 
     @property
-    def greatest(self) -> tuple[str, float]:
+    def peak_phase(self) -> tuple[str, float]:
         """The phase with the highest peak, and its bytes."""
         return max(self.bytes_by_phase.items(), key=lambda phase: phase[1])
 
     @property
     def _frozen_bytes(self) -> float:
-        return sum(model.weights for model in self.frozen)
+        return sum(model.weight_bytes for model in self.frozen)
 
 
 def estimate_memory(
@@ -169,17 +177,17 @@ def estimate_memory(
     frozen = (*_frozen_models(config, shapes, ranks), *rewards)
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
     if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
-        decoding += [_decode_gathered_bytes(config, m.spread) for m in frozen if m.spread is not None]
+        decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
     return MemoryEstimate(
         device=device,
         trained=trained,
         frozen=frozen,
-        cache=max(_decode_bytes(config, name, agent, rows) for name, agent in shapes.items()),
-        parked=sum(_prefix_cache_bytes(config, name, agent, rows) for name, agent in shapes.items())
+        kv_cache_bytes=max(_decode_bytes(config, name, agent, rows) for name, agent in shapes.items()),
+        prefix_cache_bytes=sum(_prefix_cache_bytes(config, name, agent, rows) for name, agent in shapes.items())
         if keeps_prefixes
         else 0.0,
         rollout_gathered_bytes=max(decoding),
-        reference_gathered_bytes=max((model.gathered for model in frozen), default=0.0)
+        reference_gathered_bytes=max((model.gathered_bytes for model in frozen), default=0.0)
         if _has_full_kl(config)
         else 0.0,
     )
@@ -189,10 +197,12 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
     """Bytes of one checkpoint of all ranks: optimizer shards and model folders of every trained model."""
     total = 0.0
     for model in _trained_models(config, shapes, ranks, 1, "cuda"):
-        stage = engine_stage(config, model.width, ranks)
+        stage = engine_stage(config, model.bytes_per_weight, ranks)
         # Adam moments and fp32 weights; below stage 3 also the weights in their own dtype.
-        shards = 8 + (4 if stage else 0) + (model.width if stage < 3 else 0)
-        total += model.shape.trained_parameters * (model.width + (shards if config.checkpoint.optimizer else 0))
+        shards = 8 + (4 if stage else 0) + (model.bytes_per_weight if stage < 3 else 0)
+        total += model.shape.trained_parameters * (
+            model.bytes_per_weight + (shards if config.checkpoint.optimizer else 0)
+        )
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
             total += 4 * model.shape.parameters  # merged models are saved in fp32
     for names in trained_agents_by_policy(config).values():
@@ -222,7 +232,7 @@ def _trained_models(
     for holder, names in trained_agents_by_policy(config).items():
         settings, agent = config.task.agents[names[0]], shapes[names[0]]
         actor = settings.actor
-        longest = max(shapes[name].length.row for name in names)
+        longest = max(shapes[name].length.row_tokens for name in names)
         carried = isinstance(settings.critic, ValueHeadCriticConfig)
         yield _trained_model(
             config,
@@ -232,10 +242,12 @@ def _trained_models(
             ranks,
             _EngineInput(
                 max_row_tokens=longest,
-                written=min(max(_response_tokens(config, name, shapes[name].length) for name in names), longest),
+                response_tokens=min(
+                    max(_response_tokens(config, name, shapes[name].length) for name in names), longest
+                ),
                 rows=len(names) * rows,
-                step=len(names) * max(-(-mini_batch_size(config, settings) // ranks), 1),
-                scores=carried or config.rollout.recompute_logprobs or needs_reference(config),
+                rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // ranks), 1),
+                has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
             ),
             checkpointed=actor.gradient_checkpointing,
             decodes=True,
@@ -269,11 +281,11 @@ def _critic_model(
         model.dtype,
         ranks,
         _EngineInput(
-            max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row for agent in names),
-            written=0,
+            max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),
+            response_tokens=0,
             rows=len(names) * rows,
-            step=len(names) * max(-(-critic_mini_batch_size(config, settings) // ranks), 1),
-            scores=True,
+            rows_per_step=len(names) * max(-(-critic_mini_batch_size(config, settings) // ranks), 1),
+            has_scoring=True,
         ),
         checkpointed=model.gradient_checkpointing,
         decodes=False,
@@ -286,14 +298,14 @@ class _EngineInput:
     """The input sizes of an engine on one rank."""
 
     max_row_tokens: int  # maximum tokens of a row
-    written: int  # of these, the ones with logits
+    response_tokens: int  # of these, the ones with logits
     rows: int  # per iteration
-    step: int  # rows per optimizer step
-    scores: bool  # whether it also runs forward passes without gradients
+    rows_per_step: int  # rows per optimizer step
+    has_scoring: bool  # whether it also runs forward passes without gradients
 
     @property
     def response_fraction(self) -> float:
-        return self.written / self.max_row_tokens
+        return self.response_tokens / self.max_row_tokens
 
 
 def _trained_model(
@@ -324,7 +336,7 @@ def _trained_model(
     )
     # A row longer than the token budget is a separate micro-batch.
     micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
-    micro = min(micro_batch_limit, read.max_row_tokens * read.step)
+    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step)
     scored = min(max(deepspeed.forward_batch_tokens, read.max_row_tokens), read.max_row_tokens * read.rows)
     chunk, written = (
         deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // shape.vocabulary, 1),
@@ -337,13 +349,13 @@ def _trained_model(
     return TrainedModel(
         name=name,
         shape=shape,
-        width=width,
+        bytes_per_weight=width,
         memory=memory,
-        forward=forward if read.scores else 0.0,
-        backward=micro
+        scoring_bytes=forward if read.has_scoring else 0.0,
+        training_bytes=micro
         * activation_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32, longest=read.max_row_tokens)
         + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
-        has_several_micro_batches=read.max_row_tokens * read.step > micro_batch_limit,
+        has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
         is_actor=decodes,
         is_stage3=engine_stage(config, width, ranks) == 3,
     )
@@ -352,13 +364,13 @@ def _trained_model(
 def _response_tokens(config: Config, name: str, length: EpisodeLength) -> int:
     """Maximum response tokens in one row."""
     limit = config.task.agents[name].rollout.max_new_tokens
-    return length.row if length.turns is None else min(length.turns * limit, length.row)
+    return length.row_tokens if length.turns is None else min(length.turns * limit, length.row_tokens)
 
 
 def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """KV cache of one decode batch, with the larger of its logits and its prefill activations."""
     shape, width = agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype)
-    batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence
+    batch_rows, longest = min(config.rollout.decode_batch_size, rows), agent.length.sequence_tokens
     cache = (
         kv_bytes(shape, width)
         * batch_rows
@@ -381,12 +393,12 @@ def _max_cache_columns(longest: int, limit: int) -> int:
 def _prefix_cache_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Cached keys and values of rows whose episodes continue."""
     per_token = kv_bytes(agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype))
-    return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence)
+    return min(float(PREFIX_CACHE_BYTES), per_token * rows * agent.length.sequence_tokens)
 
 
 def _decode_gathered_bytes(config: Config, memory: EngineMemory) -> float:
     if config.rollout.zero3_gather is Zero3Gather.layer:
-        return min(memory.decode_weights, memory.gathered)
+        return min(memory.decode_weights, memory.gathered_weights)
     return memory.decode_weights
 
 
@@ -402,7 +414,7 @@ def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], ranks: int
     if config.team.partners.every:
         for holder, names in trained_agents_by_policy(config).items():
             width = bytes_per_weight(config.task.agents[names[0]].actor.dtype)
-            yield FrozenModel(name=f"{holder} partner", shape=shapes[names[0]].actor, width=width)
+            yield FrozenModel(name=f"{holder} partner", shape=shapes[names[0]].actor, bytes_per_weight=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = policy_by_agent(config)
     base_of_agent = {name: base for base, names in agents_by_base(config).items() for name in names}
@@ -417,18 +429,22 @@ def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], ranks: int
                 known.add(key)
                 kept = 4 if has_merged_adapter(settings.actor.reference) else width
                 spread = _sharded_memory(config, own, kept, ranks) if is_sharded else None
-                yield FrozenModel(name=f"{holder_of[name]} reference", shape=own, width=kept, spread=spread)
+                yield FrozenModel(
+                    name=f"{holder_of[name]} reference", shape=own, bytes_per_weight=kept, sharded_memory=spread
+                )
         if isinstance(settings.actor, LoraActorConfig):
             if base not in seen:
                 seen.add(base)
-                yield FrozenModel(name=f"{base} base", shape=agent.actor, width=width)
+                yield FrozenModel(name=f"{base} base", shape=agent.actor, bytes_per_weight=width)
             continue
-        key = (agent.weights, settings.actor.dtype)
+        key = (agent.weights_source, settings.actor.dtype)
         if key not in known and own is None and (settings.frozen or needs_reference(config)):
             known.add(key)
             role = "actor" if settings.frozen else "reference"
             spread = _sharded_memory(config, agent.actor, width, ranks) if is_sharded else None
-            yield FrozenModel(name=f"{holder_of[name]} {role}", shape=agent.actor, width=width, spread=spread)
+            yield FrozenModel(
+                name=f"{holder_of[name]} {role}", shape=agent.actor, bytes_per_weight=width, sharded_memory=spread
+            )
 
 
 def _reference_key(actor: ActorConfig, holder: str) -> str:

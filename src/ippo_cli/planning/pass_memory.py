@@ -7,7 +7,7 @@ from ippo_cli.models.shape import ModelShape
 
 def forward_bytes(shape: ModelShape, width: int) -> float:
     """Bytes per token of a forward pass without gradients: the temporaries of one layer."""
-    return width * (6 * shape.hidden + 2 * shape.keys + 3 * shape.inner)
+    return width * (6 * shape.hidden + 2 * shape.kv_width + 3 * shape.intermediate_size)
 
 
 def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bool, longest: int) -> float:
@@ -16,12 +16,14 @@ def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp
     `longest`: maximum row length. `in_fp32`: attention of bf16 models runs in fp32.
     """
     # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16, norms also keep fp32 tensors.
-    layer = width * (8 * shape.hidden + 3 * shape.keys + 4 * shape.inner) + (4 * shape.hidden if width < 4 else 0)
+    layer = width * (8 * shape.hidden + 3 * shape.kv_width + 4 * shape.intermediate_size) + (
+        4 * shape.hidden if width < 4 else 0
+    )
     if in_fp32:  # queries, keys and values in fp32 instead of bf16, and attention's output in both
-        layer += (4 - width) * (shape.hidden + 2 * shape.keys) + 4 * shape.hidden
+        layer += (4 - width) * (shape.hidden + 2 * shape.kv_width) + 4 * shape.hidden
     if shape.window is not None and longest > shape.window:
         # Attention with a mask repeats keys and values for every query head.
-        layer += (4 if in_fp32 else width) * 2 * shape.hidden if shape.keys < shape.hidden else 0
+        layer += (4 if in_fp32 else width) * 2 * shape.hidden if shape.kv_width < shape.hidden else 0
     if checkpointed:
         return shape.layers * width * shape.hidden + layer
     return shape.layers * layer
@@ -29,7 +31,7 @@ def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp
 
 def kv_bytes(shape: ModelShape, width: int) -> float:
     """Bytes per token of keys and values."""
-    return 2.0 * width * shape.layers * shape.keys
+    return 2.0 * width * shape.layers * shape.kv_width
 
 
 def logit_bytes(width: int, *, trains: bool, entropy: bool) -> int:

@@ -174,7 +174,7 @@ def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewh
             [held.weights, held.gradients, held.optimizer, held.buckets, held.host],
         )
     for frozen in memory.frozen:
-        sizes[frozen.name] = frozen.shape.parameters, [frozen.weights, 0, 0, 0, 0]
+        sizes[frozen.name] = frozen.shape.parameters, [frozen.weight_bytes, 0, 0, 0, 0]
     unit, size = _size_unit(max(part for _, parts in sizes.values() for part in parts))
     rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
     for name, (parameters, parts) in sizes.items():
@@ -183,8 +183,12 @@ def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewh
         print(line)
     phases = ", ".join(f"{name} {_format_size(part)}" for name, part in memory.bytes_by_phase.items())
     _print_labelled("memory", f"per rank, peak of each phase: {phases}")
-    parked = f"; the rollout caches at most {_format_size(memory.parked)} of earlier turns" if memory.parked else ""
-    host = f"; and {_format_size(memory.host)} in host memory" if memory.host else ""
+    parked = (
+        f"; the rollout caches at most {_format_size(memory.prefix_cache_bytes)} of earlier turns"
+        if memory.prefix_cache_bytes
+        else ""
+    )
+    host = f"; and {_format_size(memory.host_bytes)} in host memory" if memory.host_bytes else ""
     _print_labelled(
         "",
         f"of this, {_format_size(memory.certain_bytes)} are weights, gradients and optimizer; the rest is estimated "
@@ -194,12 +198,12 @@ def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewh
         where, others = ("a machine", f"{machine.ranks} of them") if elsewhere else ("this machine", "")
         _print_labelled(
             where,
-            f"{_format_gib(machine.accelerator)} GiB on a GPU for {machine.ranks_per_device} of {ranks} ranks, "
-            f"{_format_gib(machine.host)} GiB of host memory for {others or machine.ranks}",
+            f"{_format_gib(machine.gpu_bytes)} GiB on a GPU for {machine.ranks_per_device} of {ranks} ranks, "
+            f"{_format_gib(machine.host_bytes)} GiB of host memory for {others or machine.ranks}",
         )
     else:
         _print_labelled(
-            "this machine", f"{_format_gib(machine.host)} GiB for {machine.ranks} of {ranks} ranks, on the CPU"
+            "this machine", f"{_format_gib(machine.host_bytes)} GiB for {machine.ranks} of {ranks} ranks, on the CPU"
         )
         _print_labelled(
             "",
@@ -213,15 +217,15 @@ def _show_sharding_options(
     """Print one line per sharding option; marks the configured one."""
     rows = [["per GPU", "certain", "at most", "in", "host memory", "tokens", "checkpointed"]]
     for option in sharding_options(config, plan, task, material, machine, ranks):
-        phase, most = option.greatest
+        phase, most = option.peak_phase
         rows.append(
             [
-                f"{'*' if option.asked else ' '} {option.keys}",
+                f"{'*' if option.is_configured else ' '} {option.overrides}",
                 _format_size(option.certain_bytes),
                 _format_size(most),
                 phase,
-                _format_size(option.host) if option.host else "-",
-                *(str(tokens) if tokens else "none" for tokens in (option.plain, option.max_tokens_checkpointed)),
+                _format_size(option.host_bytes) if option.host_bytes else "-",
+                *(str(tokens) if tokens else "none" for tokens in (option.max_tokens, option.max_tokens_checkpointed)),
             ]
         )
     for line in format_table(rows, numbers=True):
@@ -295,11 +299,12 @@ def _show_episodes(config: Config, material: ModelSpecs) -> None:
     _print_labelled("episodes", ", ".join(parts))
     for name, shapes in material.shapes.items():
         length = shapes.length
-        again = f", {length.row} in all turns" if length.row != length.sequence else ""
+        again = f", {length.row_tokens} in all turns" if length.row_tokens != length.sequence_tokens else ""
         basis = "estimated from the preview below" if is_environment else "including other agents' responses"
         _print_labelled(
             f"{name} context",
-            f"{material.contexts[name]} tokens, of which an episode uses up to {length.sequence}{again}; {basis}",
+            f"{material.context_limits[name]} tokens, of which an episode uses up to {length.sequence_tokens}{again}; "
+            f"{basis}",
         )
 
 
@@ -351,12 +356,12 @@ def format_ids(prompt_format: PromptFormat, message: str) -> str:
 
 def _show_conversation(shown: Preview) -> None:
     for turn in shown.turns:
-        _print_labelled(f"{turn.agent} prompt", repr(turn.read))
-        _print_labelled(f"{turn.agent} action", repr(turn.written))
+        _print_labelled(f"{turn.agent} prompt", repr(turn.prompt))
+        _print_labelled(f"{turn.agent} action", repr(turn.action))
     if shown.remaining_turns:
         _print_labelled("", f"... {shown.remaining_turns} more turn{'' if shown.remaining_turns == 1 else 's'}")
-    if shown.end:
-        _print_labelled("episode", shown.end)
+    if shown.ending:
+        _print_labelled("episode", shown.ending)
 
 
 def _print_labelled(label: str, text: str) -> None:

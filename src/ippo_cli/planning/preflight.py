@@ -93,10 +93,10 @@ class ModelSpecs:
     """Tokenizers, context limits and model shapes of all agents, without weights."""
 
     tokenizers: dict[str, PreTrainedTokenizerBase]
-    contexts: dict[str, int]  # maximum tokens of prompt and response together
+    context_limits: dict[str, int]  # maximum tokens of prompt and response together
     shapes: dict[str, AgentShapes]
     layouts: dict[str, CriticLayout]  # of centralised critics, by the critic's name
-    rewards: tuple[FrozenModel, ...]  # reward models on the same devices
+    reward_models: tuple[FrozenModel, ...]  # reward models on the same devices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +104,19 @@ class Machine:
     """Memory in bytes that the ranks on one machine share."""
 
     device: str  # `cpu` or `cuda`
-    host: int  # host memory
-    accelerator: int  # memory of the smallest GPU; 0 on a CPU
+    host_bytes: int  # host memory
+    gpu_bytes: int  # memory of the smallest GPU; 0 on a CPU
     ranks: int  # on this machine
     ranks_per_device: int
 
     def memory_shortfall(self, device: float, host: float) -> tuple[str, float, float] | None:
         """(name, needed, available) of the memory that is too small for these bytes per rank; None if all fits."""
         if self.device == "cuda":
-            if device * self.ranks_per_device > self.accelerator:
-                return "GPU", device * self.ranks_per_device, self.accelerator
-            return ("machine", host * self.ranks, self.host) if host * self.ranks > self.host else None
+            if device * self.ranks_per_device > self.gpu_bytes:
+                return "GPU", device * self.ranks_per_device, self.gpu_bytes
+            return ("machine", host * self.ranks, self.host_bytes) if host * self.ranks > self.host_bytes else None
         needed = (device + host) * self.ranks
-        return ("machine", needed, self.host) if needed > self.host else None
+        return ("machine", needed, self.host_bytes) if needed > self.host_bytes else None
 
 
 def device_kind(wanted: Device) -> str:
@@ -130,12 +130,12 @@ def device_kind(wanted: Device) -> str:
 def this_machine(device: str, ranks: int) -> Machine:
     """The current machine, with `ranks` training processes on it."""
     if device == "cpu":
-        return Machine(device=device, host=host_memory().total, accelerator=0, ranks=ranks, ranks_per_device=ranks)
+        return Machine(device=device, host_bytes=host_memory().total, gpu_bytes=0, ranks=ranks, ranks_per_device=ranks)
     count = torch.cuda.device_count()
     return Machine(
         device=device,
-        host=host_memory().total,
-        accelerator=min(torch.cuda.get_device_properties(number).total_memory for number in range(count)),
+        host_bytes=host_memory().total,
+        gpu_bytes=min(torch.cuda.get_device_properties(number).total_memory for number in range(count)),
         ranks=ranks,
         ranks_per_device=-(-ranks // count),
     )
@@ -150,8 +150,8 @@ def planned_machine(plan: PlanConfig) -> Machine | None:
     assert plan.machine_memory_gib is not None
     return Machine(
         device="cuda",
-        host=int(plan.machine_memory_gib * GIB),
-        accelerator=int(plan.memory_gib * GIB),
+        host_bytes=int(plan.machine_memory_gib * GIB),
+        gpu_bytes=int(plan.memory_gib * GIB),
         ranks=min(plan.devices, plan.per_machine),
         ranks_per_device=1,
     )
@@ -205,12 +205,16 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
             actor=actor,
             critic=critic,
             length=lengths[name],
-            weights=pinned,
+            weights_source=pinned,
             reference=references[name],
             critic_row_tokens=critic_row,
         )
     return ModelSpecs(
-        tokenizers=tokenizers, contexts=contexts, shapes=shapes, layouts=layouts, rewards=frozen_reward_models(config)
+        tokenizers=tokenizers,
+        context_limits=contexts,
+        shapes=shapes,
+        layouts=layouts,
+        reward_models=frozen_reward_models(config),
     )
 
 
@@ -242,7 +246,7 @@ def drop_too_long_rows(config: Config, task: Task, material: ModelSpecs) -> tupl
         return first_message(agent, config.task.agents[agent], example)
 
     for name, rows in parts.items():
-        kept = fitting_rows(known, message, rows, material.contexts)
+        kept = fitting_rows(known, message, rows, material.context_limits)
         if len(kept) == len(rows):
             continue
         limit = f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
@@ -279,11 +283,11 @@ def build_prompt_formats(
 
     scheduled = schedule.scheduled_examples(plan.num_iterations)
     known = {name: formats[name] for name in example_only_agents(config.task)}
-    check_prompt_lengths(known, message, scheduled, "the training data", material.contexts)
-    check_prompt_lengths(known, message, enumerate(task.held_out), "the held-out data", material.contexts)
-    for name, observation in ({} if known else task.dry_run.first).items():
+    check_prompt_lengths(known, message, scheduled, "the training data", material.context_limits)
+    check_prompt_lengths(known, message, enumerate(task.held_out), "the held-out data", material.context_limits)
+    for name, observation in ({} if known else task.dry_run.first_observations).items():
         if name in formats:  # unknown agents are reported when episodes fail
-            formats[name].refuse_too_long([(0, observation)], "the training data", material.contexts[name])
+            formats[name].check_lengths([(0, observation)], "the training data", material.context_limits[name])
     return formats
 
 
@@ -291,7 +295,7 @@ def model_warnings(config: Config, material: ModelSpecs) -> dict[str, str]:
     """Warnings about context lengths, longrope and chat templates, by rule."""
     lengths = {name: shapes.length for name, shapes in material.shapes.items()}
     warnings = (
-        length_warnings(config, lengths, material.contexts)
+        length_warnings(config, lengths, material.context_limits)
         | _critic_context_warnings(material)
         | _longrope_warnings(material)
     )
@@ -302,7 +306,7 @@ def _chat_template_warnings(config: Config, material: ModelSpecs) -> dict[str, s
     """Warn if a chat template ends prompts with the end-of-sequence token, which stops generation at once."""
     for name, prompt_format in prompt_formats(config.task, config.rollout, material.tokenizers).items():
         end = prompt_format.tokenizer.eos_token_id
-        if prompt_format.chat and prompt_format.prompt_ids("x")[-1:] == [end]:
+        if prompt_format.uses_chat_template and prompt_format.prompt_ids("x")[-1:] == [end]:
             token = prompt_format.tokenizer.eos_token
             return {
                 "ended_prompts": f"{name}: the chat template ends prompts with {token}, which also ends responses, so "
@@ -315,7 +319,7 @@ def _chat_template_warnings(config: Config, material: ModelSpecs) -> dict[str, s
 def _longrope_warnings(material: ModelSpecs) -> dict[str, str]:
     """Warn if a row's rotary frequencies depend on the longest row of its batch."""
     for name, shapes in material.shapes.items():
-        limit, longest = shapes.actor.longrope_threshold, shapes.length.sequence
+        limit, longest = shapes.actor.longrope_threshold, shapes.length.sequence_tokens
         if limit is not None and longest > limit:
             return {
                 "longrope": f"{name}: with longrope, one row of more than {limit} tokens changes the rotary "
@@ -343,14 +347,14 @@ def estimate_run_memory(
     """Estimate each rank's memory on a device of this kind."""
     evaluated = count_eval_episodes(len(task.held_out), config.evaluation)
     rows = max(plan.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
-    return estimate_memory(config, material.shapes, ranks, rows, device, material.rewards)
+    return estimate_memory(config, material.shapes, ranks, rows, device, material.reward_models)
 
 
 def memory_error(
     config: Config, material: ModelSpecs, memory: MemoryEstimate, machine: Machine, ranks: int
 ) -> str | None:
     """The text of a `PreflightError` if weights, optimizer states and gradients alone do not fit; else None."""
-    shortfall = machine.memory_shortfall(memory.certain_bytes, memory.host)
+    shortfall = machine.memory_shortfall(memory.certain_bytes, memory.host_bytes)
     if shortfall is None:
         return None
     place, needed, available = shortfall
@@ -361,16 +365,16 @@ def memory_error(
     ]
     remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
     return (
-        f"deepspeed.stage={config.deepspeed.stage} needs at least {(memory.certain_bytes + memory.host) / GIB:.1f} GiB "
-        f"for weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on "
+        f"deepspeed.stage={config.deepspeed.stage} needs at least "
+        f"{(memory.certain_bytes + memory.host_bytes) / GIB:.1f} GiB for weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on "
         f"this {place} need {needed / GIB:.1f} GiB, and it has {available / GIB:.1f}; {remedy}"
     )
 
 
 def memory_warning(memory: MemoryEstimate, machine: Machine) -> str | None:
     """A warning if the estimated peak memory does not fit; else None."""
-    phase, device = memory.greatest
-    shortfall = machine.memory_shortfall(device, memory.host)
+    phase, device = memory.peak_phase
+    shortfall = machine.memory_shortfall(device, memory.host_bytes)
     if shortfall is None:
         return None
     place, needed, available = shortfall
@@ -396,8 +400,8 @@ def free_disk_bytes(folder: Path) -> int:
 
 
 def _fits(config: Config, material: ModelSpecs, machine: Machine, ranks: int) -> bool:
-    memory = estimate_memory(config, material.shapes, ranks, 1, machine.device, material.rewards)
-    return machine.memory_shortfall(memory.certain_bytes, memory.host) is None
+    memory = estimate_memory(config, material.shapes, ranks, 1, machine.device, material.reward_models)
+    return machine.memory_shortfall(memory.certain_bytes, memory.host_bytes) is None
 
 
 def _get_empty_model(

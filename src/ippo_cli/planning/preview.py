@@ -19,8 +19,8 @@ class PreviewTurn:
     """The new part of an agent's prompt, and the placeholder of its response."""
 
     agent: str
-    read: str
-    written: str
+    prompt: str
+    action: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -29,15 +29,17 @@ class Preview:
 
     turns: list[PreviewTurn] = field(default_factory=list)
     remaining_turns: int = 0  # turns after those shown
-    end: str = ""  # how it ended, if it did
+    ending: str = ""  # how it ended, if it did
 
 
 def preview_episode(task: Task, formats: Mapping[str, PromptFormat]) -> Preview:
     """The first `SHOWN_TURNS` turns of the task's dry run, as the agents read them."""
     shown, reader = task.dry_run, _PreviewReader(formats)
-    turns = [reader.turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
-    end = "fails here with placeholders as responses" if shown.failure else shown.end or "not over after these turns"
-    return Preview(turns=turns, remaining_turns=len(shown.turns) - len(turns), end=end)
+    turns = [reader.read_turn(*turn) for turn in shown.turns[:SHOWN_TURNS]]
+    end = (
+        "fails here with placeholders as responses" if shown.failure else shown.outcome or "not over after these turns"
+    )
+    return Preview(turns=turns, remaining_turns=len(shown.turns) - len(turns), ending=end)
 
 
 class _PreviewReader:
@@ -48,13 +50,13 @@ class _PreviewReader:
         self._conversations: dict[str, Conversation] = {}
         self._written: dict[str, str] = {}
 
-    def turn(self, agent: str, observation: str, written: str) -> PreviewTurn:
+    def read_turn(self, agent: str, observation: str, written: str) -> PreviewTurn:
         """The new part of an agent's prompt; the whole prompt if it does not extend the previous one."""
         prompt_format, before = self._formats[agent], ""
         if agent not in self._conversations:
-            [conversation] = prompt_format.begin([observation])
+            [conversation] = prompt_format.start_conversations([observation])
             if not conversation.ids:
-                prompt_format.refuse(conversation.text, 0, prompt_format.max_prompt_tokens)
+                prompt_format.check_length(conversation.text, 0, prompt_format.max_prompt_tokens)
             self._conversations[agent] = conversation
         else:
             conversation, response = self._conversations[agent], self._written[agent]
@@ -62,7 +64,7 @@ class _PreviewReader:
             prompt_format.extend([conversation], [_truncated_completion(response)], [observation])
         self._written[agent] = written
         read = prompt_format.control.unguard(self._conversations[agent].text.removeprefix(before))
-        return PreviewTurn(agent=agent, read=read, written=written)
+        return PreviewTurn(agent=agent, prompt=read, action=written)
 
 
 def _truncated_completion(text: str) -> Completion:

@@ -19,7 +19,7 @@ def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
         FrozenModel(
             name="reward model" if where == "reward" else f"{where.rpartition('.')[2]} reward",
             shape=reward_model_shape(read_config(str(model.model), model.revision)),
-            width=bytes_per_weight(model.dtype),
+            bytes_per_weight=bytes_per_weight(model.dtype),
         )
         for where, model in models
     )

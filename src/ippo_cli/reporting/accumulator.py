@@ -26,13 +26,13 @@ class MetricAccumulator:
     learner: str
     turns: Mapping[str, int]  # by agent, in the order of the rows: the number of first turns with metrics
     sums: dict[str, Tensor] = field(default_factory=dict)
-    parts: dict[str, Tensor] = field(default_factory=dict)  # [2, agents, turns + 1]: sums and counts of entries
+    breakdowns: dict[str, Tensor] = field(default_factory=dict)  # [2, agents, turns + 1]: sums and counts of entries
     maxima: dict[str, Tensor] = field(default_factory=dict)
     tokens: int = 0  # over all ranks and steps
     first_epoch_tokens: int = 0
 
     @classmethod
-    def of(cls, learner: str, agents: Sequence[str], turns: Mapping[str, int]) -> MetricAccumulator:
+    def for_learner(cls, learner: str, agents: Sequence[str], turns: Mapping[str, int]) -> MetricAccumulator:
         """An empty accumulator for a learner that trains these agents."""
         return cls(learner=learner, turns={name: turns.get(name, 0) for name in agents})
 
@@ -44,8 +44,8 @@ class MetricAccumulator:
             _add_to(self.sums, f"{prefix}/{name}", sums[name])
         if len(self.turns) > 1 or any(self.turns.values()):
             numbers = torch.stack([loss.per_token[name] for name in logged])
-            for name, part in zip(logged, self._parts(numbers, loss, batch), strict=True):
-                _add_to(self.parts, f"{prefix}/{name}", part)
+            for name, part in zip(logged, self._breakdown_sums(numbers, loss, batch), strict=True):
+                _add_to(self.breakdowns, f"{prefix}/{name}", part)
         for name, value in loss.maxima.items():
             for kept, wanted in (
                 (f"{prefix}/{name}_max_deviation", first_epoch),
@@ -76,7 +76,7 @@ class MetricAccumulator:
 
     def _reduced_totals(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Sums and parts over all ranks, with one reduction."""
-        tensors = [table[name] for table in (self.sums, self.parts) for name in sorted(table)]
+        tensors = [table[name] for table in (self.sums, self.breakdowns) for name in sorted(table)]
         if not tensors:
             return {}, {}
         flat = distributed.all_sum(torch.cat([tensor.flatten() for tensor in tensors])).cpu()
@@ -85,9 +85,9 @@ class MetricAccumulator:
         ]
         count = len(self.sums)
         sums, parts = total[:count], total[count:]
-        return dict(zip(sorted(self.sums), sums, strict=True)), dict(zip(sorted(self.parts), parts, strict=True))
+        return dict(zip(sorted(self.sums), sums, strict=True)), dict(zip(sorted(self.breakdowns), parts, strict=True))
 
-    def _parts(self, numbers: Tensor, loss: Loss, batch: Minibatch) -> Tensor:
+    def _breakdown_sums(self, numbers: Tensor, loss: Loss, batch: Minibatch) -> Tensor:
         """Sums and counts of quantities `[q, b, R]` by agent and turn: `[q, 2, agents, turns + 1]`.
 
         The last column collects later turns. Uses matrix products, because indexed additions are not deterministic

@@ -39,7 +39,7 @@ class Console:
         if isinstance(sys.stdout, io.TextIOWrapper):  # characters outside the locale's encoding must not raise
             sys.stdout.reconfigure(errors="backslashreplace")
         self._out = RichConsole(highlight=False, soft_wrap=True)
-        self._main = distributed.is_main()
+        self._is_main = distributed.is_main()
         # Not `is_terminal`, which FORCE_COLOR makes true of a file; a dumb terminal cannot redraw a line.
         live = sys.stdout.isatty() and not self._out.is_dumb_terminal
         self._is_rich = style is Style.rich or (style is Style.auto and live)
@@ -50,12 +50,12 @@ class Console:
         self._tasks: dict[str, Any] = {}
         self._panel: Any = Text("")
         self._history: dict[str, list[float]] = {name: [] for name in agents}
-        self._shown: set[str] = set()  # the columns with a value in any row so far
+        self._seen_columns: set[str] = set()  # the columns with a value in any row so far
         self._recent_seconds: deque[float] = deque(maxlen=20)  # durations of the last iterations
         self._last_line_at = time.monotonic()
 
     def __enter__(self) -> Console:
-        if self._main and self._is_rich:
+        if self._is_main and self._is_rich:
             self._live = Live(Group(self._bars), console=self._out, refresh_per_second=4, transient=False)
             self._live.start()
         return self
@@ -68,7 +68,7 @@ class Console:
 
     def print_line(self, text: str, style: str = "") -> None:
         """Print a line; the text is not parsed as markup."""
-        if self._main:
+        if self._is_main:
             self._out.print(Text(text, style=style))
             sys.stdout.flush()
             self._last_line_at = time.monotonic()
@@ -78,9 +78,9 @@ class Console:
         for text in texts:
             self.print_line(truncate_text(f"warning: {text}"), style="yellow")
 
-    def progress(self, label: str, done: int, total: int) -> None:
+    def show_progress(self, label: str, done: int, total: int) -> None:
         """Show a progress bar; without a terminal, a line if nothing was printed for `PROGRESS_INTERVAL_S`."""
-        if not self._main:
+        if not self._is_main:
             return
         if self._live is not None:
             if label not in self._tasks:
@@ -90,16 +90,18 @@ class Console:
         elif time.monotonic() - self._last_line_at > PROGRESS_INTERVAL_S:
             self.print_line(f"  {truncate_text(label, 2 * NAME_WIDTH)}: {done}/{total}")
 
-    def iteration(self, row: Mapping[str, float], num_iterations: int) -> None:
+    def show_iteration(self, row: Mapping[str, float], num_iterations: int) -> None:
         """Show one finished iteration."""
-        if not self._main:
+        if not self._is_main:
             return
         row = dict(row) | self._shared_policy_metrics(row)
         for name in self.agents:
             self._history[name].append(row[f"{name}/score/mean"])
         number = int(row["iteration"])
         self._recent_seconds.append(row["time/iteration"])
-        self._shown |= {column for column in COLUMNS if any(agent_metric(name, column) in row for name in self.agents)}
+        self._seen_columns |= {
+            column for column in COLUMNS if any(agent_metric(name, column) in row for name in self.agents)
+        }
         left = sum(self._recent_seconds) / len(self._recent_seconds) * (num_iterations - number)
         if self._live is None:
             self.print_line(iteration_line(row, self.agents, self._columns(), num_iterations, left))
@@ -118,7 +120,7 @@ class Console:
             if (key := agent_metric(name, column)) not in row and (shared := agent_metric(holder, column)) in row
         }
 
-    def evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
+    def show_evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
         """Show held-out scores, the primary metric first."""
         failed = [key for key, value in metrics.items() if key.endswith("/failed_share") and value]
         others = [key for key in metrics if key.count("/") == 1 and not key.endswith("/failed_share")]
@@ -129,9 +131,9 @@ class Console:
         rest = join_fitting(shown, LINE_WIDTH - len(line) - len("  ()"))
         self.print_line(truncate_text(f"{line}  ({rest})" if rest else line))
 
-    def samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def show_samples(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Show a table of prompts and responses, by turn for episodes with several turns."""
-        if not self._main or not rows:
+        if not self._is_main or not rows:
             return
         self._out.print(sample_table(rows), width=min(self._out.width, LINE_WIDTH))
         sys.stdout.flush()
@@ -169,7 +171,7 @@ class Console:
             f"train further    {resume_command(folder, more)}",
             f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
         ]
-        if self._main:
+        if self._is_main:
             self.__exit__()  # print below the display
             # No frame if lines do not fit, so that paths can be copied.
             framed = self._is_rich and max(map(len, lines)) + 4 <= self._out.width
@@ -181,7 +183,7 @@ class Console:
             sys.stdout.flush()
 
     def _columns(self) -> list[str]:
-        return [column for column in COLUMNS if column in self._shown]
+        return [column for column in COLUMNS if column in self._seen_columns]
 
     def _clear_bars(self) -> None:
         for task in self._tasks.values():

@@ -170,7 +170,7 @@ def count_turns(episodes: Sequence[Episode], agent: str) -> dict[str, float]:
     Excludes episodes in which a snapshot played for the agent.
     """
     episodes = [episode for episode in episodes if agent not in episode.partners]
-    turns = [turn for episode in episodes for turn in episode.of(agent)]
+    turns = [turn for episode in episodes for turn in episode.turns_of_agent(agent)]
     return {
         "episodes": float(len(episodes)),
         "turns": float(len(turns)),
@@ -269,7 +269,7 @@ def view_metrics(view: CriticView, current_mask: Tensor) -> dict[str, float]:
     """Input tokens and truncation of a centralised critic, over episodes in `current_mask` `[B]` of all ranks."""
     read = ((view.rollout.prompt_mask.sum(dim=1) + view.rollout.length) * current_mask).sum()
     read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
-    sums = torch.stack([read, (view.left_out & current_mask).sum(), current_mask.sum()]).double()
+    sums = torch.stack([read, (view.is_truncated & current_mask).sum(), current_mask.sum()]).double()
     tokens, left_out, rows = distributed.all_sum(sums).tolist()
     return {"value/read_tokens": ratio(tokens, rows), "value/left_out_share": ratio(left_out, rows)}
 

@@ -94,7 +94,7 @@ def sum_turn(
 
     `scores`: `[B, K]` by turn; only rows in `valid` count.
     """
-    own = [turns[turn] for episode in episodes if len(turns := episode.own(agent)) > turn]
+    own = [turns[turn] for episode in episodes if len(turns := episode.trainable_turns(agent)) > turn]
     scored = turn_mask(episodes, agent, turn).to(valid.device) & valid
     return {
         "response_length": (float(sum(len(taken.completion.ids) for taken in own)), float(len(own))),
@@ -105,7 +105,7 @@ def sum_turn(
 
 def turn_mask(episodes: Sequence[Episode], agent: str, turn: int) -> Tensor:
     """The episodes in which an agent had this turn, bool `[B]`."""
-    return torch.tensor([len(episode.own(agent)) > turn for episode in episodes], dtype=torch.bool)
+    return torch.tensor([len(episode.trainable_turns(agent)) > turn for episode in episodes], dtype=torch.bool)
 
 
 def per_turn_target_metrics(agent: Agent, rollout: Rollout, targets: Targets, turn: int) -> dict[str, float]:
@@ -127,7 +127,9 @@ def per_turn_target_metrics(agent: Agent, rollout: Rollout, targets: Targets, tu
 
 def _max_turns_taken(episodes: Sequence[Episode], agent: str) -> int:
     """The largest number of turns of an agent in an episode, over all ranks."""
-    return int(distributed.all_max(torch.tensor(max((len(episode.own(agent)) for episode in episodes), default=0))))
+    return int(
+        distributed.all_max(torch.tensor(max((len(episode.trainable_turns(agent)) for episode in episodes), default=0)))
+    )
 
 
 def _sum_column(numbers: Tensor, turn: int, rows: Tensor) -> tuple[float, float]:

@@ -67,14 +67,14 @@ class RunLog:
     ) -> None:
         self.folder = folder
         self.state = state
-        self._main = distributed.is_main()
+        self._is_main = distributed.is_main()
         self._last_counted_at = time.monotonic()  # `wall_seconds` includes the time up to here
         self._trackers = TrackerGroup()
-        self._waiting: list[str] = []  # rows that are not written yet
+        self._pending_rows: list[str] = []  # rows that are not written yet
         self._failed_files: set[str] = set()  # files with a warning and no successful write since
-        distributed.run_on_main(lambda: self._begin(tracker, settings))
+        distributed.run_on_main(lambda: self._start(tracker, settings))
 
-    def _begin(self, tracker: TrackerConfig, settings: Mapping[str, Any]) -> None:
+    def _start(self, tracker: TrackerConfig, settings: Mapping[str, Any]) -> None:
         with convert_storage_errors(str(self.folder)):
             (self.folder / "samples").mkdir(exist_ok=True)
             self._trackers = build_trackers(tracker, self.folder, settings)
@@ -86,12 +86,12 @@ class RunLog:
 
     def durable_metrics_bytes(self) -> int | None:
         """Bytes of `metrics.jsonl` that are flushed to disk; None while rows are not written."""
-        if self._waiting:  # the disk may have space again
+        if self._pending_rows:  # the disk may have space again
             with suppress(OSError):
                 self._append_pending_rows()
-        return None if self._waiting else self._written()
+        return None if self._pending_rows else self._metrics_file_size()
 
-    def _written(self) -> int:
+    def _metrics_file_size(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
 
     def truncate_metrics(self, size: int, iteration: int) -> None:
@@ -99,9 +99,9 @@ class RunLog:
 
         Raises `ResumeError` for an unreadable row.
         """
-        if not self._main:
+        if not self._is_main:
             return
-        written = self._written()
+        written = self._metrics_file_size()
         if written < size:
             print_warning(f"{self.metrics_file} is shorter than when the checkpoint was saved: rows of it are missing")
         if written > size:
@@ -110,14 +110,14 @@ class RunLog:
             ends = [end for row, end in metric_rows(self.metrics_file) if row["iteration"] <= iteration]
             os.truncate(self.metrics_file, max(ends, default=0))
 
-    def log(self, row: Mapping[str, float]) -> None:
+    def log_row(self, row: Mapping[str, float]) -> None:
         """Write one row to `metrics.jsonl` and to the trackers. Non-finite numbers become null."""
         unknown = [key for key in row if not is_documented(key)]
         assert not unknown, f"metrics without an entry in reporting/metrics.py: {unknown}"
-        if not self._main:
+        if not self._is_main:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        self._waiting.append(json.dumps(finite, allow_nan=False) + "\n")
+        self._pending_rows.append(json.dumps(finite, allow_nan=False) + "\n")
         with self._warn_on_storage_error("metrics.jsonl"):
             self._append_pending_rows()
         self.state.iterations = int(row["iteration"])
@@ -126,10 +126,10 @@ class RunLog:
 
     def _append_pending_rows(self) -> None:
         """Write all pending rows, or none of them."""
-        size = self._written()
+        size = self._metrics_file_size()
         try:
             with self.metrics_file.open("a") as file:
-                file.writelines(self._waiting)
+                file.writelines(self._pending_rows)
                 fault_point("log")
                 file.flush()
                 os.fsync(file.fileno())
@@ -137,7 +137,7 @@ class RunLog:
             with suppress(OSError):
                 os.truncate(self.metrics_file, size)
             raise
-        self._waiting.clear()
+        self._pending_rows.clear()
 
     @contextmanager
     def _warn_on_storage_error(self, file_name: str) -> Iterator[None]:
@@ -156,13 +156,13 @@ class RunLog:
 
     def read_last_rows(self, count: int) -> list[dict[str, float]]:
         """The last iterations of `metrics.jsonl`, oldest first; empty on other ranks than 0."""
-        if not self._main or not self.metrics_file.exists():
+        if not self._is_main or not self.metrics_file.exists():
             return []
         rows = [row for row, _ in deque(metric_rows(self.metrics_file), maxlen=count)]
         iterations = [row for row in rows if row["iteration"]]
         return [_restore_nan(row) for row in iterations]
 
-    def note(self, unusual: Mapping[str, str]) -> list[str]:
+    def record_warnings(self, unusual: Mapping[str, str]) -> list[str]:
         """Record warnings by rule; returns the texts of rules that are new in this run."""
         new = {rule: text for rule, text in unusual.items() if rule not in self.state.warnings}
         if new:
@@ -172,15 +172,15 @@ class RunLog:
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Write samples as JSON lines, with control characters escaped."""
-        if self._main and rows:
+        if self._is_main and rows:
             lines = "".join(json.dumps(row) + "\n" for row in rows)
             with self._warn_on_storage_error("samples/"):
                 write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
-            self._trackers.samples(name, rows)
+            self._trackers.log_samples(name, rows)
 
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a table, which is rewritten after each iteration."""
-        if self._main:
+        if self._is_main:
             with self._warn_on_storage_error(name):
                 write_atomically(self.folder / name, json.dumps(rows, indent=1) + "\n")
 
@@ -199,7 +199,7 @@ class RunLog:
     def finish(self, state: str, error: str | None = None) -> None:
         """Record the final state. Raises `StorageError` if a completed run cannot write its state or rows."""
         self.state.state, self.state.error = state, None if error is None else redact_text(error)
-        if self._waiting:
+        if self._pending_rows:
             with self._warn_on_storage_error("metrics.jsonl"):
                 self._append_pending_rows()
         self.save_state(last=True)
@@ -218,7 +218,7 @@ class RunLog:
             round(self.state.wall_seconds + now - self._last_counted_at, 3),
             now,
         )
-        if not self._main:
+        if not self._is_main:
             return
         with self._warn_on_storage_error("run.json"):
             try:

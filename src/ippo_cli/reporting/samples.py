@@ -70,7 +70,7 @@ def _episode_row(
 
 def _agent_row(episode: Episode, agent: str, scores: list[float]) -> dict[str, Any]:
     """An agent's last observation and response, and its total score; None without turns."""
-    own = episode.of(agent)
+    own = episode.turns_of_agent(agent)
     return {
         "prompt": own[-1].observation if own else None,
         "response": own[-1].completion.text if own else None,

@@ -48,7 +48,7 @@ def startup_warnings(config: Config, plan: BatchSizes, task: Task) -> dict[str, 
     return config_warnings(
         WarningInputs(
             config=config,
-            plan=plan,
+            batch_sizes=plan,
             train_rows=len(task.train),
             held_out_rows=len(task.held_out),
             dry_run_failure=task.dry_run.failure,

@@ -14,7 +14,7 @@ def get_chat_messages(episode: Episode, agent: str, agents: Mapping[str, AgentCo
 
     Empty for an agent without turns.
     """
-    turns = episode.of(agent)
+    turns = episode.turns_of_agent(agent)
     system = agents[agent].system
     messages = [{"role": "system", "content": system}] if system is not None and turns else []
     for turn in turns:
@@ -27,5 +27,5 @@ def get_chat_messages(episode: Episode, agent: str, agents: Mapping[str, AgentCo
 
 def get_last_prompt(episode: Episode, agent: str) -> str:
     """The agent's observation before its last completion; empty if the agent has no turns."""
-    turns = episode.of(agent)
+    turns = episode.turns_of_agent(agent)
     return turns[-1].observation if turns else ""

@@ -74,7 +74,7 @@ def validate_reward(reward: Reward, agents: Sequence[str], episodes: Sequence[Ep
                 "of the reserved names " + " ".join(RESERVED_PARTS)
             )
     steps = [num_steps(episode) for episode in episodes]
-    turns = {name: [len(episode.of(name)) for episode in episodes] for name in reward.agent_by_turn}
+    turns = {name: [len(episode.turns_of_agent(name)) for episode in episodes] for name in reward.agent_by_turn}
     by_step = reward.team_by_step
     return Reward(
         team=None if reward.team is None else _check_numbers("team", reward.team, rows),

@@ -23,7 +23,7 @@ class FormatReward:
         self._pattern = PatternMatcher(pattern, "reward.pattern", limit_s)
 
     def __call__(self, examples: Sequence[Example], responses: Responses) -> Reward:
-        found = self._pattern.read([text.strip() for texts in responses.values() for text in texts])
+        found = self._pattern.match([text.strip() for texts in responses.values() for text in texts])
         by_agent = {
             name: found[number * len(examples) : (number + 1) * len(examples)] for number, name in enumerate(responses)
         }

@@ -83,7 +83,7 @@ class FunctionReward:
     ) -> Reward:
         if self.per_sample:
             calls = [self._make_row_call(row, examples, responses, episodes) for row in range(len(examples))]
-            return stack_rows([self._row(result) for result in self._run_calls(calls)])
+            return stack_rows([self._row_numbers(result) for result in self._run_calls(calls)])
         texts = {name: list(own) for name, own in responses.items()}
         kwargs = {self.episode_parameter: episodes} if self.with_episodes else {}
         [result] = self._run_calls([((list(examples), texts), kwargs)])
@@ -133,7 +133,7 @@ class FunctionReward:
         except TimeoutError as error:
             raise CallFailed(f"the call took longer than {self.timeout_s:g} s") if limit.expired() else error from None
 
-    def _row(self, result: Any) -> Mapping[str, Any] | Exception:
+    def _row_numbers(self, result: Any) -> Mapping[str, Any] | Exception:
         """One row's numbers by name, or the exception of its call."""
         if isinstance(result, Exception):
             return result

@@ -35,11 +35,11 @@ class HttpReward:
         self._remote = RemoteClient(config, config.url)
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
-        rows = self._rows(episodes)
+        rows = self._build_rows(episodes)
         results: list[Row | Exception] = [RuntimeError("no request was sent")] * len(rows)
         places = list(range(len(rows)))
         parts = [places[first : first + self.batch_size] for first in range(0, len(rows), self.batch_size)]
-        self._ask(rows, parts, results)
+        self._request_rows(rows, parts, results)
         # Not after a connection failure: single rows would fail as well.
         single_rows = [
             [place]
@@ -47,7 +47,7 @@ class HttpReward:
             for place in part
             if len(part) > 1 and isinstance(results[place], Exception) and getattr(results[place], "answered", True)
         ]
-        self._ask(rows, single_rows, results)
+        self._request_rows(rows, single_rows, results)
         return replace(stack_rows(results), final=True)  # failed requests were already retried
 
     def check_connection(self) -> None:
@@ -56,7 +56,7 @@ class HttpReward:
     def close(self) -> None:
         self._remote.close()
 
-    def _rows(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
+    def _build_rows(self, episodes: Sequence[Episode]) -> list[dict[str, Any]]:
         texts = last_texts(episodes, list(self.agents))
         return [
             {
@@ -67,7 +67,7 @@ class HttpReward:
             for row, episode in enumerate(episodes)
         ]
 
-    def _ask(
+    def _request_rows(
         self, rows: Sequence[Mapping[str, Any]], parts: Sequence[Sequence[int]], results: list[Row | Exception]
     ) -> None:
         def read(place: int, answer: Any) -> list[Row | Exception]:

@@ -36,13 +36,13 @@ class JudgeReward:
         assert config.url is not None
         self.config, self.agents = config, list(agents)
         self._remote = RemoteClient(config, f"{config.url.rstrip('/')}/chat/completions")
-        self._answers = AnswerCache()
+        self._cache = AnswerCache()
         self._parser = AnswerParser(config, limit_s)
 
     def prepare(self, context: RewardContext) -> None:
         """Open this rank's answer cache in the run's folder, with the answers of earlier processes."""
         if self.config.keep_answers and context.folder is not None:
-            self._answers = AnswerCache(context.folder / f"answers_rank{distributed.rank()}.jsonl")
+            self._cache = AnswerCache(context.folder / f"answers_rank{distributed.rank()}.jsonl")
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         texts = last_texts(episodes, self.agents)
@@ -56,16 +56,18 @@ class JudgeReward:
             keys[row][name]: body
             for row, bodies in enumerate(requests)
             for name, body in bodies.items()
-            if keys[row][name] not in self._answers
+            if keys[row][name] not in self._cache
         }
-        self._parser.begin()
+        self._parser.reset()
         failed: dict[str, Exception] = {}
-        for key, text in zip(uncached, self._remote.post_all(list(uncached.values()), self._read), strict=True):
+        for key, text in zip(uncached, self._remote.post_all(list(uncached.values()), self._read_answer), strict=True):
             if isinstance(text, Exception):
                 failed[key] = text
             else:
-                self._answers.add(key, text)
-        return replace(stack_rows([self._row(own, failed) for own in keys]), final=True)  # final: requests were retried
+                self._cache.add(key, text)
+        return replace(
+            stack_rows([self._score_row(own, failed) for own in keys]), final=True
+        )  # final: requests were retried
 
     def validate_examples(self, examples: Sequence[Example]) -> None:
         for example in examples:
@@ -77,7 +79,7 @@ class JudgeReward:
 
     def close(self) -> None:
         self._remote.close()
-        self._answers.close()
+        self._cache.close()
         self._parser.close()
 
     def _request_body(self, episode: Episode, agent: str, responses: Mapping[str, str]) -> dict[str, Any]:
@@ -95,12 +97,12 @@ class JudgeReward:
         fields = {name: value for name, value in example.items() if name not in placeholders}
         return render_template(self.config.template, fields, "reward.template", placeholders)
 
-    def _row(self, keys: Mapping[str, str], failed: Mapping[str, Exception]) -> Row | Exception:
+    def _score_row(self, keys: Mapping[str, str], failed: Mapping[str, Exception]) -> Row | Exception:
         for key in keys.values():
             if key in failed:
                 return failed[key]
         try:
-            judged = {name: self._parser.of(self._answers[key]) for name, key in keys.items()}
+            judged = {name: self._parser.parse(self._cache[key]) for name, key in keys.items()}
         except RequestFailed as failure:  # a cached answer that the current pattern cannot parse
             return failure
         low, width = self.config.lowest, self.config.highest - self.config.lowest
@@ -111,7 +113,7 @@ class JudgeReward:
             "parts": {"judged": sum(judged.values()) / len(judged)},
         }
 
-    def _read(self, _: int, answer: Any) -> str:
+    def _read_answer(self, _: int, answer: Any) -> str:
         """The text of the endpoint's answer; raises `RequestFailed` if it has no valid number."""
         try:
             text = answer["choices"][0]["message"]["content"]
@@ -119,7 +121,7 @@ class JudgeReward:
             text = None
         if not isinstance(text, str):
             raise RequestFailed(f"the endpoint's response has no choices[0].message.content: {answer!r:.200}")
-        self._parser.of(text)
+        self._parser.parse(text)
         return text
 
 
@@ -176,17 +178,17 @@ class AnswerParser:
         self._pattern = None
         if config.pattern is not None:
             self._pattern = PatternMatcher(config.pattern, "reward.pattern", limit_s, find_last_matches)
-        self._found: dict[str, Any] = {}  # the pattern's match by text
+        self._matches: dict[str, Any] = {}  # the pattern's match by text
         self._num_timeouts = 0
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         """Clear the cache and start the process before requests are sent, so that they do not wait for it."""
-        self._found.clear()
+        self._matches.clear()
         self._num_timeouts = 0
         if self._pattern is not None:
-            self._pattern.read([""])
+            self._pattern.match([""])
 
-    def of(self, text: str) -> float:
+    def parse(self, text: str) -> float:
         """The number of a text; raises `RequestFailed` if it has none, or one outside the bounds."""
         config = self.config
         found = (
@@ -210,15 +212,15 @@ class AnswerParser:
             self._pattern.close()
 
     def _match_last(self, text: str, pattern: PatternMatcher) -> Any:
-        if text not in self._found:
+        if text not in self._matches:
             if self._num_timeouts >= MAX_TIMEOUTS:  # the pattern is the cause
                 raise RequestFailed(
                     f"matching timed out for {self._num_timeouts} answers; the other answers are not matched",
                     can_retry=False,
                 )
-            [self._found[text]] = pattern.read([text])
-            self._num_timeouts += isinstance(self._found[text], CallFailed)
-        if isinstance(found := self._found[text], CallFailed):
+            [self._matches[text]] = pattern.match([text])
+            self._num_timeouts += isinstance(self._matches[text], CallFailed)
+        if isinstance(found := self._matches[text], CallFailed):
             raise RequestFailed(f"{found}: {text!r:.200}", can_retry=False)  # a retry would take as long
         return found
 

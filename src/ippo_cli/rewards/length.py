@@ -22,7 +22,9 @@ class LengthReward:
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
         lengths = {
-            name: [sum(_measure_length(turn.completion, self.unit) for turn in ep.of(name)) for ep in episodes]
+            name: [
+                sum(_measure_length(turn.completion, self.unit) for turn in ep.turns_of_agent(name)) for ep in episodes
+            ]
             for name in self.agents
         }
         own = {name: [self.score_length(length) for length in numbers] for name, numbers in lengths.items()}

@@ -50,7 +50,7 @@ class MixReward:
         components: dict[str, Reward] = {}
         failures: dict[int, Exception] = {}
         for name, part in self.parts.items():
-            components[name], failure = self._asked(part, episodes)
+            components[name], failure = self._call_part(part, episodes)
             if failure is not None:
                 valid = components[name].valid or ()
                 for row in (row for row, usable in enumerate(valid) if not usable and row not in failures):
@@ -79,15 +79,15 @@ class MixReward:
         for part in self.parts.values():
             close_reward(part.reward)
 
-    def _asked(self, part: MixPart, episodes: Sequence[Episode]) -> tuple[Reward, Exception | None]:
+    def _call_part(self, part: MixPart, episodes: Sequence[Episode]) -> tuple[Reward, Exception | None]:
         def ask(rows: list[int]) -> Reward:
             selected = [episodes[row] for row in rows]
             return validate_reward(part.reward(selected), self.agents, selected)
 
         max_rows = (len(episodes) + 1) * distributed.world_size()
-        answers = RewardRetry(ask=ask, splittable=part.splittable, failure_limit=self.failure_budget * max_rows)
-        answers.take(list(range(len(episodes))))
-        return answers.merged(self.agents, episodes), answers.failure
+        answers = RewardRetry(call=ask, splittable=part.splittable, failure_limit=self.failure_budget * max_rows)
+        answers.score_rows(list(range(len(episodes))))
+        return answers.merge(self.agents, episodes), answers.failure
 
 
 def weighted_sum(components: Mapping[str, Reward], weights: Mapping[str, float]) -> Reward:
@@ -149,7 +149,7 @@ def _normalize_part(
         name: _standardize(
             part.agent.get(name),
             part.agent_by_turn.get(name),
-            valid & torch.tensor([bool(episode.own(name)) for episode in episodes], dtype=torch.bool),
+            valid & torch.tensor([bool(episode.trainable_turns(name)) for episode in episodes], dtype=torch.bool),
             scale,
         )
         for name in agents

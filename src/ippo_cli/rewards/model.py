@@ -61,8 +61,10 @@ class ModelReward:
                 RewardContext(device=torch.device("cuda" if torch.cuda.is_available() else "cpu"), folder=None)
             )
         assert self._model is not None
-        spoken = [(row, name) for row, episode in enumerate(episodes) for name in self.agents if episode.of(name)]
-        ids = self._writer.ids([get_chat_messages(episodes[row], name, self.agents) for row, name in spoken])
+        spoken = [
+            (row, name) for row, episode in enumerate(episodes) for name in self.agents if episode.turns_of_agent(name)
+        ]
+        ids = self._writer.token_ids([get_chat_messages(episodes[row], name, self.agents) for row, name in spoken])
         readable = [place for place, tokens in enumerate(ids) if tokens]
         scores = dict(
             zip(readable, self._model.scores([self._truncate(ids[place]) for place in readable]), strict=True)
@@ -71,7 +73,7 @@ class ModelReward:
         for place, (row, name) in enumerate(spoken):
             rows[row][name] = scores.get(place, math.nan), len(ids[place])
         # final: a retry would fail again
-        return replace(stack_rows([self._row(row_scores) for row_scores in rows]), final=True)
+        return replace(stack_rows([self._score_row(row_scores) for row_scores in rows]), final=True)
 
     def close(self) -> None:
         """Release the weights."""
@@ -83,7 +85,7 @@ class ModelReward:
             return ids
         return [ids[0], *ids[len(ids) - limit + 1 :]] if limit > 1 else ids[:1]
 
-    def _row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
+    def _score_row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
         overlong = [length for _, length in said.values() if self._limit is not None and length > self._limit]
         if overlong and self.config.too_long is Overlong.fail:
             return ValueError(f"a conversation has {overlong[0]} tokens; the reward model's limit is {self._limit}")

@@ -39,9 +39,9 @@ class PatternMatcher:
         self.pattern, self.limit_s = pattern, limit_s
         self._processes = ProcessPool(f"{__name__}:{function.__name__}", key, 1, limit_s)
 
-    def read(self, texts: Sequence[str]) -> list[Any]:
+    def match(self, texts: Sequence[str]) -> list[Any]:
         """The function's result for each text, or a `CallFailed`."""
-        batch_result = self._asked(texts)
+        batch_result = self._call(texts)
         if not isinstance(batch_result, Exception):
             return list(batch_result)
         if len(texts) == 1:
@@ -49,7 +49,7 @@ class PatternMatcher:
         found: list[Any] = []
         num_timeouts = 0
         for text in texts:
-            answer = self._asked([text]) if num_timeouts < MAX_TIMEOUTS else batch_result
+            answer = self._call([text]) if num_timeouts < MAX_TIMEOUTS else batch_result
             num_timeouts += isinstance(answer, Exception)
             found.append(answer if isinstance(answer, Exception) else answer[0])
         return found
@@ -58,7 +58,7 @@ class PatternMatcher:
         """Kill the child process."""
         self._processes.close()
 
-    def _asked(self, texts: Sequence[str]) -> list[Any] | Exception:
+    def _call(self, texts: Sequence[str]) -> list[Any] | Exception:
         [answer] = self._processes.call([((self.pattern, list(texts)), {})])
         if isinstance(answer, CallFailed):
             return CallFailed(f"matching {self.pattern!r:.80}: {answer}")

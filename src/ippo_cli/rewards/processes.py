@@ -49,13 +49,13 @@ class ProcessPool:
         """The result of each call or its `CallFailed`, in the order of the calls."""
         results: list[Any] = [None] * len(calls)
         waiting = deque(range(len(calls)))
-        self._output.begin()
+        self._output.reset_budget()
         try:
             self._start(min(self.size, len(calls)))
             while waiting or self._busy:
                 while waiting and len(self._busy) < self.size:
                     self._dispatch(waiting.popleft(), calls, results)
-                self._await(results)
+                self._wait_for_result(results)
         finally:  # after an interruption, no late answer may reach the next batch
             for child in self._busy:
                 child.kill()
@@ -75,7 +75,7 @@ class ProcessPool:
         num_idle = len(self._idle)
         try:
             for _ in range(number - num_idle):
-                self._idle.append(_Child(self.setting, self._output.target))
+                self._idle.append(_Child(self.setting, self._output.write_fd))
             for child in self._idle[num_idle:]:
                 child.await_ready()
         except BaseException:
@@ -88,11 +88,11 @@ class ProcessPool:
         child = self._idle.pop()
         self._busy[child] = index
         try:
-            child.ask(calls[index], self.timeout_s)
+            child.send_call(calls[index], self.timeout_s)
         except OSError:
-            self._failed(child, results, "the process exited before the call")
+            self._fail_call(child, results, "the process exited before the call")
 
-    def _await(self, results: list[Any]) -> None:
+    def _wait_for_result(self, results: list[Any]) -> None:
         """Wait until at least one call returns, fails or times out."""
         deadlines = [child.deadline for child in self._busy if child.deadline is not None]
         timeout_s = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None
@@ -106,13 +106,13 @@ class ProcessPool:
             self._receive(children[number], results)
         now = time.monotonic()
         for child in [child for child in self._busy if child.deadline is not None and child.deadline <= now]:
-            self._failed(child, results, f"the call took longer than {self.timeout_s:g} s")
+            self._fail_call(child, results, f"the call took longer than {self.timeout_s:g} s")
 
     def _receive(self, child: _Child, results: list[Any]) -> None:
         try:
             answer = child.receive()
         except EOFError:
-            self._failed(child, results, f"the call ended its process ({child.exit_reason()})")
+            self._fail_call(child, results, f"the call ended its process ({child.exit_reason()})")
             return
         if answer is not None:
             progress.heartbeat()
@@ -120,7 +120,7 @@ class ProcessPool:
             results[self._busy.pop(child)] = value if ok else CallFailed(value)
             self._idle.append(child)
 
-    def _failed(self, child: _Child, results: list[Any], why: str) -> None:
+    def _fail_call(self, child: _Child, results: list[Any], why: str) -> None:
         results[self._busy.pop(child)] = CallFailed(why)
         child.kill()
 
@@ -169,7 +169,7 @@ class _Child:
                     return
         raise CallFailed(f"the child process for {self._setting_text()} did not start ({self.exit_reason()})")
 
-    def ask(self, call: Call, timeout_s: float | None) -> None:
+    def send_call(self, call: Call, timeout_s: float | None) -> None:
         self._send(call)
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -220,14 +220,14 @@ class _OutputForwarder:
         self._remaining = 0
 
     @property
-    def target(self) -> int:
+    def write_fd(self) -> int:
         """The file descriptor for the processes' output."""
         if self._write < 0:
             self._read, self._write = os.pipe()
             threading.Thread(target=self._forward, args=(self._read,), name="printed", daemon=True).start()
         return self._write
 
-    def begin(self) -> None:
+    def reset_budget(self) -> None:
         self._remaining = MAX_FORWARDED_BYTES
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ class RequestFailed(RuntimeError):
 class _ServerState:
     """Consecutive requests without a response, and the last failure."""
 
-    missed: int = 0
+    num_unanswered: int = 0
     failure: RequestFailed | None = None
 
 
@@ -89,7 +89,7 @@ class RemoteClient:
         failure = asyncio.run_coroutine_threadsafe(self._connection_error(), self._running_loop()).result()
         if failure is not None:
             reason = self._hide_token(str(failure) or type(failure).__name__)
-            raise PreflightError(f"reward.url={self._shown} cannot be reached ({reason}); start the server first")
+            raise PreflightError(f"reward.url={self._display_url} cannot be reached ({reason}); start the server first")
 
     async def _connection_error(self) -> Exception | None:
         import httpx2
@@ -130,17 +130,17 @@ class RemoteClient:
 
         async def post_one(place: int, body: Any) -> T | Exception:
             async with free:
-                if server.failure is not None and server.missed >= MAX_UNANSWERED:
+                if server.failure is not None and server.num_unanswered >= MAX_UNANSWERED:
                     return server.failure
                 try:
                     found = await self._post_with_retries(body, lambda answer: read(place, answer))
                 except RequestFailed as failure:
-                    server.missed = 0 if failure.answered else server.missed + 1
+                    server.num_unanswered = 0 if failure.answered else server.num_unanswered + 1
                     server.failure = failure
                     return failure
                 except (TypeError, ValueError) as error:  # the body cannot be encoded as JSON
                     return error
-                server.missed = 0
+                server.num_unanswered = 0
                 return found
 
         calls: list[Coroutine[Any, Any, T | Exception]] = [post_one(place, body) for place, body in enumerate(bodies)]
@@ -153,7 +153,7 @@ class RemoteClient:
         for left in reversed(range(MAX_TRIES)):
             try:
                 with progress.grant_time(self.timeout_s):
-                    return read(await self._answer(content))
+                    return read(await self._request_json(content))
             except RequestFailed as failure:
                 if not left or not failure.can_retry:
                     raise
@@ -163,27 +163,27 @@ class RemoteClient:
             wait_s *= 2
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _answer(self, content: bytes) -> Any:
+    async def _request_json(self, content: bytes) -> Any:
         import httpx2
 
         try:
             async with asyncio.timeout(self.timeout_s):
                 status, text, wait_s = await self._post(content)
         except (TimeoutError, httpx2.TimeoutException):
-            raise RequestFailed(f"{self._shown} took longer than {self.timeout_s:g} s", answered=False) from None
+            raise RequestFailed(f"{self._display_url} took longer than {self.timeout_s:g} s", answered=False) from None
         except (httpx2.TransportError, httpx2.DecodingError, OSError) as error:
             reason = self._hide_token(str(error) or type(error).__name__)
-            raise RequestFailed(f"{self._shown} cannot be reached ({reason})", answered=False) from None
+            raise RequestFailed(f"{self._display_url} cannot be reached ({reason})", answered=False) from None
         excerpt = self._hide_token(text[: 4 * MAX_SHOWN_CHARACTERS].decode(errors="replace"))[:MAX_SHOWN_CHARACTERS]
         if status >= 300:
             can_retry = status in RETRY_STATUSES or status >= 500
             raise RequestFailed(
-                f"{self._shown} returned status {status}: {excerpt}", can_retry=can_retry, wait_s=wait_s
+                f"{self._display_url} returned status {status}: {excerpt}", can_retry=can_retry, wait_s=wait_s
             )
         try:
             return json.loads(text)
         except (ValueError, RecursionError):
-            raise RequestFailed(f"{self._shown} returned invalid JSON: {excerpt}") from None
+            raise RequestFailed(f"{self._display_url} returned invalid JSON: {excerpt}") from None
 
     async def _post(self, content: bytes) -> tuple[int, bytes, float]:
         """Status, body, and seconds of the Retry-After header."""
@@ -198,17 +198,17 @@ class RemoteClient:
                     body += chunk
                     if len(body) > MAX_REPLY_BYTES:
                         raise RequestFailed(
-                            f"{self._shown} returned more than {MAX_REPLY_BYTES} bytes", can_retry=False
+                            f"{self._display_url} returned more than {MAX_REPLY_BYTES} bytes", can_retry=False
                         )
                 return response.status_code, bytes(body), _parse_retry_after(response.headers.get("retry-after"))
-        raise RequestFailed(f"{self._shown} redirects more than {MAX_REDIRECTS} times", can_retry=False)
+        raise RequestFailed(f"{self._display_url} redirects more than {MAX_REDIRECTS} times", can_retry=False)
 
     def _redirect_target(self, url: str, status: int, location: str) -> str:
         target = urljoin(url, location)
         if status not in (307, 308) or _origin(target) != _origin(self.url):
             host = self._hide_token(f"{urlsplit(target).scheme}://{urlsplit(target).netloc}")
             raise RequestFailed(
-                f"{self._shown} redirects ({status}) to {host}, which is not followed; set the final URL",
+                f"{self._display_url} redirects ({status}) to {host}, which is not followed; set the final URL",
                 can_retry=False,
             )
         return target
@@ -230,7 +230,7 @@ class RemoteClient:
         return self._client
 
     @property
-    def _shown(self) -> str:
+    def _display_url(self) -> str:
         parts = urlsplit(self.url)
         return self._hide_token(
             f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -20,14 +20,14 @@ RewardCall = Callable[[list[int]], Reward]
 class RewardRetry:
     """Calls a reward with retries, and collects the results by part and the number of failed rows."""
 
-    ask: RewardCall
+    call: RewardCall
     splittable: bool  # whether the reward may be called for a subset of a part
     failure_limit: float  # no more calls after this many failed rows, since the run will stop
     parts: list[tuple[list[int], Reward]] = field(default_factory=list)
     failed: int = 0  # rows without a reward because the reward call failed
     failure: Exception | None = None  # the first failure
 
-    def take(self, rows: list[int], first: Reward | BaseException | None = None) -> None:
+    def score_rows(self, rows: list[int], first: Reward | BaseException | None = None) -> None:
         """Call the reward for all rows up to `MAX_ATTEMPTS` times, then for halves down to single rows.
 
         `first` is the result of an earlier attempt.
@@ -49,13 +49,13 @@ class RewardRetry:
     def count_failed(self, rows: Sequence[int], error: Exception) -> None:
         """Count rows without a reward."""
         self.failed += len(rows)
-        self.leave_out(error)
+        self.note_failure(error)
 
-    def leave_out(self, error: Exception) -> None:
+    def note_failure(self, error: Exception) -> None:
         """Record the failure of an episode: it has no reward, but does not count as a failed reward call."""
         self.failure = self.failure or error
 
-    def merged(self, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
+    def merge(self, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
         """One `Reward` of all rows: failed rows are NaN and not valid; numbers that only other parts have are NaN."""
         if len(self.parts) == 1 and self.parts[0][0] == list(range(len(episodes))):
             return self.parts[0][1]
@@ -84,7 +84,7 @@ class RewardRetry:
         names = sorted({name for reward in answers for name in reward.parts})
         components = list(dict.fromkeys(name for reward in answers for name in reward.components))
         steps = [num_steps(episode) for episode in episodes]
-        turns = {name: [len(episode.of(name)) for episode in episodes] for name in agents}
+        turns = {name: [len(episode.turns_of_agent(name)) for episode in episodes] for name in agents}
         # Without any result, `team` and `agent` are both NaN.
         team = not answers or any(reward.team is not None for reward in answers)
         own = not answers or any(reward.agent for reward in answers)
@@ -107,11 +107,11 @@ class RewardRetry:
 
     def _merge_component(self, name: str, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
         parts = [(rows, reward.components[name]) for rows, reward in self.parts if name in reward.components]
-        return replace(self, parts=parts).merged(agents, episodes)
+        return replace(self, parts=parts).merge(agents, episodes)
 
     def _attempt(self, rows: list[int]) -> Exception | None:
         try:
-            answer = self.ask(rows)
+            answer = self.call(rows)
         except (Exception, SystemExit) as error:  # a user's function may raise anything; counted as a failed row
             return as_failure(error)
         self._record_answer(rows, answer)
@@ -134,7 +134,7 @@ class RewardRetry:
                 return
             attempts += 1
             try:
-                answer = self.ask(rows)
+                answer = self.call(rows)
                 failures = answer.failures
             except (Exception, SystemExit) as raised:
                 failures = dict.fromkeys(range(len(rows)), as_failure(raised))

@@ -196,19 +196,19 @@ def call_reward(
     rows = len(episodes)
     whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix splits its parts itself
     max_rows = (rows + 1) * distributed.world_size()  # ranks differ by at most one row
-    retry = RewardRetry(ask=ask, splittable=not whole, failure_limit=config.failure_budget * max_rows)
+    retry = RewardRetry(call=ask, splittable=not whole, failure_limit=config.failure_budget * max_rows)
     with distributed.synchronize_errors():
         early = streamed() if streamed is not None else []
         known = {row for part, _ in early for row in part}
         for row, episode in enumerate(episodes):
             if episode.failure is not None:
-                retry.leave_out(episode.failure)
+                retry.note_failure(episode.failure)
                 known.add(row)
         for part, answer in early:
-            retry.take(part, answer)
+            retry.score_rows(part, answer)
         if rest := [row for row in range(rows) if row not in known]:
-            retry.take(rest)
-    rewards = retry.merged(agents, episodes)
+            retry.score_rows(rest)
+    rewards = retry.merge(agents, episodes)
     all_parts = sorted({name for names in distributed.gather_objects(list(rewards.parts)) for name in names})
     return replace(
         rewards, parts={name: rewards.parts.get(name, [math.nan] * rows) for name in all_parts}
@@ -322,7 +322,7 @@ def failed_rows(rewards: Reward, numbers: Tensor) -> Tensor:
 
 def turn_counts(episodes: Sequence[Episode], agent: str) -> Tensor:
     """The agent's turns in each episode, `[B]`; 0 if an opponent snapshot acted for the agent."""
-    return torch.tensor([len(episode.own(agent)) for episode in episodes], dtype=torch.long)
+    return torch.tensor([len(episode.trainable_turns(agent)) for episode in episodes], dtype=torch.long)
 
 
 def check_failure_budget(failed: Tensor, failure: Exception | None, config: RewardConfig) -> str | None:

@@ -47,10 +47,10 @@ class StreamingReward:
         self._ready += [(row, episode) for row, episode in finished if episode.failure is None]
         while len(self._ready) >= self._batch_size:
             part, self._ready = self._ready[: self._batch_size], self._ready[self._batch_size :]
-            future = self._thread.submit(self._ask, [episode for _, episode in part])
+            future = self._thread.submit(self._call_reward, [episode for _, episode in part])
             self._futures.append(([row for row, _ in part], future))
 
-    def answered(self) -> list[tuple[list[int], Reward | BaseException]]:
+    def wait_for_rewards(self) -> list[tuple[list[int], Reward | BaseException]]:
         """The submitted parts with their rewards or exceptions; blocks until all are finished."""
         return [(part, future.exception() or future.result()) for part, future in self._futures]
 
@@ -58,5 +58,5 @@ class StreamingReward:
         """Cancel calls that have not started; does not wait for a running call."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _ask(self, episodes: list[Episode]) -> Reward:
+    def _call_reward(self, episodes: list[Episode]) -> Reward:
         return validate_reward(self._reward(episodes), self._agents, episodes)

@@ -45,37 +45,40 @@ def collect(
     streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     early = streaming if environments.workers == 1 else None  # a slow environment would block decoding
     limits = {agent: generator.context_limit(agent) for agent in formats}
-    generator.forget()
+    generator.clear_cache()
     try:
         with distributed.synchronize_errors():
-            with environments.at_work():
+            with environments.measure_time():
                 map_in_threads(states, lambda state: state.reset(environments, draws), environments.workers, poll)
             _update_prompts(states, formats, limits)
         while distributed.any_rank(any(state.pending_agents for state in states)):
-            for agents in generator.together(formats):
+            for agents in generator.batch_groups(formats):
                 pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
                 if not distributed.any_rank(bool(pending)):
                     continue
                 requests = [state.request(agent) for state, agent in pending]
-                listen = None if early is None else partial(early.take, pending)
+                listen = None if early is None else partial(early.add_completions, pending)
                 completions = generator.generate(agents, requests, draws, on_finished=listen)
                 for (state, agent), completion in zip(pending, completions, strict=True):
-                    state.take(agent, completion)
+                    state.add_completion(agent, completion)
             with distributed.synchronize_errors():
                 if streaming is not None and streaming.config_error is not None:
                     raise streaming.config_error
-                with environments.at_work():
+                with environments.measure_time():
                     map_in_threads(
-                        [state for state in states if state.answered], EpisodeState.step, environments.workers, poll
+                        [state for state in states if state.has_all_actions],
+                        EpisodeState.step,
+                        environments.workers,
+                        poll,
                     )
                 _update_prompts(states, formats, limits)
                 if streaming is not None:
-                    streaming.tell(states)
+                    streaming.emit_finished(states)
     finally:
-        generator.forget()
+        generator.clear_cache()
         for state in states:
-            state.leave(environments)
-    return [state.episode() for state in states]
+            state.release(environments)
+    return [state.to_episode() for state in states]
 
 
 class _EpisodeStream:
@@ -83,72 +86,76 @@ class _EpisodeStream:
 
     def __init__(self, on_episodes: OnEpisodes, environments: EnvironmentPool) -> None:
         self._on_episodes, self._environments = on_episodes, environments
-        self._told: set[int] = set()  # positions
+        self._emitted: set[int] = set()  # positions
         self.config_error: IppoError | None = (
             None  # raised during decoding, where it cannot be synchronised with other ranks
         )
 
-    def take(
+    def add_completions(
         self, pending: Sequence[tuple[EpisodeState, str]], places: Sequence[int], completions: Sequence[Completion]
     ) -> None:
         """Accept completions during decoding; environments with all their actions take a step."""
         stepped: list[EpisodeState] = []
         for place, completion in zip(places, completions, strict=True):
             state, agent = pending[place]
-            state.take(agent, completion)
-            if state.answered:
+            state.add_completion(agent, completion)
+            if state.has_all_actions:
                 try:
-                    with self._environments.at_work():
+                    with self._environments.measure_time():
                         state.step()
                 except IppoError as error:
                     self.config_error = self.config_error or error
                     continue
                 stepped.append(state)
         # Final observations are not yet in the prompts of the others.
-        self.tell([state for state in stepped if not state.told])
+        self.emit_finished([state for state in stepped if not state.observations])
 
-    def tell(self, states: Sequence[EpisodeState]) -> None:
+    def emit_finished(self, states: Sequence[EpisodeState]) -> None:
         """Report finished episodes."""
-        over = [state for state in states if state.over and state.failure is None and state.place not in self._told]
-        self._told.update(state.place for state in over)
+        over = [
+            state for state in states if state.is_over and state.failure is None and state.place not in self._emitted
+        ]
+        self._emitted.update(state.place for state in over)
         if over:
-            self._on_episodes([state.place for state in over], [state.episode() for state in over])
+            self._on_episodes([state.place for state in over], [state.to_episode() for state in over])
 
 
 def _update_prompts(
     states: Sequence[EpisodeState], formats: Mapping[str, PromptFormat], limits: Mapping[str, int]
 ) -> None:
     """Append observations to their agents' prompts, over all episodes; end episodes without room."""
-    updated = [state for state in states if state.told]
+    updated = [state for state in states if state.observations]
     for agent, prompt_format in formats.items():
-        reading = [state for state in updated if agent in state.told]
+        reading = [state for state in updated if agent in state.observations]
         later = [state for state in reading if agent in state.conversations]
         first = [state for state in reading if agent not in state.conversations]
         if later:
             prompt_format.extend(
                 [state.conversations[agent] for state in later],
                 [state.last_completion(agent) for state in later],
-                [state.told[agent] for state in later],
+                [state.observations[agent] for state in later],
             )
-        for state, conversation in zip(first, prompt_format.begin([state.told[agent] for state in first]), strict=True):
+        for state, conversation in zip(
+            first, prompt_format.start_conversations([state.observations[agent] for state in first]), strict=True
+        ):
             state.conversations[agent] = conversation
     room = {agent: prompt_format.prompt_limit(limits[agent]) for agent, prompt_format in formats.items()}
     for state in updated:
         if (refusal := _prompt_error(state, formats, limits)) is not None:
             state.fail(refusal)
-        state.read(room)
+        state.await_actions(room)
 
 
 def _prompt_error(
     one: EpisodeState, formats: Mapping[str, PromptFormat], limits: Mapping[str, int]
 ) -> Exception | None:
     """Return an error if an episode's first prompts are unusable; it fails only that episode."""
-    for agent in () if one.over else one.told:
+    for agent in () if one.is_over else one.observations:
         conversation = one.conversations[agent]
         if one.turns and conversation.ids:  # a later prompt that is too long truncates the episode
             continue
         try:
-            formats[agent].refuse(conversation.text, len(conversation.ids), limits[agent])
+            formats[agent].check_length(conversation.text, len(conversation.ids), limits[agent])
         except ConfigError as error:
             return ValueError(str(error))
     return None

@@ -37,7 +37,7 @@ class ContinuousBatching:
     """
 
     can_join = True
-    copies = True
+    can_copy = True
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -121,7 +121,7 @@ class ContinuousBatching:
         parked, row = [], 0
         for group in self._groups:
             part = np.flatnonzero(rows[row : row + len(group)])
-            parked += group.parked(part) if len(part) else []
+            parked += group.copy_rows(part) if len(part) else []
             row += len(group)
         return parked
 

@@ -27,15 +27,15 @@ class CounterfactualGenerator:
     def context_limit(self, agent: str) -> int:
         return self._generator.context_limit(agent)
 
-    def forget(self) -> None:
-        self._generator.forget()
-        self._substitute.forget()
+    def clear_cache(self) -> None:
+        self._generator.clear_cache()
+        self._substitute.clear_cache()
 
-    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         own, others = [], []
         for agent in agents:
             (own if agent == self._agent else others).append(agent)
-        return [*self._substitute.together(own), *self._generator.together(others)]
+        return [*self._substitute.batch_groups(own), *self._generator.batch_groups(others)]
 
     def generate(
         self,
@@ -49,14 +49,14 @@ class CounterfactualGenerator:
         if self._agent in agents:
             own = replace(draws, purpose=f"{draws.purpose}/initial")
             return self._substitute.generate(agents, requests, own, on_finished=on_finished)
-        known = [self._written(request) for request in requests]
+        known = [self._find_completion(request) for request in requests]
         unknown = [request for request, completion in zip(requests, known, strict=True) if completion is None]
         if not distributed.any_rank(bool(unknown)):
             return [completion for completion in known if completion is not None]
         written = iter(self._generator.generate(agents, unknown, draws))
         return [next(written) if completion is None else completion for completion in known]
 
-    def _written(self, request: Request) -> Completion | None:
+    def _find_completion(self, request: Request) -> Completion | None:
         """The earlier completion of the same prompt, if any."""
         turns = self._turns.get((request.episode, request.agent), [])
         if request.turn < len(turns) and turns[request.turn].prompt == request.prompt:

@@ -85,10 +85,10 @@ def decode(
         assert len(keys) == len(ids)
         if isinstance(runner, ContinuousBatching) and can_resume(model):
             turns = PrefixCacheSession(runner, prefixes, keys)
-    known = {} if turns is None else turns.known(ids, rows)
+    known = {} if turns is None else turns.find_prefixes(ids, rows)
     if readers is None:
         readers = np.zeros(len(ids), dtype=np.int64)
-    waiting = PromptQueue(ids, rows, readers if runner.copies else None, known, device)
+    waiting = PromptQueue(ids, rows, readers if runner.can_copy else None, known, device)
     try:
         with runner.session(sampling.max_new_tokens):
             completions = _decode_loop(
@@ -135,9 +135,9 @@ class Prefill:
     rows: np.ndarray  # [n] row numbers
     ids: Tensor  # [k, P] tokens to read, left-padded
     lengths: np.ndarray  # [k] number of tokens
-    copies: np.ndarray  # [n] index of each row's prompt among the k
-    first: np.ndarray  # [k] the first row number of each prompt
-    known: list[Prefix]  # cached prefix of each of the k: for all of them, or empty
+    prompt_index: np.ndarray  # [n] index of each row's prompt among the k
+    source_rows: np.ndarray  # [k] the first row number of each prompt
+    prefixes: list[Prefix]  # cached prefix of each of the k: for all of them, or empty
 
 
 class PromptQueue:
@@ -164,7 +164,7 @@ class PromptQueue:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def take(self, count: int) -> Prefill:
+    def pop_prefill(self, count: int) -> Prefill:
         """Up to `count` rows that fit one forward."""
         longest = int(self._lengths[self._rows[0]])
         copies, first = self._group_equal_prompts(
@@ -207,21 +207,21 @@ class PrefixCacheSession:
     def __init__(self, runner: ContinuousBatching, cache: PrefixCache, keys: Sequence[Hashable]) -> None:
         self._runner, self._cache, self._keys = runner, cache, keys
 
-    def known(self, prompts: Sequence[np.ndarray], rows: np.ndarray) -> dict[int, Prefix]:
+    def find_prefixes(self, prompts: Sequence[np.ndarray], rows: np.ndarray) -> dict[int, Prefix]:
         """By row, the cached prefix of its prompt."""
         prefixes = {row: self._cache.take(self._keys[row], prompts[row]) for row in rows.tolist()}
         return {row: prefix for row, prefix in prefixes.items() if prefix is not None}
 
-    def read(self, prefill: Prefill) -> Tensor:
+    def prefill(self, prefill: Prefill) -> Tensor:
         """Read prompts, or the tokens after their cached prefixes; logits `[n, V]` of the rows."""
         self._cache.read_tokens += int(prefill.lengths.sum())
-        self._cache.reused_tokens += sum(prefix.length for prefix in prefill.known)
-        if not prefill.known:
-            return self._runner.prefill(prefill.ids, prefill.lengths, prefill.copies)
+        self._cache.reused_tokens += sum(prefix.length for prefix in prefill.prefixes)
+        if not prefill.prefixes:
+            return self._runner.prefill(prefill.ids, prefill.lengths, prefill.prompt_index)
         try:
-            return self._runner.resume(prefill.ids, prefill.lengths, prefill.known)
+            return self._runner.resume(prefill.ids, prefill.lengths, prefill.prefixes)
         finally:
-            self.release(prefill.known)
+            self.release(prefill.prefixes)
 
     def release(self, known: Iterable[Prefix]) -> None:
         """Release prefixes that are no longer needed."""
@@ -266,9 +266,9 @@ def _decode_loop(
         while any_rank(places > 0):
             busy = True
             if places:
-                new = waiting.take(places)
-                select(readers[new.first])
-                read = runner.prefill(new.ids, new.lengths, new.copies) if turns is None else turns.read(new)
+                new = waiting.pop_prefill(places)
+                select(readers[new.source_rows])
+                read = runner.prefill(new.ids, new.lengths, new.prompt_index) if turns is None else turns.prefill(new)
                 logits.append(read)
                 joined.append(new.rows)
                 places = min(places - len(new.rows), len(waiting)) if runner.can_join else 0

@@ -33,7 +33,7 @@ class DecodeState:
         shape = len(limits), sampling.max_new_tokens
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
-        self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.filters else self.logprobs
+        self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.is_filtered else self.logprobs
         self.lengths = np.zeros(len(limits), dtype=np.int64)
         self.finished = np.zeros(len(limits), dtype=bool)
         self.rows = np.zeros(0, dtype=np.int64)

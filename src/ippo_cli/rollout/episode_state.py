@@ -27,7 +27,7 @@ class EpisodeState:
     agents: Collection[str]  # agents that may receive observations
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
-    told: Mapping[str, str] = field(default_factory=dict)  # observations that are in no prompt yet
+    observations: Mapping[str, str] = field(default_factory=dict)  # observations that are in no prompt yet
     pending_agents: dict[str, str] = field(default_factory=dict)  # agents to act, and their observations
     actions: dict[str, Action] = field(default_factory=dict)  # of the current step
     turns: list[Turn] = field(default_factory=list)
@@ -35,18 +35,18 @@ class EpisodeState:
     final: dict[str, list[int]] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)  # agents that terminated individually
-    last: Step | None = None
+    last_step: Step | None = None
     truncation: str = ""
     failure: Exception | None = None
     is_busy: bool = False  # whether a thread is running its environment
 
     @property
-    def over(self) -> bool:
-        ended = self.last is not None and (self.last.terminated or self.last.truncated)
+    def is_over(self) -> bool:
+        ended = self.last_step is not None and (self.last_step.terminated or self.last_step.truncated)
         return ended or bool(self.truncation) or self.failure is not None
 
     @property
-    def answered(self) -> bool:
+    def has_all_actions(self) -> bool:
         """Whether all pending agents have acted."""
         return bool(self.actions) and not self.pending_agents
 
@@ -55,9 +55,11 @@ class EpisodeState:
         self._run_environment(partial(self._reset, environments, draws))
 
     def _reset(self, environments: EnvironmentPool, draws: SamplingStream) -> None:
-        self.environment = environments.take()
-        self.told = self._texts(self.environment.reset(self.example, environment_seed(draws, self.index)))
-        if not self.told:
+        self.environment = environments.acquire()
+        self.observations = self._check_observations(
+            self.environment.reset(self.example, environment_seed(draws, self.index))
+        )
+        if not self.observations:
             raise RuntimeError("the environment returns no observation at reset, so that no agent can act")
 
     def request(self, agent: str) -> Request:
@@ -66,7 +68,7 @@ class EpisodeState:
         prompt = self.conversations[agent].ids
         return Request(agent=agent, prompt=prompt, episode=self.place, index=self.index, turn=turn)
 
-    def take(self, agent: str, completion: Completion) -> None:
+    def add_completion(self, agent: str, completion: Completion) -> None:
         """Accept an agent's completion; a completion already accepted during decoding is ignored."""
         if agent not in self.pending_agents:
             return
@@ -88,10 +90,10 @@ class EpisodeState:
         assert self.environment is not None
         actions, self.actions = self.actions, {}
         step = self.environment.step(actions)
-        observations = self._texts(step.observations)
+        observations = self._check_observations(step.observations)
         self.rewards.append({agent: float(number) for agent, number in step.rewards.items()})
         self.parts |= step.parts
-        self.last = step
+        self.last_step = step
         self.ended |= step.ended
         if step.terminated or step.truncated:
             # Only truncated agents read final observations: their state needs a bootstrap value.
@@ -103,7 +105,7 @@ class EpisodeState:
             raise RuntimeError(f"the environment has not ended after {MAX_STEPS} steps")
         elif not observations:
             raise RuntimeError("the environment has not ended but returns no observation, so that no agent can act")
-        self.told = observations
+        self.observations = observations
 
     def last_completion(self, agent: str) -> Completion:
         """The agent's last completion."""
@@ -111,27 +113,27 @@ class EpisodeState:
 
     def fail(self, error: Exception) -> None:
         """End the episode without a reward."""
-        self.failure, self.told = error, {}
+        self.failure, self.observations = error, {}
 
-    def read(self, room: Mapping[str, int]) -> None:
+    def await_actions(self, room: Mapping[str, int]) -> None:
         """Make agents with new observations pending; truncate the episode if a prompt is not below its `room`."""
-        prompts = {agent: self.conversations[agent].ids for agent in self.told}
+        prompts = {agent: self.conversations[agent].ids for agent in self.observations}
         fits = {agent: 0 < len(ids) < room[agent] for agent, ids in prompts.items()}
-        if not self.over and not all(fits.values()):
+        if not self.is_over and not all(fits.values()):
             self.truncation = "context"
-        if self.over:
+        if self.is_over:
             self.final = {agent: list(ids) for agent, ids in prompts.items() if fits[agent]}
         else:
-            self.pending_agents = dict(self.told)
-        self.told = {}
+            self.pending_agents = dict(self.observations)
+        self.observations = {}
 
-    def leave(self, environments: EnvironmentPool) -> None:
+    def release(self, environments: EnvironmentPool) -> None:
         """Return the environment to the pool; one that failed or is still busy is not reused."""
         if self.environment is not None and not self.is_busy:  # an abandoned thread keeps its environment
-            environments.release(self.environment, usable=self.over and self.failure is None)
+            environments.release(self.environment, usable=self.is_over and self.failure is None)
             self.environment = None
 
-    def episode(self) -> Episode:
+    def to_episode(self) -> Episode:
         """The collected episode."""
         return Episode(
             example=self.example,
@@ -139,9 +141,9 @@ class EpisodeState:
             turns=self.turns,
             rewards=self.rewards,
             final=self.final,
-            last_observations=dict(self.last.observations) if self.last is not None and self.over else {},
-            terminated=self.last is not None and self.last.terminated and self.failure is None,
-            unfinished=frozenset() if self.last is None else self.last.unfinished,
+            last_observations=dict(self.last_step.observations) if self.last_step is not None and self.is_over else {},
+            terminated=self.last_step is not None and self.last_step.terminated and self.failure is None,
+            unfinished=frozenset() if self.last_step is None else self.last_step.unfinished,
             ended=frozenset(self.ended),
             truncation=self.truncation,
             failure=self.failure,
@@ -159,7 +161,7 @@ class EpisodeState:
         finally:
             self.is_busy = False
 
-    def _texts(self, observations: Mapping[str, str]) -> dict[str, str]:
+    def _check_observations(self, observations: Mapping[str, str]) -> dict[str, str]:
         for agent, text in observations.items():
             if agent not in self.agents:
                 raise ValueError(

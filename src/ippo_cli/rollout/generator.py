@@ -69,11 +69,11 @@ class Generator(Protocol):
         """Token limit of prompt and completion together."""
         ...
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the cache of earlier requests; call it before other episodes or other weights."""
         ...
 
-    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         """Partition the agents into groups that `generate` serves in one batch; ordered by each group's first agent."""
         ...
 
@@ -122,13 +122,13 @@ class HfGenerator:
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
 
-    def forget(self) -> None:
+    def clear_cache(self) -> None:
         self._prefixes = {}
         if self._continues:
-            for agents in self.together(self._policies):
+            for agents in self.batch_groups(self._policies):
                 self._prefixes |= dict.fromkeys(agents, PrefixCache(MAX_BYTES * len(agents)))
 
-    def together(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         parts: dict[Any, list[str]] = {}
         for agent in agents:
             apart = self._policies[agent].shared_base
@@ -160,7 +160,7 @@ class HfGenerator:
         layered = self._config.zero3_gather is Zero3Gather.layer
         meeting = _LockstepPoll(report_progress) if layered else None
         sampling = replace(self._sampling[agents[0]], greedy=draws.greedy)
-        with record_function(f"ippo/rollout/{names}"), self._reading(agents) as (model, select):
+        with record_function(f"ippo/rollout/{names}"), self._batch_model(agents) as (model, select):
             numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
             places = {agent: place for place, agent in enumerate(agents)}
             try:
@@ -184,7 +184,7 @@ class HfGenerator:
                 raise NonFiniteError(f"{names}: {error}") from error
 
     @contextmanager
-    def _reading(self, agents: Sequence[str]) -> Iterator[tuple[Policy, SelectReaders | None]]:
+    def _batch_model(self, agents: Sequence[str]) -> Iterator[tuple[Policy, SelectReaders | None]]:
         """The model that generates for all of the agents, and the function that selects the policy of each row, by
         index among the agents.
         """

@@ -92,7 +92,7 @@ class KVCacheGroup:
             self.update_mask()
         return order
 
-    def parked(self, rows: np.ndarray) -> list[Prefix]:
+    def copy_rows(self, rows: np.ndarray) -> list[Prefix]:
         """A copy of these rows' keys and values, for reuse by later turns."""
         counts = self.used - self.starts[rows]
         ends = counts.cumsum()

@@ -36,7 +36,7 @@ class ModelRunner(Protocol):
     """Forward passes over live rows, which keep one order; new rows come last."""
 
     can_join: bool  # whether rows may come while others are live
-    copies: bool  # whether rows may start from copies of one prompt
+    can_copy: bool  # whether rows may start from copies of one prompt
 
     def session(self, max_new_tokens: int | None = None) -> AbstractContextManager[None]:
         """The context of all other calls; rows are expected to grow by at most `max_new_tokens`."""
@@ -129,7 +129,7 @@ class _ProbeRecord:
         self.states: dict[tuple[int, int], list[Tensor]] = {}
         self.logits: dict[tuple[int, int], Tensor] = {}
 
-    def take(
+    def record(
         self, rows: Sequence[int], ends: Sequence[int], logits: Tensor, starts: Sequence[int] | None = None
     ) -> None:
         """Record one forward with newest column token `ends[i] - 1` of row `rows[i]`, and first column token
@@ -211,13 +211,13 @@ def _run_resumed_decoding(candidate: _TracedContinuousBatching, rows: Sequence[T
     known = [Prefix(prefix.block, prefix.first, length) for prefix, length in zip(parked, REUSED, strict=True)]
     news = [row[first:end] for row, first, end in zip(rows, REUSED, PROMPTS, strict=False)]
     ends[:3] = PROMPTS[:3]
-    notes.take([0, 1, 2], ends[:3], candidate.resume(*_left_pad(news), known), starts=REUSED)
+    notes.record([0, 1, 2], ends[:3], candidate.resume(*_left_pad(news), known), starts=REUSED)
     live = [3, 0, 1, 2]
     for _ in range(STEPS):
         logits = candidate.decode(torch.stack([rows[row][ends[row]] for row in live]))
         for row in live:
             ends[row] += 1
-        notes.take(live, [ends[row] for row in live], logits)
+        notes.record(live, [ends[row] for row in live], logits)
     return notes
 
 
@@ -226,7 +226,7 @@ def _run_decoding(candidate: ModelRunner, rows: Sequence[Tensor]) -> _ProbeRecor
 
     def fill(new: Sequence[int]) -> None:
         prompts, lengths = _left_pad([rows[row][: ends[row]] for row in new])
-        notes.take(new, lengths.tolist(), candidate.prefill(prompts, lengths))
+        notes.record(new, lengths.tolist(), candidate.prefill(prompts, lengths))
 
     fill(live)
     live = [live[place] for place in candidate.keep(np.array([False, True, True]))]
@@ -237,7 +237,7 @@ def _run_decoding(candidate: ModelRunner, rows: Sequence[Tensor]) -> _ProbeRecor
         logits = candidate.decode(torch.stack([rows[row][ends[row]] for row in live]))
         for row in live:
             ends[row] += 1
-        notes.take(live, [ends[row] for row in live], logits)
+        notes.record(live, [ends[row] for row in live], logits)
     return notes
 
 
@@ -263,7 +263,7 @@ def _run_full_forward(
         if notes.traced is not None:
             with candidate.session():
                 notes.traced.forward_whole(row[None], positions)
-        notes.take([number], [len(row)], logits[-1:])
+        notes.record([number], [len(row)], logits[-1:])
         for end in range(len(row)):
             notes.logits[number, end] = logits[end]
     return notes

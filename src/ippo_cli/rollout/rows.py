@@ -17,22 +17,22 @@ def build_rollout(episodes: Sequence[Episode], agent: str, *, device: torch.devi
     observations between them, and the final observation of a truncated episode. A turn is `detached` if its prompt does
     not extend the row's tokens. `filtered` says whether tokens were sampled from a filtered distribution.
     """
-    turns = [episode.own(agent) for episode in episodes]
+    turns = [episode.trainable_turns(agent) for episode in episodes]
     rows = [_RowBuilder(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
     columns = Columns([row.parts for row in rows])
     # An agent without a turn gets one arbitrary token: a model cannot read an empty row.
     prompt_ids, prompt_mask = left_pad([own[0].prompt if own else [0] for own in turns])
     turn = columns.pad(columns.turn, empty=-1)
-    logprobs = columns.pad(columns.of("logprobs", torch.float32)).to(device)
+    logprobs = columns.pad(columns.concatenate("logprobs", torch.float32)).to(device)
     return Rollout(
         prompt_ids=prompt_ids.to(device),
         prompt_mask=prompt_mask.to(device),
-        response_ids=columns.pad(columns.of("ids", torch.long)).to(device),
+        response_ids=columns.pad(columns.concatenate("ids", torch.long)).to(device),
         response_mask=(turn >= 0).to(device),
         turn=turn.to(device),
         length=columns.lengths.to(device),
         logprobs=logprobs,
-        behavior_logprobs=columns.pad(columns.of("behavior_logprobs", torch.float32)).to(device)
+        behavior_logprobs=columns.pad(columns.concatenate("behavior_logprobs", torch.float32)).to(device)
         if filtered
         else logprobs,
         finished=torch.tensor([episode.finished(agent) for episode in episodes], dtype=torch.bool, device=device),
@@ -56,7 +56,7 @@ class Part:
         self.ids, self.logprobs, self.behavior_logprobs, self.turn = ids, logprobs, behavior_logprobs, turn
 
     @classmethod
-    def of(cls, ids: Sequence[int], turn: int = -1) -> Part:
+    def without_logprobs(cls, ids: Sequence[int], turn: int = -1) -> Part:
         """Observation tokens (log-probabilities set to 0)."""
         zeros = torch.zeros(len(ids))
         return cls(torch.tensor(ids, dtype=torch.long), zeros, zeros, turn)
@@ -71,19 +71,19 @@ class _RowBuilder:
         self._columns = 0
         for number, turn in enumerate(turns):
             if number:
-                self._read(turns[number - 1], turn.prompt)
+                self._add_observation(turns[number - 1], turn.prompt)
             completion = turn.completion
             self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
         if turns and final is not None:
-            self._read(turns[-1], final)
+            self._add_observation(turns[-1], final)
 
-    def _read(self, before: Turn, prompt: Sequence[int]) -> None:
+    def _add_observation(self, before: Turn, prompt: Sequence[int]) -> None:
         """Add the tokens that the agent read between a turn and its next prompt."""
         between = tokens_between(before, prompt)
         if between is None:
             self.detached.append(DetachedTurn(column=self._columns, prompt=list(prompt)))
         elif between:
-            self._add(Part.of(between))
+            self._add(Part.without_logprobs(between))
 
     def _add(self, part: Part) -> None:
         self.parts.append(part)
@@ -103,7 +103,7 @@ class Columns:
         starts = self.lengths.cumsum(0) - self.lengths
         self._column = torch.arange(len(self._row)) - starts[self._row]
 
-    def of(self, name: str, dtype: torch.dtype) -> Tensor:
+    def concatenate(self, name: str, dtype: torch.dtype) -> Tensor:
         """Concatenate one attribute of all parts, in order."""
         return torch.cat([torch.empty(0, dtype=dtype), *(getattr(part, name) for part in self._parts)])
 

@@ -48,7 +48,7 @@ class Sampling:
         return self.temperature or 1.0
 
     @property
-    def filters(self) -> bool:
+    def is_filtered(self) -> bool:
         """Whether tokens are sampled from a filtered distribution."""
         changes_logits = self.repetition_penalty != 1 or self.min_new_tokens > 0
         return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
@@ -123,7 +123,7 @@ def sample_tokens(
     logits = logits.float()
     tempered = logits if sampling.divisor == 1 else logits / sampling.divisor
     logprobs = torch.log_softmax(tempered, dim=-1)
-    allowed = _filter_logits(logits, sampling, seen, banned) if sampling.filters else None
+    allowed = _filter_logits(logits, sampling, seen, banned) if sampling.is_filtered else None
     drawn_from = logprobs if allowed is None else torch.log_softmax(allowed, dim=-1)
     if sampling.greedy:
         # Over logits: rounding in the log-softmax could create ties.

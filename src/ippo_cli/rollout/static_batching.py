@@ -24,7 +24,7 @@ class StaticBatching:
     """
 
     can_join = False
-    copies = False
+    can_copy = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -93,7 +93,7 @@ class Recompute:
     """Recomputes every sequence from its start at every step: slow, and correct for any causal model."""
 
     can_join = True
-    copies = False
+    can_copy = False
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model

@@ -24,14 +24,14 @@ class TimeLimit:
         self._update_s = self._iteration_s = 0.0
         for row in rows:  # of a resumed run
             self.record_iteration(row)
-            self.saved(row.get("time/checkpoint", 0.0))
+            self.record_save(row.get("time/checkpoint", 0.0))
 
     def record_iteration(self, row: Mapping[str, float]) -> None:
         """Record the duration of an iteration, from its metrics."""
         self._update_s = max(self._update_s, row.get("time/update", 0.0))
         self._iteration_s = max(self._iteration_s, row.get("time/iteration", 0.0) + row.get("time/evaluation", 0.0))
 
-    def saved(self, seconds: float) -> None:
+    def record_save(self, seconds: float) -> None:
         """Record the duration of a save."""
         self._save_s = max(self._save_s, seconds)
 

@@ -33,7 +33,7 @@ def fault_point(name: str) -> None:
         return
     _point_counts[name] += 1
     for fault in _armed_faults:
-        if (fault.point, fault.time) == (name, _point_counts[name]):
+        if (fault.point, fault.occurrence) == (name, _point_counts[name]):
             _trigger_fault(fault)
 
 

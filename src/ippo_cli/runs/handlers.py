@@ -46,16 +46,16 @@ class InterruptCounter:
     """Detects a second Ctrl-C; one right after the first is ignored, because wrappers forward the same one twice."""
 
     def __init__(self) -> None:
-        self._first: float | None = None
-        self.insisted = False
+        self._first_at: float | None = None
+        self.is_repeated = False
 
-    def note(self) -> None:
+    def record(self) -> None:
         """Record one Ctrl-C."""
         now = time.monotonic()
-        if self._first is None:
-            self._first = now
-        elif now - self._first >= INTERRUPT_DEBOUNCE_S:
-            self.insisted = True
+        if self._first_at is None:
+            self._first_at = now
+        elif now - self._first_at >= INTERRUPT_DEBOUNCE_S:
+            self.is_repeated = True
 
 
 def _restore_handlers(before: dict[int, Any]) -> None:

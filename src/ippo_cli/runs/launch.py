@@ -43,7 +43,7 @@ class RankFailure(IppoError):
         else:
             message = f"rank {rank} failed first, with exit code {code}; see its message above"
         super().__init__(message)
-        self.asked, self.is_killed = is_preempted, code < 0
+        self.is_preempted, self.is_killed = is_preempted, code < 0
         self.exit_code = code if code > 0 else 1
 
 
@@ -65,7 +65,7 @@ def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
         failure = _run_rank_processes(environments, command, listening if processes > 1 else None)
     if failure is not None:
         with suppress(ResumeError):  # the run may have ended before it wrote run.json
-            if failure.is_killed or (read_run_state(folder) == "running" and not failure.asked):
+            if failure.is_killed or (read_run_state(folder) == "running" and not failure.is_preempted):
                 mark_run_failed(folder, str(failure))  # rank 0 could not, or only knew that a rank was lost
         raise failure
 
@@ -90,7 +90,7 @@ def _run_rank_processes(
 ) -> RankFailure | None:
     """Run a module once per environment; returns the first failure. The first process inherits `listening`."""
     ranks = _RankProcesses(int(environments[0]["RANK"]))
-    with handle_signals(FORWARDED, ranks.forward):
+    with handle_signals(FORWARDED, ranks.forward_signal):
         try:
             for environment in environments:
                 given: tuple[int, ...] = ()
@@ -128,7 +128,7 @@ class _RankProcesses:
     """The child processes of a run: forwards signals to them and ends them together."""
 
     def __init__(self, first: int = 0) -> None:
-        self._first = first  # lowest rank of this machine
+        self._first_rank = first  # lowest rank of this machine
         self.children: list[subprocess.Popen[bytes]] = []
         self._forwarded_signals: set[int] = set()
         self._interrupts = InterruptCounter()
@@ -140,11 +140,11 @@ class _RankProcesses:
         for number in list(self._forwarded_signals):
             child.send_signal(number)
 
-    def forward(self, number: int, _: FrameType | None) -> None:
+    def forward_signal(self, number: int, _: FrameType | None) -> None:
         self._forwarded_signals.add(number)
         if number == signal.SIGINT:
-            self._interrupts.note()
-        if self._interrupts.insisted:  # ranks exit without saving; one may wait for a rank that has exited
+            self._interrupts.record()
+        if self._interrupts.is_repeated:  # ranks exit without saving; one may wait for a rank that has exited
             self._deadline = min(self._deadline, time.monotonic() + INTERRUPT_GRACE_S)
         for child in self.children:
             if child.poll() is None:
@@ -161,7 +161,7 @@ class _RankProcesses:
                 failure = RankFailure(0, INTERRUPTED)  # no rank reacted to the second Ctrl-C
         if failure is not None and failure.is_killed:
             print(f"ippo: {failure}; the other ranks exit", file=sys.stderr, flush=True)
-        if failure is not None and (failure.asked or failure.exit_code not in (PREEMPTED, INTERRUPTED)):
+        if failure is not None and (failure.is_preempted or failure.exit_code not in (PREEMPTED, INTERRUPTED)):
             # No deadline for ranks that save together; a hang is detected by all ranks, so a short one suffices.
             self._deadline = time.monotonic() + (INTERRUPT_GRACE_S if failure.exit_code == HUNG else GRACE_S)
         while not self._all_ended() and time.monotonic() < self._deadline:
@@ -181,7 +181,7 @@ class _RankProcesses:
 
     def _first_failure(self) -> RankFailure | None:
         """The failed rank to report: a killed one, because other failures follow from it, else the lowest."""
-        codes = {rank: child.poll() for rank, child in enumerate(self.children, self._first)}
+        codes = {rank: child.poll() for rank, child in enumerate(self.children, self._first_rank)}
         failed = [(code > 0, rank, code) for rank, code in codes.items() if code]
         if not failed:
             return None

@@ -42,14 +42,14 @@ class PreemptionHandler:
         self.on_preemption: Callable[[str], None] | None = None  # called once, in the watch thread, with the sender
         self._is_requested_remotely = False  # whether another rank has set the flag
         self._is_announced = False
-        self._told = False
+        self._is_reported = False
         self._interrupts = InterruptCounter()
         self._requested_at = 0.0
         self._is_calling_reward = False
         self.deadline = math.inf  # seconds since 1970, at which this rank requests preemption itself
-        self._held = ExitStack()  # closed with this handler; used if no `scope` is given
-        self._handler_scope = scope or self._held
-        self._over = threading.Event()
+        self._exit_stack = ExitStack()  # closed with this handler; used if no `scope` is given
+        self._handler_scope = scope or self._exit_stack
+        self._stopped = threading.Event()
         self._watch_thread = threading.Thread(target=self._watch, name="preemption", daemon=True)
 
     def __enter__(self) -> PreemptionHandler:
@@ -58,31 +58,31 @@ class PreemptionHandler:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._held.close()
+        self._stopped.set()
+        self._exit_stack.close()
         self._watch_thread.join(timeout=2 * WATCH_INTERVAL_S)  # before the process group is destroyed
 
     @property
-    def asked(self) -> bool:
+    def is_requested(self) -> bool:
         """Whether this rank knows of a request; other ranks may not know it yet."""
         return self.received_signal is not None or self._is_requested_remotely
 
-    def poll(self) -> None:
+    def raise_if_requested(self) -> None:
         """Raise `PreemptionRequested` if this rank knows of a request.
 
         For use between decode steps, inside `distributed.synchronize_errors`, which raises on all ranks.
         """
-        if self.asked:
+        if self.is_requested:
             raise PreemptionRequested
 
     def raise_if_any_rank_requested(self) -> None:
         """Raise `PreemptionRequested` on all ranks if any rank knows of a request. Collective."""
-        if distributed.any_rank(self.asked):
+        if distributed.any_rank(self.is_requested):
             raise PreemptionRequested
 
-    def leave(self) -> None:
+    def request_stop(self) -> None:
         """Request preemption because the time limit is reached."""
-        self._ask(TIME_LIMIT_SIGNAL)
+        self._record_request(TIME_LIMIT_SIGNAL)
 
     @property
     def is_out_of_time(self) -> bool:
@@ -94,9 +94,9 @@ class PreemptionHandler:
         return self.received_signal is signal.SIGINT
 
     @property
-    def insisted(self) -> bool:
+    def is_interrupted_twice(self) -> bool:
         """Whether Ctrl-C was pressed a second time."""
-        return self._interrupts.insisted
+        return self._interrupts.is_repeated
 
     def make_interruptible(self, reward: Callable[P, T]) -> Callable[P, T]:
         """Wrap a reward so that a call raises `PreemptionRequested` if it runs `REWARD_GRACE_S` after the signal.
@@ -116,34 +116,34 @@ class PreemptionHandler:
 
     def _handle_signal(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT:
-            self._interrupts.note()
-        if self.insisted:
+            self._interrupts.record()
+        if self.is_interrupted_twice:
             raise KeyboardInterrupt
         if self._is_reward_overdue():
             raise PreemptionRequested
-        self._ask(signal.Signals(number))
+        self._record_request(signal.Signals(number))
 
-    def _ask(self, by: signal.Signals) -> None:
+    def _record_request(self, by: signal.Signals) -> None:
         if self.received_signal is None:
             self._requested_at = self._requested_at if self._is_requested_remotely else time.monotonic()
             self.received_signal = by
 
     def _is_reward_overdue(self) -> bool:
-        return self.asked and self._is_calling_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
+        return self.is_requested and self._is_calling_reward and time.monotonic() - self._requested_at >= REWARD_GRACE_S
 
     def _watch(self) -> None:
         """Exchange requests with other ranks, and interrupt an overdue reward call in the main thread."""
         main = threading.main_thread().ident
         assert main is not None
-        while not self._over.wait(WATCH_INTERVAL_S):
+        while not self._stopped.wait(WATCH_INTERVAL_S):
             if time.time() >= self.deadline:
-                self.leave()
+                self.request_stop()
             if self.received_signal is not None:
                 self._is_announced = self._is_announced or distributed.set_flag(PREEMPTION_FLAG)
             elif not self._is_requested_remotely and distributed.flag_is_set(PREEMPTION_FLAG):
                 self._requested_at, self._is_requested_remotely = time.monotonic(), True
-            if self.asked and not self._told and self.on_preemption is not None:
-                self._told = True
+            if self.is_requested and not self._is_reported and self.on_preemption is not None:
+                self._is_reported = True
                 with suppress(OSError, SystemExit):  # the output may have no reader
                     self.on_preemption("another rank" if self.received_signal is None else self.received_signal.name)
             if self._is_reward_overdue():

@@ -42,14 +42,14 @@ class Watchdog:
         self._tick = min(LONGEST_TICK_S, limit_s / TICKS_PER_LIMIT)
         self._steps_before = progress.iteration_count()
         self._idle_s = 0.0
-        self._seen = -1  # last progress count of this process
+        self._last_count = -1  # last progress count of this process
         self._global_count = 0  # last progress count of all ranks in the store
         self._is_stop_requested = False  # by another rank
-        self._fired, self._over = threading.Event(), threading.Event()
+        self._fired, self._stopped = threading.Event(), threading.Event()
         self._is_reporter = distributed.is_main()  # unless the store assigns another rank
         self._threads = [
             threading.Thread(target=work, name=f"watchdog {name}", daemon=True)
-            for name, work in (("looks", self._look), ("asks", self._ask))
+            for name, work in (("looks", self._monitor), ("asks", self._exchange_progress))
         ]
 
     def __enter__(self) -> Watchdog:
@@ -58,7 +58,7 @@ class Watchdog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stopped.set()
         for thread in self._threads:  # before the process group is destroyed
             thread.join(timeout=2 * self._tick)
         with suppress(OSError):
@@ -70,7 +70,7 @@ class Watchdog:
         """The idle limit; longer before the first iteration completes, because loading may take long."""
         return self._limit if progress.iteration_count() > self._steps_before else self._first_limit
 
-    def _look(self) -> None:
+    def _monitor(self) -> None:
         with self._open_stacks_file() as file:
             try:
                 self._monitor_until_stopped(file)
@@ -79,18 +79,18 @@ class Watchdog:
 
     def _monitor_until_stopped(self, file: IO[str]) -> None:
         before, everywhere = time.monotonic(), self._global_count
-        while not self._over.wait(self._tick):
+        while not self._stopped.wait(self._tick):
             # Dumps only, without exit=True: it would end a job that was suspended as a whole.
             faulthandler.dump_traceback_later(DUMP_AFTER_LIMITS * self.limit_s, file=file)
             now = time.monotonic()
             count = progress.progress_count()
-            if count != self._seen or everywhere != self._global_count or progress.has_granted_time():
+            if count != self._last_count or everywhere != self._global_count or progress.has_granted_time():
                 self._idle_s = 0.0
             else:
                 self._idle_s += min(now - before, 2 * self._tick)  # a suspension of the whole job counts little
-            before, everywhere, self._seen = now, self._global_count, count
+            before, everywhere, self._last_count = now, self._global_count, count
             if self._idle_s >= self.limit_s or self._is_stop_requested:
-                self._end(file)
+                self._abort(file)
 
     def _open_stacks_file(self) -> IO[str]:
         place = stacks_file(self.folder, distributed.rank())
@@ -100,13 +100,13 @@ class Watchdog:
         except OSError:  # fall back to stderr
             return os.fdopen(os.dup(2), "w")
 
-    def _ask(self) -> None:
+    def _exchange_progress(self) -> None:
         """Exchange progress with the other ranks through the store.
 
         May block forever if rank 0, which hosts the store, is stopped; nothing waits for this thread.
         """
         last_count = progress.progress_count()
-        while not self._over.wait(self._tick):
+        while not self._stopped.wait(self._tick):
             if self._fired.is_set():
                 self._is_reporter = not distributed.set_flag(HANG_FLAG) or distributed.claim_log_once(HANG_FLAG)
                 return
@@ -115,7 +115,7 @@ class Watchdog:
             self._global_count, last_count = distributed.add_to_counter("progress", int(moved)), now
             self._is_stop_requested = self._is_stop_requested or distributed.flag_is_set(HANG_FLAG)
 
-    def _end(self, file: IO[str]) -> None:
+    def _abort(self, file: IO[str]) -> None:
         """Write the stacks, wait for the other ranks to write theirs, kill all descendants, and exit."""
         faulthandler.cancel_dump_traceback_later()
         faulthandler.dump_traceback(file, all_threads=True)
@@ -128,12 +128,12 @@ class Watchdog:
             with suppress(OSError):
                 os.kill(child, signal.SIGKILL)
         if self._is_reporter:
-            reporter = threading.Thread(target=self._tell, daemon=True)
+            reporter = threading.Thread(target=self._report_hang, daemon=True)
             reporter.start()
             reporter.join(REPORT_TIMEOUT_S)  # the reader of the output may be what hangs
         os._exit(HUNG)
 
-    def _tell(self) -> None:
+    def _report_hang(self) -> None:
         message = (
             f"no rank made progress for {self.limit_s:g} s (launch.watchdog_s); stack traces are in "
             f"{display_path(self.folder)}/errors/stacks_rank_*.txt"

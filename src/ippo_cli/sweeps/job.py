@@ -100,7 +100,7 @@ def train_row(context: SweepContext, row: JobRow, compose: Callable[[], dict[str
             saved_row.overrides, saved_row.folder = texts, subdir
             sweep_folder.mark_running(saved_row)
         state, code, error = _train_outcome(lambda: _train(context, row, compose(), folder, recorder), folder)
-        left_by = recorder.number()
+        left_by = recorder.first_signal()
         if left_by is not None and code not in (
             0,
             *PREEMPTED_CODES,
@@ -163,7 +163,7 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
     with lock_folder(folder, name=START_LOCK):
         write_start_files(folder, to_yaml(plain), [*context.folders, *row.overrides], context.command, resumed=resumed)
         record_inputs(folder, inputs, resumed=resumed)
-        if recorder.number() is not None:
+        if recorder.first_signal() is not None:
             raise Preempted("received a signal before training started")
         run_ranks(folder, config.launch.processes, resumed=resumed)
 
@@ -248,14 +248,14 @@ class _SignalRecorder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.number()
+        self.first_signal()
         for number, handler in self._before.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._outer)
         os.close(self._reading)
         os.close(self._writing)
 
-    def number(self) -> int | None:
+    def first_signal(self) -> int | None:
         """The first recorded signal, or None."""
         with suppress(BlockingIOError):
             received = [number for number in os.read(self._reading, 4096) if number in FORWARDED]

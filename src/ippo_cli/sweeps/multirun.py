@@ -149,23 +149,28 @@ class _SweepRunner:
                 self.master = compose_master(first)
             except (HydraException, OmegaConfBaseException) as error:
                 raise diagnose_error(first, error) from error
-        self.place = Path(str(self.master.hydra.sweep.dir))
+        self.sweep_dir = Path(str(self.master.hydra.sweep.dir))
         self.sweep = build_sweep_config(self.master)
         check_sweep(self.sweep)
-        self.chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
-        self.resumed = self._found(wanted, saved)
+        self.is_dir_chosen = any(text.startswith("hydra.sweep.dir=") for text in overrides)
+        self.resumed = self._find_resumable(wanted, saved)
 
     def run(self) -> None:
         search = self._build_search()
         if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
             # This sweeper generates jobs while it runs; each job is checked when it starts.
-            self._run(sweep_folder.reserve_sweep_folder(self.place, chosen=self.chosen), [], None, self._run_sweeper)
+            self._run_and_report(
+                sweep_folder.reserve_sweep_folder(self.sweep_dir, chosen=self.is_dir_chosen),
+                [],
+                None,
+                self._run_sweeper,
+            )
         elif isinstance(search, FixedJobs) or self.resumed is None:
             self._run_checked(search)
         else:
             rows, plains = resume_rows(self.resumed, search, lambda row: self._check_job(row).plain)
             self._announce(search.total, sum(row.state in sweep_folder.FINISHED_STATES for row in rows), self.resumed)
-            self._run(self.resumed, rows, search.total, lambda this: self._run_pool(search, this, plains))
+            self._run_and_report(self.resumed, rows, search.total, lambda this: self._run_pool(search, this, plains))
 
     def _build_search(self) -> Search:
         """The search that generates the jobs. Raises `ConfigError` if the launcher or sweeper does not allow it."""
@@ -186,32 +191,38 @@ class _SweepRunner:
 
     def _run_checked(self, search: Search) -> None:
         """Run the sweep after a check of all jobs of a grid, or of the first jobs of a search."""
-        jobs, done = self._check_jobs(self._rows() if isinstance(search, FixedJobs) else search.due(self.place, []))
+        jobs, done = self._check_jobs(
+            self._initial_rows() if isinstance(search, FixedJobs) else search.new_rows(self.sweep_dir, [])
+        )
         if jobs and jobs[0].config.mode is Mode.plan:
             self._plan_jobs(jobs)
             return
         rows = sorted([*done, *(job.row for job in jobs)], key=lambda row: row.job)
-        folder = self.resumed or sweep_folder.reserve_sweep_folder(self.place, chosen=self.chosen)
+        folder = self.resumed or sweep_folder.reserve_sweep_folder(self.sweep_dir, chosen=self.is_dir_chosen)
         total = len(rows) if isinstance(search, FixedJobs) else search.total
         self._announce(total, len(done), folder)
         if isinstance(search, FixedJobs) and self.sweep.at_once == 1:
-            self._run(folder, rows, total, lambda this: self._run_launcher(this, [job.row for job in jobs]))
+            self._run_and_report(folder, rows, total, lambda this: self._run_launcher(this, [job.row for job in jobs]))
         else:
             plains = {job.row.job: job.plain for job in jobs}
-            self._run(folder, rows, total, lambda this: self._run_pool(search, this, plains))
+            self._run_and_report(folder, rows, total, lambda this: self._run_pool(search, this, plains))
 
     def _announce(self, total: int, done: int, folder: Path) -> None:
         words = f", {done} of them done" if done else ""
         print(f"ippo-train: a sweep of {total} jobs{words} -> {display_path(folder)}", flush=True)
 
-    def _found(self, wanted: str, saved: Path | None) -> Path | None:
+    def _find_resumable(self, wanted: str, saved: Path | None) -> Path | None:
         """The folder of the sweep to resume; None for a new sweep. Raises `ResumeError` or `ConfigError`."""
-        folder = saved or (sweep_folder.find_sweep(self.place, self.typed_now) if wanted in ("auto", "must") else None)
+        folder = saved or (
+            sweep_folder.find_sweep(self.sweep_dir, self.typed_now) if wanted in ("auto", "must") else None
+        )
         if folder is None:
             if wanted == "must":
-                raise ResumeError(f"resume=must: no sweep of these overrides in {self.place.parent}; use resume=auto")
+                raise ResumeError(
+                    f"resume=must: no sweep of these overrides in {self.sweep_dir.parent}; use resume=auto"
+                )
             if wanted == "auto":
-                print(f"no sweep of these overrides in {self.place.parent}: starting a new one", flush=True)
+                print(f"no sweep of these overrides in {self.sweep_dir.parent}: starting a new one", flush=True)
             return None
         if self.master.hydra.sweeper._target_ != BASIC_SWEEPER:
             raise ConfigError(
@@ -233,7 +244,7 @@ class _SweepRunner:
     def _expand_overrides(self, overrides: Sequence[str]) -> list[list[str]]:
         return expand_grid(overrides, self._group_options)
 
-    def _rows(self) -> list[JobRow]:
+    def _initial_rows(self) -> list[JobRow]:
         if self.resumed is not None:
             return read_rows(self.resumed)
         params = [f"{key}={value}" for key, value in (self.master.hydra.sweeper.params or {}).items()]
@@ -324,7 +335,7 @@ class _SweepRunner:
         if refused:
             raise refused_jobs_error(rows, refused)
 
-    def _run(
+    def _run_and_report(
         self, folder: Path, rows: Sequence[JobRow], total: int | None, work: Callable[[SweepContext], None]
     ) -> None:
         """Lock the folder, write `sweep.json`, call `work`, then print the table and raise the error of the sweep."""

@@ -34,27 +34,29 @@ class OptunaSearch:
         self.total = config.trials
         self._curves: dict[int, Curve] = {}  # cache for completed jobs, whose scores no longer change
 
-    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
+    def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         number = len(rows) + 1
-        known = self._known(number, rows)
+        known = self._rows_before(number, rows)
         if number > self.total or any(row.state not in FINISHED for row in known):
             return []
-        trials: list[Trial] = [(self._values(row), final_score(folder, row)) for row in known if _has_score(row)]
+        trials: list[Trial] = [(self._row_values(row), final_score(folder, row)) for row in known if _has_score(row)]
         trials = [trial for trial in trials if trial[1] is not None]
-        trials += [(self._values(row), None) for row in rows[len(known) :]]
+        trials += [(self._row_values(row), None) for row in rows[len(known) :]]
         values = propose_values(self.space, trials, number, self.config)
         return [JobRow(number, [*self.fixed, *(f"{key}={value}" for key, value in values.items())], "")]
 
-    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
+    def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
         return list(rows)
 
-    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
+    def prepare_folder(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         pass
 
     def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
         if not self.config.prune:
             return None
-        done = [other for other in self._known(row.job, rows) if other.state == "done" and other.pruned_at is None]
+        done = [
+            other for other in self._rows_before(row.job, rows) if other.state == "done" and other.pruned_at is None
+        ]
         for other in done:
             if other.job not in self._curves:
                 self._curves[other.job] = score_curve(folder, other)
@@ -62,11 +64,11 @@ class OptunaSearch:
             score_curve(folder, row), [self._curves[other.job] for other in done], self.config
         )
 
-    def _known(self, number: int, rows: Sequence[JobRow]) -> list[JobRow]:
+    def _rows_before(self, number: int, rows: Sequence[JobRow]) -> list[JobRow]:
         """The jobs that job `number` may depend on, in order."""
         return [row for row in rows if row.job <= number - self.config.at_once]
 
-    def _values(self, row: JobRow) -> dict[str, str]:
+    def _row_values(self, row: JobRow) -> dict[str, str]:
         keys = {dimension.key for dimension in self.space}
         parts = (text.partition("=") for text in row.overrides)
         return {key: value for key, _, value in parts if key in keys}
@@ -118,7 +120,9 @@ def propose_values(
             )
         params = study.ask(distributions).params
     return {
-        dimension.key: str(params[dimension.key]) if dimension.choices else dimension.text(params[dimension.key])
+        dimension.key: str(params[dimension.key])
+        if dimension.choices
+        else dimension.format_number(params[dimension.key])
         for dimension in space
     }
 

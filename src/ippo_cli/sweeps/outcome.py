@@ -61,7 +61,7 @@ def report_and_exit(folder: Path, error: str | None) -> None:
     queue = read_queue(folder, read_rows(folder))
     for row in read_rows(folder):
         # The launcher exits with the first killed job; other jobs may still be in the queue.
-        if row.state == "running" and (row.slurm is None or queue.state(row) == "missing"):
+        if row.state == "running" and (row.slurm is None or queue.state_for_row(row) == "missing"):
             with sweep_folder.update_row(folder, row.job) as saved_row:
                 sweep_folder.set_state(saved_row, "failed", UNEXPECTED, error or "its process ended without a message")
                 sweep_folder.copy_run_result(saved_row, folder / row.folder)

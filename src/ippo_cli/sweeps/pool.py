@@ -51,7 +51,7 @@ class JobPool:
         return (self._context.folder / STOP_FILE).exists()
 
     @property
-    def jobs(self) -> list[int]:
+    def running_jobs(self) -> list[int]:
         """The numbers of the running jobs."""
         return [place.job for place in self._slots if place.job is not None]
 

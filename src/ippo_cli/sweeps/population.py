@@ -55,25 +55,26 @@ class PopulationSearch:
         self.config, self.space, self.fixed = config, space, list(fixed)
         self.total = config.members * config.generations
 
-    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
+    def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         done, begun = divmod(len(rows), self.config.members)
         last = rows[-self.config.members :]
         if begun or done == self.config.generations or any(row.state not in FINISHED for row in last):
             return []
         if not rows:
             return [
-                self._row(1, member, None, self._sample_values(member)) for member in range(1, self.config.members + 1)
+                self._build_row(1, member, None, self._sample_values(member))
+                for member in range(1, self.config.members + 1)
             ]
         scores = [final_score(folder, row) for row in last]
         if all(score is None for score in scores):
             return []
-        return self._next(done + 1, last, [-math.inf if score is None else score for score in scores])
+        return self._next_generation(done + 1, last, [-math.inf if score is None else score for score in scores])
 
-    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
+    def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
         newest = max((row.generation or 1 for row in rows), default=1)
         return [row for row in rows if row.generation == newest]  # earlier generations already have successors
 
-    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
+    def prepare_folder(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         parent = next((other for other in rows if other.job == row.parent), None)
         if parent is not None:
             copy_parent_run(folder / parent.folder, folder / row.folder)
@@ -86,7 +87,7 @@ class PopulationSearch:
         source = random.Random(f"{self.config.seed}/population/{member}")
         return {dimension.key: dimension.sample(source) for dimension in self.space}
 
-    def _next(self, generation: int, parents: Sequence[JobRow], scores: Sequence[float]) -> list[JobRow]:
+    def _next_generation(self, generation: int, parents: Sequence[JobRow], scores: Sequence[float]) -> list[JobRow]:
         """The rows of a generation: the unchanged best member, then tournament winners with one changed value each."""
         rows = []
         for member in range(1, self.config.members + 1):
@@ -94,18 +95,18 @@ class PopulationSearch:
             winner = parents[
                 tournament_winner(scores, len(scores) if member == 1 else self.config.tournament_size, source)
             ]
-            values = self._values(winner)
+            values = self._row_values(winner)
             if member > 1:
                 values = mutate_values(self.space, values, self.config, source)
-            rows.append(self._row(generation, member, winner.job, values))
+            rows.append(self._build_row(generation, member, winner.job, values))
         return rows
 
-    def _values(self, row: JobRow) -> dict[str, str]:
+    def _row_values(self, row: JobRow) -> dict[str, str]:
         keys = {dimension.key for dimension in self.space}
         parts = (text.partition("=") for text in row.overrides)
         return {key: value for key, _, value in parts if key in keys}
 
-    def _row(self, generation: int, member: int, parent: int | None, values: dict[str, str]) -> JobRow:
+    def _build_row(self, generation: int, member: int, parent: int | None, values: dict[str, str]) -> JobRow:
         texts = [*self.fixed, *(f"{key}={value}" for key, value in values.items())]
         number = (generation - 1) * self.config.members + member
         return JobRow(number, texts, "", generation=generation, member=member, parent=parent)

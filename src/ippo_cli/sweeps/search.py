@@ -28,15 +28,15 @@ class Search(Protocol):
         """The largest number of jobs that it generates."""
         ...
 
-    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
+    def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         """New jobs that can start now."""
         ...
 
-    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
+    def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
         """Jobs of an earlier attempt at the sweep that a resumed sweep runs again."""
         ...
 
-    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
+    def prepare_folder(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         """Prepare the folder of a job before it starts."""
         ...
 
@@ -50,13 +50,13 @@ class FixedJobs:
 
     total = 0  # it generates no jobs
 
-    def due(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
+    def new_rows(self, folder: Path, rows: Sequence[JobRow]) -> list[JobRow]:
         return []
 
-    def unfinished(self, rows: Sequence[JobRow]) -> list[JobRow]:
+    def unfinished_rows(self, rows: Sequence[JobRow]) -> list[JobRow]:
         return [row for row in rows if row.state != "done"]
 
-    def prepare(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
+    def prepare_folder(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> None:
         pass
 
     def prune_iteration(self, folder: Path, row: JobRow, rows: Sequence[JobRow]) -> int | None:
@@ -76,7 +76,7 @@ def run_search(
     while True:
         rows = read_rows(context.folder)
         if not pool.is_stopping:
-            new = search.due(context.folder, rows)
+            new = search.new_rows(context.folder, rows)
             _compose_jobs(new, make, plains)
             if new:
                 sweep_folder.add_rows(context.folder, new)
@@ -84,14 +84,14 @@ def run_search(
         waiting = [row for row in rows if row.state == "waiting" and row.job in plains and row.job not in started]
         while waiting and pool.has_room:
             row = waiting.pop(0)
-            search.prepare(context.folder, row, rows)
+            search.prepare_folder(context.folder, row, rows)
             started.add(row.job)
             pool.start(row, plains[row.job])
         ended = pool.reap()
         if ended:
             _prune_ended_jobs(search, context.folder, ended)
             continue
-        if not pool.jobs and (pool.is_stopping or not waiting):
+        if not pool.running_jobs and (pool.is_stopping or not waiting):
             return
         _prune_jobs(search, context.folder, rows, pool, judged)
         time.sleep(POLL_S)
@@ -101,7 +101,7 @@ def _prune_jobs(search: Search, folder: Path, rows: Sequence[JobRow], pool: JobP
     """Stop running jobs that the search prunes; a job is checked again when its metrics have grown."""
     for row in rows:
         if (
-            row.job not in pool.jobs
+            row.job not in pool.running_jobs
             or row.pruned_at is not None
             or judged.get(row.job) == (size := _metrics_size(folder, row))
         ):
@@ -141,7 +141,7 @@ def resume_rows(folder: Path, search: Search, make: ComposeJob) -> tuple[list[Jo
             sweep_folder.copy_run_result(row, folder / row.folder)
         elif row.pruned_at is not None:
             sweep_folder.set_state(row, "pruned", 0, None)
-    unfinished = [row for row in search.unfinished(rows) if row.state not in sweep_folder.FINISHED_STATES]
+    unfinished = [row for row in search.unfinished_rows(rows) if row.state not in sweep_folder.FINISHED_STATES]
     for row in unfinished:
         sweep_folder.set_state(row, "waiting", None, None)
     plains: dict[int, dict[str, Any]] = {}

@@ -39,7 +39,7 @@ class SignalForwarding:
 
     def _forward(self, number: int, _: FrameType | None) -> None:
         if number == signal.SIGINT:
-            self._interrupts.note()
+            self._interrupts.record()
         (self._folder / STOP_FILE).write_text(str(number))
         for row in read_rows(self._folder):
             if row.state != "running":
@@ -50,5 +50,5 @@ class SignalForwarding:
                 with suppress(ProcessLookupError, PermissionError):
                     if number != signal.SIGINT or os.getpgid(row.pid) == row.pid:  # else the terminal sent it
                         os.kill(row.pid, number)
-        if self._interrupts.insisted:
+        if self._interrupts.is_repeated:
             raise KeyboardInterrupt

@@ -29,7 +29,7 @@ class Dimension:
     integer: bool = False
     choices: tuple[str, ...] = ()
 
-    def text(self, number: float) -> str:
+    def format_number(self, number: float) -> str:
         """A number of the interval as text for an override."""
         if self.integer:
             return str(min(max(round(number), int(self.low)), int(self.high)))
@@ -41,10 +41,10 @@ class Dimension:
         if self.choices:
             return source.choice(self.choices)
         if self.log:
-            return self.text(math.exp(source.uniform(math.log(self.low), math.log(self.high))))
+            return self.format_number(math.exp(source.uniform(math.log(self.low), math.log(self.high))))
         if self.integer:
             return str(source.randint(int(self.low), int(self.high)))
-        return self.text(source.uniform(self.low, self.high))
+        return self.format_number(source.uniform(self.low, self.high))
 
     def step_value(self, value: str, factor: float) -> str:
         """The number times `factor`; in a list, the next value, or the previous one for a factor below 1.
@@ -57,8 +57,8 @@ class Dimension:
         if self.integer:
             number = int(value)
             step = round(number * factor) - number
-            return self.text(number + (step or (1 if factor > 1.0 else -1)))
-        return self.text(float(value) * factor)
+            return self.format_number(number + (step or (1 if factor > 1.0 else -1)))
+        return self.format_number(float(value) * factor)
 
 
 def parse_space(space: Mapping[str, str], typed: Sequence[str], options: Options) -> tuple[list[Dimension], list[str]]:

@@ -32,7 +32,7 @@ class SlurmQueue:
     states: Mapping[str, str] | None  # running and pending jobs; None if squeue is not available
     ended_at: Mapping[str, float]  # time of SLURM's notice of termination in the output of a job
 
-    def state(self, row: JobRow) -> str:
+    def state_for_row(self, row: JobRow) -> str:
         """The state of a job that its row records as running or as requeued."""
         assert row.slurm is not None
         if self.states is None:
@@ -69,11 +69,11 @@ def job_state(row: JobRow, run: Mapping[str, Any], queue: SlurmQueue, *, going_o
     if run.get("state") == "done":
         return "done"
     if row.state == "running" and row.slurm is not None:
-        return queue.state(row)
+        return queue.state_for_row(row)
     if row.state == "running":
         return "running" if going_on or _is_alive(row) else "missing"
     if row.state == "waiting" and row.slurm is not None and queue.states is not None:
-        return queue.state(row)
+        return queue.state_for_row(row)
     if row.state == "waiting":
         return "waiting" if going_on else "missing"
     return row.state if row.state in STATES else "missing"

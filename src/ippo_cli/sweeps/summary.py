@@ -77,16 +77,16 @@ class Configuration:
     jobs: tuple[JobSummary, ...]
 
     @property
-    def ended(self) -> list[JobSummary]:
+    def ended_jobs(self) -> list[JobSummary]:
         return list({job.trained_with: job for job in self.jobs if job.state in ("done", "pruned")}.values())
 
     @property
-    def states(self) -> dict[str, int]:
+    def state_counts(self) -> dict[str, int]:
         return count_states(self.jobs)
 
-    def mean(self, name: str) -> MeanInterval | None:
+    def mean_score(self, name: str) -> MeanInterval | None:
         """The mean of the score `first`, `best` or `last`."""
-        return mean_interval([value for job in self.ended if (value := getattr(job, name)) is not None])
+        return mean_interval([value for job in self.ended_jobs if (value := getattr(job, name)) is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class SweepSummary:
     command: str | None  # command that resumes the sweep; None for runs without a sweep
 
     @property
-    def left(self) -> list[JobSummary]:
+    def unfinished_jobs(self) -> list[JobSummary]:
         """Jobs that are incomplete and not running."""
         return [job for job in self.jobs if job.state in UNFINISHED_STATES]
 
@@ -174,15 +174,15 @@ def to_json_data(summary: SweepSummary) -> dict[str, Any]:
         "folder": str(summary.folder),
         "metric": summary.metric,
         "going_on": summary.going_on,
-        "go_on_with": summary.command if summary.left else None,
+        "go_on_with": summary.command if summary.unfinished_jobs else None,
         "interval": f"t, {CONFIDENCE:.0%}",
         "states": count_states(summary.jobs),
         "configurations": [
             {
                 "overrides": list(group.overrides),
                 "jobs": [job.number for job in group.jobs],
-                "states": group.states,
-                **{name: _mean_data(group.mean(name)) for name in ("first", "best", "last")},
+                "states": group.state_counts,
+                **{name: _mean_data(group.mean_score(name)) for name in ("first", "best", "last")},
             }
             for group in summary.configurations
         ],
@@ -280,7 +280,7 @@ def _group_by_configuration(jobs: Sequence[JobSummary]) -> tuple[Configuration, 
     found = [Configuration(group[0].overrides, tuple(group)) for group in groups.values()]
 
     def order(group: Configuration) -> tuple[bool, float]:
-        mean = group.mean("last")
+        mean = group.mean_score("last")
         return mean is None, -mean.mean if mean is not None else 0.0
 
     return tuple(sorted(found, key=order))

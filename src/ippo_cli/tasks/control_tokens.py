@@ -34,7 +34,7 @@ class ControlTokens:
         last = FIRST_GUARD + max(len(self.spellings) - 1, 0)
         self._guards = re.compile(f"[{chr(FIRST_GUARD)}-{chr(last)}]")
         self._marks = {text: chr(FIRST_GUARD + place) for place, text in enumerate(self.spellings)}
-        self._plain: dict[str, list[int]] = {}
+        self._plain_ids_cache: dict[str, list[int]] = {}
 
     def guard(self, content: str) -> str:
         """Replace each control token spelled in the content by a private-use character."""
@@ -84,12 +84,12 @@ class ControlTokens:
         spelled = [found[0] for found in marks.finditer(text)]
         places = [place for place, token in enumerate(ids) if token in self._ids]
         if len(spelled) != len(places):  # the tokenizer splits spellings differently: tokenize part by part
-            return [token for part in self._split(text) for token in self._part_ids(part)]
+            return [token for part in self._split_at_guards(text) for token in self._part_ids(part)]
         guarded = {place: mark for place, mark in zip(places, spelled, strict=True) if self._guards.fullmatch(mark)}
         parts = (self._plain_ids(guarded[place]) if place in guarded else [token] for place, token in enumerate(ids))
         return [token for part in parts for token in part]
 
-    def _split(self, text: str) -> Iterable[str]:
+    def _split_at_guards(self, text: str) -> Iterable[str]:
         return (part for part in re.split(f"({self._guards.pattern})", text) if part)
 
     def _part_ids(self, part: str) -> list[int]:
@@ -99,14 +99,14 @@ class ControlTokens:
 
     def _plain_ids(self, mark: str) -> list[int]:
         """Return the ids of a spelling as text: tokenized in two parts, or by letter if a part is a control token."""
-        if mark not in self._plain:
+        if mark not in self._plain_ids_cache:
             text = self._spelling(mark)
             for parts in ([text[:1], text[1:]], [text[:2], text[2:]], list(text)):
                 ids = [token for part in self.bridge_ids([("", part) for part in parts]) for token in part]
                 if not self._ids & set(ids):
                     break
-            self._plain[mark] = [token for token in ids if token not in self._ids]
-        return self._plain[mark]
+            self._plain_ids_cache[mark] = [token for token in ids if token not in self._ids]
+        return self._plain_ids_cache[mark]
 
     def _spelling(self, mark: str) -> str:
         return self.spellings[ord(mark) - FIRST_GUARD]

@@ -54,8 +54,8 @@ class PromptFormat:
         self.system = system
         self.max_prompt_tokens = max_prompt_tokens
         self.history = history
-        self.chat = self._resolve_chat_template(chat_template)
-        self.control = ControlTokens(tokenizer, self._role_markers() if self.chat else "")
+        self.uses_chat_template = self._resolve_chat_template(chat_template)
+        self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
 
     def _resolve_chat_template(self, requested: bool | str) -> bool:
         """Whether to use the tokenizer's chat template; `auto` uses it if there is one."""
@@ -75,13 +75,13 @@ class PromptFormat:
             )
         return chat
 
-    def begin(self, observations: Sequence[str]) -> list[Conversation]:
+    def start_conversations(self, observations: Sequence[str]) -> list[Conversation]:
         """Start one conversation per observation."""
         first_messages = [self._first_messages(observation) for observation in observations]
-        texts = [self._written(messages) for messages in first_messages]
+        texts = [self._render_messages(messages) for messages in first_messages]
         return [
             Conversation(messages=messages, text=text, ids=ids)
-            for messages, text, ids in zip(first_messages, texts, self._ids(texts), strict=True)
+            for messages, text, ids in zip(first_messages, texts, self._tokenize(texts), strict=True)
         ]
 
     def extend(
@@ -95,14 +95,14 @@ class PromptFormat:
         `detached`. With history="latest" the prompt contains only the observation.
         """
         if self.history == "latest":
-            for conversation, begun in zip(conversations, self.begin(observations), strict=True):
+            for conversation, begun in zip(conversations, self.start_conversations(observations), strict=True):
                 conversation.messages, conversation.text, conversation.ids = begun.messages, begun.text, begun.ids
                 conversation.detached = True
             return
         bridges: list[tuple[Conversation, Completion, str]] = []
         rewritten: list[Conversation] = []
         for conversation, completion, observation in zip(conversations, completions, observations, strict=True):
-            bridge = self._answer(conversation, completion, observation)
+            bridge = self._append_turn(conversation, completion, observation)
             conversation.detached = bridge is None
             if bridge is None:
                 rewritten.append(conversation)
@@ -112,7 +112,7 @@ class PromptFormat:
         ids = self.control.bridge_ids([(stop, bridge) for stop, (_, _, bridge) in zip(stops, bridges, strict=True)])
         for (conversation, completion, _), between in zip(bridges, ids, strict=True):
             conversation.ids = [*conversation.ids, *completion.ids.tolist(), *between]
-        fresh = self._ids([conversation.text for conversation in rewritten])
+        fresh = self._tokenize([conversation.text for conversation in rewritten])
         for conversation, whole in zip(rewritten, fresh, strict=True):
             conversation.ids = whole
 
@@ -122,15 +122,15 @@ class PromptFormat:
         Checks two rounds of a sample conversation, with and without thinking in the answers: a template that drops
         thinking would fail during a run.
         """
-        if not self.chat or self.history != "prefix":
+        if not self.uses_chat_template or self.history != "prefix":
             return
         for answer in PROBE_ANSWERS:
             messages = self._first_messages("One?")
-            probe = Conversation(messages=messages, text=self._written(messages), ids=[])
+            probe = Conversation(messages=messages, text=self._render_messages(messages), ids=[])
             for observation in ("Two?", "Three?"):
-                self._answer(probe, _make_completion(answer), observation)
+                self._append_turn(probe, _make_completion(answer), observation)
 
-    def _answer(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
+    def _append_turn(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
         """Append a response and the next message to a conversation's text.
 
         Returns the text between the sampled tokens and the next response; None if the history was rewritten.
@@ -139,10 +139,10 @@ class PromptFormat:
         user = self._user_message(observation)
         observation = user["content"]
         conversation.messages += [{"role": "assistant", "content": answer}, user]
-        if not self.chat:
+        if not self.uses_chat_template:
             conversation.text = before + answer + self._stop_token(completion) + observation
             return observation
-        conversation.text = now = self._written(conversation.messages)
+        conversation.text = now = self._render_messages(conversation.messages)
         if not now.startswith(before):
             return self._check_rewrite_allowed(before, now)
         rest = now[len(before) :]
@@ -186,11 +186,11 @@ class PromptFormat:
         return self.control.unguard(self._text(observation))
 
     def _text(self, observation: str) -> str:
-        return self._written(self._first_messages(observation))
+        return self._render_messages(self._first_messages(observation))
 
     def prompt_ids(self, observation: str) -> list[int]:
         """The token ids of the first prompt for an observation."""
-        return self._ids([self._text(observation)])[0]
+        return self._tokenize([self._text(observation)])[0]
 
     def has_hidden_tokens(self, observation: str) -> bool:
         """Whether a prompt's ids differ from its visible text: added special tokens, or control tokens in content."""
@@ -204,7 +204,7 @@ class PromptFormat:
         """
         return min(context, self.max_prompt_tokens + 1) if self.history == "latest" else context
 
-    def refuse(self, text: str, length: int, context: int, place: str = ",") -> None:
+    def check_length(self, text: str, length: int, context: int, place: str = ",") -> None:
         """Raise `ConfigError` for a first prompt that is empty, too long, or leaves no room for a response."""
         setting, prompt = f"rollout.max_prompt_tokens={self.max_prompt_tokens}", f"agent {self.agent}'s prompt"
         if not 0 < length <= self.max_prompt_tokens:
@@ -221,10 +221,10 @@ class PromptFormat:
                 "shorten the prompts, or use a model with a longer context",
             )
 
-    def refuse_too_long(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
+    def check_lengths(self, rows: Sequence[tuple[int, str]], source: str, context: int) -> None:
         """Raise `ConfigError` for the first of these (row of `source`, first message) that is too long."""
         for row, text, length in self._possibly_too_long(rows, context):
-            self.refuse(text, length, context, f", row {row} of {source},")
+            self.check_length(text, length, context, f", row {row} of {source},")
 
     def find_too_long_rows(self, rows: Sequence[tuple[int, str]], context: int) -> set[int]:
         """The rows with a first message that is too long or empty."""
@@ -246,7 +246,7 @@ class PromptFormat:
             for row, message in rows
             if isinstance(message, MessagesText) or not 0 < len(message.encode()) <= limit
         ]
-        ids = self._ids([text for _, text in suspects])
+        ids = self._tokenize([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
 
     def _first_messages(self, observation: str) -> list[Message]:
@@ -261,7 +261,7 @@ class PromptFormat:
 
         Without a chat template, the literal text of a plain template may contain control tokens; its fields may not.
         """
-        if self.chat:
+        if self.uses_chat_template:
             return {"role": "user", "content": self.control.guard(observation)}
         parts = observation.parts if isinstance(observation, FilledText) else [(observation, False)]
         return {"role": "user", "content": "".join(self.control.guard(text) if own else text for text, own in parts)}
@@ -269,7 +269,7 @@ class PromptFormat:
     def _check_messages(self, messages: Sequence[Message]) -> None:
         """Raise `ConfigError` for messages without a chat template, or with two system messages."""
         setting = f"task.agents.{self.agent}.template=messages:..."
-        if not self.chat:
+        if not self.uses_chat_template:
             raise ConfigError(
                 setting,
                 "needs a chat template, and none is used for this agent",
@@ -282,9 +282,9 @@ class PromptFormat:
                 "set it to null, or remove that of the examples with task.map",
             )
 
-    def _written(self, messages: Sequence[Message]) -> str:
+    def _render_messages(self, messages: Sequence[Message]) -> str:
         """The messages as the text of the next prompt."""
-        if not self.chat:
+        if not self.uses_chat_template:
             return "".join(message["content"] for message in messages)
         try:
             return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
@@ -296,11 +296,11 @@ class PromptFormat:
             setting = f"task.agents.{self.agent}.system={self.system!r}"
             raise ConfigError(setting, rule, "set it to null and put its text into the template") from error
 
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of prompts. Chat templates contain their special tokens; otherwise the tokenizer's prefix is added,
         but not its suffix: an end token does not belong into a prompt."""
         ids = self.control.token_ids(texts)
-        begins = [] if self.chat else self._prefix_ids
+        begins = [] if self.uses_chat_template else self._prefix_ids
         return [[*begins, *own] for own in ids]
 
     @cached_property
@@ -356,7 +356,7 @@ def check_prompt_lengths(
     while part := list(islice(waiting, TOKENIZE_BATCH)):
         for name, prompt_format in formats.items():
             messages = [(row, message(name, example)) for row, example in part]
-            prompt_format.refuse_too_long(messages, source, contexts[name])
+            prompt_format.check_lengths(messages, source, contexts[name])
 
 
 def fitting_rows(

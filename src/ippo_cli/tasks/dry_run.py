@@ -30,8 +30,8 @@ class DryRun:
     """Result of a dry run. The agents' answers are random legal actions, or placeholders if none are known."""
 
     turns: list[tuple[str, str, str]] = field(default_factory=list)  # agent, observation, answer
-    first: Mapping[str, str] = field(default_factory=dict)  # observations before the first answer
-    end: str = ""  # how it ended; empty if it did not
+    first_observations: Mapping[str, str] = field(default_factory=dict)  # observations before the first answer
+    outcome: str = ""  # how it ended; empty if it did not
     failure: str = ""  # the error, with the line of the user's code
     is_user_error: bool = False  # whether the user's code is at fault, not a placeholder answer
 
@@ -42,7 +42,7 @@ def run_dry_episode(environment: Environment, example: Example, seed: int, max_t
     has_placeholder = False  # a placeholder may be an invalid answer
     try:
         with closing(environment):
-            result.first = observations = environment.reset(example, seed)
+            result.first_observations = observations = environment.reset(example, seed)
             while observations and len(result.turns) < max_turns:
                 legal_actions = environment.actions() if isinstance(environment, SupportsActions) else {}
                 answers = {
@@ -54,7 +54,7 @@ def run_dry_episode(environment: Environment, example: Example, seed: int, max_t
                 step = environment.step({name: Action(text) for name, text in answers.items()})
                 observations = step.observations
                 if step.terminated or step.truncated:
-                    result.end = "terminated" if step.terminated else "truncated by the environment"
+                    result.outcome = "terminated" if step.terminated else "truncated by the environment"
                     break
     except IppoError:
         raise

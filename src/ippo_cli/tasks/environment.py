@@ -88,7 +88,7 @@ class EnvironmentPool:
         self.seconds = 0.0
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
+    def measure_time(self) -> Iterator[None]:
         """Measure the time of resetting and stepping environments."""
         began = time.perf_counter()
         try:
@@ -96,7 +96,7 @@ class EnvironmentPool:
         finally:
             self.seconds += time.perf_counter() - began
 
-    def take(self) -> Environment:
+    def acquire(self) -> Environment:
         """Return an idle or new environment. Raises the errors of its constructor."""
         try:
             return self._idle.pop()

@@ -93,7 +93,7 @@ def _read_sources(config: JsonlConfig, part: str, preparation: RowPreparation) -
     if preparation.changes_rows:
         weights = config.weights if part == "train" else None
         preparation.check_columns(dict(zip(sources, tables, strict=True)))
-        parts = [preparation.rows(table, name) for table, name in zip(tables, sources, strict=True)]
+        parts = [preparation.prepare_table(table, name) for table, name in zip(tables, sources, strict=True)]
         return JoinedRows(parts, weights, preparation.counts)
     if any(isinstance(table, PlainTable) for table in tables):
         return JoinedRows([ExampleRows(table, identity, range(len(table))) for table in tables])

@@ -37,31 +37,31 @@ class Transcript:
     """The messages of one episode."""
 
     agents: Sequence[str]
-    said: list[tuple[str, str]] = field(default_factory=list)  # agent and text, in order
-    at_once: list[int] = field(default_factory=list)  # per message: number of messages before its simultaneous group
+    messages: list[tuple[str, str]] = field(default_factory=list)  # agent and text, in order
+    num_before: list[int] = field(default_factory=list)  # per message: number of messages before its simultaneous group
 
     def add(self, texts: Sequence[tuple[str, str]]) -> None:
         """Add simultaneous messages: their agents did not observe each other's."""
-        self.at_once += [len(self.said)] * len(texts)
-        self.said += texts
+        self.num_before += [len(self.messages)] * len(texts)
+        self.messages += texts
 
-    def turn(self, agent: str) -> int:
+    def next_turn(self, agent: str) -> int:
         """The number of the agent's next turn, from 1."""
-        return 1 + sum(speaker == agent for speaker, _ in self.said)
+        return 1 + sum(speaker == agent for speaker, _ in self.messages)
 
-    def words(self, agent: str, observation: str | None = None) -> ConversationValues:
+    def template_values(self, agent: str, observation: str | None = None) -> ConversationValues:
         """The values that an agent's template can read; None for messages that do not exist yet."""
         return _TranscriptValues(self, agent, observation)
 
-    def last(self, agent: str) -> str | None:
+    def last_text(self, agent: str) -> str | None:
         """The last message of an agent, or None."""
-        return next((text for speaker, text in reversed(self.said) if speaker == agent), None)
+        return next((text for speaker, text in reversed(self.messages) if speaker == agent), None)
 
-    def heard(self, agent: str) -> list[tuple[str, str]]:
+    def new_messages(self, agent: str) -> list[tuple[str, str]]:
         """The messages of other agents since the agent's last turn, as (agent, text)."""
-        own = [place for place, (speaker, _) in enumerate(self.said) if speaker == agent]
-        since = self.at_once[own[-1]] if own else 0
-        return [(speaker, text) for speaker, text in self.said[since:] if speaker != agent]
+        own = [place for place, (speaker, _) in enumerate(self.messages) if speaker == agent]
+        since = self.num_before[own[-1]] if own else 0
+        return [(speaker, text) for speaker, text in self.messages[since:] if speaker != agent]
 
 
 class _TranscriptValues(Mapping[str, str | None]):
@@ -78,12 +78,12 @@ class _TranscriptValues(Mapping[str, str | None]):
         if word not in self:
             raise KeyError(word)
         if word == "turn":
-            return str(self._transcript.turn(self._agent))
+            return str(self._transcript.next_turn(self._agent))
         if word == "transcript":
-            return _format_lines(self._transcript.said)
+            return _format_lines(self._transcript.messages)
         if word == "heard":
-            return _format_lines(self._transcript.heard(self._agent))
-        return self._transcript.last(word.removeprefix(LAST_PREFIX))
+            return _format_lines(self._transcript.new_messages(self._agent))
+        return self._transcript.last_text(word.removeprefix(LAST_PREFIX))
 
     def __contains__(self, word: object) -> bool:
         if word == OBSERVATION:
@@ -112,33 +112,33 @@ class ConversationProtocol:
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.example = example
         self.transcript = Transcript(list(self.agents))
-        self.cut: set[str] = set()
-        return self._tell(self._next() or ())
+        self.truncated_agents: set[str] = set()
+        return self._build_prompts(self._next_speakers() or ())
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         # Simultaneous messages are added in the order of the task's agents.
         self.transcript.add([(name, actions[name].text) for name in self.agents if name in actions])
-        self.cut -= set(actions)
-        self.cut |= {name for name, action in actions.items() if not action.finished}
-        speakers = self._next()
+        self.truncated_agents -= set(actions)
+        self.truncated_agents |= {name for name, action in actions.items() if not action.finished}
+        speakers = self._next_speakers()
         if speakers is None:
-            return Step(observations={}, terminated=True, unfinished=frozenset(self.cut))
-        return Step(observations=self._tell(speakers))
+            return Step(observations={}, terminated=True, unfinished=frozenset(self.truncated_agents))
+        return Step(observations=self._build_prompts(speakers))
 
     def close(self) -> None:
         pass
 
-    def _next(self) -> Sequence[str] | None:
+    def _next_speakers(self) -> Sequence[str] | None:
         """The agents that act next, simultaneously; None at the end."""
         raise NotImplementedError
 
-    def _tell(self, speakers: Sequence[str]) -> dict[str, str]:
-        return {name: self._message(name) for name in speakers}
+    def _build_prompts(self, speakers: Sequence[str]) -> dict[str, str]:
+        return {name: self._build_prompt(name) for name in speakers}
 
-    def _message(self, name: str) -> str:
+    def _build_prompt(self, name: str) -> str:
         config: PromptConfig = self.agents[name]
-        words = self.transcript.words(name)
-        if self.transcript.turn(name) == 1:
+        words = self.transcript.template_values(name)
+        if self.transcript.next_turn(name) == 1:
             return first_message(name, config, self.example, words)
         template = DEFAULT_TURN_TEMPLATE if config.turn_template is None else config.turn_template
         return render_template(template, self.example, f"task.agents.{name}.turn_template", words)
@@ -147,21 +147,21 @@ class ConversationProtocol:
 class Parallel(ConversationProtocol):
     """All agents act simultaneously in every turn and observe each other's messages between turns."""
 
-    def _next(self) -> Sequence[str] | None:
-        turns = len(self.transcript.said) // len(self.agents)
+    def _next_speakers(self) -> Sequence[str] | None:
+        turns = len(self.transcript.messages) // len(self.agents)
         return list(self.agents) if turns < self.num_turns else None
 
-    def _message(self, name: str) -> str:
+    def _build_prompt(self, name: str) -> str:
         if self.num_turns == 1:  # no messages exist yet
             return first_message(name, self.agents[name], self.example, NO_VALUES)
-        return super()._message(name)
+        return super()._build_prompt(name)
 
 
 class Dialogue(ConversationProtocol):
     """Agents act one after another, in the task's order, for `num_turns` rounds."""
 
-    def _next(self) -> Sequence[str] | None:
-        names, spoken = list(self.agents), len(self.transcript.said)
+    def _next_speakers(self) -> Sequence[str] | None:
+        names, spoken = list(self.agents), len(self.transcript.messages)
         return [names[spoken % len(names)]] if spoken < self.num_turns * len(names) else None
 
 
@@ -190,18 +190,18 @@ class UserProtocol:
     """
 
     def __init__(self, factory: Callable[..., Any], name: str, agents: Sequence[str]) -> None:
-        self.made, self.name, self.agents = factory, name, list(agents)
+        self.factory, self.name, self.agents = factory, name, list(agents)
         self.instance: Any = None
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.close()
-        self.cut: set[str] = set()
+        self.truncated_agents: set[str] = set()
         own = dict(example)  # user code may change its copy
-        if inspect.isclass(self.made):
-            self.instance = self.made()
-            observations, _ = self._split(self.instance.reset(own, list(self.agents)))
+        if inspect.isclass(self.factory):
+            self.instance = self.factory()
+            observations, _ = self._parse_result(self.instance.reset(own, list(self.agents)))
         else:
-            self.instance = self.made(own, list(self.agents))
+            self.instance = self.factory(own, list(self.agents))
             if not isinstance(self.instance, Generator):
                 raise InvalidReturn(
                     f"{self.name} must yield the agents that act next, but it returns a {type(self.instance).__name__}"
@@ -212,15 +212,15 @@ class UserProtocol:
         return observations
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        self.cut -= set(actions)
-        self.cut |= {name for name, action in actions.items() if not action.finished}
+        self.truncated_agents -= set(actions)
+        self.truncated_agents |= {name for name, action in actions.items() if not action.finished}
         answers = {name: action.text for name, action in actions.items()}
         if isinstance(self.instance, Generator):
             observations, rewards = self._resume(lambda: self.instance.send(answers))
         else:
-            observations, rewards = self._split(self.instance.step(answers))
+            observations, rewards = self._parse_result(self.instance.step(answers))
         ended = not observations
-        unfinished = frozenset(self.cut if ended else ())
+        unfinished = frozenset(self.truncated_agents if ended else ())
         return Step(observations=observations, rewards=rewards, terminated=ended, unfinished=unfinished)
 
     def close(self) -> None:
@@ -230,11 +230,11 @@ class UserProtocol:
 
     def _resume(self, advance: Callable[[], Any]) -> tuple[dict[str, str], dict[str, float]]:
         try:
-            return self._split(advance())
+            return self._parse_result(advance())
         except StopIteration as end:
             return {}, self._rewards({} if end.value is None else end.value)
 
-    def _split(self, result: Any) -> tuple[dict[str, str], dict[str, float]]:
+    def _parse_result(self, result: Any) -> tuple[dict[str, str], dict[str, float]]:
         observations, rewards = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
         observations = {} if observations is None else observations
         if not isinstance(observations, Mapping) or not all(isinstance(text, str) for text in observations.values()):
@@ -264,36 +264,38 @@ class TemplatedEnvironment:
     """
 
     def __init__(self, environment: Environment, agents: Prompts) -> None:
-        self.world = environment
+        self.environment = environment
         self.agents = agents
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.example = example
         self.transcript = Transcript(list(self.agents))
-        self.spoken: set[str] = set()
-        return self._tell(self.world.reset(example, seed))
+        self.agents_with_turns: set[str] = set()
+        return self._build_prompts(self.environment.reset(example, seed))
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         self.transcript.add([(name, action.text) for name, action in actions.items()])
-        self.spoken.update(actions)
-        step = self.world.step(actions)
-        return step.with_observations(self._tell(step.observations))
+        self.agents_with_turns.update(actions)
+        step = self.environment.step(actions)
+        return step.with_observations(self._build_prompts(step.observations))
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Legal actions of the agents that act next; empty if the environment does not list them."""
-        return self.world.actions() if hasattr(self.world, "actions") else {}  # pyright: ignore
+        return self.environment.actions() if hasattr(self.environment, "actions") else {}  # pyright: ignore
 
     def close(self) -> None:
-        self.world.close()
+        self.environment.close()
 
-    def _tell(self, observations: Mapping[str, str]) -> dict[str, str]:
+    def _build_prompts(self, observations: Mapping[str, str]) -> dict[str, str]:
         # Unknown agents pass unchanged; the rollout reports them.
-        return {name: self._message(name, text) if name in self.agents else text for name, text in observations.items()}
+        return {
+            name: self._build_prompt(name, text) if name in self.agents else text for name, text in observations.items()
+        }
 
-    def _message(self, name: str, observation: str) -> str:
+    def _build_prompt(self, name: str, observation: str) -> str:
         config: PromptConfig = self.agents[name]
-        words = self.transcript.words(name, observation)
-        if config.turn_template is None or name not in self.spoken:
+        words = self.transcript.template_values(name, observation)
+        if config.turn_template is None or name not in self.agents_with_turns:
             return first_message(name, config, self.example, words)
         return render_template(config.turn_template, self.example, f"task.agents.{name}.turn_template", words)
 

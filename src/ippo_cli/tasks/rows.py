@@ -130,7 +130,7 @@ class RowPreparation:
     def changes_rows(self) -> bool:
         return bool(self.config.columns or self.config.map or self.config.filter or self.config.weights)
 
-    def rows(self, table: Any, source: str) -> ExampleRows:
+    def prepare_table(self, table: Any, source: str) -> ExampleRows:
         """Return the examples of a table, and append the counts of excluded rows to `counts`."""
         make, keep = self._make_example_maker(table), self._make_filter()
         num_dropped = {f"task.{key}": 0 for key in ("map", "filter") if getattr(self.config, key) is not None}

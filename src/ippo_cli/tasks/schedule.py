@@ -31,14 +31,14 @@ class Mixture:
         self._block: tuple[int, list[tuple[int, int]]] = (-1, [])
         self._orders: dict[int, tuple[int, torch.Tensor]] = {}
 
-    def place(self, position: int) -> int:
+    def row_at(self, position: int) -> int:
         """Return the row's index in the concatenated sources."""
         block, offset = divmod(position, MIX_RESOLUTION)
-        source, before = self._sources(block)[offset]
+        source, before = self._block_sources(block)[offset]
         passes, turn = divmod(block * self.prompts_per_source[source] + before, self.sizes[source])
-        return self.starts[source] + int(self._order(source, passes)[turn])
+        return self.starts[source] + int(self._source_order(source, passes)[turn])
 
-    def _sources(self, block: int) -> list[tuple[int, int]]:
+    def _block_sources(self, block: int) -> list[tuple[int, int]]:
         """For each prompt of a block: its source, and the number of earlier prompts of that source in the block."""
         if self._block[0] != block:
             sources = torch.repeat_interleave(
@@ -55,7 +55,7 @@ class Mixture:
             self._block = (block, found)
         return self._block[1]
 
-    def _order(self, source: int, passes: int) -> torch.Tensor:
+    def _source_order(self, source: int, passes: int) -> torch.Tensor:
         if self._orders.get(source, (-1,))[0] != passes:
             generator = _make_generator(self.seed, "source", source, passes)
             self._orders[source] = (passes, torch.randperm(self.sizes[source], generator=generator))
@@ -108,19 +108,19 @@ class ExampleSchedule:
         """Yield the distinct training rows of the first `num_iterations` iterations, as (index, example)."""
         count = num_iterations * self.prompts_per_iteration
         if self._mixture is not None:
-            places = dict.fromkeys(map(self._mixture.place, range(count)))
+            places = dict.fromkeys(map(self._mixture.row_at, range(count)))
             return ((place, self.examples[place]) for place in sorted(places))
         if count >= len(self.examples):
             return enumerate(self.examples)
-        return ((row, self.examples[row]) for row in self._order(0)[:count].tolist())
+        return ((row, self.examples[row]) for row in self._order_for_pass(0)[:count].tolist())
 
     def _example(self, position: int) -> Example:
         if self._mixture is not None:
-            return self.examples[self._mixture.place(position)]
+            return self.examples[self._mixture.row_at(position)]
         number, offset = divmod(position, len(self.examples))
-        return self.examples[int(self._order(number)[offset])]
+        return self.examples[int(self._order_for_pass(number)[offset])]
 
-    def _order(self, number: int) -> torch.Tensor:
+    def _order_for_pass(self, number: int) -> torch.Tensor:
         """The row order of one pass over the data."""
         if self._pass_order[0] != number:
             generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)

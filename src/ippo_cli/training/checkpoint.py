@@ -81,7 +81,7 @@ class CheckpointManager:
         self.folder = run_folder / "checkpoints"
         self.config = config
         self._failures_in_a_row = 0
-        self.reason = ""  # why the last save failed
+        self.failure_reason = ""  # why the last save failed
         self._saved_iteration: int | None = None
         self._damaged_names: set[str] = set()  # damaged checkpoints; they do not count as kept
         self._last_attempt_at = time.monotonic()  # of the last save, successful or failed
@@ -124,7 +124,7 @@ class CheckpointManager:
                 f"{message} the best checkpoint may not fit beside the newest (checkpoint.best=false does not keep it)"
             )
 
-    def due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
+    def is_due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
         """Whether to save after this iteration: by iteration count, best score, or time since the last checkpoint.
 
         Collective: rank 0's clock decides.
@@ -144,7 +144,7 @@ class CheckpointManager:
             final = self.folder / checkpoint_name(iteration)
             temporary = final.with_name(final.name + ".tmp")
             with progress.track_written_bytes():
-                reports = distributed.gather_objects(self._write(state, temporary))
+                reports = distributed.gather_objects(self._write_rank_files(state, temporary))
             failures = [failure for report in reports for failure in report[0]]
             if not failures and distributed.is_main():
                 with collect_failures(failures):
@@ -216,7 +216,7 @@ class CheckpointManager:
             agent.reference.load_saved(folder / holder / REFERENCE_FOLDER)
         self._saved_iteration = state.progress.iteration
 
-    def _write(self, state: TrainingState, temporary: Path) -> tuple[list[str], FileManifest]:
+    def _write_rank_files(self, state: TrainingState, temporary: Path) -> tuple[list[str], FileManifest]:
         """Write this rank's part; returns its failures and files. Never raises: other ranks wait for this one."""
         failures: list[str] = []
         written: list[Path] = []
@@ -259,7 +259,7 @@ class CheckpointManager:
     def _handle_save_failure(self, temporary: Path, reason: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)  # on every rank: they may not see each other's files
         distributed.barrier()
-        self._failures_in_a_row, self.reason = self._failures_in_a_row + 1, reason
+        self._failures_in_a_row, self.failure_reason = self._failures_in_a_row + 1, reason
         if self._failures_in_a_row >= MAX_FAILURES_IN_A_ROW:
             raise StorageError(f"cannot save checkpoints, {self._failures_in_a_row} failures in a row ({reason})")
         if distributed.is_main():

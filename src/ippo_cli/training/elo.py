@@ -29,7 +29,7 @@ class GameResults:
     counts: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     """`counts[first][second]`: games won, drawn and lost by the first player."""
 
-    def add(self, first: str, second: str, results: Sequence[int]) -> None:
+    def add_results(self, first: str, second: str, results: Sequence[int]) -> None:
         """Add results `[won, drawn, lost]` of the first player; games of a player with itself are ignored."""
         if first == second or not any(results):
             return
@@ -38,14 +38,14 @@ class GameResults:
         known = self.counts.setdefault(first, {}).setdefault(second, [0, 0, 0])
         known[:] = [old + new for old, new in zip(known, results, strict=True)]
 
-    def rename(self, names: Mapping[str, str]) -> None:
+    def rename_players(self, names: Mapping[str, str]) -> None:
         """Rename players, with all their games."""
         played, self.counts = self.counts, {}
         for first, others in played.items():
             for second, results in others.items():
-                self.add(names.get(first, first), names.get(second, second), results)
+                self.add_results(names.get(first, first), names.get(second, second), results)
 
-    def points(self, players: Sequence[str]) -> Tensor:
+    def win_matrix(self, players: Sequence[str]) -> Tensor:
         """Wins of each player (row) against each other (column), a draw counts 0.5: float64 `[N, N]`."""
         place = {name: number for number, name in enumerate(players)}
         wins = torch.zeros(len(players), len(players), dtype=torch.float64)
@@ -63,9 +63,9 @@ class GameResults:
         names = {name for first, others in self.counts.items() for name in (first, *others)} - {*policies}
         earlier = sorted(names | {*anchors}, key=lambda name: (int(name.rpartition("@")[2]), name))
         players = [anchors[0], *(name for name in earlier if name != anchors[0]), *policies]
-        return dict(zip(players, (ELO_SCALE * bradley_terry(self.points(players))).tolist(), strict=True))
+        return dict(zip(players, (ELO_SCALE * bradley_terry(self.win_matrix(players))).tolist(), strict=True))
 
-    def table(self, ratings: Mapping[str, float]) -> list[dict[str, Any]]:
+    def rating_rows(self, ratings: Mapping[str, float]) -> list[dict[str, Any]]:
         """One row per rated player: its rating and its numbers of games."""
         rows = []
         for name, rating in ratings.items():

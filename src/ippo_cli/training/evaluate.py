@@ -42,9 +42,11 @@ class Evaluation:
 
     metrics: dict[str, float]
     samples: list[dict[str, Any]]
-    rows: dict[str, torch.Tensor]  # float64 [local episodes] of metrics that are means; NaN: excluded from the mean
+    episode_values: dict[
+        str, torch.Tensor
+    ]  # float64 [local episodes] of metrics that are means; NaN: excluded from the mean
     generations: dict[str, int]  # by mode: episodes per held-out row; episodes of one row are consecutive
-    failed: dict[str, int]  # by mode: episodes without a usable reward, over all ranks
+    failed_counts: dict[str, int]  # by mode: episodes without a usable reward, over all ranks
 
 
 def evaluate(
@@ -102,7 +104,9 @@ def evaluate(
             "is not an evaluation metric of this task and reward",
             "use one of " + " ".join(metrics),
         )
-    return Evaluation(metrics=metrics, samples=samples, rows=rows_of, generations=modes, failed=failed_of)
+    return Evaluation(
+        metrics=metrics, samples=samples, episode_values=rows_of, generations=modes, failed_counts=failed_of
+    )
 
 
 def _evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_generations: int) -> Batch:
@@ -129,8 +133,8 @@ def _episode_values(
         name: means[name].double().where(~failed & torch.isfinite(means[name]), math.nan) for name in sorted(means)
     }
     for name in scores:
-        tokens = [sum(len(turn.completion.ids) for turn in episode.of(name)) for episode in episodes]
-        cut = [float(not episode.finished(name)) if episode.of(name) else math.nan for episode in episodes]
+        tokens = [sum(len(turn.completion.ids) for turn in episode.turns_of_agent(name)) for episode in episodes]
+        cut = [float(not episode.finished(name)) if episode.turns_of_agent(name) else math.nan for episode in episodes]
         found[f"{name}/response_length"] = torch.tensor(tokens, dtype=torch.float64)
         found[f"{name}/truncated_share"] = torch.tensor(cut, dtype=torch.float64)
     return found

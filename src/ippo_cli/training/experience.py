@@ -52,15 +52,15 @@ class ExperienceCollector:
     environments: EnvironmentPool
     formats: Mapping[str, PromptFormat]
     generator: Generator
-    initial: Generator | None  # samples from the initial policies; None if no replays are needed
+    initial_generator: Generator | None  # samples from the initial policies; None if no replays are needed
     build_generator: Callable[[Mapping[str, GenerationPolicy]], Generator]  # for policies that include opponents
-    partners: OpponentPool | None
+    opponents: OpponentPool | None
     needs_greedy: bool  # whether to collect greedy responses to the same prompts
     reward: RewardFunction
     preemption: PreemptionHandler
     device: torch.device
 
-    def get(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> CollectResult:
+    def collect_iteration(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> CollectResult:
         """Collect and score an iteration's episodes. Collective."""
         seconds_before = self.environments.seconds
         with distributed.synchronize_errors():
@@ -97,7 +97,7 @@ class ExperienceCollector:
             environment_seconds=self.environments.seconds - seconds_before,
         )
 
-    def play(
+    def play_episodes(
         self,
         batch: Batch,
         draws: SamplingStream,
@@ -115,7 +115,7 @@ class ExperienceCollector:
             batch,
             generator or self.generator,
             draws,
-            poll=self.preemption.poll,
+            poll=self.preemption.raise_if_requested,
             on_episodes=on_episodes,
         )
 
@@ -132,10 +132,10 @@ class ExperienceCollector:
         with streaming_reward(self.reward, list(names), config.reward_batch_rows) as streaming:
             with clock("rollout"):
                 episodes = self._play_iteration(iteration, batch, draws, streaming.on_finished if streaming else None)
-                sampled = self._rows(episodes)
+                sampled = self._build_rollouts(episodes)
             with clock("score"):
                 fault_point("score")
-                streamed = self.preemption.make_interruptible(streaming.answered) if streaming else None
+                streamed = self.preemption.make_interruptible(streaming.wait_for_rewards) if streaming else None
                 reward = self.preemption.make_interruptible(self.reward)
                 raw_scores = compute_raw_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
         return episodes, sampled, raw_scores
@@ -144,8 +144,8 @@ class ExperienceCollector:
         self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None
     ) -> list[Episode]:
         """Play an iteration's episodes; those with opponents are played in separate batches."""
-        if self.partners is None:
-            return self.play(batch, draws, on_episodes)
+        if self.opponents is None:
+            return self.play_episodes(batch, draws, on_episodes)
 
         def play_with(speakers: Mapping[str, GenerationPolicy], part: Batch, places: list[int]) -> list[Episode]:
             def map_places(part_places: list[int], episodes: list[Episode]) -> None:
@@ -153,13 +153,13 @@ class ExperienceCollector:
                 on_episodes([places[place] for place in part_places], episodes)
 
             callback = None if on_episodes is None else map_places
-            return self.play(part, draws, callback, generator=self.build_generator(speakers))
+            return self.play_episodes(part, draws, callback, generator=self.build_generator(speakers))
 
-        return self.partners.play(self.team, batch, iteration, play_with)
+        return self.opponents.play_episodes(self.team, batch, iteration, play_with)
 
-    def _rows(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
+    def _build_rollouts(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
         return {
-            name: build_rollout(episodes, name, device=self.device, filtered=agent.rollout.filters)
+            name: build_rollout(episodes, name, device=self.device, filtered=agent.rollout.has_filters)
             for name, agent in self.config.task.agents.items()
         }
 
@@ -172,9 +172,9 @@ class ExperienceCollector:
 
         def replay(agent: str) -> list[Episode]:
             """The same episodes with the same random numbers, replayed with one agent's initial policy."""
-            assert self.initial is not None
-            return self.play(
-                batch, draws, generator=CounterfactualGenerator(self.generator, agent, self.initial, episodes)
+            assert self.initial_generator is not None
+            return self.play_episodes(
+                batch, draws, generator=CounterfactualGenerator(self.generator, agent, self.initial_generator, episodes)
             )
 
         with clock("credit"):
@@ -191,7 +191,7 @@ class ExperienceCollector:
             scored = score(
                 reward, episodes, self.config.reward, moments, weights=weights, device=self.device, observe=False
             )
-        return {name: (rows, scored.scores[name]) for name, rows in self._rows(episodes).items()}
+        return {name: (rows, scored.scores[name]) for name, rows in self._build_rollouts(episodes).items()}
 
     def _recompute_logprobs(self, sampled: dict[str, Rollout], clock: Stopwatch) -> dict[str, Rollout]:
         """The same rollouts, with log-probabilities of trainable agents recomputed by the training model."""

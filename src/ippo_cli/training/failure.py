@@ -45,7 +45,7 @@ class FailureReport:
     exit_code: int
     is_secondary: bool  # caused by the end of another rank
     can_save: bool
-    steps: int  # completed collectives: ranks can save together only if all have the same number
+    collective_steps: int  # completed collectives: ranks can save together only if all have the same number
 
 
 def handle_failure(error: BaseException, run: RunLog, trainer: SavableTrainer | None) -> BaseException:
@@ -59,7 +59,7 @@ def handle_failure(error: BaseException, run: RunLog, trainer: SavableTrainer | 
         exit_code=_exit_code(error),
         is_secondary=isinstance(error, OtherRankFailed) or distributed.lost_connection(error),
         can_save=trainer is not None and trainer.can_save(error),
-        steps=distributed.collective_count(),
+        collective_steps=distributed.collective_count(),
     )
     write_traceback(run.folder, error)
     wait_s = SAVE_WAIT_S if own_report.can_save else REPORT_WAIT_S
@@ -69,7 +69,7 @@ def handle_failure(error: BaseException, run: RunLog, trainer: SavableTrainer | 
     reports = {rank: FailureReport(**json.loads(failure)) for rank, failure in messages.items()}
     has_all_reports = len(reports) == distributed.world_size()
     can_save_together = has_all_reports and all(
-        report.can_save and report.steps == own_report.steps for report in reports.values()
+        report.can_save and report.collective_steps == own_report.collective_steps for report in reports.values()
     )
     saved = False
     if can_save_together and trainer is not None:

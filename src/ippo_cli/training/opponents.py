@@ -91,7 +91,7 @@ class OpponentPool:
     def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
         self._settings, self._state = config.team.partners, state
-        self._policies, self._policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
+        self._agents_by_policy, self._policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
         self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
         self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
 
@@ -102,14 +102,14 @@ class OpponentPool:
     def _verify_snapshots(self) -> None:
         for iteration, files in self._state.snapshots.items():
             for name, entry in files.items():
-                file = self._place(iteration) / name
+                file = self._snapshot_folder(iteration) / name
                 if not _is_intact(file, entry["sha256"]):
                     raise ResumeError(
                         f"{file} is missing or has changed, so the run would continue with different opponents; "
                         "restore the file, resume without opponents (team.partners.every=0), or start a new run"
                     )
 
-    def begin(self, team: Team, iteration: int) -> None:
+    def add_due_snapshot(self, team: Team, iteration: int) -> None:
         """Take a snapshot if one is due before this iteration (counted from 0), or if the pool is empty.
 
         The pool is empty after a resume that enables it. Collective.
@@ -117,7 +117,7 @@ class OpponentPool:
         if iteration % self._settings.every and self._state.snapshots:
             return
         assert self._settings.size is not None
-        self._state.snapshots[iteration] = self._write(team, iteration)
+        self._state.snapshots[iteration] = self._write_snapshot(team, iteration)
         kept = evict_snapshots(list(self._state.snapshots), self._settings.size)
         self._state.snapshots = {step: self._state.snapshots[step] for step in kept}
         self._loaded_snapshot = (
@@ -126,11 +126,13 @@ class OpponentPool:
             else self._loaded_snapshot
         )
         if iteration:  # games of the current weights since the last snapshot become games of this snapshot
-            self._state.games.rename({holder: snapshot_name(holder, iteration) for holder in self._policies})
+            self._state.games.rename_players(
+                {holder: snapshot_name(holder, iteration) for holder in self._agents_by_policy}
+            )
 
-    def _write(self, team: Team, iteration: int) -> FileManifest:
+    def _write_snapshot(self, team: Team, iteration: int) -> FileManifest:
         """Write the weights of every trained policy; the folder gets its final name when it is complete."""
-        final = self._place(iteration)
+        final = self._snapshot_folder(iteration)
         partial = final.with_name(f".{final.name}.partial")
         distributed.run_on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
         written: list[Path] = []  # on rank 0
@@ -172,7 +174,7 @@ class OpponentPool:
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def play(self, team: Team, batch: Batch, iteration: int, play: PlayFn) -> list[Episode]:
+    def play_episodes(self, team: Team, batch: Batch, iteration: int, play: PlayFn) -> list[Episode]:
         """Play one episode per example of this rank, some of them with opponents. Collective."""
         generations = self._config.rollout.num_generations
         assert self._settings.share is not None
@@ -212,20 +214,20 @@ class OpponentPool:
                     name: FrozenAgent(
                         name=name, tokenizer=team[names[0]].tokenizer, policy=self._load_policy(drawn, name)
                     )
-                    for name, names in self._policies.items()
+                    for name, names in self._agents_by_policy.items()
                 },
             )
         return replace(self._loaded_snapshot[1][self._policy_of_agent[agent]], name=agent)
 
     def _load_policy(self, iteration: int, policy: str) -> Policy:
-        actor = self._config.task.agents[self._policies[policy][0]].actor
-        lm = load_actor_lm(actor, str(self._place(iteration) / policy / "actor"), None)
+        actor = self._config.task.agents[self._agents_by_policy[policy][0]].actor
+        lm = load_actor_lm(actor, str(self._snapshot_folder(iteration) / policy / "actor"), None)
         return Policy(lm).to(self._device).requires_grad_(False).eval()
 
-    def _place(self, iteration: int) -> Path:
+    def _snapshot_folder(self, iteration: int) -> Path:
         return self._folder / checkpoint_name(iteration)
 
-    def record(self, episodes: Sequence[Episode], iteration: int) -> dict[str, float]:
+    def record_games(self, episodes: Sequence[Episode], iteration: int) -> dict[str, float]:
         """Record an iteration's games; returns its metrics. Collective."""
         snapshots, drawn = (
             self._state.snapshots,
@@ -244,19 +246,21 @@ class OpponentPool:
                 for name in (first, second)
             ]
             games = [episode for episode in episodes if episode.partners == partners]
-            self._state.games.add(names[0], names[1], count_results(games, first, second))
+            self._state.games.add_results(names[0], names[1], count_results(games, first, second))
         ratings = self.ratings()
-        return row | {f"team/elo/{holder}": ratings[holder] for holder in self._policies}
+        return row | {f"team/elo/{holder}": ratings[holder] for holder in self._agents_by_policy}
 
     def ratings(self) -> dict[str, float]:
         """Elo ratings of the policies and all snapshots with games; NaN without games, empty if Elo is off."""
         if not self._settings.elo:
             return {}
-        return self._state.games.ratings([snapshot_name(holder, 0) for holder in self._policies], [*self._policies])
+        return self._state.games.ratings(
+            [snapshot_name(holder, 0) for holder in self._agents_by_policy], [*self._agents_by_policy]
+        )
 
-    def table(self) -> list[dict[str, Any]]:
+    def rating_rows(self) -> list[dict[str, Any]]:
         """The rows of `elo.json`; empty if Elo is off."""
-        return self._state.games.table(self.ratings())
+        return self._state.games.rating_rows(self.ratings())
 
 
 def _is_intact(file: Path, digest: str) -> bool:

@@ -118,7 +118,7 @@ def run_training(
                 preemption.on_preemption = lambda by: console.print_line(_preemption_message(by))
                 _train(config, folder, console, preemption, device, resumed=resumed)
         except (IppoError, KeyboardInterrupt) as error:
-            error.told = not distributed.claim_log_once(str(error))  # type: ignore[union-attr]
+            error.reported = not distributed.claim_log_once(str(error))  # type: ignore[union-attr]
             raise
         finally:
             distributed.shutdown()
@@ -146,8 +146,8 @@ def _train(
         error_file(folder, distributed.rank()).unlink(missing_ok=True)  # left by the attempt before a resume
         trainer = build_trainer(config, folder, run, console, preemption, device, resumed=resumed)
         trainer.train()
-        if trainer.partners is not None:
-            ratings = sort_ratings(trainer.partners.ratings())
+        if trainer.opponents is not None:
+            ratings = sort_ratings(trainer.opponents.ratings())
     except Preempted as leaving:
         run.finish("preempted")
         if not distributed.is_main():  # rank 0 reports
@@ -264,7 +264,7 @@ def _build_trainer(
             partners.verify_snapshots()
         distributed.run_on_main(lambda: _activate_resumed_run(folder, run, state.progress))
         console.print_line(f"resumed from {checkpoint}")
-    console.print_warnings(run.note(startup_warnings(config, plan, task) | model_warnings(config, material)))
+    console.print_warnings(run.record_warnings(startup_warnings(config, plan, task) | model_warnings(config, material)))
     source = _build_collector(
         config, state, schedule, formats, partners, reward, console=console, preemption=preemption, device=device
     )
@@ -273,14 +273,14 @@ def _build_trainer(
         config=config,
         plan=plan,
         task=task,
-        source=source,
-        partners=partners,
+        collector=source,
+        opponents=partners,
         state=state,
         run=run,
         checkpoints=checkpoints,
         console=console,
         preemption=preemption,
-        limit=_build_time_limit(config, checkpoint_bytes, recent),
+        time_limit=_build_time_limit(config, checkpoint_bytes, recent),
         recent_rows=deque(recent, WINDOW),
     )
 
@@ -292,8 +292,8 @@ def _prepare_initial_weights(
 
     def report_warm_start(name: str, step: int, steps: int, loss: float) -> None:
         progress.heartbeat()
-        console.progress(f"warm start of {name}", step, steps)
-        if preemption.asked:  # on rank 0, which creates the model; other ranks receive the error
+        console.show_progress(f"warm start of {name}", step, steps)
+        if preemption.is_requested:  # on rank 0, which creates the model; other ranks receive the error
             raise Preempted(f"stop requested during the warm start of {name}: nothing was trained yet; start again")
 
     weights = initial_weights(config, task, folder, report_warm_start, console.print_line)
@@ -340,9 +340,9 @@ def _build_collector(
         environments=EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task)),
         formats=formats,
         generator=build_generator(state.team.generation_policies),
-        initial=_build_initial_generator(config, state.team, console, preemption),
+        initial_generator=_build_initial_generator(config, state.team, console, preemption),
         build_generator=build_generator,
-        partners=opponents,
+        opponents=opponents,
         needs_greedy=state.algorithm.needs_greedy,
         reward=reward,
         preemption=preemption,
@@ -377,9 +377,9 @@ def _build_generator(
 
     def report_progress(agent: str, done: int, rows: int) -> None:
         progress.heartbeat()
-        console.progress(f"generating responses of {agent}", done, rows)
+        console.show_progress(f"generating responses of {agent}", done, rows)
         fault_point("generate")
-        preemption.poll()
+        preemption.raise_if_requested()
 
     sampling = sampling_settings(config.task)
     return GENERATORS[config.rollout.kind](
@@ -393,7 +393,7 @@ def _build_initial_generator(
     """The generator for the agents' initial policies; None if the run needs no replays."""
     if not needs_replays(config):
         return None
-    return _build_generator(config, console, preemption, {name: agent.initial for name, agent in team.items()})
+    return _build_generator(config, console, preemption, {name: agent.initial_agent for name, agent in team.items()})
 
 
 def _activate_resumed_run(folder: Path, run: RunLog, progress: TrainingProgress) -> None:

@@ -53,14 +53,16 @@ class Algorithm:
 
     def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The KL coefficient of the reward by agent; None for an agent without a reference."""
-        return {name: self._kl_coef(name) if agent.reference is not None else None for name, agent in agents.items()}
+        return {
+            name: self._current_kl_coef(name) if agent.reference is not None else None for name, agent in agents.items()
+        }
 
-    def _kl_coef(self, name: str) -> float:
+    def _current_kl_coef(self, name: str) -> float:
         """The adapted coefficient, or the configuration's, which a resume may change."""
         settings = self.config.kl.reward
         return settings.coef if settings.target is None else self.kl_coef.get(name, settings.coef)
 
-    def targets(
+    def compute_targets(
         self,
         agents: Mapping[str, Agent],
         experience: Experience,
@@ -173,7 +175,7 @@ class Algorithm:
     def _compute_kl_penalty(self, agent: Agent, rollout: Rollout, ref_logprobs: Tensor) -> tuple[Tensor, float]:
         """The reward's KL term `[B, R]`, and the coefficient for the next buffer."""
         settings = self.config.kl.reward
-        coef = self._kl_coef(agent.name)
+        coef = self._current_kl_coef(agent.name)
         if settings.coef == 0.0:
             return torch.zeros_like(ref_logprobs), coef
         if settings.estimator == "full":

@@ -63,12 +63,12 @@ def update_team(
         if changes is not None:
             learner_targets, correction_metrics = changes.correct_advantages(learner, targets, turns)
             correction_metrics[f"{name}/policy/order"] = float(place)
-        before = None if changes is None or place == len(order) else changes.logprobs(team, learner)
+        before = None if changes is None or place == len(order) else changes.compute_logprobs(team, learner)
         stats[id(learner)] = correction_metrics | update_learner(
             learner, experience.rollouts, learner_targets, context, experience.views, turns=turns
         )
         if changes is not None and before is not None:
-            changes.note(learner, before, changes.logprobs(team, learner))
+            changes.record_update(learner, before, changes.compute_logprobs(team, learner))
     for learner in team.learners:
         if id(learner) not in stats:
             stats[id(learner)] = update_learner(
@@ -95,9 +95,9 @@ class SequentialCorrection:
     def __post_init__(self) -> None:
         episodes, rollouts = self.experience.episodes, self.experience.rollouts
         self.steps = {name: environment_steps(episodes, name, rollout) for name, rollout in rollouts.items()}
-        self.count = 1 + max([0, *(int(steps.max()) for steps in self.steps.values() if steps.numel())])
+        self.num_steps = 1 + max([0, *(int(steps.max()) for steps in self.steps.values() if steps.numel())])
         first = next(iter(rollouts.values()))
-        self.logratio = first.logprobs.new_zeros(len(first.texts), self.count)
+        self.logratio = first.logprobs.new_zeros(len(first.texts), self.num_steps)
 
     def correct_advantages(
         self, learner: Learner, targets: Mapping[str, Targets], turns: Mapping[str, int]
@@ -109,7 +109,7 @@ class SequentialCorrection:
         cap = math.inf if self.correction.cap is None else self.correction.cap
         corrected_targets: dict[str, Targets] = {}
         factors: dict[str, list[Tensor]] = {}  # by metric name
-        for name in learner.trains:
+        for name in learner.agent_names:
             rollout, mask = self.experience.rollouts[name], targets[name].loss_mask
             factor = sequential_factor(self.logratio, rollout.response_mask, self.steps[name], cap=cap)
             corrected_targets[name] = replace(targets[name], advantages=targets[name].advantages * factor)
@@ -128,31 +128,33 @@ class SequentialCorrection:
             f"{learner.name}/policy/correction_max": float(largest) if known else math.nan
         }
 
-    def logprobs(self, team: Team, learner: Learner) -> dict[str, Tensor]:
+    def compute_logprobs(self, team: Team, learner: Learner) -> dict[str, Tensor]:
         """Log-probabilities of the agents' actions under the current policy, by agent.
 
         Both sides of a ratio use this forward pass, so an unchanged policy has ratio 1.
         """
-        return {name: team[name].recompute_logprobs(self.experience.rollouts[name]).logprobs for name in learner.trains}
+        return {
+            name: team[name].recompute_logprobs(self.experience.rollouts[name]).logprobs for name in learner.agent_names
+        }
 
-    def note(self, learner: Learner, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
+    def record_update(self, learner: Learner, before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> None:
         """Add the log-ratio of an update to `logratio`."""
         pooling = self.correction.pooling
         assert pooling is not None
-        for name in learner.trains:
+        for name in learner.agent_names:
             self.logratio = self.logratio + step_logratio(
                 after[name],
                 before[name],
                 self.experience.rollouts[name].response_mask,
                 self.steps[name],
-                steps=self.count,
+                steps=self.num_steps,
                 pooling=pooling.value,
             )
 
 
 def environment_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> Tensor:
     """The environment step of each of an agent's action tokens, `[B, R]`; -1 elsewhere."""
-    own = [[turn.step for turn in episode.own(agent)] for episode in episodes]
+    own = [[turn.step for turn in episode.trainable_turns(agent)] for episode in episodes]
     width = max([1, *map(len, own)])
     steps = torch.tensor([row + [-1] * (width - len(row)) for row in own], dtype=torch.long).reshape(len(own), width)
     turn = rollout.turn
@@ -162,7 +164,7 @@ def environment_steps(episodes: Sequence[Episode], agent: str, rollout: Rollout)
 
 def has_joint_actions(team: Team, episodes: Sequence[Episode]) -> bool:
     """Whether agents of different policies act at the same step in any episode, on any rank. Collective."""
-    holder_of = {name: learner.name for learner in team.learners for name in learner.trains}
+    holder_of = {name: learner.name for learner in team.learners for name in learner.agent_names}
 
     def is_joint(episode: Episode) -> bool:
         acting = {(turn.step, holder_of[turn.agent]) for turn in episode.turns if turn.agent in holder_of}

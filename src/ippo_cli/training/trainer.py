@@ -48,20 +48,20 @@ class Trainer:
     config: Config
     plan: BatchSizes
     task: Task
-    source: ExperienceCollector
-    partners: OpponentPool | None
+    collector: ExperienceCollector
+    opponents: OpponentPool | None
     state: TrainingState
     run: RunLog
     checkpoints: CheckpointManager
     console: Console
     preemption: PreemptionHandler
-    limit: TimeLimit  # rank 0's limit decides for all ranks
+    time_limit: TimeLimit  # rank 0's limit decides for all ranks
     recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for warnings
     saving_seconds: float = 0.0  # of the last checkpoint, logged with the next row
 
     def __post_init__(self) -> None:
-        self.turns = max_turns_by_agent(self.config.task)
-        self.preemption.deadline = self.limit.deadline
+        self.max_turns = max_turns_by_agent(self.config.task)
+        self.preemption.deadline = self.time_limit.deadline
         self._set_resume_point()
 
     def train(self) -> None:
@@ -70,10 +70,10 @@ class Trainer:
             self._iterate()
         except PreemptionRequested:
             if not self.save_resume_point():
-                reason = self.checkpoints.reason
+                reason = self.checkpoints.failure_reason
                 raise StorageError(f"stop requested, but the checkpoint could not be saved ({reason})") from None
             why = "the time limit is near" if self.preemption.is_out_of_time else "stop requested"
-            saved = f"{why}; saved after iteration {self.point.iteration}"
+            saved = f"{why}; saved after iteration {self.resume_point.iteration}"
             raise Preempted(f"{saved}; resume with: {resume_command(self.run.folder)}") from None
 
     def _iterate(self) -> None:
@@ -96,7 +96,7 @@ class Trainer:
             self._finish_iteration()
 
     def _set_resume_point(self) -> None:
-        self.point = ResumePoint(self.state)
+        self.resume_point = ResumePoint(self.state)
 
     def can_save(self, error: BaseException) -> bool:
         """Whether the resume point can and should be saved after this error.
@@ -104,20 +104,20 @@ class Trainer:
         False if weights have changed since, may be corrupt, or are the initial ones, or if saving would fail again.
         """
         corrupt = isinstance(error, NonFiniteError) or distributed.lost_connection(error)
-        hopeless = isinstance(error, StorageError) or self.preemption.insisted
-        return not (corrupt or hopeless or self.point.has_changed_weights) and self.point.iteration > 0
+        hopeless = isinstance(error, StorageError) or self.preemption.is_interrupted_twice
+        return not (corrupt or hopeless or self.resume_point.has_changed_weights) and self.resume_point.iteration > 0
 
     def save_resume_point(self) -> bool:
         """Save the last resume point; False if that failed. Collective."""
-        self.point.restore()
+        self.resume_point.restore()
         if self.state.progress.metrics_bytes is None and self.state.progress.row is None:  # no later row exists
             self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
         return self.checkpoints.save(self.state)
 
     def free(self) -> None:
         """Release the engines' memory and hooks; the trainer cannot be used afterwards."""
-        self.source.close()
-        self.state.team.free()
+        self.collector.close()
+        self.state.team.release_engines()
 
     def step(self) -> Experience:
         """Run the next training iteration; returns its experience.
@@ -127,37 +127,37 @@ class Trainer:
         state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
         team, algorithm = state.team, state.algorithm
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
-        if self.partners is not None:
+        if self.opponents is not None:
             with clock("partners"):
-                self.partners.begin(team, iteration)
-        collected = self.source.get(iteration, state.moments, clock)
+                self.opponents.add_due_snapshot(team, iteration)
+        collected = self.collector.collect_iteration(iteration, state.moments, clock)
         release_free_memory()
         experience = collected.experience
         self._warn_about_experience(collected, iteration)
         with clock("targets"):
             fault_point("targets")
-            targets, kl_coef = algorithm.targets(
+            targets, kl_coef = algorithm.compute_targets(
                 team, experience, after_agent=self.preemption.raise_if_any_rank_requested
             )
             release_free_memory()
-        self.point.has_changed_weights = True
+        self.resume_point.has_changed_weights = True
         with clock("update"):
-            turns = logged_turn_counts(team, experience.episodes, self.turns, self.config.tracker.turns)
+            turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
             stats = update_team(team, experience, targets, self.config, context, turns)
             team.update_references(iteration + 1)
-        row = self._row(collected, targets, stats, turns, clock)
-        if self.partners is not None:
-            row |= self.partners.record(experience.episodes, iteration)
+        row = self._build_row(collected, targets, stats, turns, clock)
+        if self.opponents is not None:
+            row |= self.opponents.record_games(experience.episodes, iteration)
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, collected.moments
         state.progress.iteration, state.progress.row = iteration + 1, row
         self._set_resume_point()
         progress.record_iteration()
-        if self.partners is not None:
-            self.partners.remove_unused_snapshots()
+        if self.opponents is not None:
+            self.opponents.remove_unused_snapshots()
         return experience
 
-    def _row(
+    def _build_row(
         self,
         collected: CollectResult,
         targets: Mapping[str, Targets],
@@ -168,7 +168,7 @@ class Trainer:
         """The metrics of the current iteration. Collective."""
         team, experience, iteration = self.state.team, collected.experience, self.state.progress.iteration
         coefs = self.state.algorithm.active_kl_coefs(team)
-        row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.turns)
+        row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.max_turns)
         row |= per_turn_metrics(team, experience, targets, turns)
         row |= timing_metrics(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         row["time/environments"] = collected.environment_seconds
@@ -178,11 +178,11 @@ class Trainer:
         """Print warnings about an iteration's experience, each once per run. Collective."""
         episodes = collected.experience.episodes
         unusual = experience_warnings(
-            self.config, self.state.team, self.source.reward, episodes, collected.failure, iteration
+            self.config, self.state.team, self.collector.reward, episodes, collected.failure, iteration
         )
         if unusual:
             with distributed.synchronize_errors():
-                self.console.print_warnings(self.run.note(unusual))
+                self.console.print_warnings(self.run.record_warnings(unusual))
 
     def _show_training_samples(self, experience: Experience) -> None:
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
@@ -200,7 +200,7 @@ class Trainer:
     def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
         with distributed.synchronize_errors():
             self.run.log_samples(name, samples)
-            self.console.samples(samples)
+            self.console.show_samples(samples)
 
     def _finish_iteration(self) -> None:
         """Evaluate if due, log, display and save: the steps of an iteration that do not affect training."""
@@ -212,42 +212,46 @@ class Trainer:
             began = time.perf_counter()
             found = self._evaluate()
             row = row | add_prefix("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
-        if self.partners is not None and self.config.team.partners.elo:
-            self.run.write_table("elo.json", self.partners.table())
+        if self.opponents is not None and self.config.team.partners.elo:
+            self.run.write_table("elo.json", self.opponents.rating_rows())
         with distributed.synchronize_errors():
-            self.run.log(row)
-            self.console.iteration(row, self.plan.last_iteration)
+            self.run.log_row(row)
+            self.console.show_iteration(row, self.plan.last_iteration)
             self.recent_rows.append(row)
-            self.console.print_warnings(self.run.note(training_warnings(self.recent_rows, self.config)))
+            self.console.print_warnings(self.run.record_warnings(training_warnings(self.recent_rows, self.config)))
             improved = found is not None and self._record_evaluation(iteration, found)
             self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.durable_metrics_bytes()
         self._set_resume_point()
-        if self.checkpoints.due(iteration, self.plan.last_iteration, improved=improved):
+        if self.checkpoints.is_due(iteration, self.plan.last_iteration, improved=improved):
             began = time.perf_counter()
             saved = self.checkpoints.save(self.state, best=improved)
             if last and not saved:
-                raise StorageError(f"the last iteration's checkpoint could not be saved ({self.checkpoints.reason})")
+                raise StorageError(
+                    f"the last iteration's checkpoint could not be saved ({self.checkpoints.failure_reason})"
+                )
             self.saving_seconds = time.perf_counter() - began
-            self.limit.saved(self.saving_seconds)
+            self.time_limit.record_save(self.saving_seconds)
         if not last:
-            self.limit.record_iteration(row)
-            self.preemption.deadline = self.limit.deadline
-            if self.limit.next_iteration_exceeds_limit():
-                self.preemption.leave()
+            self.time_limit.record_iteration(row)
+            self.preemption.deadline = self.time_limit.deadline
+            if self.time_limit.next_iteration_exceeds_limit():
+                self.preemption.request_stop()
             self.preemption.raise_if_any_rank_requested()
 
     def _evaluate(self) -> Evaluation:
         settings = self.config.evaluation
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
-            return self.source.play(batch, SamplingStream(seed=settings.seed, purpose="evaluation", greedy=greedy))
+            return self.collector.play_episodes(
+                batch, SamplingStream(seed=settings.seed, purpose="evaluation", greedy=greedy)
+            )
 
-        return evaluate(play, self.task, self.preemption.make_interruptible(self.source.reward), self.config)
+        return evaluate(play, self.task, self.preemption.make_interruptible(self.collector.reward), self.config)
 
     def _evaluate_initial(self) -> None:
         found = self._evaluate()
         with distributed.synchronize_errors():
-            self.run.log({"iteration": 0} | add_prefix("eval", found.metrics))
+            self.run.log_row({"iteration": 0} | add_prefix("eval", found.metrics))
             self._record_evaluation(0, found)
             self.checkpoints.mark_initial_best()
             self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
@@ -257,5 +261,5 @@ class Trainer:
         """Record and display held-out scores; True if they are the best so far."""
         primary_metric = self.config.task.primary_metric
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
-        self.console.evaluation(iteration, found.metrics, primary_metric)
+        self.console.show_evaluation(iteration, found.metrics, primary_metric)
         return self.run.record_evaluation(iteration, primary_metric, found.metrics)

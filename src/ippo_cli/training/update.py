@@ -42,13 +42,13 @@ def update_learner(
     """
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.name}/{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
-    if not is_resting and learner.objective.trains(context):
+    if not is_resting and learner.objective.is_active(context):
         if learner.layout is not None:
             assert views is not None
-            rollouts = {name: views[name].rollout for name in learner.trains}
-            targets = {name: views[name].scatter_targets(targets[name]) for name in learner.trains}
-        rows = concatenate_rows([rollouts[name] for name in learner.trains])
-        own_targets = concatenate_rows([targets[name] for name in learner.trains])
+            rollouts = {name: views[name].rollout for name in learner.agent_names}
+            targets = {name: views[name].scatter_targets(targets[name]) for name in learner.agent_names}
+        rows = concatenate_rows([rollouts[name] for name in learner.agent_names])
+        own_targets = concatenate_rows([targets[name] for name in learner.agent_names])
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):
             stats |= _train_epochs(learner, rows, own_targets, context, turns)
     return stats
@@ -58,7 +58,12 @@ def _train_epochs(
     learner: Learner, rollout: Rollout, targets: Targets, context: StepContext, turns: Mapping[str, int]
 ) -> UpdateStats:
     learner.engine.train()
-    accumulator, norms, steps, skipped = MetricAccumulator.of(learner.name, learner.trains, turns), 0.0, 0, 0
+    accumulator, norms, steps, skipped = (
+        MetricAccumulator.for_learner(learner.name, learner.agent_names, turns),
+        0.0,
+        0,
+        0,
+    )
     target_kl = learner.objective.target_kl
     for epoch in range(learner.ppo_epochs):
         stopped = False
@@ -68,7 +73,7 @@ def _train_epochs(
             context,
             mini_batch_size=learner.mini_batch_size,
             epoch=epoch,
-            agents=len(learner.trains),
+            agents=len(learner.agent_names),
         )
         for number, batch in enumerate(epoch_batches):
             before = accumulator.step_sum("policy/approx_kl").clone()
@@ -100,7 +105,7 @@ def _optimizer_step(
     groups = learner.split_batches(batch.rollout, learner.micro_batch_tokens)
     num_micro_batches = int(distributed.all_max(torch.tensor(len(groups), device=batch.rollout.response_ids.device)))
     for number in range(num_micro_batches):
-        micro = batch.rows(groups[number] if number < len(groups) else groups[0][:1])
+        micro = batch.select_rows(groups[number] if number < len(groups) else groups[0][:1])
         if number >= len(groups):
             micro = micro.mask_all()
         fault_point("forward")

@@ -86,12 +86,12 @@ class _Range:
     """`range` with a limit on the total count per rendering, so that nested loops terminate."""
 
     def __init__(self) -> None:
-        self.left = MAX_RANGE
+        self.remaining = MAX_RANGE
 
     def __call__(self, *bounds: int) -> range:
         numbers = range(*bounds)
-        self.left -= len(numbers)
-        if self.left < 0:
+        self.remaining -= len(numbers)
+        if self.remaining < 0:
             raise OverflowError(f"its ranges yield more than {MAX_RANGE} numbers in total")
         return numbers
 

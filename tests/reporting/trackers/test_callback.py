@@ -32,7 +32,7 @@ def run_with(folder: Path, code: str) -> tuple[RunLog, Any]:
 def test_callback_gets_written_rows_with_none_for_non_finite(tmp_path: Path) -> None:
     run, mine = run_with(tmp_path, KEEPS)
     for iteration, seconds in ((1, 0.5), (2, math.nan), (3, math.inf)):
-        run.log({"iteration": iteration, "time/iteration": seconds})
+        run.log_row({"iteration": iteration, "time/iteration": seconds})
         assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == iteration
     assert [row["time/iteration"] for row in mine.told] == [0.5, None, None]
     written = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
@@ -45,7 +45,7 @@ def test_callback_gets_written_rows_with_none_for_non_finite(tmp_path: Path) -> 
 def test_callback_errors_warn_once_and_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, _ = run_with(tmp_path, FAILS)
     for iteration in range(1, 5):
-        run.log({"iteration": iteration})
+        run.log_row({"iteration": iteration})
     run.finish("done")
     name = f"tracker.callback={tmp_path / 'mine.py'}:tell"
     assert capsys.readouterr().out.splitlines() == [
@@ -63,7 +63,7 @@ def test_system_exit_in_callback_does_not_end_the_run(
 ) -> None:
     monkeypatch.setenv("MY_API_KEY", "canary-5e1c-71f3")
     run, _ = run_with(tmp_path, "import os, sys\n\ndef tell(row):\n    sys.exit('no ' + os.environ['MY_API_KEY'])\n")
-    run.log({"iteration": 1})
+    run.log_row({"iteration": 1})
     run.finish("done")
     assert "SystemExit: no <MY_API_KEY>); training continues" in capsys.readouterr().out
     assert "canary" not in (tmp_path / "run.json").read_text()

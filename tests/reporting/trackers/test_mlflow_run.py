@@ -55,7 +55,7 @@ def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatc
     monkeypatch.setenv("PIT_API_KEY", CANARY)
     run = begun(tmp_path / "default" / "20250101-000000-aaaaaa", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']")
     for iteration in (0, 1):
-        run.log({"iteration": iteration, "eval/sampled/score/pass@4": 0.5 + iteration, "time/iteration": math.nan})
+        run.log_row({"iteration": iteration, "eval/sampled/score/pass@4": 0.5 + iteration, "time/iteration": math.nan})
     run.log_samples("train_00000001", [{"text": f"a {CANARY}"}])
     run.finish("done")
     client, there = recorded(tmp_path)
@@ -80,7 +80,7 @@ def test_resumed_run_is_the_same_run_and_changes_are_tags(tmp_path: Path) -> Non
     for iterations, overrides in (((1, 2), ()), ((2, 3), ("num_iterations=9",))):
         run = begun(folder, *overrides)
         for iteration in iterations:
-            run.log({"iteration": iteration, "time/iteration": float(iteration)})
+            run.log_row({"iteration": iteration, "time/iteration": float(iteration)})
         run.finish("preempted" if not overrides else "done")
     client, there = recorded(tmp_path)
     assert there.get_info.status == "FINISHED"
@@ -150,7 +150,7 @@ def test_unresponsive_server_delays_only_the_end(
         seconds = []
         for iteration in range(100):
             began = time.perf_counter()
-            run.log({"iteration": iteration})
+            run.log_row({"iteration": iteration})
             seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
         run.finish("done")
@@ -172,7 +172,7 @@ def test_undelivered_rows_are_counted_and_warn_once(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     run = begun(tmp_path / "default" / "a")
     for iteration in range(3):
-        run.log({"iteration": iteration})
+        run.log_row({"iteration": iteration})
     run.finish("done")
     said = capsys.readouterr().out
     first, second = said.splitlines()
@@ -188,7 +188,7 @@ def test_tracker_ignores_preemption_signals_and_its_loss_warns(
     [process] = tracking()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         os.kill(process, number)
-    run.log({"iteration": 1, "time/iteration": 1.0})
+    run.log_row({"iteration": 1, "time/iteration": 1.0})
     run.finish("preempted")
     _, there = recorded(tmp_path)
     assert (there.get_info.status, there.data.metrics) == ("KILLED", {"time/iteration": 1.0})
@@ -198,7 +198,7 @@ def test_tracker_ignores_preemption_signals_and_its_loss_warns(
     os.kill(process, signal.SIGKILL)
     time.sleep(0.2)
     for iteration in (1, 2):
-        run.log({"iteration": iteration})
+        run.log_row({"iteration": iteration})
     run.finish("done")
     assert [line.removeprefix("warning: tracker=mlflow ") for line in capsys.readouterr().out.splitlines()] == [
         "has lost its process (signal 9); training continues",

@@ -78,7 +78,7 @@ def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatc
     folder = tmp_path / "default" / "20250101-000000-aaaaaa"
     run = begun(folder, "tracker.tags=[first]", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']")
     for iteration in (0, 1):
-        run.log({"iteration": iteration, "eval/sampled/score": 0.5 + iteration, "time/iteration": math.nan})
+        run.log_row({"iteration": iteration, "eval/sampled/score": 0.5 + iteration, "time/iteration": math.nan})
     run.log_samples("train_00000001", [{"index": 3, "turns": [TURN | {"response": CANARY}]}])
     run.finish("done")
     [there] = recorded(folder)
@@ -115,7 +115,7 @@ def test_resumed_run_is_the_same_run(tmp_path: Path, tracking: Callable[[], list
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
                 os.kill(process, number)
         for iteration in iterations:
-            run.log({"iteration": iteration})
+            run.log_row({"iteration": iteration})
         run.finish(state)
         time.sleep(1 if state == "preempted" else 0)  # the name of its folder has a resolution of one second
     before, after = recorded(folder)
@@ -166,7 +166,7 @@ def test_unreachable_server_delays_only_the_end(
         seconds = []
         for iteration in range(100):
             began = time.perf_counter()
-            run.log({"iteration": iteration})
+            run.log_row({"iteration": iteration})
             seconds.append(time.perf_counter() - began)
         began = time.perf_counter()
         run.finish("done")
@@ -183,7 +183,7 @@ def test_missing_api_key_warns_with_offline_folder(
     folder = tmp_path / "default" / "a"
     run = begun(folder)
     for iteration in (0, 1):
-        run.log({"iteration": iteration})
+        run.log_row({"iteration": iteration})
     run.finish("done")
     [there] = recorded(folder)
     assert [row["iteration"] for row in rows_of(there)] == [0, 1]

@@ -60,7 +60,7 @@ def test_sandbox_blocks_escape(way: str, bwrap: str, outside: Outside) -> None:
     got: object = None
     try:
         program.load(_escape(way), "f")
-        got = program.ask(*outside.arguments)
+        got = program.call(*outside.arguments)
     except (OSError, RuntimeError, ProgramFailed, MemoryError, ValueError):  # the escape is blocked
         pass
     finally:
@@ -87,9 +87,9 @@ def test_time_and_output_limits(kind: str) -> None:
         begun = time.monotonic()
         program.load(f"def f():\n    {body}", "f")
         with pytest.raises(ProgramFailed, match=why):
-            program.ask()
+            program.call()
         with pytest.raises(ProgramFailed, match=why):
-            program.ask()  # no second request is sent
+            program.call()  # no second request is sent
         program.close()
         assert time.monotonic() - begun < 5
 
@@ -111,10 +111,10 @@ def test_builtin_values_round_trip(kind: str) -> None:
         1j,
         b"\xff",
     ]
-    found = program.ask(value)
+    found = program.call(value)
     assert (found, [type(part) for part in found]) == (value, [type(part) for part in value])
-    assert program.ask("count") == {"a": 2, "b": 1}
-    assert program.ask(float("inf")) == float("inf")
+    assert program.call("count") == {"a": 2, "b": 1}
+    assert program.call(float("inf")) == float("inf")
     with pytest.raises(TypeError, match="is not plain data"):
         encode_value(object())
     program.close()
@@ -131,7 +131,7 @@ def test_errors_are_rebuilt_as_builtin_types(kind: str) -> None:
     program.load("class Own(Exception): pass\ndef f(x):\n    raise [ValueError, Own, SystemExit][x](3)", "f")
     for number, error in enumerate((ValueError, RuntimeError, RuntimeError)):
         with pytest.raises(error, match="3"):
-            program.ask(number)
+            program.call(number)
     program.close()
 
 

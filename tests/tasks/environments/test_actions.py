@@ -37,6 +37,6 @@ def test_numbers_start_at_space_start() -> None:
 
 
 def test_actions_are_listed_by_name_or_number() -> None:
-    assert WAYS.told() == "left, down, right, up"
-    assert WAYS.told([3]) == "up"
-    assert ActionTexts(3).told() == "0, 1, 2"
+    assert WAYS.describe() == "left, down, right, up"
+    assert WAYS.describe([3]) == "up"
+    assert ActionTexts(3).describe() == "0, 1, 2"

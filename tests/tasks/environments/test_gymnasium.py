@@ -99,7 +99,7 @@ def test_every_state_has_a_unique_text(env_id: str, form: str, arguments: dict) 
     world = make_environment_factory(configured(env_id, form, **arguments))()
     assert isinstance(world.env.observation_space, spaces.Discrete)
     states = range(int(world.env.observation_space.n))
-    texts = [world.tell(state) for state in states]
+    texts = [world.describe(state) for state in states]
     assert len(set(texts)) == len(states)
     if form == "short":
         assert max(map(len, texts)) <= 5
@@ -109,10 +109,10 @@ def test_blackjack_text_has_all_information() -> None:
     short, words = (make_environment_factory(configured("Blackjack-v1", form))() for form in ("short", "words"))
     states = [(total, dealer, ace) for total in range(4, 22) for dealer in range(1, 11) for ace in (0, 1)]
     for world in (short, words):
-        assert len({world.tell(state) for state in states}) == len(states)
-    assert short.tell((17, 10, 1)) == "17a 10"
-    assert short.tell((9, 1, 0)) == "9 1"
-    assert words.tell((17, 1, 1)) == (
+        assert len({world.describe(state) for state in states}) == len(states)
+    assert short.describe((17, 10, 1)) == "17a 10"
+    assert short.describe((9, 1, 0)) == "9 1"
+    assert words.describe((17, 1, 1)) == (
         "You have 17 with an ace that counts 11. The dealer shows an ace. Actions: stick, hit."
     )
 
@@ -120,11 +120,11 @@ def test_blackjack_text_has_all_information() -> None:
 def test_taxi_text_has_position_passenger_and_destination() -> None:
     world = make_environment_factory(configured("Taxi-v4", "words"))()
     state = world.env.unwrapped.encode(2, 3, 4, 1)
-    told = world.tell(state)
+    told = world.describe(state)
     assert "row 2, column 3" in told
     assert "| : : :*: |" in told, "the third row of the map"
     assert "is in the taxi and wants to get to green" in told
-    assert make_environment_factory(configured("Taxi-v4"))().tell(state) == "23TG"
+    assert make_environment_factory(configured("Taxi-v4"))().describe(state) == "23TG"
 
 
 class Gadget(gymnasium.Env):

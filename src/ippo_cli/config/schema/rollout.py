@@ -38,7 +38,7 @@ class SamplingConfig:
     stop_strings: list[str]  # strings that end a response
 
     @property
-    def filters(self) -> bool:
+    def has_filters(self) -> bool:
         """Whether the sampling distribution differs from the softmax at this temperature."""
         changes_logits = self.repetition_penalty != 1 or self.min_new_tokens > 0
         return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0

@@ -33,7 +33,7 @@ class CallbackTracker:
         finally:
             progress.heartbeat()
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Does nothing: callbacks receive rows only."""
 
     def finish(self, state: str) -> None:

@@ -39,7 +39,7 @@ class RemoteRun(Protocol):
         """Log a row of metrics; `timestamp` in seconds since 1970."""
         ...
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None: ...
 
     def finish(self, state: str) -> None: ...
 
@@ -48,45 +48,45 @@ class RowDelivery:
     """Delivers rows in order; failed rows are retried with the next row and at the end."""
 
     def __init__(self, begin: Callable[[], RemoteRun], tell: SendReply) -> None:
-        self._begin, self._tell = begin, tell
+        self._start_run, self._send_reply = begin, tell
         self._run: RemoteRun | None = None
-        self._waiting: deque[Message] = deque()
+        self._pending: deque[Message] = deque()
         self._delivered_rows = 0
 
     def deliver(self) -> None:
         """Try to deliver all pending rows."""
         try:
             if self._run is None:
-                self._run = self._begin()
-            while self._waiting:
-                self._run.log(self._waiting[0]["row"], self._waiting[0]["at"])
-                self._waiting.popleft()
+                self._run = self._start_run()
+            while self._pending:
+                self._run.log(self._pending[0]["row"], self._pending[0]["at"])
+                self._pending.popleft()
                 self._delivered_rows += 1
-                self._tell({"taken": self._delivered_rows})
+                self._send_reply({"taken": self._delivered_rows})
         except Exception as error:
-            self._tell({"problem": f"cannot log rows ({_format_error(error)})"})
+            self._send_reply({"problem": f"cannot log rows ({_format_error(error)})"})
 
-    def take(self, message: Message) -> None:
+    def handle_message(self, message: Message) -> None:
         """Handle one message of the training process."""
         if "row" in message:
-            self._waiting.append(message)
-            if len(self._waiting) > MAX_PENDING_ROWS:
-                self._waiting.popleft()
+            self._pending.append(message)
+            if len(self._pending) > MAX_PENDING_ROWS:
+                self._pending.popleft()
             self.deliver()
         elif self._run is not None:
             try:
-                self._run.samples(message["name"], message["samples"])
+                self._run.log_samples(message["name"], message["samples"])
             except Exception as error:
-                self._tell({"problem": f"cannot log samples ({_format_error(error)})"})
+                self._send_reply({"problem": f"cannot log samples ({_format_error(error)})"})
 
-    def end(self, state: str) -> None:
+    def finish(self, state: str) -> None:
         """Deliver pending rows a last time, and finish the run in the tracker."""
         self.deliver()
         try:
             if self._run is not None:
                 self._run.finish(state)
         except Exception as error:
-            self._tell({"problem": f"cannot finish its run ({_format_error(error)})"})
+            self._send_reply({"problem": f"cannot finish its run ({_format_error(error)})"})
 
 
 def main() -> None:
@@ -116,8 +116,8 @@ def main() -> None:
     delivery = RowDelivery(start_run, send_reply)
     delivery.deliver()
     while "finish" not in (message := messages.get()):
-        delivery.take(message)
-    delivery.end(message["finish"])
+        delivery.handle_message(message)
+    delivery.finish(message["finish"])
 
 
 def _read_messages(messages: SimpleQueue[Message]) -> None:

@@ -50,7 +50,7 @@ class MlflowRun:
         for start in range(0, len(metrics), MOST_METRICS):
             self._client.log_batch(self._id, metrics=metrics[start : start + MOST_METRICS])
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         self._client.log_text(self._id, lines, f"samples/{name}.jsonl")
 

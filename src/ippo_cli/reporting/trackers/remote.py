@@ -59,31 +59,31 @@ class RemoteTracker:
             "parent": os.getpid(),
         }
         self._messages.put_nowait(_encode_message(first))
-        threading.Thread(target=self._write, args=(self._process.stdin,), name=self.name, daemon=True).start()
+        threading.Thread(target=self._write_messages, args=(self._process.stdin,), name=self.name, daemon=True).start()
 
     def log(self, row: Row, iteration: int) -> None:
         self._rows += 1
-        self._send({"row": dict(row), "at": time.time()})
-        self._tell()
+        self._send_message({"row": dict(row), "at": time.time()})
+        self._handle_replies()
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Send samples with secrets masked, because they leave this machine."""
-        self._send({"name": name, "samples": mask_secrets(list(rows))})
+        self._send_message({"name": name, "samples": mask_secrets(list(rows))})
 
     def finish(self, state: str) -> None:
         problem = ""
         try:
-            self._send({"finish": state})
-            problem = self._wait(state)
-            self._tell()
+            self._send_message({"finish": state})
+            problem = self._wait_for_exit(state)
+            self._handle_replies()
         except TrackerError as error:
             problem = str(error)
         finally:
-            self._end()
+            self._kill_process()
         if problem or self._rows > self._delivered_rows:
             raise TrackerError(problem or "has not logged all rows", self._rows - self._delivered_rows)
 
-    def _wait(self, state: str) -> str:
+    def _wait_for_exit(self, state: str) -> str:
         """Wait for the process to exit; returns the problem if it has not."""
         assert self._process is not None
         limit_s = self._finish_timeout_s if state == "done" else min(self._finish_timeout_s, FAILED_FINISH_TIMEOUT_S)
@@ -94,27 +94,27 @@ class RemoteTracker:
             return f"has not finished within {limit_s:g} s and is killed"
         return ""
 
-    def _send(self, message: Mapping[str, Any]) -> None:
+    def _send_message(self, message: Mapping[str, Any]) -> None:
         if self._process is None:
             raise TrackerError(self._start_error, missed=0)
         if (code := self._process.poll()) is not None:
-            self._tell(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})")
+            self._handle_replies(f"has lost its process ({'exit code' if code >= 0 else 'signal'} {abs(code)})")
         try:
             self._messages.put_nowait(_encode_message(message))
         except Full:
             raise TrackerError(f"is {MAX_QUEUED_MESSAGES} messages behind", missed=0) from None
 
-    def _write(self, pipe: IO[bytes]) -> None:
+    def _write_messages(self, pipe: IO[bytes]) -> None:
         """Write queued messages, in a separate thread, because the process may read slowly."""
         with suppress(OSError):  # the process has ended; the next row detects it
             while True:
                 pipe.write(self._messages.get())
                 pipe.flush()
 
-    def _tell(self, default_problem: str = "") -> None:
+    def _handle_replies(self, default_problem: str = "") -> None:
         """Process the child's replies. Raises `TrackerError` for the first problem; `finish` counts missed rows."""
         problem = ""
-        for answer in self._answers():
+        for answer in self._read_replies():
             problem = problem or answer.get("problem", "")
             self._delivered_rows = answer.get("taken", self._delivered_rows)
             if "said" in answer:
@@ -123,7 +123,7 @@ class RemoteTracker:
         if problem or default_problem:
             raise TrackerError(problem or default_problem, missed=0)
 
-    def _answers(self) -> Iterator[dict[str, Any]]:
+    def _read_replies(self) -> Iterator[dict[str, Any]]:
         assert self._process is not None
         assert self._process.stdout is not None
         with suppress(BlockingIOError, OSError):
@@ -132,7 +132,7 @@ class RemoteTracker:
         *lines, self._buffer = self._buffer.split(b"\n")
         yield from (json.loads(line) for line in lines)
 
-    def _end(self) -> None:
+    def _kill_process(self) -> None:
         """Kill the process and its descendants."""
         if self._process is None:
             return

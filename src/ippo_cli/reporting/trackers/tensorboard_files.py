@@ -28,19 +28,19 @@ class TensorBoardTracker:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: SummaryWriter | None = None
-        self._failed = False
+        self._has_failed = False
 
     def log(self, row: Row, iteration: int) -> None:
-        if self._failed and shutil.disk_usage(self._folder).free <= MIN_FREE_BYTES:
+        if self._has_failed and shutil.disk_usage(self._folder).free <= MIN_FREE_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         try:
             self._write_scalars(row, iteration)
         except Exception:
-            self._failed, self._writer = True, None  # its thread has ended; the next row starts a new file
+            self._has_failed, self._writer = True, None  # its thread has ended; the next row starts a new file
             raise
-        self._failed = False
+        self._has_failed = False
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Does nothing: texts are in `samples/`."""
 
     def finish(self, state: str) -> None:

@@ -31,7 +31,7 @@ class Tracker(Protocol):
         """Log a row of metrics."""
         ...
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log a table of samples, as in `samples/`; the name ends in `_<iteration>`."""
         ...
 
@@ -55,10 +55,10 @@ class TrackerGroup:
         for tracker in self._trackers:
             self._call_tracker(tracker, lambda one=tracker: one.log(row, iteration))
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Log a table of samples to all trackers."""
         for tracker in self._trackers:
-            self._call_tracker(tracker, lambda one=tracker: one.samples(name, rows), missed=0)
+            self._call_tracker(tracker, lambda one=tracker: one.log_samples(name, rows), missed=0)
 
     def finish(self, state: str) -> None:
         """Finish all trackers, once, and warn about missed rows."""

@@ -57,7 +57,7 @@ class WandbRun:
     def log(self, row: Mapping[str, float | None], timestamp: float) -> None:
         self._run.log({name: value for name, value in row.items() if value is not None} | {"_timestamp": timestamp})
 
-    def samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         kind, _, iteration = name.rpartition("_")
         turns = [{"index": row["index"], **turn} for row in rows for turn in row["turns"]]
         table = wandb.Table(

@@ -55,7 +55,7 @@ def judge(
         return {**result, "why": "it does not parse" if not all(parses) else "a function is missing"}
     assert program is not None
     tally = run_tests(join_programs([*helpers, program]), name, prompt, test, sandbox, timeout_s)
-    return {**result, "share": tally.share, "passed": float(tally.all_passed), "why": tally.first_error}
+    return {**result, "share": tally.pass_rate, "passed": float(tally.all_passed), "why": tally.first_error}
 
 
 @dataclass
@@ -72,7 +72,7 @@ class AssertionCounts:
         return self.passed > 0 and not self.failed
 
     @property
-    def share(self) -> float:
+    def pass_rate(self) -> float:
         return self.passed / max(self.expected, self.passed + self.failed, 1)
 
     def record_pass(self) -> None:
@@ -104,12 +104,12 @@ def run_tests(program: str, entry_point: str, prompt: str, test: str, kind: str,
 
 def _execute_tests(tests: ast.Module, sandbox: Sandbox, entry_point: str, prompt: str, tally: AssertionCounts) -> None:
     namespace = _execute_prompt(prompt)
-    namespace |= {entry_point: sandbox.ask, "__passed": tally.record_pass, "__failed": tally.record_failure}
+    namespace |= {entry_point: sandbox.call, "__passed": tally.record_pass, "__failed": tally.record_failure}
     random.seed(0)
     try:
         exec(compile(tests, "tests", "exec"), namespace)
         if callable(namespace.get(CHECK)):
-            namespace[CHECK](sandbox.ask)
+            namespace[CHECK](sandbox.call)
     except Exception as error:  # outside an assertion: the remaining tests do not run
         tally.record_failure(error)
     if sandbox.failure is not None and not tally.failed:  # the tests caught the error
@@ -135,9 +135,9 @@ def read_tests(test: str) -> tuple[ast.Module, int]:
             raise ValueError(f"the tests import {module}, which is not installed")
     counting = _AssertionCounter()
     tree = ast.fix_missing_locations(counting.visit(tree))
-    if not counting.number:
+    if not counting.count:
         raise ValueError("the tests contain no assertions")
-    return tree, counting.number
+    return tree, counting.count
 
 
 def check_prompt_code(prompt: str, entry_point: str, kind: str, timeout_s: float) -> None:
@@ -168,14 +168,14 @@ class _AssertionCounter(ast.NodeTransformer):
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.count = 0
         self._may_raise = False  # whether the tests expect an error of this assertion
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         if isinstance(node.test, ast.Constant) and node.test.value:  # `assert True` is not counted
             return ast.Pass()
         never = isinstance(node.test, ast.Constant)  # `assert False`
-        self.number += not never
+        self.count += not never
         held = "pass" if never else "__passed()"
         caught = "AssertionError" if self._may_raise else "Exception"
         counted = ast.parse(f"try:\n pass\n {held}\nexcept {caught} as __error:\n __failed(__error)").body[0]
@@ -198,7 +198,7 @@ class _AssertionCounter(ast.NodeTransformer):
         for field in ("handlers", "orelse", "finalbody"):
             setattr(node, field, [self.visit(child) for child in getattr(node, field)])
         if expected:
-            self.number += never
+            self.count += never
             for handler in expected:
                 handler.body = [*ast.parse("__passed()").body, *handler.body]
         return node

@@ -45,7 +45,9 @@ class CodeReward:
             name: results[number * len(examples) : (number + 1) * len(examples)]
             for number, name in enumerate(responses)
         }
-        return stack_rows([self._row({name: own[row] for name, own in judged.items()}) for row in range(len(examples))])
+        return stack_rows(
+            [self._score_row({name: own[row] for name, own in judged.items()}) for row in range(len(examples))]
+        )
 
     def validate_examples(self, examples: Sequence[Example]) -> None:
         _validate_examples(self.config, examples)
@@ -53,7 +55,7 @@ class CodeReward:
     def close(self) -> None:
         self._judges.close()
 
-    def _row(self, results: dict[str, Any]) -> Row | Exception:
+    def _score_row(self, results: dict[str, Any]) -> Row | Exception:
         for result in results.values():
             if isinstance(result, Exception):
                 return result
@@ -83,7 +85,7 @@ class CodePairReward:
             _judge_call(self.config, example, [first, second], [self.config.helper])
             for example, first, second in zip(examples, helper, caller, strict=True)
         ]
-        return stack_rows([self._row(result) for result in self._judges.call(calls)])
+        return stack_rows([self._score_row(result) for result in self._judges.call(calls)])
 
     def validate_examples(self, examples: Sequence[Example]) -> None:
         _validate_examples(self.config, examples)
@@ -91,7 +93,7 @@ class CodePairReward:
     def close(self) -> None:
         self._judges.close()
 
-    def _row(self, result: Any) -> Row | Exception:
+    def _score_row(self, result: Any) -> Row | Exception:
         if isinstance(result, Exception):
             return result
         stages = {"parses": result["parses"], "defines": 0.0, "calls": 0.0, "tests": 0.0}

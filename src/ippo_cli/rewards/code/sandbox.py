@@ -64,7 +64,7 @@ class Sandbox:
         """Execute the program's definitions."""
         self._exchange({"program": program, "entry_point": entry_point})
 
-    def ask(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function under test."""
         return self._exchange({"call": encode_value((args, kwargs))})
 
@@ -107,7 +107,7 @@ class Sandbox:
         number = self._process.stdin.fileno()
         os.set_blocking(number, False)
         while data:
-            self._await(number, select.POLLOUT)
+            self._wait_for(number, select.POLLOUT)
             try:
                 data = data[os.write(number, data) :]
             except OSError:
@@ -117,7 +117,7 @@ class Sandbox:
         assert self._process.stdout is not None
         number = self._process.stdout.fileno()
         while b"\n" not in self._buffer:
-            self._await(number, select.POLLIN)
+            self._wait_for(number, select.POLLIN)
             chunk = os.read(number, MAX_REPLY_BYTES)
             if not chunk:
                 raise ProgramFailed("it exited")
@@ -132,7 +132,7 @@ class Sandbox:
         except (ValueError, RecursionError):
             raise ProgramFailed("its reply is invalid") from None
 
-    def _await(self, number: int, event: int) -> None:
+    def _wait_for(self, number: int, event: int) -> None:
         poll = select.poll()
         poll.register(number, event)
         left = self._deadline - time.monotonic()
@@ -245,7 +245,7 @@ def find_sandbox_problem(kind: str) -> str | None:
         return f"{error}; {_suggest_fix(_bwrap_error()) if kind == BWRAP else 'repair the interpreter'}"
     try:
         sandbox.load("def twice(x): return 2 * x", "twice")
-        return None if sandbox.ask(21) == 42 else "a test program returned a wrong value"
+        return None if sandbox.call(21) == 42 else "a test program returned a wrong value"
     except ProgramFailed as error:
         return f"a test program failed ({error})"
     finally:

@@ -36,7 +36,7 @@ class ActionTexts:
         """Return the shortest text of an action: its letter, or else its number."""
         return self._short.get(action, str(action))
 
-    def told(self, actions: Sequence[int] | None = None) -> str:
+    def describe(self, actions: Sequence[int] | None = None) -> str:
         """List actions for a prompt: `left, down, right, up`, or numbers."""
         listed = self.actions if actions is None else actions
         return ", ".join(self.names.get(action, str(action)) for action in listed)

@@ -59,7 +59,7 @@ class GymnasiumEnvironment:
         self.env = env
         self.agent = agent
         self.action_texts = actions
-        self.tell = describe
+        self.describe = describe
         self.max_turns = max_turns
         self.invalid_reward = invalid_reward
 
@@ -67,7 +67,7 @@ class GymnasiumEnvironment:
         observation, _ = self.env.reset(seed=example["seed"])
         self.env.unwrapped.np_random = np.random.default_rng(seed)
         self.turns = self.invalid = 0
-        self.observation = self.tell(observation)
+        self.observation = self.describe(observation)
         return {self.agent: self.observation}
 
     def step(self, actions: Mapping[str, Action]) -> Step:
@@ -78,7 +78,7 @@ class GymnasiumEnvironment:
             reward, terminated, truncated = self.invalid_reward, False, False
         else:
             observation, reward, terminated, truncated, _ = self.env.step(action)
-            self.observation = self.tell(observation)
+            self.observation = self.describe(observation)
         return Step(
             observations={self.agent: self.observation},
             rewards={self.agent: float(reward)},
@@ -199,7 +199,7 @@ def _make_describer(
         return lambda observation: format_numbers(env.observation_space, observation)
     if form is ObservationForm.short:
         return lambda observation: known.short(env.unwrapped, observation)
-    return lambda observation: f"{known.words(env.unwrapped, observation)} Actions: {actions.told()}."
+    return lambda observation: f"{known.words(env.unwrapped, observation)} Actions: {actions.describe()}."
 
 
 def _find_known(env: gymnasium.Env) -> EnvironmentText | None:

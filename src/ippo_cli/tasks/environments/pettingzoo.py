@@ -45,83 +45,84 @@ class PettingzooEnvironment(ABC):
         self.env = env
         self.config = config
         self.action_texts = texts  # by seat
-        self.tell = describe
+        self.describe = describe
         self.opponent = OPPONENTS[config.opponent]
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.seats = _assign_seats(self.config, self.env.possible_agents, example["seed"])
-        self.luck = random.Random(seed)
+        self.rng = random.Random(seed)
         for _ in range(MAX_EMPTY_GAMES):
             self._reset_game()
-            self.begin(example["seed"])
-            if not self.over:
-                return self._told()
+            self.start_game(example["seed"])
+            if not self.is_over:
+                return self._describe_observations()
         raise RuntimeError(f"task.env_id={self.config.env_id}: games end before an agent of the task has acted")
 
     def _reset_game(self) -> None:
         agents = self.seats.values()
         self.turns: Counter[str] = Counter()
         self.invalid = 0
-        self.chosen: dict[str, int] = {}  # by seat: actions that wait for simultaneous ones
+        self.pending_moves: dict[str, int] = {}  # by seat: actions that wait for simultaneous ones
         self.total_rewards = dict.fromkeys(agents, 0.0)  # by agent: rewards of the game so far
         self.step_rewards = dict.fromkeys(agents, 0.0)  # by agent: rewards since the last step
         self.ended: dict[str, bool] = {}  # by seat: True if terminated, False if truncated
-        self.last: dict[str, str] = {}  # by agent: final observation
+        self.final_observations: dict[str, str] = {}  # by agent: final observation
 
     def step(self, actions: Mapping[str, Action]) -> Step:
         place = {agent: seat for seat, agent in self.seats.items()}
         for agent, action in actions.items():
             self.turns[agent] += 1
             seat = place[agent]
-            move = self._read(seat, action.text)
+            move = self._parse_move(seat, action.text)
             if move is None:
                 self.invalid += 1
                 self.step_rewards[agent] += self.config.invalid_reward
             else:
-                self.chosen[seat] = move
-        self.play()
+                self.pending_moves[seat] = move
+        self.apply_moves()
         paid, self.step_rewards = self.step_rewards, dict.fromkeys(self.step_rewards, 0.0)
-        limited = not self.over and max(self.turns.values()) == self.config.max_turns
-        terminated = self.over and any(self.ended.values())
+        limited = not self.is_over and max(self.turns.values()) == self.config.max_turns
+        terminated = self.is_over and any(self.ended.values())
         return Step(
-            observations=self.last if self.over else self._told(everyone=limited),
+            observations=self.final_observations if self.is_over else self._describe_observations(everyone=limited),
             rewards=paid,
             terminated=terminated,
-            truncated=limited or (self.over and not terminated),
+            truncated=limited or (self.is_over and not terminated),
             unfinished=frozenset(self.seats[seat] for seat, done in self.ended.items() if terminated and not done),
             ended=frozenset(self.seats[seat] for seat, done in self.ended.items() if done),
-            parts=self._parts(ended=self.over or limited),
+            parts=self._log_numbers(ended=self.is_over or limited),
         )
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Legal actions of the agents that act next."""
         texts = self.action_texts
         return {
-            self.seats[seat]: [texts[seat].write(move) for move in self.legal_moves(seat)] for seat in self.waiting()
+            self.seats[seat]: [texts[seat].write(move) for move in self.legal_moves(seat)]
+            for seat in self.seats_to_act()
         }
 
     def close(self) -> None:
         self.env.close()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether all agents of the task have ended."""
         return len(self.ended) == len(self.seats)
 
     @abstractmethod
-    def begin(self, seed: int) -> None:
+    def start_game(self, seed: int) -> None:
         """Start a game and advance to the first action of an agent of the task."""
 
     @abstractmethod
-    def play(self) -> None:
+    def apply_moves(self) -> None:
         """Apply the chosen moves if all simultaneous ones are chosen, and advance to the next action of an agent."""
 
     @abstractmethod
-    def waiting(self) -> list[str]:
+    def seats_to_act(self) -> list[str]:
         """The seats of the task's agents that act next."""
 
     @abstractmethod
-    def observation(self, seat: str) -> Any:
+    def observe(self, seat: str) -> Any:
         """The raw observation of a seat."""
 
     @abstractmethod
@@ -130,7 +131,7 @@ class PettingzooEnvironment(ABC):
 
     def legal_moves(self, seat: str) -> list[int]:
         """The legal actions of a seat."""
-        seen, every = self.observation(seat), self.action_texts[seat].actions
+        seen, every = self.observe(seat), self.action_texts[seat].actions
         mask = seen.get(MASK) if isinstance(seen, dict) else None
         if mask is None:
             mask = self.get_info(seat).get(MASK)
@@ -148,52 +149,52 @@ class PettingzooEnvironment(ABC):
         for seat, agent in self.seats.items():
             if seat not in self.ended and (terminations.get(seat) or truncations.get(seat)):
                 self.ended[seat] = bool(terminations.get(seat))
-                self.last[agent] = self.tell(seat, self.observation(seat))
+                self.final_observations[agent] = self.describe(seat, self.observe(seat))
 
     def opponent_move(self, seat: str) -> int:
-        return self.opponent(self.legal_moves(seat), self.luck)
+        return self.opponent(self.legal_moves(seat), self.rng)
 
-    def _read(self, seat: str, text: str) -> int | None:
+    def _parse_move(self, seat: str, text: str) -> int | None:
         move = self.action_texts[seat].read(text)
         if move is None or (self.config.illegal_move is IllegalMove.retry and move not in self.legal_moves(seat)):
             return None
         return move
 
-    def _told(self, *, everyone: bool = False) -> dict[str, str]:
+    def _describe_observations(self, *, everyone: bool = False) -> dict[str, str]:
         """Observations of the agents that act next; with `everyone`, of all agents."""
-        seats = [seat for seat in self.seats if seat not in self.ended] if everyone else self.waiting()
-        seen = {self.seats[seat]: self.tell(seat, self.observation(seat)) for seat in seats}
-        return self.last | seen if everyone else seen
+        seats = [seat for seat in self.seats if seat not in self.ended] if everyone else self.seats_to_act()
+        seen = {self.seats[seat]: self.describe(seat, self.observe(seat)) for seat in seats}
+        return self.final_observations | seen if everyone else seen
 
-    def _parts(self, *, ended: bool) -> dict[str, float]:
+    def _log_numbers(self, *, ended: bool) -> dict[str, float]:
         """`win`, `draw` and `loss` by the sign of the total reward; all 0 for a game truncated at `max_turns`."""
         parts = {"invalid": float(self.invalid)}
         for agent, earned in self.total_rewards.items() if ended else ():
             ending = f"_{agent}" if len(self.total_rewards) > 1 else ""
             for name, holds in (("win", earned > 0), ("draw", earned == 0), ("loss", earned < 0)):
-                parts[name + ending] = float(self.over and holds)
+                parts[name + ending] = float(self.is_over and holds)
         return parts
 
 
 class AecEnvironment(PettingzooEnvironment):
     """A game in which one seat acts at a time."""
 
-    def begin(self, seed: int) -> None:
+    def start_game(self, seed: int) -> None:
         EnvLogger.flush()  # EnvLogger stores every warning about an illegal move
         self.cached_observations: dict[str, Any] = {}
         self.env.reset(seed=seed)
         self._advance()
 
-    def play(self) -> None:
-        for seat in self.waiting():
-            if seat in self.chosen:
-                self._move(seat, self.chosen.pop(seat))
+    def apply_moves(self) -> None:
+        for seat in self.seats_to_act():
+            if seat in self.pending_moves:
+                self._move(seat, self.pending_moves.pop(seat))
                 self._advance()
 
-    def waiting(self) -> list[str]:
-        return [] if self.over else [self.env.agent_selection]
+    def seats_to_act(self) -> list[str]:
+        return [] if self.is_over else [self.env.agent_selection]
 
-    def observation(self, seat: str) -> Any:
+    def observe(self, seat: str) -> Any:
         if seat not in self.cached_observations:  # used twice per move: for the text and the legal actions
             self.cached_observations[seat] = self.env.observe(seat)
         return self.cached_observations[seat]
@@ -203,7 +204,7 @@ class AecEnvironment(PettingzooEnvironment):
 
     def _advance(self) -> None:
         """Play the opponent's moves until an agent of the task acts."""
-        while not self.over:
+        while not self.is_over:
             seat = self.env.agent_selection
             if self.env.terminations[seat] or self.env.truncations[seat]:
                 self._step(None)
@@ -225,24 +226,25 @@ class AecEnvironment(PettingzooEnvironment):
 class ParallelEnvironment(PettingzooEnvironment):
     """A game in which all seats act simultaneously: it steps when every agent of the task has chosen."""
 
-    def begin(self, seed: int) -> None:
+    def start_game(self, seed: int) -> None:
         self.cached_observations, self.infos = self.env.reset(seed=seed)
 
-    def play(self) -> None:
-        if self.waiting():
+    def apply_moves(self) -> None:
+        if self.seats_to_act():
             return
         moves = {
-            seat: self.chosen[seat] if seat in self.seats else self.opponent_move(seat) for seat in self.env.agents
+            seat: self.pending_moves[seat] if seat in self.seats else self.opponent_move(seat)
+            for seat in self.env.agents
         }
-        self.chosen = {}
+        self.pending_moves = {}
         self.cached_observations, rewards, terminations, truncations, self.infos = self.env.step(moves)
         self.add_rewards(rewards)
         self.record_ends(terminations, truncations)
 
-    def waiting(self) -> list[str]:
-        return [seat for seat in self.env.agents if seat in self.seats and seat not in self.chosen]
+    def seats_to_act(self) -> list[str]:
+        return [seat for seat in self.env.agents if seat in self.seats and seat not in self.pending_moves]
 
-    def observation(self, seat: str) -> Any:
+    def observe(self, seat: str) -> Any:
         return self.cached_observations[seat]
 
     def get_info(self, seat: str) -> Mapping[str, Any]:

@@ -57,8 +57,8 @@ def _last_move(observation: Any, texts: ActionTexts) -> str:
 
 def _last_move_words(observation: Any, texts: ActionTexts) -> str:
     move = int(observation)
-    begun = f"The other one's last move: {texts.told([move])}." if move in texts.actions else "The first move."
-    return f"{begun} Actions: {texts.told()}."
+    begun = f"The other one's last move: {texts.describe([move])}." if move in texts.actions else "The first move."
+    return f"{begun} Actions: {texts.describe()}."
 
 
 def _rps_names(count: int) -> tuple[str, ...]:

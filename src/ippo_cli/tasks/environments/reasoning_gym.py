@@ -37,7 +37,7 @@ class QuestionPool:
         self._datasets: dict[int, Any] = {}
         self._lock = Lock()
 
-    def item(self, seed: int, index: int) -> dict[str, Any]:
+    def get_item(self, seed: int, index: int) -> dict[str, Any]:
         with self._lock, _seed_global_generators(seed + index):
             return self._dataset(seed)[index]
 
@@ -81,7 +81,7 @@ class ReasoningGymEnvironment:
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         """Begin an episode; the example alone determines the question, so `seed` is unused."""
         self.dataset_seed, self.index = example["dataset_seed"], example["index"]
-        self.item = self.questions.item(self.dataset_seed, self.index)
+        self.item = self.questions.get_item(self.dataset_seed, self.index)
         self.turns = self.unreadable = 0
         return {self.agent: self.item["question"]}
 
@@ -107,7 +107,7 @@ class ReasoningGymEnvironment:
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Return a well-formed answer: the solution of another question, so that no solution is revealed."""
         other = (self.index - 1) % self.questions.size
-        answer = str(self.questions.item(self.dataset_seed, other)["answer"])
+        answer = str(self.questions.get_item(self.dataset_seed, other)["answer"])
         return {self.agent: [f"<{self.answer_tag}>{answer}</{self.answer_tag}>" if self.answer_tag else answer]}
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ def make_reasoning_gym_factory(config: ReasoningGymConfig) -> Callable[[], Reaso
             )
     questions = QuestionPool(config)
     try:
-        questions.item(0, 0)
+        questions.get_item(0, 0)
     except Exception as error:  # the dataset validates its settings with assertions
         raise ConfigError(
             f"task.dataset={config.dataset} {setting} task.train_size={config.train_size} "

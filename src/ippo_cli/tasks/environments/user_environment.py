@@ -57,8 +57,8 @@ class UserEnvironment:
         if not isinstance(result, tuple) or len(result) != 2:
             raise InvalidReturn(f"{self.name}: reset must return (observation, info), not {_describe_type(result)}")
         self.turns: Counter[str] = Counter()
-        self.ended: set[str] = set()  # terminated agents
-        self.cut: set[str] = set()  # truncated agents
+        self.terminated_agents: set[str] = set()  # terminated agents
+        self.truncated_agents: set[str] = set()  # truncated agents
         observations = self._observations(result[0], "reset")
         if not observations:
             raise ValueError(f"{self.name}: reset must return an observation for at least one agent")
@@ -76,22 +76,22 @@ class UserEnvironment:
             )
         raw_observations, reward, terminated, truncated, info = result
         observations = self._observations(raw_observations, "step")
-        self.ended |= self._agents_done(terminated) - self.cut
-        self.cut |= self._agents_done(truncated) - self.ended
-        over = self.ended | self.cut >= set(self.agents)
+        self.terminated_agents |= self._agents_done(terminated) - self.truncated_agents
+        self.truncated_agents |= self._agents_done(truncated) - self.terminated_agents
+        over = self.terminated_agents | self.truncated_agents >= set(self.agents)
         if not (observations or over):
             raise ValueError(
                 f"{self.name}: step must return an observation for at least one agent until the episode ends"
             )
         limited = self.max_turns is not None and max(self.turns.values()) >= self.max_turns
-        terminated = over and bool(self.ended)
+        terminated = over and bool(self.terminated_agents)
         return Step(
             observations=observations,
             rewards=self._rewards(reward),
             terminated=terminated,
             truncated=not terminated and (over or limited),
-            unfinished=frozenset(self.cut if terminated else ()),
-            ended=frozenset(self.ended),
+            unfinished=frozenset(self.truncated_agents if terminated else ()),
+            ended=frozenset(self.terminated_agents),
             parts={part_name(name): float(value) for name, value in info.items() if isinstance(value, Real)},
         )
 
