@@ -58,7 +58,8 @@ def length_warnings(
             limit = config.task.agents[name].rollout.max_new_tokens
             return {
                 "long_episodes": f"{name}: prompts of up to {length.first_turn_tokens - limit} tokens and "
-                f"rollout.max_new_tokens={limit} exceed its context of {contexts[name]}, so responses are truncated; lower either"
+                f"rollout.max_new_tokens={limit} exceed its context of {contexts[name]}, so responses are "
+                "truncated; lower either"
             }
     if config.rollout.history is History.latest:
         return {}

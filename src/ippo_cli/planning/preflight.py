@@ -366,7 +366,8 @@ def memory_error(
     remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
     return (
         f"deepspeed.stage={config.deepspeed.stage} needs at least "
-        f"{(memory.certain_bytes + memory.host_bytes) / GIB:.1f} GiB for weights, optimizer states and gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on "
+        f"{(memory.certain_bytes + memory.host_bytes) / GIB:.1f} GiB for weights, optimizer states and "
+        f"gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on "
         f"this {place} need {needed / GIB:.1f} GiB, and it has {available / GIB:.1f}; {remedy}"
     )
 
