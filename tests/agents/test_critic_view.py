@@ -79,29 +79,29 @@ class InTurn(Anything):
 
 
 PROTOCOLS = (Anything, Parallel, InTurn)
-KINDS = [(make, history) for make in PROTOCOLS for history in ("prefix", "latest")]
+KINDS = [(make, context_mode) for make in PROTOCOLS for context_mode in ("append", "last_only")]
 
 
 @pytest.fixture(scope="module")
 def played() -> dict[tuple[Any, str], list[Episode]]:
     """Episodes of each protocol and history."""
     found = {}
-    for history in ("prefix", "latest"):
-        players = Players(*AGENTS, history=history)
+    for context_mode in ("append", "last_only"):
+        players = Players(*AGENTS, context_mode=context_mode)
         for make in PROTOCOLS:
-            found[make, history] = players.play(make, ROWS, max_new_tokens=4)
+            found[make, context_mode] = players.play(make, ROWS, max_new_tokens=4)
     turns = [turn for episodes in found.values() for episode in episodes for turn in episode.turns]
     assert {turn.completion.finished for turn in turns} == {True, False}
     assert {episode.truncation for episodes in found.values() for episode in episodes} >= {"", "environment"}
     return found
 
 
-def layout(history: str = "prefix", **changes: Any) -> CriticLayout:
+def layout(context_mode: str = "append", **changes: Any) -> CriticLayout:
     plain: dict[str, Any] = {
         "agents": AGENTS,
         "tokenizer": TOKENIZER,
         "by_text": False,
-        "forgets": history == "latest",
+        "forgets": context_mode == "last_only",
         "context": 512,
         "max_new_tokens": dict.fromkeys(AGENTS, 4),
         "contexts": dict.fromkeys(AGENTS, 512),
@@ -184,14 +184,14 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
     return states, after + gap + since if forgets else text
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_token_states_match_reference(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
-    episodes = played[make, history]
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_token_states_match_reference(make: Any, context_mode: str, played: Mapping[Any, list[Episode]]) -> None:
+    episodes = played[make, context_mode]
     for agent in AGENTS:
-        own, found = rows(episodes, agent), view(episodes, agent, layout(history))
+        own, found = rows(episodes, agent), view(episodes, agent, layout(context_mode))
         assert not found.is_truncated.any()
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
-            states, end = expected(episode, agent, forgets=history == "latest")
+            states, end = expected(episode, agent, forgets=context_mode == "last_only")
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
             assert texts[-1] == end
             mask, there = own.response_mask[row], found.rollout.response_mask[row]
@@ -199,33 +199,33 @@ def test_token_states_match_reference(make: Any, history: str, played: Mapping[A
             assert own.turn[row][mask].tolist() == found.rollout.turn[row][there].tolist()
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_text_states_match_reference(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
-    reader, episodes = byte_tokenizer(), played[make, history]
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_text_states_match_reference(make: Any, context_mode: str, played: Mapping[Any, list[Episode]]) -> None:
+    reader, episodes = byte_tokenizer(), played[make, context_mode]
     for agent in AGENTS:
-        found = view(episodes, agent, layout(history, tokenizer=reader, by_text=True))
+        found = view(episodes, agent, layout(context_mode, tokenizer=reader, by_text=True))
 
         def decode(ids: Sequence[int]) -> str:
             return reader.decode(ids).replace("<eos>", END)
 
         for episode, texts in zip(episodes, read(found.rollout, decode), strict=True):
-            states, end = expected(episode, agent, forgets=history == "latest", by_text=True)
+            states, end = expected(episode, agent, forgets=context_mode == "last_only", by_text=True)
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
             assert texts[-1] == end
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_single_agent_view_equals_row(make: Any, history: str) -> None:
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_single_agent_view_equals_row(make: Any, context_mode: str) -> None:
     class Solo(make):
         agents = ("low",)
 
-    episodes = Players("low", history=history).play(Solo, ROWS, max_new_tokens=4)
+    episodes = Players("low", context_mode=context_mode).play(Solo, ROWS, max_new_tokens=4)
     own = rows(episodes, "low")
     read_at_once = [len(turn.prompt) + len(turn.completion.ids) for episode in episodes for turn in episode.turns]
     ends = [len(prompt) for episode in episodes for prompt in episode.final.values()]
     for context in (512, max(*read_at_once, *ends)):
         contexts = {"low": context}
-        found = view(episodes, "low", layout(history, agents=("low",), context=context, contexts=contexts))
+        found = view(episodes, "low", layout(context_mode, agents=("low",), context=context, contexts=contexts))
         assert not found.is_truncated.any()
         for entry in fields(Rollout):
             value, wanted = getattr(found.rollout, entry.name), getattr(own, entry.name)
@@ -235,13 +235,13 @@ def test_single_agent_view_equals_row(make: Any, history: str) -> None:
 
 @pytest.mark.parametrize("by_text", [False, True])
 @pytest.mark.parametrize("context", [512, 24])
-@pytest.mark.parametrize(("make", "history"), KINDS)
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
 def test_values_independent_of_simultaneous_and_later_actions(
-    make: Any, history: str, context: int, by_text: bool, played: Mapping[Any, list[Episode]]
+    make: Any, context_mode: str, context: int, by_text: bool, played: Mapping[Any, list[Episode]]
 ) -> None:
-    how, compared = layout(history, context=context, by_text=by_text), 0
+    how, compared = layout(context_mode, context=context, by_text=by_text), 0
     for agent in AGENTS:
-        for episode in played[make, history][:8]:
+        for episode in played[make, context_mode][:8]:
             before = values_read(episode, agent, how)
             spoken = 0  # action tokens, or turns, before this turn
             for turn in episode.turns_of_agent(agent):
@@ -310,15 +310,15 @@ def test_values_depend_on_earlier_events_of_others(
 
 
 @pytest.mark.parametrize("context", [24, 16])
-@pytest.mark.parametrize(("make", "history"), KINDS)
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
 def test_truncation_drops_oldest_parts(
-    make: Any, history: str, context: int, played: Mapping[Any, list[Episode]]
+    make: Any, context_mode: str, context: int, played: Mapping[Any, list[Episode]]
 ) -> None:
-    episodes, cut = played[make, history], 0
+    episodes, cut = played[make, context_mode], 0
     for agent in AGENTS:
-        found = view(episodes, agent, layout(history, context=context))
+        found = view(episodes, agent, layout(context_mode, context=context))
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
-            states, end = expected(episode, agent, forgets=history == "latest")
+            states, end = expected(episode, agent, forgets=context_mode == "last_only")
             have = [texts[column] for column in sorted(texts) if column >= 0]
             told = [
                 turn.observation[-8:] + written(turn.completion.ids)[:number]
@@ -392,14 +392,14 @@ def test_bos_token_remains_first() -> None:
         assert texts[min(column for column in texts if column >= 0)] == text
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_targets_at_value_columns(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_targets_at_value_columns(make: Any, context_mode: str, played: Mapping[Any, list[Episode]]) -> None:
     torch.manual_seed(0)
-    episodes = played[make, history]
+    episodes = played[make, context_mode]
     for agent in AGENTS:
         own = rows(episodes, agent)
         targets = some_targets(own)
-        found = view(episodes, agent, layout(history))
+        found = view(episodes, agent, layout(context_mode))
         there = found.scatter_targets(targets)
         for entry in fields(Targets):
             wanted, value = getattr(targets, entry.name), getattr(there, entry.name)
@@ -410,7 +410,7 @@ def test_targets_at_value_columns(make: Any, history: str, played: Mapping[Any, 
                 assert torch.equal(back, wanted.float().masked_fill(~own.response_mask, 0.0))
             else:
                 assert value is wanted
-        by_text = view(episodes, agent, layout(history, by_text=True))
+        by_text = view(episodes, agent, layout(context_mode, by_text=True))
         there = by_text.scatter_targets(targets)
         values = torch.rand(by_text.rollout.response_ids.shape).masked_fill(~by_text.rollout.response_mask, 0.0)
         back = by_text.gather_values(values, own)

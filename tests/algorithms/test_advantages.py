@@ -148,13 +148,13 @@ def rollout(turn: torch.Tensor) -> Rollout:
 
 
 def test_turn_value_after() -> None:
-    config = algorithm(turn_value=TurnValue.after)
+    config = algorithm(turn_value=TurnValue.post)
     final = torch.tensor([5.0, 6.0, 7.0, 8.0])
     one_turn = rollout(torch.where(MASK, 0, -1))
     seen = substitute_final_values(VALUES, final, one_turn, config)
     assert seen[0].tolist() == pytest.approx([0.0, 0.1, 0.0, 5.0])
     torch.testing.assert_close(turn_values(VALUES, final, one_turn, config), rows(final.tolist()))
-    with pytest.raises(ConfigError, match="turn_value=after supports responses of one turn only"):
+    with pytest.raises(ConfigError, match="turn_value=post supports responses of one turn only"):
         substitute_final_values(VALUES, final, rollout(TURN), config)
 
 

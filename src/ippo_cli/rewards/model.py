@@ -87,7 +87,7 @@ class ModelReward:
 
     def _score_row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
         overlong = [length for _, length in said.values() if self._limit is not None and length > self._limit]
-        if overlong and self.config.too_long is Overlong.fail:
+        if overlong and self.config.overlong is Overlong.fail:
             return ValueError(f"a conversation has {overlong[0]} tokens; the reward model's limit is {self._limit}")
         if any(length == 0 for _, length in said.values()):
             return ValueError("a conversation has no tokens after encoding by the reward model's tokenizer")
