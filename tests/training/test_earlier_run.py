@@ -58,7 +58,9 @@ def test_earlier_run_resumes_with_equal_metrics(run: Path) -> None:
     shared = resumed[2].keys() & uninterrupted[2].keys()
     assert "climber/rollout/truncated_fraction" in shared and len(shared) > 40
     for key in shared:  # recorded on another processor
-        assert resumed[2][key] == pytest.approx(uninterrupted[2][key], rel=1e-4, abs=1e-7), key
+        value, expected = resumed[2][key], uninterrupted[2][key]
+        close = isinstance(expected, float) and value == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        assert close or value == expected, key
     assert not uninterrupted[2].keys() - shared, "a metric that this version does not have"
 
 
