@@ -5,6 +5,7 @@ The source folder is the repository, so that links between README.md and docs/ a
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from functools import cache
@@ -87,7 +88,21 @@ def process_docstring(app: Any, what: str, name: str, obj: Any, options: Any, li
     owner, _, field = name.rpartition(".")
     if what == "attribute":
         lines[:] = [_field_comments(owner).get(field, "")]
+    if obj is shapes:
+        aliases = re.findall(r"^(?:[A-Z]\w* = .*)$", inspect.getsource(shapes), re.MULTILINE)
+        lines += ["", *(f"    {alias}" for alias in aliases)]
     lines[:] = markdown_to_rst("\n".join(lines)).split("\n")
+
+
+def process_signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, signature: str | None, returns: str | None
+) -> tuple[str | None, str | None]:
+    """Write aliases as in the source, and types without their modules."""
+    shortened = [
+        text and re.sub(r"TypeAliasForwardRef\('(\w+)'\)|~(?:\w+\.)+", lambda found: found[1] or "", text)
+        for text in (signature, returns)
+    ]
+    return shortened[0], shortened[1]
 
 
 def link_folders(app: Any, docname: str, source: list[str]) -> None:
@@ -102,4 +117,5 @@ def link_folders(app: Any, docname: str, source: list[str]) -> None:
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-signature", process_signature)
     app.connect("source-read", link_folders)
