@@ -17,7 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "scripts")]
 
 import docs as generator  # noqa: E402  (scripts/docs.py)
-
 from ippo_cli import __version__  # noqa: E402
 from ippo_cli.formulas import shapes  # noqa: E402
 
