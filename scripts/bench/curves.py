@@ -9,6 +9,7 @@ from typing import Any
 
 import matplotlib as mpl
 from learning import AT_EQUAL_TIME, COMPARED, EMBEDDED, Outcome, picture_of, score_after
+from svg_files import write_svg
 
 mpl.use("svg")
 mpl.rcParams |= {
@@ -116,6 +117,6 @@ def _band(axis: Any, at: Sequence[float], scores: Sequence[Sequence[float]], sty
 def saved(figure: Any, file: Path) -> Path:
     """Write a figure and close it; the file."""
     figure.tight_layout()
-    figure.savefig(file, metadata={"Date": None})
+    write_svg(figure, file)
     pyplot.close(figure)
     return file

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import yaml
 from curves import pyplot  # with its settings
+from svg_files import write_svg
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _draw(curves: list[Curve], metric: str, picture: Path, beside: list[Curve] |
     else:
         axes[1].set(xlabel="responses", ylabel=training)
     axes[0].legend(frameon=False)
-    figure.savefig(picture, metadata={"Date": None})
+    write_svg(figure, picture)
     pyplot.close(figure)
 
 

@@ -54,6 +54,28 @@ def test_the_pages_name_every_key_metric_and_alias() -> None:
     assert all(f"| `{theirs}` |" in migrating for project in read_projects().values() for theirs in project.keys)
 
 
+def test_values_of_every_option_are_on_the_page(docs: ModuleType) -> None:
+    page = " ".join((ROOT / "docs/config.md").read_text().replace("\\|", "|").split())
+    for group, options in docs.ordered_groups().items():
+        section = page.split(f" ## `{group}=` ")[1].split(" ## ")[0]
+        tables, _, others = section.partition(" ### Other values ")
+        for option in options:
+            node = docs.composed(f"{group}={option}")[group]
+            item = others.partition(f"- `{option}`:")[2].split(" - `")[0]
+            for key in docs._keys(docs.OmegaConf.get_type(node)):
+                value = " ".join(docs._value(node, key.name).replace("\\n", " ").split())
+                rows = re.findall(rf"\| `{re.escape(key.name)}` \| [^|]* \| `(.*?)` \| ", tables)
+                plain = value.removesuffix(docs.FITTED)
+                known = value in rows or f"`{key.name}={plain}`" in item or f"```text {value} ```" in tables
+                assert known or key.name in ("agents", "kind"), (group, option, key.name, value)
+
+
+def test_tables_of_keys_are_as_wide_as_a_page() -> None:
+    lines = (ROOT / "docs/config.md").read_text().splitlines()
+    assert max(map(len, lines)) <= 160
+    assert max(len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")) <= 5
+
+
 def test_help_lists_every_group_with_every_option() -> None:
     text = (ROOT / "src/ippo_cli/cli/help.txt").read_text()
     for group, options in config_groups().items():

@@ -173,7 +173,7 @@ class Sequential(Dialogue):
 
 
 class UserProtocol:
-    """A user-defined protocol: a generator function, or a class with `reset` and `step`; observations are strings.
+    r"""A user-defined protocol: a generator function, or a class with `reset` and `step`; observations are strings.
 
         def debate(example, agents):
             answers = yield {"pro": f"For {example['claim']}:\n", "contra": f"Against {example['claim']}:\n"}
