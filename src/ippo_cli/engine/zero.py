@@ -67,7 +67,7 @@ class Engine(Generic[M]):
         device: torch.device | str,
     ) -> None:
         device = torch.device(device)
-        deepspeed = _deepspeed(device)
+        deepspeed = _import_deepspeed(device)
         config = copy.deepcopy(zero)  # initialize modifies it
         groups = [dict(group, params=list(group["params"])) for group in param_groups]
         groups = [group for group in groups if group["params"]]  # as in DeepSpeed, so that indices agree
@@ -326,7 +326,7 @@ class Engine(Generic[M]):
         gc.collect()
 
 
-def _deepspeed(device: torch.device) -> Any:
+def _import_deepspeed(device: torch.device) -> Any:
     """Import DeepSpeed for this device type, quietly, without compilation, on the current process group."""
     global _last_world
     if not torch.distributed.is_initialized():
