@@ -93,7 +93,7 @@ def programs(file: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[
 def answered(url: str) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, str]]]]]:
     """Rewards that ask a server, which answers both kinds of questions."""
     solo = [({}, {"solo": f"{'So it goes on. ' * 20} {n}"}) for n in range(1000)]
-    judge = ("reward=judge", f"reward.url={url}/v1", "reward.model=none", "reward.lowest=0", "reward.field=score")
+    judge = ("reward=judge", f"reward.url={url}/v1", "reward.model=none", "reward.min_score=0", "reward.field=score")
     return {
         "http, 16 rows a request": ((*SOLO, "reward=http", f"reward.url={url}/score"), solo),
         "http, 1 row a request": ((*SOLO, "reward=http", f"reward.url={url}/score", "reward.batch_size=1"), solo),

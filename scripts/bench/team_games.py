@@ -158,7 +158,7 @@ def world(name: str, *arguments: str) -> tuple[str, ...]:
     return "task=scripts/bench/pair.yaml", f"task.environment={WORLDS}:{name}", *given
 
 
-SEES_ALL = ("rollout.history=latest", "rollout.max_new_tokens=1")
+SEES_ALL = ("rollout.context=last_only", "rollout.max_new_tokens=1")
 
 
 @cache

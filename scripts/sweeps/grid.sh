@@ -8,6 +8,6 @@ folder="${SWEEP_FOLDER:-outputs/sweeps/grid}"
 train="${IPPO_TRAIN:-.venv/bin/ippo-train}" # of one word or more
 report="${IPPO_SWEEP:-.venv/bin/ippo-sweep}"
 
-$train -m resume=auto hydra.sweep.dir="$folder" sweep.at_once=2 \
+$train -m resume=auto hydra.sweep.dir="$folder" sweep.max_parallel=2 \
   actor.learning_rate=1e-4,3.5e-4,1e-3 'seed=range(1,4)' "$@"
 $report "$folder"

@@ -8,6 +8,6 @@ folder="${SWEEP_FOLDER:-outputs/sweeps/optuna}"
 train="${IPPO_TRAIN:-.venv/bin/ippo-train}" # of one word or more
 report="${IPPO_SWEEP:-.venv/bin/ippo-sweep}"
 
-$train -m resume=auto hydra.sweep.dir="$folder" sweep=ppo_learning_rates sweep.trials=12 sweep.at_once=2 \
+$train -m resume=auto hydra.sweep.dir="$folder" sweep=ppo_learning_rates sweep.trials=12 sweep.max_parallel=2 \
   algorithm=ppo 'algorithm.entropy_coef=tag(log, interval(1e-4, 3e-2))' evaluation.every=5 "$@"
 $report "$folder"

@@ -7,5 +7,5 @@ folder="${SWEEP_FOLDER:-outputs/sweeps/population}"
 train="${IPPO_TRAIN:-.venv/bin/ippo-train}" # of one word or more
 report="${IPPO_SWEEP:-.venv/bin/ippo-sweep}"
 
-$train -m resume=auto hydra.sweep.dir="$folder" sweep=ppo_population sweep.at_once=2 algorithm=ppo "$@"
+$train -m resume=auto hydra.sweep.dir="$folder" sweep=ppo_population sweep.max_parallel=2 algorithm=ppo "$@"
 $report "$folder"

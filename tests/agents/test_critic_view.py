@@ -79,29 +79,29 @@ class InTurn(Anything):
 
 
 PROTOCOLS = (Anything, Parallel, InTurn)
-KINDS = [(make, history) for make in PROTOCOLS for history in ("prefix", "latest")]
+KINDS = [(make, context_mode) for make in PROTOCOLS for context_mode in ("append", "last_only")]
 
 
 @pytest.fixture(scope="module")
 def played() -> dict[tuple[Any, str], list[Episode]]:
     """Episodes of each protocol and history."""
     found = {}
-    for history in ("prefix", "latest"):
-        players = Players(*AGENTS, history=history)
+    for context_mode in ("append", "last_only"):
+        players = Players(*AGENTS, context_mode=context_mode)
         for make in PROTOCOLS:
-            found[make, history] = players.play(make, ROWS, max_new_tokens=4)
+            found[make, context_mode] = players.play(make, ROWS, max_new_tokens=4)
     turns = [turn for episodes in found.values() for episode in episodes for turn in episode.turns]
     assert {turn.completion.finished for turn in turns} == {True, False}
     assert {episode.truncation for episodes in found.values() for episode in episodes} >= {"", "environment"}
     return found
 
 
-def layout(history: str = "prefix", **changes: Any) -> CriticLayout:
+def layout(context_mode: str = "append", **changes: Any) -> CriticLayout:
     plain: dict[str, Any] = {
         "agents": AGENTS,
         "tokenizer": TOKENIZER,
-        "by_text": False,
-        "forgets": history == "latest",
+        "reads_text": False,
+        "is_last_only": context_mode == "last_only",
         "context": 512,
         "max_new_tokens": dict.fromkeys(AGENTS, 4),
         "contexts": dict.fromkeys(AGENTS, 512),
@@ -139,7 +139,7 @@ def read(found: Rollout, decode: Callable[[Sequence[int]], str] = written) -> li
     return texts
 
 
-def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = False) -> tuple[list[str], str]:
+def expected(episode: Episode, agent: str, *, is_last_only: bool, reads_text: bool = False) -> tuple[list[str], str]:
     """The text before every action token (or turn) of the agent, and before the end; a readable reference."""
     states: list[str] = []
     text, since, after = "", "", ""
@@ -153,7 +153,7 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
         since += words
 
     def told(words: str) -> str:
-        return words + END if by_text else words
+        return words + END if reads_text else words
 
     for step in sorted({turn.step for turn in turns}):
         here = {turn.agent: turn for turn in turns if turn.step == step}
@@ -162,10 +162,10 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
                 hear(here[name].observation + END)
         if agent in here:
             turn = here[agent]
-            state = (since if forgets else text) + told(turn.observation)
+            state = (since if is_last_only else text) + told(turn.observation)
             said = written(turn.completion.ids.tolist())
-            said = turn.completion.text + END if by_text else said
-            states += [state] if by_text else [state + said[:place] for place in range(len(said))]
+            said = turn.completion.text + END if reads_text else said
+            states += [state] if reads_text else [state + said[:place] for place in range(len(said))]
             after = state + said
             text, since = text + told(turn.observation) + said, ""
             if turn is own[-1] and episode.finished(agent):
@@ -179,19 +179,19 @@ def expected(episode: Episode, agent: str, *, forgets: bool, by_text: bool = Fal
         if name in episode.last_observations:
             hear(episode.last_observations[name] + END)
     if agent in episode.final:
-        return states, (since if forgets else text) + told(episode.last_observations[agent])
+        return states, (since if is_last_only else text) + told(episode.last_observations[agent])
     gap = END if since and not after.endswith(END) else ""
-    return states, after + gap + since if forgets else text
+    return states, after + gap + since if is_last_only else text
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_token_states_match_reference(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
-    episodes = played[make, history]
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_token_states_match_reference(make: Any, context_mode: str, played: Mapping[Any, list[Episode]]) -> None:
+    episodes = played[make, context_mode]
     for agent in AGENTS:
-        own, found = rows(episodes, agent), view(episodes, agent, layout(history))
+        own, found = rows(episodes, agent), view(episodes, agent, layout(context_mode))
         assert not found.is_truncated.any()
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
-            states, end = expected(episode, agent, forgets=history == "latest")
+            states, end = expected(episode, agent, is_last_only=context_mode == "last_only")
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
             assert texts[-1] == end
             mask, there = own.response_mask[row], found.rollout.response_mask[row]
@@ -199,33 +199,33 @@ def test_token_states_match_reference(make: Any, history: str, played: Mapping[A
             assert own.turn[row][mask].tolist() == found.rollout.turn[row][there].tolist()
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_text_states_match_reference(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
-    reader, episodes = byte_tokenizer(), played[make, history]
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_text_states_match_reference(make: Any, context_mode: str, played: Mapping[Any, list[Episode]]) -> None:
+    reader, episodes = byte_tokenizer(), played[make, context_mode]
     for agent in AGENTS:
-        found = view(episodes, agent, layout(history, tokenizer=reader, by_text=True))
+        found = view(episodes, agent, layout(context_mode, tokenizer=reader, reads_text=True))
 
         def decode(ids: Sequence[int]) -> str:
             return reader.decode(ids).replace("<eos>", END)
 
         for episode, texts in zip(episodes, read(found.rollout, decode), strict=True):
-            states, end = expected(episode, agent, forgets=history == "latest", by_text=True)
+            states, end = expected(episode, agent, is_last_only=context_mode == "last_only", reads_text=True)
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
             assert texts[-1] == end
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_single_agent_view_equals_row(make: Any, history: str) -> None:
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_single_agent_view_equals_row(make: Any, context_mode: str) -> None:
     class Solo(make):
         agents = ("low",)
 
-    episodes = Players("low", history=history).play(Solo, ROWS, max_new_tokens=4)
+    episodes = Players("low", context_mode=context_mode).play(Solo, ROWS, max_new_tokens=4)
     own = rows(episodes, "low")
     read_at_once = [len(turn.prompt) + len(turn.completion.ids) for episode in episodes for turn in episode.turns]
     ends = [len(prompt) for episode in episodes for prompt in episode.final.values()]
     for context in (512, max(*read_at_once, *ends)):
         contexts = {"low": context}
-        found = view(episodes, "low", layout(history, agents=("low",), context=context, contexts=contexts))
+        found = view(episodes, "low", layout(context_mode, agents=("low",), context=context, contexts=contexts))
         assert not found.is_truncated.any()
         for entry in fields(Rollout):
             value, wanted = getattr(found.rollout, entry.name), getattr(own, entry.name)
@@ -233,19 +233,19 @@ def test_single_agent_view_equals_row(make: Any, history: str) -> None:
                 assert torch.equal(value, wanted) if isinstance(value, torch.Tensor) else value == wanted, entry.name
 
 
-@pytest.mark.parametrize("by_text", [False, True])
+@pytest.mark.parametrize("reads_text", [False, True])
 @pytest.mark.parametrize("context", [512, 24])
-@pytest.mark.parametrize(("make", "history"), KINDS)
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
 def test_values_independent_of_simultaneous_and_later_actions(
-    make: Any, history: str, context: int, by_text: bool, played: Mapping[Any, list[Episode]]
+    make: Any, context_mode: str, context: int, reads_text: bool, played: Mapping[Any, list[Episode]]
 ) -> None:
-    how, compared = layout(history, context=context, by_text=by_text), 0
+    how, compared = layout(context_mode, context=context, reads_text=reads_text), 0
     for agent in AGENTS:
-        for episode in played[make, history][:8]:
+        for episode in played[make, context_mode][:8]:
             before = values_read(episode, agent, how)
             spoken = 0  # action tokens, or turns, before this turn
             for turn in episode.turns_of_agent(agent):
-                count = 1 if by_text else len(turn.completion.ids)
+                count = 1 if reads_text else len(turn.completion.ids)
                 after = values_read(otherwise(episode, agent, turn.step), agent, how)
                 assert after[: spoken + count] == before[: spoken + count]
                 # Also independent of the agent's own next tokens and their number.
@@ -282,14 +282,14 @@ def otherwise(episode: Episode, agent: str, step: int, *, own_too: bool = False)
     return replace(episode, turns=turns, last_observations=told, terminated=False, ended=frozenset())
 
 
-@pytest.mark.parametrize("by_text", [False, True])
+@pytest.mark.parametrize("reads_text", [False, True])
 @pytest.mark.parametrize("make", PROTOCOLS)
 def test_values_depend_on_earlier_events_of_others(
-    make: Any, by_text: bool, played: Mapping[Any, list[Episode]]
+    make: Any, reads_text: bool, played: Mapping[Any, list[Episode]]
 ) -> None:
-    how, told, wrote = layout(by_text=by_text), 0, 0
+    how, told, wrote = layout(reads_text=reads_text), 0, 0
     for agent in AGENTS[:1]:
-        for episode in played[make, "prefix"][:16]:
+        for episode in played[make, "append"][:16]:
             before = values_read(episode, agent, how)
             for place, turn in enumerate(episode.turns):
                 if turn.agent == agent:
@@ -300,7 +300,7 @@ def test_values_depend_on_earlier_events_of_others(
                     steps = [
                         one.step
                         for one in episode.turns_of_agent(agent)
-                        for _ in (range(1) if by_text else one.completion.ids)
+                        for _ in (range(1) if reads_text else one.completion.ids)
                     ]
                     reached = [step >= turn.step if "observation" in change else step > turn.step for step in steps]
                     assert [one != two for one, two in zip(before, after, strict=True)] == reached
@@ -310,15 +310,15 @@ def test_values_depend_on_earlier_events_of_others(
 
 
 @pytest.mark.parametrize("context", [24, 16])
-@pytest.mark.parametrize(("make", "history"), KINDS)
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
 def test_truncation_drops_oldest_parts(
-    make: Any, history: str, context: int, played: Mapping[Any, list[Episode]]
+    make: Any, context_mode: str, context: int, played: Mapping[Any, list[Episode]]
 ) -> None:
-    episodes, cut = played[make, history], 0
+    episodes, cut = played[make, context_mode], 0
     for agent in AGENTS:
-        found = view(episodes, agent, layout(history, context=context))
+        found = view(episodes, agent, layout(context_mode, context=context))
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
-            states, end = expected(episode, agent, forgets=history == "latest")
+            states, end = expected(episode, agent, is_last_only=context_mode == "last_only")
             have = [texts[column] for column in sorted(texts) if column >= 0]
             told = [
                 turn.observation[-8:] + written(turn.completion.ids)[:number]
@@ -392,14 +392,14 @@ def test_bos_token_remains_first() -> None:
         assert texts[min(column for column in texts if column >= 0)] == text
 
 
-@pytest.mark.parametrize(("make", "history"), KINDS)
-def test_targets_at_value_columns(make: Any, history: str, played: Mapping[Any, list[Episode]]) -> None:
+@pytest.mark.parametrize(("make", "context_mode"), KINDS)
+def test_targets_at_value_columns(make: Any, context_mode: str, played: Mapping[Any, list[Episode]]) -> None:
     torch.manual_seed(0)
-    episodes = played[make, history]
+    episodes = played[make, context_mode]
     for agent in AGENTS:
         own = rows(episodes, agent)
         targets = some_targets(own)
-        found = view(episodes, agent, layout(history))
+        found = view(episodes, agent, layout(context_mode))
         there = found.scatter_targets(targets)
         for entry in fields(Targets):
             wanted, value = getattr(targets, entry.name), getattr(there, entry.name)
@@ -410,13 +410,13 @@ def test_targets_at_value_columns(make: Any, history: str, played: Mapping[Any, 
                 assert torch.equal(back, wanted.float().masked_fill(~own.response_mask, 0.0))
             else:
                 assert value is wanted
-        by_text = view(episodes, agent, layout(history, by_text=True))
-        there = by_text.scatter_targets(targets)
-        values = torch.rand(by_text.rollout.response_ids.shape).masked_fill(~by_text.rollout.response_mask, 0.0)
-        back = by_text.gather_values(values, own)
+        text_view = view(episodes, agent, layout(context_mode, reads_text=True))
+        there = text_view.scatter_targets(targets)
+        values = torch.rand(text_view.rollout.response_ids.shape).masked_fill(~text_view.rollout.response_mask, 0.0)
+        back = text_view.gather_values(values, own)
         for row, episode in enumerate(episodes):
             for number in range(len(episode.turns_of_agent(agent))):
-                mine, (column,) = own.turn[row] == number, (by_text.rollout.turn[row] == number).nonzero()
+                mine, (column,) = own.turn[row] == number, (text_view.rollout.turn[row] == number).nonzero()
                 assert set(back[row][mine].tolist()) == {float(values[row, column])}
                 assert there.returns[row, column] == targets.returns[row][mine][-1]
 

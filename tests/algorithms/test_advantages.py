@@ -39,7 +39,7 @@ def inputs(**changes: Any) -> AdvantageInputs:
         "values": VALUES,
         "mask": MASK,
         "turn": TURN,
-        "by_turn": False,
+        "is_by_turn": False,
         "group": torch.tensor([7, 3, 7, 3]),
         "baseline": torch.zeros(4),
         "valid": torch.ones(4, dtype=torch.bool),
@@ -109,7 +109,7 @@ def test_reward_to_go_by_token_or_turn() -> None:
     by_token = estimate(config).advantages
     torch.testing.assert_close(by_token[0], torch.tensor([0.25, 0.5, 0.0, 1.0]))
     torch.testing.assert_close(by_token[2], torch.tensor([0.25, 0.5, 1.0, 2.0]))
-    by_turn = estimate(config, by_turn=True).advantages
+    by_turn = estimate(config, is_by_turn=True).advantages
     torch.testing.assert_close(by_turn[0], torch.tensor([0.5, 0.5, 0.0, 1.0]))
     torch.testing.assert_close(by_turn[2], torch.tensor([1.0, 2.0, 2.0, 2.0]))
 
@@ -148,13 +148,13 @@ def rollout(turn: torch.Tensor) -> Rollout:
 
 
 def test_turn_value_after() -> None:
-    config = algorithm(turn_value=TurnValue.after)
+    config = algorithm(turn_value=TurnValue.post)
     final = torch.tensor([5.0, 6.0, 7.0, 8.0])
     one_turn = rollout(torch.where(MASK, 0, -1))
     seen = substitute_final_values(VALUES, final, one_turn, config)
     assert seen[0].tolist() == pytest.approx([0.0, 0.1, 0.0, 5.0])
     torch.testing.assert_close(turn_values(VALUES, final, one_turn, config), rows(final.tolist()))
-    with pytest.raises(ConfigError, match="turn_value=after supports responses of one turn only"):
+    with pytest.raises(ConfigError, match="turn_value=post supports responses of one turn only"):
         substitute_final_values(VALUES, final, rollout(TURN), config)
 
 
@@ -163,6 +163,6 @@ def test_comlrl_advantages() -> None:
     for name, baseline in (("comlrl_iac", VALUES[:, 0]), ("comlrl_ippo", final)):
         config = load_config([f"algorithm={name}"]).algorithm
         values = turn_values(VALUES, final, one_turn, config)
-        found = estimate(config, values=values, turn=one_turn.turn, by_turn=True)
+        found = estimate(config, values=values, turn=one_turn.turn, is_by_turn=True)
         torch.testing.assert_close(found.advantages, rows((SCORE - baseline).tolist()))
         torch.testing.assert_close(found.returns, rows(SCORE.tolist()))

@@ -177,13 +177,13 @@ def test_two_ranks_match_one_after_step(worlds: dict[int, dict[str, Any]]) -> No
 
 def test_features_change_metrics(results: dict[str, Any]) -> None:
     first = {case: found["rows"][0] for case, found in results.items()}
-    assert first["pf_ppo separate"]["solo/targets/drawn_share"] < 1.0
-    assert first["ppo separate"]["solo/targets/drawn_share"] == 1.0
-    assert first["sequence weights in a band"]["solo/rollout/effective_sample_share"] < 0.9
-    assert first["token weights"]["solo/rollout/probability_gap"] > 0.0
+    assert first["pf_ppo separate"]["solo/targets/resampled_fraction"] < 1.0
+    assert first["ppo separate"]["solo/targets/resampled_fraction"] == 1.0
+    assert first["sequence weights in a band"]["solo/rollout/ess_ratio"] < 0.9
+    assert first["token weights"]["solo/rollout/prob_diff/behavior"] > 0.0
     assert "solo/score/greedy" in first["remax none"]
     assert "solo/score/greedy" not in first["rloo none"]
-    assert first["truncation masked"]["solo/rollout/truncated_share"] > 0.0
+    assert first["truncation masked"]["solo/rollout/truncated_fraction"] > 0.0
     second = results["exact KL in the reward"]["rows"][1]
     assert second["solo/kl/reward_coef"] != first["exact KL in the reward"]["solo/kl/reward_coef"]
     assert results["exact KL in the loss"]["rows"][1]["solo/policy/kl_loss"] > 1e-6

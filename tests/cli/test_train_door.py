@@ -137,7 +137,7 @@ def talk(example, agents):
             ["task.protocol=broken.py:talk"],
             "broken.py:talk fails (broken.py:8: KeyError: 'nothing'); fix the error there",
         ),
-        (["task.protocol=broken.py"], "names a file without a function; use task.protocol="),
+        (["task.protocol=broken.py"], "names a file without a function or class; use task.protocol="),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -58,7 +58,7 @@ def test_typed_overrides_follow_saved_ones(run: MakeRun) -> None:
 
 
 YOUNGER = (
-    "stop_after",
+    "max_iterations_this_run",
     "checkpoint.reshard",
     "algorithm.kl.loss",
     "critic.dtype",

@@ -48,11 +48,16 @@ JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
 TWO = {"task.train": ["a", "b"], "task.eval": "c"}
 MATCH = {"kind": "exact_match", "match": "exact"}  # a part of a mix
-POOL = {"team.partners.every": 2, "team.partners.size": 4, "team.partners.share": 0.5}
+POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.opponent_pool.share": 0.5}
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
-    ((), {"stop_after": 1000, "num_iterations": 10}, 1, "stop_after=1000 is never reached with num_iterations=10"),
+    (
+        (),
+        {"max_iterations_this_run": 1000, "num_iterations": 10},
+        1,
+        "max_iterations_this_run=1000 is never reached with num_iterations=10",
+    ),
     ((), {"launch.watchdog_s": 60.0, "launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than"),
     ((), {"algorithm.loss_aggregation": "mean"}, 1, "algorithm.loss_aggregation=mean is not known"),
     ((), {"algorithm.kl.reward.estimator": "k1+"}, 1, "algorithm.kl.reward.estimator=k1+ is not known"),
@@ -68,7 +73,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((), {"resume": "auto"}, 1, "resume=auto has an effect on the command line only"),
     ((), {"num_iterations": None}, 1, "num_iterations=None num_epochs=None must not"),
     ((), {"launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than launch.watchdog_s=600"),
-    ((), {"checkpoint.must_save_by": "soon"}, 1, "checkpoint.must_save_by=soon is not a time"),
+    ((), {"checkpoint.save_deadline": "soon"}, 1, "checkpoint.save_deadline=soon is not a time"),
     ((), {"num_epochs": 1.0}, 1, "num_iterations=90 num_epochs=1.0 must not"),
     ((), {"name": "a/b"}, 1, "name=a/b is not a folder name"),
     ((), {"name": ".."}, 1, "name=.. is not a folder name"),
@@ -136,25 +141,30 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "task.agents.low.turn_template='go on' is used from the second",
     ),
-    ((), {"rollout.history": "turns"}, 1, "rollout.history=turns has no effect"),
-    (("task=reasoning_gym",), {"rollout.history": "latest"}, 1, "rollout.history=latest has no effect: task.kind=r"),
+    ((), {"rollout.context": "retokenize"}, 1, "rollout.context=retokenize has no effect"),
+    (
+        ("task=reasoning_gym",),
+        {"rollout.context": "last_only"},
+        1,
+        "rollout.context=last_only has no effect: task.kind=r",
+    ),
     (
         ("task=environment",),
-        {"rollout.history": "turns", "task.max_turns": 1},
+        {"rollout.context": "retokenize", "task.max_turns": 1},
         1,
-        "rollout.history=turns has no effect: task.kind=environment",
+        "rollout.context=retokenize has no effect: task.kind=environment",
     ),
     (
         ("task=gymnasium",),
-        {"rollout.history": "turns", "task.max_turns": 1},
+        {"rollout.context": "retokenize", "task.max_turns": 1},
         1,
-        "rollout.history=turns has no effect: task.kind=gymnasium",
+        "rollout.context=retokenize has no effect: task.kind=gymnasium",
     ),
     (
         ("task=ladder",),
-        {"rollout.history": "latest", "task.num_rungs": 1},
+        {"rollout.context": "last_only", "task.num_rungs": 1},
         1,
-        "rollout.history=latest has no effect: task.kind=ladder",
+        "rollout.context=last_only has no effect: task.kind=ladder",
     ),
     ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows during"),
     (("task=gymnasium",), {"reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows during"),
@@ -169,9 +179,9 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("reward=environment", "task=sorting"), {}, 1, "reward.kind=environment needs an environment or"),
     (
         ("algorithm=turn_ppo",),
-        {"algorithm.turn_value": "after", "task.num_turns": 3},
+        {"algorithm.turn_value": "post", "task.num_turns": 3},
         1,
-        "algorithm.turn_value=after is one value for a whole response, and",
+        "algorithm.turn_value=post is one value for a whole response, and",
     ),
     ((FULL,), {"actor.model": None}, 1, "actor.model=null names no weights for agent low"),
     ((SHARED, HAPPO), {}, 1, "team.update_order=sequential needs at least two trainable policies, and only shared is"),
@@ -208,21 +218,26 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     (
         (),
-        {"team.partners.every": 2, "team.partners.size": 2},
+        {"team.opponent_pool.every": 2, "team.opponent_pool.size": 2},
         1,
-        "team.partners.share=null is required by the opponent pool",
+        "team.opponent_pool.share=null is required by the opponent pool",
     ),
-    ((), {"team.partners.size": 2}, 1, "team.partners.size=2 has no effect: team.partners.every=0"),
-    ((), {"team.partners.elo": True}, 1, "team.partners.elo=true rates policies by games with snapshots"),
-    ((), POOL | {"task.agents.low.frozen": True}, 1, "team.partners.every=2 needs at least two trainable agents"),
-    ((), POOL | {"team.partners.share": 0.0005}, 1, "team.partners.share=0.0005 is less than one of the 512 prompts"),
-    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.partners.every=2 lets snapshots act for agents"),
-    ((), POOL | {"team.partners.share": 1.5}, 1, "team.partners.share=1.5 is out of range"),
+    ((), {"team.opponent_pool.size": 2}, 1, "team.opponent_pool.size=2 has no effect: team.opponent_pool.every=0"),
+    ((), {"team.opponent_pool.elo": True}, 1, "team.opponent_pool.elo=true rates policies by games with snapshots"),
+    ((), POOL | {"task.agents.low.frozen": True}, 1, "team.opponent_pool.every=2 needs at least two trainable agents"),
     (
         (),
-        POOL | {"team.partners.elo": True},
+        POOL | {"team.opponent_pool.share": 0.0005},
         1,
-        "team.partners.elo=true compares rewards of the environment, and task.kind",
+        "team.opponent_pool.share=0.0005 is less than one of the 512 prompts",
+    ),
+    ((), POOL | {"reward.measure_credit_every": 2}, 1, "team.opponent_pool.every=2 lets snapshots act for agents"),
+    ((), POOL | {"team.opponent_pool.share": 1.5}, 1, "team.opponent_pool.share=1.5 is out of range"),
+    (
+        (),
+        POOL | {"team.opponent_pool.elo": True},
+        1,
+        "team.opponent_pool.elo=true compares rewards of the environment, and task.kind",
     ),
     ((), {"team.round_robin_every": 0}, 1, "team.round_robin_every=0 is out of range"),
     ((SHARED,), {"team.groups": {"a-b": ["low"]}}, 1, "team.groups.a-b is used in metric names and folders"),
@@ -340,9 +355,9 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     (
         ("critic=centralized", "algorithm=turn_ppo"),
-        {"algorithm.turn_value": schema.TurnValue.after},
+        {"algorithm.turn_value": schema.TurnValue.post},
         1,
-        "algorithm.turn_value=after is the value after a response",
+        "algorithm.turn_value=post is the value after a response",
     ),
     (("critic=centralized", "critic.context_limit=3"), {}, 1, "critic.context_limit=3 is too small for a response"),
     ((GRPO, "critic=value_head"), {}, 1, "critic=value_head trains values that"),
@@ -361,7 +376,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "reward.whole_batch=true compares greedy responses with each other",
     ),
-    (("algorithm=turn_ppo",), {"algorithm.turn_value": "after", "algorithm.credit": "auto"}, 1, "algorithm.turn_value"),
+    (("algorithm=turn_ppo",), {"algorithm.turn_value": "post", "algorithm.credit": "auto"}, 1, "algorithm.turn_value"),
     (("algorithm=ppo",), {"algorithm.behavior_correction.level": "token"}, 1, "algorithm.behavior_correction.level"),
     (
         ("algorithm=ppo",),
@@ -409,9 +424,9 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("reward=grid",), {"reward.agent_weight": 0.5}, 1, "reward.agent_weight=0.5 has no effect: reward=grid"),
     (
         ("task=arithmetic",),
-        {"reward.right": 0.0, "reward.near": 0.0, "reward.bare": 0.0},
+        {"reward.exact_weight": 0.0, "reward.near_weight": 0.0, "reward.format_weight": 0.0},
         1,
-        "reward.right=0 reward.near=0 reward.bare=0 leave no reward",
+        "reward.exact_weight=0 reward.near_weight=0 reward.format_weight=0 leave no reward",
     ),
     ((), {"reward.processor": ["clip"], "reward.clip_low": 10.0}, 1, "reward.clip_low=10.0 reward.clip_high=10.0 are"),
     (("reward=http",), {"reward.url": None}, 1, "reward.url=null names no server"),
@@ -427,7 +442,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("reward=judge",), {"reward.field": "score"}, 1, "reward.pattern=Score:"),
     (("reward=judge",), {"reward.pattern": "("}, 1, "reward.pattern=( is not a regular expression"),
     (("reward=judge",), {"reward.pattern": "a"}, 1, "reward.pattern=a has 0 groups"),
-    (("reward=judge",), {"reward.highest": 1.0}, 1, "reward.lowest=1.0 reward.highest=1.0 are not an interval"),
+    (("reward=judge",), {"reward.max_score": 1.0}, 1, "reward.min_score=1.0 reward.max_score=1.0 are not an interval"),
     (("reward=judge",), {"reward.template": "{prompt}"}, 1, "reward.template='{prompt}' does not contain the response"),
     (("reward=model",), {"reward.model": None}, 1, "reward.model=null names no reward model"),
     (("reward=model",), {"reward.device": "gpu"}, 1, "reward.device=gpu is not a device"),
@@ -745,15 +760,15 @@ def test_user_protocol_with_environment_reward(config: Make) -> None:
 
 
 def test_later_turn_settings_with_several_turns(config: Make) -> None:
-    later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.history": "turns"}
+    later = {"task.num_turns": 2, "task.agents.low.turn_template": "go on", "rollout.context": "retokenize"}
     check_config(config(**{**later, "task.protocol": "dialogue"}), 1)
     check_config(config(**later), 1)
 
 
 def test_environment_history_with_one_turn(config: Make) -> None:
     check_config(config(("task=gymnasium",), **{"task.max_turns": 1}), 1)
-    check_config(config(("task=gymnasium",), **{"task.max_turns": 1, "rollout.history": "prefix"}), 1)
-    check_config(config(("task=environment",), **{"task.max_turns": 2, "rollout.history": "turns"}), 1)
+    check_config(config(("task=gymnasium",), **{"task.max_turns": 1, "rollout.context": "append"}), 1)
+    check_config(config(("task=environment",), **{"task.max_turns": 2, "rollout.context": "retokenize"}), 1)
 
 
 def test_protocol_file_without_name_suggests_definitions(
@@ -926,7 +941,7 @@ def test_mappo_needs_centralized_critic(config: Make) -> None:
 
 
 def test_centralized_critic_rejects_turn_value_after(config: Make) -> None:
-    with pytest.raises(ConfigError, match=r"^algorithm.turn_value=after .*; use first, mean or final, or critic=sepa"):
+    with pytest.raises(ConfigError, match=r"^algorithm.turn_value=post .*; use first, mean or final, or critic=sepa"):
         check_config(config(("algorithm=comlrl_ippo", "critic=centralized")), 1)
 
 

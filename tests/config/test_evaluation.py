@@ -40,7 +40,7 @@ def test_compared_runs_need_the_same_judge() -> None:
     def judged(**changes: Any) -> Any:
         return replace(one, reward=replace(one.reward, **changes))
 
-    check_comparable_runs("one", one, "other", judged(concurrency=2, keep_answers=False))
+    check_comparable_runs("one", one, "other", judged(concurrency=2, cache_answers=False))
     for key, value in {"model": "small", "url": "http://there/v1", "template": "{response}"}.items():
         with pytest.raises(ConfigError, match=rf"^run=other has reward\.{key}={re.escape(value)}"):
             check_comparable_runs("one", one, "other", judged(**{key: value}))

@@ -39,8 +39,8 @@ def test_sweep_without_multirun_flag() -> None:
     check_multirun_flag(build_sweep_config(compose_node([])))
     with pytest.raises(ConfigError, match=r"^sweep=optuna has an effect on sweeps only; add -m"):
         check_multirun_flag(build_sweep_config(compose_node(["sweep=ppo_learning_rates"])))
-    with pytest.raises(ConfigError, match=r"^sweep\.at_once=2 has an effect"):
-        check_multirun_flag(build_sweep_config(compose_node(["sweep.at_once=2"])))
+    with pytest.raises(ConfigError, match=r"^sweep\.max_parallel=2 has an effect"):
+        check_multirun_flag(build_sweep_config(compose_node(["sweep.max_parallel=2"])))
 
 
 def test_invalid_sweep_settings() -> None:
@@ -65,6 +65,6 @@ def test_invalid_sweep_settings() -> None:
 
 def test_stop_after_beyond_the_end() -> None:
     config = load_config(["num_iterations=7"])
-    check_config(replace(config, stop_after=7), 1)
-    with pytest.raises(ConfigError, match=r"^stop_after=8 is never reached with num_iterations=7; "):
-        check_config(replace(config, stop_after=8), 1)
+    check_config(replace(config, max_iterations_this_run=7), 1)
+    with pytest.raises(ConfigError, match=r"^max_iterations_this_run=8 is never reached with num_iterations=7; "):
+        check_config(replace(config, max_iterations_this_run=8), 1)

@@ -1,4 +1,4 @@
-"""Values of `checkpoint.must_save_by`."""
+"""Values of `checkpoint.save_deadline`."""
 
 from __future__ import annotations
 

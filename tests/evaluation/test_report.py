@@ -16,7 +16,7 @@ SCORES: dict[str, Any] = {
     "sampled/score": 0.5,
     "sampled/high/score": 0.25,
     "greedy/score": 0.75,
-    "greedy/low/truncated_share": None,
+    "greedy/low/truncated_fraction": None,
     "intervals": {"sampled/score": {"low": 0.25, "high": 0.75, "by": "bootstrap"}},
 }
 
@@ -32,7 +32,7 @@ def test_score_rows() -> None:
     assert heading[:5] == ["agent", "part", "sampled", "sampled_low", "sampled_high"]
     assert rows == [
         ["team", "score", "0.5", "0.25", "0.75", "0.75", "", ""],
-        ["low", "truncated_share", "", "", "", "", "", ""],
+        ["low", "truncated_fraction", "", "", "", "", "", ""],
         ["high", "score", "0.25", "", "", "", "", ""],
     ]
 

@@ -368,7 +368,7 @@ def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
         return f"{total(book, 'whole_seconds') / 60:.1f} of {minutes:g} minutes undisturbed so far"
     # How far it comes in this time nobody knows beforehand: that is where both of them stop.
     iterations = book.remembered("iterations", lambda: len(rows(next(_unfinished(root)))))
-    keys = (*keys, f"stop_after={iterations}")
+    keys = (*keys, f"max_iterations_this_run={iterations}")
     if not list(runs(root)):
         _undisturbed(book, root, *keys, limit_s=600.0)
     [whole] = runs(root)

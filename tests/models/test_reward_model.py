@@ -152,7 +152,7 @@ def test_long_conversations_truncated_or_failed(folder: Path) -> None:
     whole = scored(talk, folder / "rm")
     assert cut.agent["low"][0] != whole.agent["low"][0]
     assert cut.agent["low"][1] == pytest.approx(whole.agent["low"][1], abs=1e-5)
-    failed = scored(talk, folder / "rm", "reward.max_tokens=24", "reward.too_long=fail")
+    failed = scored(talk, folder / "rm", "reward.max_tokens=24", "reward.overlong=fail")
     assert list(failed.failures) == [0]
     assert "limit is 24" in str(failed.failures[0])
 

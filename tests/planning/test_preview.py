@@ -167,7 +167,7 @@ def test_latest_history_has_many_short_sequences(turns: int, row: int, tmp_path,
         "task=environment",
         "task.environment=my_env.py:make",
         f"task.max_turns={turns}",
-        "rollout.history=latest",
+        "rollout.context=last_only",
         "rollout.max_prompt_tokens=30",
         "rollout.max_new_tokens=11",
     )

@@ -51,7 +51,7 @@ def test_run_with_external_rewards_resumes_exactly(tmp_path: Path) -> None:
         run_training(config, folder, resumed=False)
         whole, weights, asked = rows(folder), final_weights(folder), judged
         assert asked > 8
-        assert all(row["low/score/failed_share"] == 0 for row in whole[1:])
+        assert all(row["low/score/failed_fraction"] == 0 for row in whole[1:])
         shutil.rmtree(folder / "checkpoints" / "step_00000004")
         run_training(config, folder, resumed=True)
     assert rows(folder) == whole

@@ -31,7 +31,7 @@ def nothing(examples, responses):
 
 def by_step(examples, responses, episodes):
     return {"team_by_step": [[0.0] * len(one.turns) for one in episodes], "agent_by_turn": {
-        name: [[1.0] * len(one.of(name)) for one in episodes] for name in responses
+        name: [[1.0] * len(one.turns_of_agent(name)) for one in episodes] for name in responses
     }}
 """
 

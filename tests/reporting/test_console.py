@@ -317,7 +317,7 @@ def test_summary_shows_results_and_paths(
 
 
 def test_evaluation_line_starts_with_primary_metric(capsys: pytest.CaptureFixture[str]) -> None:
-    metrics = {"sampled/score": 0.5, "greedy/exact": 0.25, "sampled/low/score": 0.75, "sampled/failed_share": 0.0}
+    metrics = {"sampled/score": 0.5, "greedy/exact": 0.25, "sampled/low/score": 0.75, "sampled/failed_fraction": 0.0}
     Console(Style.plain, ["low"]).show_evaluation(3, metrics, "sampled/score")
     shown = capsys.readouterr().out
     assert shown == "evaluation after iteration 3: sampled/score 0.500  (greedy/exact 0.250)\n"
@@ -326,12 +326,14 @@ def test_evaluation_line_starts_with_primary_metric(capsys: pytest.CaptureFixtur
 def test_evaluation_shows_parts_and_failures(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    metrics = {"sampled/score": 0.5, "sampled/failed_tests": 0.25, "sampled/failed_share": 0.125}
+    metrics = {"sampled/score": 0.5, "sampled/failed_tests": 0.25, "sampled/failed_fraction": 0.125}
     Console(Style.plain, ["low"]).show_evaluation(3, metrics, "sampled/score")
-    assert "(sampled/failed_share 0.125, sampled/failed_tests 0.250)" in capsys.readouterr().out
+    assert "(sampled/failed_fraction 0.125, sampled/failed_tests 0.250)" in capsys.readouterr().out
     many = {f"sampled/part_with_a_long_name_{number}": 0.5 for number in range(9)}
     Console(Style.plain, ["low"]).show_evaluation(3, {"sampled/score": 0.5, **many, **metrics}, "sampled/score")
-    assert "(sampled/failed_share 0.125, sampled/part" in capsys.readouterr().out, "cut off at the end, and not there"
+    assert "(sampled/failed_fraction 0.125, sampled/part" in capsys.readouterr().out, (
+        "cut off at the end, and not there"
+    )
 
 
 def test_turns_without_values_are_omitted() -> None:

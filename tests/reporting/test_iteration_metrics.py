@@ -80,8 +80,8 @@ def test_rollout_metrics_match_hand_computation() -> None:
             "kl/reference": mean,
             "kl/reward_coef": 0.25,
             "rollout/response_length": 2.0,
-            "rollout/truncated_share": 1 / 3,
-            "score/failed_share": 1 / 3,
+            "rollout/truncated_fraction": 1 / 3,
+            "score/failed_fraction": 1 / 3,
             "score/mean": 1.5,
             "score/std": 0.5**0.5,
             "score/part/exact": 1.0,
@@ -118,8 +118,8 @@ def test_target_metrics_match_hand_computation() -> None:
         {
             "targets/value": 7.0,
             "targets/zero_advantage_fraction": 1 / 3,
-            "targets/drawn_share": 2 / 3,
-            "targets/advantage_spread": torch.tensor([1.0, 2.0, 0.0, 4.0, 5.0, 6.0]).std().item(),
+            "targets/resampled_fraction": 2 / 3,
+            "targets/advantage_std": torch.tensor([1.0, 2.0, 0.0, 4.0, 5.0, 6.0]).std().item(),
         }
     )
     assert all(is_documented(f"low/{name}") for name in found)
@@ -130,10 +130,10 @@ def test_effective_sample_share_only_with_filters() -> None:
     rollout, _, targets = buffer(behavior_logprobs=torch.zeros(3, 3), weights=torch.tensor([[2.0, 0.0, 9.0]] * 3))
     found = target_metrics(rollout, targets, has_values=False)
     # the weights 2 0, 2, 2 0 9 have sum 15 and squares 4 + 4 + 4 + 81 = 93
-    assert found["rollout/effective_sample_share"] == pytest.approx(15**2 / (6 * 93))
+    assert found["rollout/ess_ratio"] == pytest.approx(15**2 / (6 * 93))
     gap = sum(1 - math.exp(-number) for number in (1, 2, 3, 4, 5, 6)) / 6
-    assert found["rollout/probability_gap"] == pytest.approx(gap)
-    assert "rollout/probability_gap" not in target_metrics(*buffer()[::2], has_values=False)
+    assert found["rollout/prob_diff/behavior"] == pytest.approx(gap)
+    assert "rollout/prob_diff/behavior" not in target_metrics(*buffer()[::2], has_values=False)
 
 
 def test_no_kl_without_reference() -> None:
@@ -143,8 +143,8 @@ def test_no_kl_without_reference() -> None:
 
 def test_filter_gap_is_reported_with_filters() -> None:
     found = rollout_metrics(*buffer(behavior_logprobs=torch.zeros(3, 3)), kl_coef=None)
-    assert found["rollout/filter_gap"] == pytest.approx(3.5)
-    assert "rollout/filter_gap" not in rollout_metrics(*buffer(), kl_coef=None)
+    assert found["rollout/logprob_diff/filter"] == pytest.approx(3.5)
+    assert "rollout/logprob_diff/filter" not in rollout_metrics(*buffer(), kl_coef=None)
 
 
 def test_agent_without_turns_has_nan_metrics() -> None:
@@ -159,22 +159,28 @@ def test_agent_without_turns_has_nan_metrics() -> None:
     told = {name: value for name, value in found.items() if not math.isnan(value)}
     assert told == {
         "rollout/response_length": 0.0,
-        "score/failed_share": 0.0,
+        "score/failed_fraction": 0.0,
         "kl/reward_coef": 0.25,
-        "targets/drawn_share": 2 / 3,
+        "targets/resampled_fraction": 2 / 3,
         "rollout/turns": 0.0,
         "rollout/observation_tokens": 2.0,
-        "rollout/overflow_share": 0.0,
+        "rollout/overflow_fraction": 0.0,
     }
-    assert {"score/mean", "score/std", "score/greedy", "rollout/truncated_share", "rollout/cut_share"} <= found.keys()
+    assert {
+        "score/mean",
+        "score/std",
+        "score/greedy",
+        "rollout/truncated_fraction",
+        "rollout/cut_fraction",
+    } <= found.keys()
 
 
 def test_rows_without_turns_are_not_truncated() -> None:
     rollout, scores, targets = buffer()
     silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool(), finished=torch.zeros(3).bool())
-    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 1.0
+    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_fraction"] == 1.0
     silent = replace(silent, finished=torch.tensor([True, False, False]))
-    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_share"] == 0.5
+    assert rollout_metrics(silent, scores, targets, kl_coef=None)["rollout/truncated_fraction"] == 0.5
 
 
 def test_snapshot_episodes_are_excluded_from_means() -> None:
@@ -184,7 +190,7 @@ def test_snapshot_episodes_are_excluded_from_means() -> None:
     episodes[1] = replace(episodes[1], partners=frozenset({"low"}))
     own = current_policy_mask(episodes, "low")
     found = rollout_metrics(silent, scores, targets, None, own)
-    assert (found["rollout/response_length"], found["score/failed_share"]) == (2.5, 0.0)
+    assert (found["rollout/response_length"], found["score/failed_fraction"]) == (2.5, 0.0)
     assert turn_metrics(episodes, "low", silent)["rollout/turns"] == 1.0
     with_all = rollout_metrics(silent, scores, targets, None)
     assert with_all["rollout/response_length"] == pytest.approx(5 / 3)  # agents without turns have 0 tokens
@@ -208,8 +214,8 @@ def test_turn_metrics_match_hand_computation() -> None:
     assert found == {
         "rollout/turns": pytest.approx(4 / 3),
         "rollout/observation_tokens": pytest.approx((1 + 3 + 0) / 3),
-        "rollout/cut_share": pytest.approx(1 / 4),
-        "rollout/overflow_share": pytest.approx(1 / 3),  # in the third episode, the other agent's context overflowed
+        "rollout/cut_fraction": pytest.approx(1 / 4),
+        "rollout/overflow_fraction": pytest.approx(1 / 3),  # in the third episode, the other agent's context overflowed
     }
     assert all(is_documented(f"low/{key}") for key in found)
 
@@ -269,14 +275,14 @@ def test_credit_metrics_use_rows_with_known_credit() -> None:
     assert told == {
         "credit/difference/mean": 1.5,
         "credit/difference/std": pytest.approx(4.5**0.5),
-        "credit/difference/zero_share": 0.5,
-        "credit/difference/unknown_share": pytest.approx(1 / 3),
+        "credit/difference/zero_fraction": 0.5,
+        "credit/difference/unknown_fraction": pytest.approx(1 / 3),
     }
     assert all(is_documented(f"low/{name}") for name in told)
     silent = replace(rollout, response_mask=MASK & torch.tensor([[1], [0], [1]]).bool())
     found = rollout_metrics(silent, replace(scores, credit={"difference": credit}), targets, kl_coef=None)
-    assert found["credit/difference/unknown_share"] == 0.0
+    assert found["credit/difference/unknown_fraction"] == 0.0
     nothing = replace(scores, credit={"difference": torch.full((3, 2), math.nan)})
     found = rollout_metrics(rollout, nothing, targets, kl_coef=None)
     assert math.isnan(found["credit/difference/mean"])
-    assert found["credit/difference/unknown_share"] == 1.0
+    assert found["credit/difference/unknown_fraction"] == 1.0

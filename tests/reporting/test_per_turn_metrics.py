@@ -81,9 +81,9 @@ def test_turn_means_match_hand_computation() -> None:
             "rollout/response_length/turn/1": 4 / 3,
             "rollout/response_length/turn/2": 3 / 2,
             "rollout/response_length/turn/3": math.nan,
-            "rollout/cut_share/turn/1": 0.0,
-            "rollout/cut_share/turn/2": 1 / 2,
-            "rollout/cut_share/turn/3": math.nan,
+            "rollout/cut_fraction/turn/1": 0.0,
+            "rollout/cut_fraction/turn/2": 1 / 2,
+            "rollout/cut_fraction/turn/3": math.nan,
             "rollout/logprob/turn/1": -(1 + 2 + 4 + 5) / 4,
             "rollout/logprob/turn/2": -(3 + 6 + 7) / 3,
             "rollout/logprob/turn/3": math.nan,
@@ -136,7 +136,7 @@ def test_turns_of_a_run_sum_to_its_rows(tmp_path: Path) -> None:
                 assert joint == pytest.approx(float(numbers.double()[rollout.response_mask].mean()), abs=1e-6)
             second = rollout.turn == 1
             spread = float(own.advantages.double()[second].std())
-            assert found[f"{name}/targets/advantage_spread/turn/2"] == pytest.approx(spread, abs=1e-9)
+            assert found[f"{name}/targets/advantage_std/turn/2"] == pytest.approx(spread, abs=1e-9)
             returns, values = own.returns.double()[second], own.values.double()[second]
             explained = float(1 - (returns - values).var() / returns.var())
             assert found[f"{name}/value/explained_variance/turn/2"] == pytest.approx(explained, abs=1e-6)

@@ -52,7 +52,7 @@ def test_no_warning_for_a_run_that_learns(config: Config) -> None:
 
 
 def test_finished_row_does_not_count_as_full_context(config: Config) -> None:
-    cut = changed(recorded(), lambda _: {"rollout/truncated_share": 0.992, "rollout/response_length": 7.95})
+    cut = changed(recorded(), lambda _: {"rollout/truncated_fraction": 0.992, "rollout/response_length": 7.95})
     assert "was truncated at rollout.max_new_tokens=8" in told(cut[:1], config)["truncated"]
 
 
@@ -65,7 +65,7 @@ def test_value_error_accounts_for_huber_loss(config: Config) -> None:
 
 def test_environment_truncation_does_not_warn() -> None:
     world = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
-    rows = [{"iteration": 1.0, "player/rollout/truncated_share": 1.0}]
+    rows = [{"iteration": 1.0, "player/rollout/truncated_fraction": 1.0}]
     assert RULES["truncated"](rows, world) is None
 
 
@@ -73,14 +73,14 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
     "cut from the start": (
         "truncated",
         1,
-        lambda _: {"rollout/truncated_share": 1.0},
+        lambda _: {"rollout/truncated_fraction": 1.0},
         "every response of low was truncated at rollout.max_new_tokens=8",
     ),
-    "cut from some day on": ("truncated", 70, lambda n: {"rollout/truncated_share": float(n >= 70)}, "low"),
+    "cut from some day on": ("truncated", 70, lambda n: {"rollout/truncated_fraction": float(n >= 70)}, "low"),
     "cut by the context": (
         "truncated",
         1,
-        lambda _: {"rollout/truncated_share": 1.0, "rollout/response_length": 5.5},
+        lambda _: {"rollout/truncated_fraction": 1.0, "rollout/response_length": 5.5},
         "every response of low was truncated at a full context, before rollout.max_new_tokens=8",
     ),
     "one score for all": (
@@ -122,15 +122,20 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "explained_variance of low is 0.00 after 50 iterations",
     ),
     "a critic worse than none": ("explained_variance", 20, lambda _: {"value/explained_variance": -0.5}, "is -0.50"),
-    "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_share": 0.03 * (n == 5)}, "3.0% of the resp"),
+    "a few failures": ("failing_rewards", 5, lambda n: {"score/failed_fraction": 0.03 * (n == 5)}, "3.0% of the resp"),
     "a part without numbers": ("empty_parts", 3, lambda _: {"score/part/exact": math.nan}, "part exact was not a"),
     "no room for another turn": (
         "overflow",
         6,
-        lambda n: {"rollout/overflow_share": 0.06 * (n == 6)},
+        lambda n: {"rollout/overflow_fraction": 0.06 * (n == 6)},
         "6% of episodes",
     ),
-    "turns that are cut": ("cut_turns", 3, lambda _: {"rollout/cut_share": 0.6}, "60% of the turns of low are trunc"),
+    "turns that are cut": (
+        "cut_turns",
+        3,
+        lambda _: {"rollout/cut_fraction": 0.6},
+        "60% of the turns of low are trunc",
+    ),
     "never asked": ("silent", 4, lambda n: {"rollout/response_length": float(n < 4)}, "low generated no tokens"),
     "steps left out": ("skipped_steps", 7, lambda n: {"value/skipped_steps": float(n == 7)}, "steps of low were skip"),
 }
@@ -162,7 +167,7 @@ def test_rows_without_values_are_ignored(config: Config) -> None:
 
 def test_latest_history_overflow_recommends_longer_prompts() -> None:
     lake = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
-    rows = [{"iteration": 1.0, "player/rollout/overflow_share": 0.5}]
+    rows = [{"iteration": 1.0, "player/rollout/overflow_fraction": 0.5}]
     assert "increase rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
 
 
@@ -172,7 +177,7 @@ def test_score_may_fall_with_opponents() -> None:
         for row in recorded()[:25]
     ]
     alone = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
-    with_partners = replace(alone, team=replace(alone.team, partners=replace(alone.team.partners, every=8)))
+    with_partners = replace(alone, team=replace(alone.team, partners=replace(alone.team.opponent_pool, every=8)))
     assert "fell from 0.900" in (RULES["fell"](rows, alone) or "")
     assert RULES["fell"](rows, with_partners) is None
 
@@ -186,9 +191,9 @@ def test_every_rule_is_tested() -> None:
     [
         lambda n: {"score/std": 0.0, "score/mean": 1.0} if n > 60 else {},  # all responses are correct in the end
         lambda n: {"value/explained_variance": -0.5} if n < 11 else {},  # typical for a new critic
-        lambda n: {"rollout/truncated_share": 0.9},
-        lambda n: {"rollout/truncated_share": 1.0, "rollout/cut_share": 0.4, "rollout/overflow_share": 0.05},
-        lambda n: {"rollout/cut_share": 0.6} if n % 3 else {},
+        lambda n: {"rollout/truncated_fraction": 0.9},
+        lambda n: {"rollout/truncated_fraction": 1.0, "rollout/cut_fraction": 0.4, "rollout/overflow_fraction": 0.05},
+        lambda n: {"rollout/cut_fraction": 0.6} if n % 3 else {},
         lambda n: {"score/part/exact": math.nan} if n % 2 else {},
     ],
 )
@@ -208,7 +213,7 @@ def test_probe_with_fixed_length_does_not_warn() -> None:
     probe = build_config(resolve_config(compose_node(["task=probe_constant"])))
     rows = [
         {key.replace("low/", "first/").replace("high/", "second/"): value for key, value in row.items()}
-        for row in changed(recorded(), lambda _: {"rollout/truncated_share": 1.0})
+        for row in changed(recorded(), lambda _: {"rollout/truncated_fraction": 1.0})
     ]
     assert told(rows, probe) == {}
 

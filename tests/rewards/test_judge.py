@@ -72,7 +72,7 @@ def test_equal_requests_are_sent_once() -> None:
 
 def test_template_with_all_responses() -> None:
     with serving(lambda *_: says('{"score": 3}')) as server:
-        keys = ("reward.pattern=null", "reward.field=score", "reward.lowest=0", "reward.highest=4", BY_BOTH)
+        keys = ("reward.pattern=null", "reward.field=score", "reward.min_score=0", "reward.max_score=4", BY_BOTH)
         assert judged(server.url, *keys).team == [0.75] * 3
     asked = [body["messages"] for body in server.bodies]
     assert sorted(messages[0]["content"] for messages in asked) == ["sea: a then x", "sea: b then x"]
@@ -110,7 +110,7 @@ def test_resumed_run_uses_cached_answers(tmp_path: Path) -> None:
         other = judged(server.url, "reward.model=larger", folder=tmp_path)
         assert other != first
         assert len(server.bodies) == 6
-        judged(server.url, "reward.keep_answers=false", folder=tmp_path)
+        judged(server.url, "reward.cache_answers=false", folder=tmp_path)
         assert len(server.bodies) == 9
     assert len(kept.read_text().splitlines()) == 6
 

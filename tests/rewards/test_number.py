@@ -63,7 +63,7 @@ def test_reference_without_number_has_no_score() -> None:
 
 
 def test_build_with_weights() -> None:
-    config = load_config(["task=arithmetic", "reward.near=0.1"])
+    config = load_config(["task=arithmetic", "reward.near_weight=0.1"])
     reward = build_reward(config.reward, config.task.agents)
     assert isinstance(reward, ResponseRewardAdapter)
     assert isinstance(reward.function, NumberReward)

@@ -55,12 +55,14 @@ def model_of(tokenizer: Any, seed: int) -> LlamaForCausalLM:
 class Players:
     """Agents with separate models, reusable for several collections."""
 
-    def __init__(self, *names: str, history: str = "prefix") -> None:
+    def __init__(self, *names: str, context_mode: str = "append") -> None:
         self.policies = {
             name: FrozenAgent(name=name, tokenizer=TOKENIZER, policy=Policy(model_of(TOKENIZER, seed)).eval())
             for seed, name in enumerate(names)
         }
-        self.formats = {name: PromptFormat(name, TOKENIZER, max_prompt_tokens=300, history=history) for name in names}
+        self.formats = {
+            name: PromptFormat(name, TOKENIZER, max_prompt_tokens=300, context_mode=context_mode) for name in names
+        }
 
     def play(
         self,

@@ -94,7 +94,7 @@ class Reader:
     model: Any
     chat: bool
     system: str | None
-    history: str  # prefix | turns | latest
+    context_mode: str  # prefix | turns | latest
     context: int
     temperature: float
     top_k: int
@@ -110,7 +110,7 @@ class Reader:
 
     def prompt(self, told: Sequence[str], said: Sequence[tuple[str, bool]]) -> list[int]:
         """The prompt after the last observation, from texts only."""
-        if self.history == "latest":
+        if self.context_mode == "last_only":
             told, said = told[-1:], []
         if not self.chat:
             ids = self.tokenizer(told[0]).input_ids

@@ -85,7 +85,7 @@ class Deaf(Rounds):
 
 
 def test_turn_depends_on_agent_index_and_turn() -> None:
-    players = Players("low", "high", history="latest")
+    players = Players("low", "high", context_mode="last_only")
     players.policies["high"].policy = players.policies["low"].policy
     answers = {
         (turn.agent, episode.index, turn.step): turn.completion.text
@@ -216,7 +216,7 @@ def test_endless_environment_truncated_by_context(players: Players) -> None:
 
 def test_endless_environment_fails_at_step_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(episode_state, "MAX_STEPS", 6)
-    found = Players("low", "high", history="latest").play(Endless, range(3), context_limit=40)
+    found = Players("low", "high", context_mode="last_only").play(Endless, range(3), context_limit=40)
     assert {str(one.failure) for one in found} == {"the environment has not ended after 6 steps"}
     assert {len(one.rewards) for one in found} == {6}
 
@@ -368,9 +368,9 @@ class Wordy(Rounds):
         return {"low": "x" * {1: 6, 2: 301, 3: 0}.get(self.row, 3), "high": "x"}
 
 
-@pytest.mark.parametrize("history", ["prefix", "latest"])
-def test_unusable_first_prompt_fails_only_its_episode(history: str) -> None:
-    players = Players("low", "high", history=history)
+@pytest.mark.parametrize("context_mode", ["append", "last_only"])
+def test_unusable_first_prompt_fails_only_its_episode(context_mode: str) -> None:
+    players = Players("low", "high", context_mode=context_mode)
     found = players.play(Wordy, range(5), context_limit=7, max_new_tokens=4)
     assert len(found[1].turns[0].completion.ids) == 1, "there was room for one token"
     assert [one.failure is None for one in found] == [True, True, False, False, True]
@@ -405,7 +405,7 @@ class Growing(Rounds):
 
 
 def test_later_long_prompt_truncates_and_empty_prompt_fails() -> None:
-    found = Players("low", "high", history="latest").play(Growing, range(5))
+    found = Players("low", "high", context_mode="last_only").play(Growing, range(5))
     plain, long, empty, silent, wordy = found
     assert (len(plain.turns), plain.terminated) == (24, True)
     assert (len(long.turns), long.truncation, long.failure) == (16, "context", None), "at 1 + 8 * 40 letters"

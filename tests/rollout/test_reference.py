@@ -60,7 +60,9 @@ class Case:
         self.agents = NAMES[: chance.randint(1, 3)]
         family = chance.choice([None, None, "chatml", "qwen2", "llama3", "gemma", "mistral", "phi3", "mistral last"])
         kind = FAMILIES[family] if family else None
-        self.history = chance.choice(["prefix", "turns", "latest"] if not kind or kind.keeps_history else ["turns"])
+        self.context_mode = chance.choice(
+            ["append", "retokenize", "last_only"] if not kind or kind.keeps_history else ["retokenize"]
+        )
         system = "so:" if kind and (kind.system or family == "mistral last") and chance.random() < 0.7 else None
         tokenizer = tokenizer_of(kind) if kind else character_tokenizer(printable)
         models = {name: model_of(tokenizer, seed + place) for place, name in enumerate(self.agents)}
@@ -82,7 +84,12 @@ class Case:
         self.continues = chance.random() < 0.5
         self.formats = {
             name: PromptFormat(
-                name, tokenizer, system=system, chat_template=bool(kind), max_prompt_tokens=300, history=self.history
+                name,
+                tokenizer,
+                system=system,
+                chat_template=bool(kind),
+                max_prompt_tokens=300,
+                context_mode=self.context_mode,
             )
             for name in self.agents
         }
@@ -93,7 +100,7 @@ class Case:
                 model=models[name],
                 chat=bool(kind),
                 system=system,
-                history=self.history,
+                context_mode=self.context_mode,
                 context=min(512, self.rollout.context_limit or 512),
                 temperature=self.rollout.temperature,
                 top_k=self.rollout.top_k,
@@ -222,12 +229,12 @@ def test_rows_match_reference(seed: int) -> None:
         torch.testing.assert_close(
             trained.where(rollout.response_mask[:, :width], torch.zeros(())), expected, atol=1e-5, rtol=0
         )
-    for word, what in (("protocol", case.protocol), ("history", case.history), ("reuse", case.continues)):
+    for word, what in (("protocol", case.protocol), ("context_mode", case.context_mode), ("reuse", case.continues)):
         note(word, what)
     for episode in episodes:
         note("truncation", episode.truncation)
-        note("turns", max((len(episode.of(name)) for name in case.agents), default=0))
-        note("silent", any(not episode.of(name) for name in case.agents))
+        note("turns", max((len(episode.turns_of_agent(name)) for name in case.agents), default=0))
+        note("silent", any(not episode.turns_of_agent(name) for name in case.agents))
 
 
 def note(word: str, what: Any) -> None:
@@ -237,7 +244,7 @@ def note(word: str, what: Any) -> None:
 def test_cases_cover_all_kinds() -> None:
     if len(SEEN.get("protocol", ())) < 5:
         pytest.skip("only some of the cases have run")
-    assert SEEN["history"] == {"prefix", "turns", "latest"}
+    assert SEEN["context_mode"] == {"append", "retokenize", "last_only"}
     assert SEEN["truncation"] == {"", "environment", "context"}
     assert SEEN["turns"] >= {1, 2, 3, 4}
     assert SEEN["reuse"] == SEEN["silent"] == SEEN["detached"] == {False, True}

@@ -241,7 +241,7 @@ def checkpoints(
             best=best,
             weights=weights,
             optimizer=True,
-            must_save_by=None,
+            save_deadline=None,
             reshard=False,
         ),
     )

@@ -42,7 +42,7 @@ def test_no_iteration_starts_if_it_would_be_aborted() -> None:
 @pytest.mark.slow
 def test_run_saves_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deadline, "MARGIN_S", 1.0)
-    endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.must_save_by=1000")
+    endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.save_deadline=1000")
     with a_trainer(tmp_path, *endless) as trainer:
         assert trainer.time_limit.limit == process.PROCESS_STARTED_AT + 1000
         end = time.time() + 3.0

@@ -208,7 +208,7 @@ def test_same_command_on_two_nodes_makes_one_run(tmp_path, whole, monkeypatch):
     machines = []
     for number in ("0", "1"):
         monkeypatch.setenv("NODE_RANK", number)
-        machines.append(ippo_train(tmp_path, "launch.nodes=2", "deepspeed=zero2", *LONG, "stop_after=1"))
+        machines.append(ippo_train(tmp_path, "launch.nodes=2", "deepspeed=zero2", *LONG, "max_iterations_this_run=1"))
     for machine in machines:
         finished(machine)
     first, last = rows(only_run(tmp_path))

@@ -109,16 +109,16 @@ def test_job_running_in_slurm_is_not_restarted(job: Path, state: str, refused: b
         prepare_resume(job / "sweep", row)
 
 
-@pytest.mark.parametrize(("at_once", "share"), [(4, 2), (2, 4), (1, None)])
+@pytest.mark.parametrize(("max_parallel", "share"), [(4, 2), (2, 4), (1, None)])
 def test_unstarted_job_of_resumed_sweep_gets_new_threads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int, share: int | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, max_parallel: int, share: int | None
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
     row = JobRow(1, ["seed=1", "launch.threads=3"], "1", threads=3)
     begun = prepare_resume(tmp_path, row)
     plain = copy.deepcopy(composed(("seed=1",)))
     apply_sweep_settings(
-        GridSweepConfig(kind=SweepKind.grid, at_once=at_once), row, plain, build_config(plain), begun=begun
+        GridSweepConfig(kind=SweepKind.grid, max_parallel=max_parallel), row, plain, build_config(plain), begun=begun
     )
     assert (row.threads, plain["launch"]["threads"]) == (share, share)
     assert row.overrides == ["seed=1", *([f"launch.threads={share}"] if share else [])]

@@ -172,11 +172,11 @@ def test_resume_must_without_matching_sweep(begun: Path) -> None:
         (["sweep=population", "seed=1,2"], r"^sweep\.space\.seed cannot change when a run is resumed"),
         (["sweep=population", "critic=none,separate"], r"^critic cannot change when a run is resumed"),
         (
-            ["sweep=ppo_population", "stop_after=3"],
-            r"^stop_after=3 is set by the sweep at the end of each generation; ",
+            ["sweep=ppo_population", "max_iterations_this_run=3"],
+            r"^max_iterations_this_run=3 is set by the sweep at the end of each generation; ",
         ),
         (
-            ["sweep.at_once=2", "hydra/launcher=submitit_slurm"],
+            ["sweep.max_parallel=2", "hydra/launcher=submitit_slurm"],
             r"runs its jobs on this machine, and so cannot use hydra",
         ),
         (

@@ -17,7 +17,7 @@ from ippo_cli.sweeps.space import Dimension
 
 CONFIG = OptunaSweepConfig(
     kind=SweepKind.optuna,
-    at_once=1,
+    max_parallel=1,
     seed=0,
     space={},
     trials=12,
@@ -77,7 +77,7 @@ def test_resumed_search_proposes_same_jobs(tmp_path: Path) -> None:
 
 @needs_optuna
 def test_parallel_job_independent_of_running_jobs(tmp_path: Path) -> None:
-    search = OptunaSearch(replace(CONFIG, at_once=3), SPACE, [])
+    search = OptunaSearch(replace(CONFIG, max_parallel=3), SPACE, [])
     rows: list[JobRow] = []
     for _ in range(3):
         rows += search.new_rows(tmp_path, rows)

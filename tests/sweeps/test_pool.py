@@ -1,4 +1,4 @@
-"""`sweep.at_once`: parallel jobs get separate GPUs if there are enough."""
+"""`sweep.max_parallel`: parallel jobs get separate GPUs if there are enough."""
 
 from __future__ import annotations
 

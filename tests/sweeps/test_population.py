@@ -18,7 +18,7 @@ from ippo_cli.sweeps.space import Dimension
 
 CONFIG = PopulationSweepConfig(
     kind=SweepKind.population,
-    at_once=1,
+    max_parallel=1,
     seed=0,
     space={},
     members=4,

@@ -37,7 +37,7 @@ def rate_of(job: dict[str, Any]) -> str:
 
 @pytest.mark.slow
 def test_population_elite_equals_single_run(tmp_path: Path) -> None:
-    search = ("sweep=population", "sweep.members=2", "sweep.generations=2", "sweep.at_once=2", SPACE)
+    search = ("sweep=population", "sweep.members=2", "sweep.generations=2", "sweep.max_parallel=2", SPACE)
     trained(tmp_path, "-m", *search)
     sweep, jobs = jobs_of(tmp_path)
     assert [(job["generation"], job["state"]) for job in jobs] == [(1, "done")] * 2 + [(2, "done")] * 2
@@ -63,7 +63,7 @@ def test_population_elite_equals_single_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_optuna_search_trains_all_proposals(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
-    search = ("sweep=optuna", "sweep.trials=4", "sweep.startup_trials=2", "sweep.at_once=2", SPACE)
+    search = ("sweep=optuna", "sweep.trials=4", "sweep.startup_trials=2", "sweep.max_parallel=2", SPACE)
     output = trained(tmp_path, "-m", *search)
     sweep, jobs = jobs_of(tmp_path)
     assert len(jobs) == 4

@@ -203,7 +203,9 @@ def test_repeated_seed_counts_once(tmp_path: Path) -> None:
 def test_assigned_threads_do_not_split_configuration(tmp_path: Path) -> None:
     texts = [["lr=1", f"seed={seed}", f"launch.threads={seed}"] for seed in (1, 2)]
     rows = [JobRow(seed, texts[seed - 1], str(seed), "done", threads=seed) for seed in (1, 2)]
-    create_sweep_file(tmp_path, ["lr=1", "seed=1,2", "sweep.at_once=2"], rows)  # resumed with another sweep.at_once
+    create_sweep_file(
+        tmp_path, ["lr=1", "seed=1,2", "sweep.max_parallel=2"], rows
+    )  # resumed with another sweep.max_parallel
     job(tmp_path / "1", [0.0, 0.2])
     job(tmp_path / "2", [0.0, 0.4])
     [group] = summarize_sweep(tmp_path).configurations

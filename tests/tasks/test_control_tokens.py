@@ -59,8 +59,8 @@ MAKE |= {name: (lambda family=family: tokenizer_of(family)) for name, family in 
 TOKENIZERS = {name: make() for name, make in MAKE.items()}
 
 
-def chat_format(name: str, history: str = "prefix") -> PromptFormat:
-    return PromptFormat("solo", TOKENIZERS[name], chat_template=True, max_prompt_tokens=999, history=history)
+def chat_format(name: str, context_mode: str = "append") -> PromptFormat:
+    return PromptFormat("solo", TOKENIZERS[name], chat_template=True, max_prompt_tokens=999, context_mode=context_mode)
 
 
 def count_control(made: PromptFormat, ids: list[int]) -> list[int]:

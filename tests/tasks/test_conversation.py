@@ -222,10 +222,10 @@ def rewriting(name: str, **settings: Any) -> PromptFormat:
 
 @pytest.mark.parametrize("name", REWRITING)
 def test_template_that_rewrites_history_is_rejected(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"rollout\.history=prefix needs .* agent low's tokenizer writes") as raised:
+    with pytest.raises(ConfigError, match=r"rollout\.context=append needs .* agent low's tokenizer writes") as raised:
         rewriting(name).check_history_continues()
-    assert "; use rollout.history=turns" in str(raised.value)
-    rewriting(name, history="turns").check_history_continues()
+    assert "; use rollout.context=retokenize" in str(raised.value)
+    rewriting(name, context_mode="retokenize").check_history_continues()
 
 
 def test_error_shows_where_history_was_rewritten() -> None:
@@ -240,7 +240,7 @@ def test_error_shows_where_history_was_rewritten() -> None:
 
 @pytest.mark.parametrize("name", REWRITING)
 def test_rewritten_history_is_retokenized_with_history_turns(name: str) -> None:
-    chat = rewriting(name, history="turns")
+    chat = rewriting(name, context_mode="retokenize")
     conversations = chat.start_conversations(["Is it?", "Why?"])
     messages = [{"role": "system", "content": "Be brief."}]
     messages += [{"role": "user", "content": "Is it?"}]

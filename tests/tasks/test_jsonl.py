@@ -18,7 +18,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import JsonlConfig, PromptConfig, TaskKind, TooLong
+from ippo_cli.config.schema import JsonlConfig, OverlongPrompts, PromptConfig, TaskKind
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.sources import load_table
 from ippo_cli.tasks.task import load_task
@@ -26,7 +26,7 @@ from ippo_cli.tasks.templates import render_template
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
 AS_THEY_ARE: dict[str, Any] = {"train_size": None, "eval_size": None, "eval_share": None, "weights": None}
-AS_THEY_ARE |= {"columns": {}, "map": None, "filter": None, "too_long": TooLong.error, "streaming": False}
+AS_THEY_ARE |= {"columns": {}, "map": None, "filter": None, "too_long": OverlongPrompts.error, "streaming": False}
 
 
 @pytest.fixture(autouse=True)

@@ -119,7 +119,7 @@ def test_ladder_lessons_are_random() -> None:
 
 
 def test_history_latest_splits_lessons_into_turns() -> None:
-    whole, alone = (["task=ladder", f"rollout.history={history}"] for history in ("prefix", "latest"))
+    whole, alone = (["task=ladder", f"rollout.context={context_mode}"] for context_mode in ("append", "last_only"))
     config = load_config(alone)
     lessons = warm_start_lessons(["climber"], config, load_task(config.task, 0))
     turns = [

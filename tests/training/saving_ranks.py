@@ -49,7 +49,7 @@ SETTINGS = CheckpointConfig(
     best=True,
     weights=CheckpointWeights.adapter,
     optimizer=True,
-    must_save_by=None,
+    save_deadline=None,
     reshard=False,
 )
 

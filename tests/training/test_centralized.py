@@ -63,7 +63,7 @@ def without(row: dict[str, float], *parts: str) -> dict[str, float]:
     [
         ("task=sorting_solo", "algorithm=ppo", "algorithm.mini_batch_size=8"),
         ("task=ladder", *FEW, "algorithm.truncation=bootstrap"),
-        ("task=ladder", *FEW, "rollout.history=latest"),
+        ("task=ladder", *FEW, "rollout.context=last_only"),
     ],
 )
 def test_single_agent_view_equals_separate_critic(tmp_path: Path, task: tuple[str, ...]) -> None:
@@ -75,7 +75,7 @@ def test_single_agent_view_equals_separate_critic(tmp_path: Path, task: tuple[st
         for before, after in zip(rows(separate), rows(central), strict=True):
             renamed = {key.replace("team/value/", f"{name}/value/"): value for key, value in after.items()}
             assert without(renamed, "read_tokens", "left_out") == before
-        assert rows(central)[-1][f"{name}/value/left_out_share"] == 0
+        assert rows(central)[-1][f"{name}/value/truncated_context_fraction"] == 0
         checkpoint = newest_intact_checkpoint(central / "checkpoints")
         assert checkpoint is not None
         critic = load_file(checkpoint / ("team" if shared == "true" else name) / "critic" / "model.safetensors")

@@ -134,7 +134,7 @@ def test_agent_without_influence_gets_no_credit(tmp_path: Path) -> None:
     for how in ("difference", "counterfactual", "leave_out"):
         keys = [*SHORT, *own, *plain, "rollout.num_generations=4", f"reward.credit_assignment={how}"]
         row = rows(train(tmp_path, *keys))[-1]
-        assert row[f"high/credit/{how}/zero_share"] == 1.0
+        assert row[f"high/credit/{how}/zero_fraction"] == 1.0
         assert row[f"high/credit/{how}/std"] == 0.0
         assert row["high/targets/zero_advantage_fraction"] == 1.0
         assert row["high/policy/grad_norm"] == 0.0

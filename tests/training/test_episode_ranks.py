@@ -81,5 +81,5 @@ def test_uneven_episodes_under_zero3_match_one_rank(tmp_path: Path) -> None:
     )
     first, second = longest(tmp_path / "two.log")
     assert any(a != b for a, b in zip(first, second, strict=True)), "ranks must be through at other times"
-    assert one[1]["low/score/failed_share"] > 0, "an episode must fail"
+    assert one[1]["low/score/failed_fraction"] > 0, "an episode must fail"
     assert_alike(one[1:2], rows(folder)[1:2])

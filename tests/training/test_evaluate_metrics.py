@@ -39,7 +39,7 @@ def test_part_mean_uses_only_applicable_rows() -> None:
     assert found["exact"] == 1.0
     assert math.isnan(found["never"])
     assert found["score"] == found["solo/score"] == 2 / 3
-    assert (found["solo/response_length"], found["solo/truncated_share"]) == (0.0, 0.25)
+    assert (found["solo/response_length"], found["solo/truncated_fraction"]) == (0.0, 0.25)
 
 
 def test_episodes_without_turns_are_not_truncated() -> None:
@@ -47,8 +47,8 @@ def test_episodes_without_turns_are_not_truncated() -> None:
     played.append(episode(("high", 0, "a"), ("low", 1, "b")))
     numbers = {name: torch.zeros(4) for name in ("low", "high", "mute")}
     found = row_means(_episode_values(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played), 1)
-    assert (found["low/truncated_share"], found["high/truncated_share"]) == (0.75, 0.0)
-    assert math.isnan(found["mute/truncated_share"])
+    assert (found["low/truncated_fraction"], found["high/truncated_fraction"]) == (0.75, 0.0)
+    assert math.isnan(found["mute/truncated_fraction"])
 
 
 def test_turn_means_use_episodes_with_that_turn() -> None:
@@ -61,13 +61,13 @@ def test_turn_means_use_episodes_with_that_turn() -> None:
     assert _per_turn_means(played, "low", scores, torch.tensor([True, True, False]), 3) == pytest.approx(
         {
             "response_length/turn/1": 2.0,
-            "cut_share/turn/1": 1 / 3,
+            "cut_fraction/turn/1": 1 / 3,
             "score/turn/1": 0.375,
             "response_length/turn/2": 4.0,
-            "cut_share/turn/2": 0.5,
+            "cut_fraction/turn/2": 0.5,
             "score/turn/2": 1.0,
             "response_length/turn/3": math.nan,
-            "cut_share/turn/3": math.nan,
+            "cut_fraction/turn/3": math.nan,
             "score/turn/3": math.nan,
         },
         nan_ok=True,
@@ -134,7 +134,7 @@ def test_rows_with_failed_samples_have_equal_weight(tmp_path: Path) -> None:
     found = evaluate(play, Task(train=(), held_out=held_out), reward, config)
     certain = confidence_intervals(found, seed=0)
     assert found.failed_counts == {"sampled": 60, "greedy": 0}
-    assert found.metrics["sampled/failed_share"] == 60 / 160
+    assert found.metrics["sampled/failed_fraction"] == 60 / 160
     for key in ("sampled/score", "sampled/low/score"):
         assert found.metrics[key] == pytest.approx(0.5), "and not 20 of the 100 samples that are there"
         assert (certain[key]["low"], certain[key]["high"]) == pytest.approx(wilson(0.5, 40))

@@ -37,7 +37,7 @@ WITHOUT_EFFECT = {
     "task.train_size": "held-out examples are drawn first",
     "rollout.zero3_gather": "weights that are loaded for this are whole",
     "actor.model": "typed as model=",
-    "reward.keep_answers": "kept in the folder of a run that trains",
+    "reward.cache_answers": "kept in the folder of a run that trains",
 }
 ENVIRONMENT = """
 class Environment:

@@ -82,6 +82,6 @@ def test_frozen_agent_needs_no_gradient_memory(tmp_path: Path) -> None:
         sizes[frozen] = estimate_memory(config, material.shapes, 1, 16, "cpu")
     assert [model.name for model in sizes["true"].trained] == ["low actor", "low critic"]
     (actor,) = sizes["true"].frozen
-    assert (actor.name, actor.weights) == ("high actor", 4 * actor.shape.parameters)
+    assert (actor.name, actor.weight_bytes) == ("high actor", 4 * actor.shape.parameters)
     assert sizes["false"].frozen == ()
-    assert sizes["true"].standing < sizes["false"].standing
+    assert sizes["true"].resident_bytes < sizes["false"].resident_bytes

@@ -202,7 +202,7 @@ def test_resume_keeps_the_update_order(order: tuple[str, ...], tmp_path: Path, m
 @pytest.mark.slow
 def test_two_ranks_round_robin_with_frozen_agent_and_opponents(tmp_path: Path) -> None:
     keys = [*SHORT, *MID, *ROUND_ROBIN, "task.agents.mid.frozen=true", "critic=centralized"]
-    keys += ["team.partners.every=1", "team.partners.size=2", "team.partners.share=0.25"]
+    keys += ["team.opponent_pool.every=1", "team.opponent_pool.size=2", "team.opponent_pool.share=0.25"]
     keys += ["evaluation.size=5", "evaluation.num_generations=3"]  # samples of a row are split over ranks
     one = rows(train(tmp_path / "one", *keys))
     assert {"eval/sampled/exact/pass@2", "eval/sampled/exact/pass@3"} <= one[0].keys()
@@ -211,7 +211,7 @@ def test_two_ranks_round_robin_with_frozen_agent_and_opponents(tmp_path: Path) -
         (True, False),
         (False, True),
     ]
-    assert all(row["team/partners/share"] == 0.25 for row in one[1:])
+    assert all(row["team/opponents/fraction"] == 0.25 for row in one[1:])
     assert_alike(one[:2], rows(folder)[:2], rel=2e-3, abs=1e-4)
 
 

@@ -17,7 +17,7 @@ from ippo_cli.training.opponents import assign_learner, evict_snapshots, sample_
 from ippo_cli.training.process import run_training
 
 SHORT = ("evaluation.every=0", "checkpoint.every=0", "actor.warmup_iterations=0", "rollout.temperature=2.0")
-POOL = ("team.partners.every=2", "team.partners.size=2", "team.partners.share=0.5")
+POOL = ("team.opponent_pool.every=2", "team.opponent_pool.size=2", "team.opponent_pool.share=0.5")
 GAME = """
 import os, random, signal
 calls = 0
@@ -95,8 +95,8 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
         assert sorted(map(sorted, played)) == [[]] * 8 + [["high"]] * 4 + [["low"]] * 4
         drawn = sample_opponent(0, 2, [0, 2])
         assert trainer.state.progress.row is not None
-        assert trainer.state.progress.row["team/partners/iteration"] == drawn
-        assert trainer.state.progress.row["team/partners/share"] == 0.5
+        assert trainer.state.progress.row["team/opponents/iteration"] == drawn
+        assert trainer.state.progress.row["team/opponents/fraction"] == 0.5
         for name in ("low", "high"):
             rollout, scores = experience.rollouts[name], experience.scores[name]
             for row, partners in enumerate(played):
@@ -128,7 +128,7 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_run_with_pool_and_ratings_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_EPISODE", raising=False)
-    keys = [*SHORT, *POOL, "num_iterations=5", "team=shared_policy", "team.partners.elo=true", *a_game(tmp_path)]
+    keys = [*SHORT, *POOL, "num_iterations=5", "team=shared_policy", "team.opponent_pool.elo=true", *a_game(tmp_path)]
     whole = train(tmp_path, *keys)
     config, folder = new_run(tmp_path, *keys)
     monkeypatch.setenv("STOP_AT_EPISODE", "90")  # in the fifth iteration, for which a snapshot was taken
@@ -151,7 +151,7 @@ def test_run_with_pool_and_ratings_resumes_exactly(tmp_path: Path, monkeypatch: 
     assert sum(row["won"] + row["drawn"] + row["lost"] for row in table.values()) == 2 * 8 * 5
     weights = folder / "partners" / "step_00000004" / "shared" / "actor" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x01")
-    changed = r"is missing or has changed.*restore the file, resume without opponents \(team.partners.every=0\)"
+    changed = r"is missing or has changed.*restore the file, resume without opponents \(team.opponent_pool.every=0\)"
     with pytest.raises(ResumeError, match=changed):
         run_training(replace(config, num_iterations=6), folder, resumed=True)
     weights.unlink()
@@ -171,7 +171,7 @@ def test_pool_enabled_on_resume_starts_with_current_weights(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_two_ranks_play_opponents_as_one_rank(tmp_path: Path) -> None:
-    keys = [*SHORT, *POOL, "num_iterations=2", "team.partners.share=0.125", "team.partners.elo=true"]
+    keys = [*SHORT, *POOL, "num_iterations=2", "team.opponent_pool.share=0.125", "team.opponent_pool.elo=true"]
     keys += [*a_game(tmp_path), "team=shared_policy"]
     one = rows(train(tmp_path / "one", *keys))
     folder = train_on_two_ranks(tmp_path / "two", *keys)

@@ -43,7 +43,7 @@ def test_rows_are_mixed_filtered_and_counted(tmp_path: Path, capsys: pytest.Capt
         ConfigError, match="does not allow agent solo's prompt of 121 tokens, row 0 of the training data"
     ):
         train(tmp_path / "refused", *typed)
-    typed += ["task.too_long=drop"]
+    typed += ["task.overlong=drop"]
     run = train(tmp_path / "runs", *typed, "tracker.samples_every=1", "tracker.samples=16")
     said = capsys.readouterr().out
     assert f"data: {tmp_path / 'first.jsonl'}: 20 rows, 10 excluded by task.filter: 10 are used" in said

@@ -68,7 +68,7 @@ def test_gsm8k_trains_with_its_reward_or_a_function(tmp_path, chat):
     run_training(config, folder, resumed=False)
     found = rows(folder)
     assert [row["iteration"] for row in found] == [0, 1, 2], "0.1 epochs of 64 rows are two iterations of 4 prompts"
-    assert found[-1]["solver/score/failed_share"] == 0
+    assert found[-1]["solver/score/failed_fraction"] == 0
     for part in ("words",) if function else ("strict", "flexible"):
         assert 0 <= found[-1][f"eval/sampled/{part}"] <= 12
     sample = json.loads((folder / "samples" / "eval_00000000.jsonl").read_text().splitlines()[0])

@@ -101,7 +101,7 @@ def test_updated_reference_equals_actor_and_resumes(
 @pytest.mark.slow
 def test_changed_reference_is_rejected_on_resume(model: Path, stage: Path, tmp_path: Path) -> None:
     reference = model_folder(tmp_path / "reference", LETTERS, seed=3)
-    keys = [*lora(model), *SHORT, f"actor.reference={reference}", "num_iterations=2", "stop_after=1"]
+    keys = [*lora(model), *SHORT, f"actor.reference={reference}", "num_iterations=2", "max_iterations_this_run=1"]
     config, folder = new_run(tmp_path, *keys)
     run_training(config, folder, resumed=False)
     with (reference / "model.safetensors").open("ab") as file:

@@ -43,7 +43,7 @@ def test_scores_match_one_rank_with_failed_conversations(kind: str, stage: str, 
         "reward=model",
         f"reward.model={reward_model(tmp_path, kind)}",
         "reward.max_tokens=34",
-        "reward.too_long=fail",
+        "reward.overlong=fail",
         "reward.failure_budget=1",
         "actor.warmup_iterations=0",
         "num_iterations=2",
@@ -53,6 +53,6 @@ def test_scores_match_one_rank_with_failed_conversations(kind: str, stage: str, 
         "checkpoint.every=0",
     ]
     one = rows(train(tmp_path / "one", *keys, "deepspeed=zero0"))
-    assert all(0 < row["eval/sampled/failed_share"] < 1 for row in one)
+    assert all(0 < row["eval/sampled/failed_fraction"] < 1 for row in one)
     assert len({row["eval/sampled/score"] for row in one}) == 3, "it learns"
     assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys, f"deepspeed={stage}")))

@@ -94,7 +94,7 @@ def test_every_task_trains_and_evaluates(task: str, model: Path, tmp_path: Path)
     assert trained.keys() == parts
     assert all(0 <= value <= 1 for value in trained.values())
     assert all(f"eval/sampled/{part}" in found for part in parts)
-    failed = {key: value for key, value in found.items() if key.endswith("failed_share")}
+    failed = {key: value for key, value in found.items() if key.endswith("failed_fraction")}
     assert len(failed) >= 2
     assert not any(failed.values()), failed
 
@@ -124,7 +124,13 @@ def test_judge_reward_is_trained_on(model: Path, tmp_path: Path) -> None:
         return Said({"choices": [{"message": {"content": "It is fine. Score: 7"}}]})
 
     with serving(answer) as server:
-        given = ("reward=judge", f"reward.url={server.url}", "reward.model=any", "reward.lowest=0", "reward.highest=10")
+        given = (
+            "reward=judge",
+            f"reward.url={server.url}",
+            "reward.model=any",
+            "reward.min_score=0",
+            "reward.max_score=10",
+        )
         found = ran(tmp_path, model, "preference_prompts", *given)
     assert found["assistant/score/mean"] == pytest.approx(0.7)
     assert found["eval/sampled/score"] == pytest.approx(0.7)

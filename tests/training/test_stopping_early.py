@@ -1,4 +1,4 @@
-"""`stop_after`: a run that ends early and is resumed equals an uninterrupted run."""
+"""`max_iterations_this_run`: a run that ends early and is resumed equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from ippo_cli.training.targets import Algorithm
 def test_copy_of_stopped_run_resumes_exactly(tmp_path: Path) -> None:
     overrides = ("num_iterations=4", "evaluation.every=2", "checkpoint.every=0", "checkpoint.best=false")
     whole = train(tmp_path / "whole", *overrides)
-    config, folder = new_run(tmp_path / "part", *overrides, "stop_after=2")
+    config, folder = new_run(tmp_path / "part", *overrides, "max_iterations_this_run=2")
     run_training(config, folder, resumed=False)
     assert json.loads((folder / "run.json").read_text())["state"] == "done"
     assert [path.name for path in (folder / "checkpoints").glob("step_*")] == ["step_00000002"]
     assert rows(folder) == rows(whole)[:3]
     child = folder.with_name("child")
     copy_parent_run(folder, child)
-    run_training(replace(config, stop_after=None), child, resumed=True)
+    run_training(replace(config, max_iterations_this_run=None), child, resumed=True)
     assert rows(child) == rows(whole)
     expected, found = final_weights(whole), final_weights(child)
     assert all(found[name].equal(value) for name, value in expected.items())

@@ -148,7 +148,7 @@ def test_values_match_prefix_forward_passes(market: Trainer, experience: Any) ->
         before, after = agent.values(rollout)
         for row, episode in enumerate(experience.episodes):
             read: list[list[int]] = []
-            for turn in episode.of(name):
+            for turn in episode.turns_of_agent(name):
                 ids = turn.completion.ids.tolist()
                 read += [turn.prompt + ids[:place] for place in range(len(ids))]
             end = episode.final.get(name, turn.prompt + ids)

@@ -64,8 +64,8 @@ def test_agents_use_their_own_sampling_settings(tmp_path: Path) -> None:
     assert row["writer/policy/ratio_first_step_deviation"] < 1e-4
     assert row["reader/policy/ratio_first_step_deviation"] < 1e-4
     assert row["writer/rollout/response_length"] <= 4 < row["reader/rollout/response_length"] <= 6
-    assert "writer/rollout/filter_gap" not in row
-    assert row["reader/rollout/filter_gap"] > 0
+    assert "writer/rollout/logprob_diff/filter" not in row
+    assert row["reader/rollout/logprob_diff/filter"] > 0
     steps = {key: row[f"{key}/steps"] for key in ("writer/policy", "reader/policy", "writer/value", "reader/value")}
     assert steps == {"writer/policy": 2, "reader/policy": 8, "writer/value": 2, "reader/value": 3}
 

@@ -67,7 +67,7 @@ def test_ratio_is_one_before_first_step(tmp_path):
     for agent in ("low", "high"):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] < 1e-4
         assert row[f"{agent}/policy/ratio_max_deviation"] > 1e-3  # later steps of the epoch changed the policy
-        assert row[f"{agent}/rollout/filter_gap"] > 0.0
+        assert row[f"{agent}/rollout/logprob_diff/filter"] > 0.0
 
 
 @pytest.mark.slow
@@ -215,8 +215,8 @@ def test_recomputed_logprobs_are_the_training_models(tmp_path):
     )
     for agent in ("low", "high"):
         assert row[f"{agent}/policy/ratio_first_step_deviation"] == 0.0
-        assert 0.0 < row[f"{agent}/rollout/sampler_gap"] <= row[f"{agent}/rollout/sampler_gap_max"] < 1e-5
-        assert row[f"{agent}/rollout/effective_sample_share"] == pytest.approx(1.0, abs=1e-4)
+        assert 0.0 < row[f"{agent}/rollout/prob_diff/sampler"] <= row[f"{agent}/rollout/prob_diff/sampler_max"] < 1e-5
+        assert row[f"{agent}/rollout/ess_ratio"] == pytest.approx(1.0, abs=1e-4)
 
 
 def test_host_syncs_scale_with_micro_batches_only(tmp_path, monkeypatch):

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBas
 from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.agents.initial import embedding_count
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import CentralizedCriticConfig, Config, Credit, History, TurnValue, ValueUnit
+from ippo_cli.config.schema import CentralizedCriticConfig, Config, ContextMode, Credit, TurnValue, ValueUnit
 from ippo_cli.config.teams import agents_by_critic
 from ippo_cli.config.text import join_names
 
@@ -43,7 +43,7 @@ def build_critic_layouts(
             agents=tuple(config.task.agents),
             tokenizer=readers[name],
             reads_text=by_text,
-            is_last_only=config.rollout.history is History.latest,
+            is_last_only=config.rollout.context is ContextMode.last_only,
             context=critic_contexts[name],
             max_new_tokens={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
             contexts=dict(contexts),

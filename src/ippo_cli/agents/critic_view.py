@@ -22,7 +22,7 @@ class CriticLayout:
     agents: tuple[str, ...]  # in the task's order
     tokenizer: PreTrainedTokenizerBase  # the critic's
     reads_text: bool  # whether all input is text, with one value per turn; otherwise an agent's own tokens are kept
-    is_last_only: bool  # rollout.history=latest: an agent's prompt contains only its latest observation
+    is_last_only: bool  # rollout.context=last_only: an agent's prompt contains only its latest observation
     context: int  # context length of the critic in tokens
     max_new_tokens: Mapping[str, int]  # token limit of each agent per turn
     contexts: Mapping[str, int]  # context length of each agent in tokens

@@ -23,8 +23,8 @@ from ippo_cli.config.schema import (
     ActorConfig,
     Alphabet,
     Config,
+    ContextMode,
     CriticKind,
-    History,
     LoraActorConfig,
     ReferenceKind,
     SeparateCriticConfig,
@@ -63,7 +63,7 @@ def initial_weights(
 def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list[Lesson]:
     """Characters and warm-start lessons of a model made locally, from all of its agents in turn; empty without answers.
 
-    An agent with `rollout.history=latest` gets one lesson per turn, since it never reads two turns in a row.
+    An agent with `rollout.context=last_only` gets one lesson per turn, since it never reads two turns in a row.
     """
     agents = config.task.agents
     scripted = all(warm_start_template(agent) is not None for agent in agents.values())
@@ -76,7 +76,7 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
     finally:
         environment.close()
     lessons = [lesson for name in names for lesson in played[name]]
-    if config.rollout.history is History.latest:
+    if config.rollout.context is ContextMode.last_only:
         return [[turn] for lesson in lessons for turn in lesson]
     return lessons
 

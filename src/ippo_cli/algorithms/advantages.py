@@ -130,11 +130,11 @@ def turn_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: 
 
 
 def substitute_final_values(values: Tensor, final_values: Tensor, rollout: Rollout, config: AlgorithmConfig) -> Tensor:
-    """At `turn_value=after`, replace the value of the last token by the value after the response."""
-    if config.turn_value is not TurnValue.after:
+    """At `turn_value=post`, replace the value of the last token by the value after the response."""
+    if config.turn_value is not TurnValue.post:
         return values
     if bool((rollout.turn > 0).any()):
-        raise ConfigError("algorithm.turn_value=after", "supports responses of one turn only", "use first")
+        raise ConfigError("algorithm.turn_value=post", "supports responses of one turn only", "use first")
     last = place_scores(torch.ones_like(final_values)[:, None], rollout.response_mask, rollout.turn).bool()
     return torch.where(last, final_values[:, None], values)
 
@@ -157,7 +157,7 @@ def _compute_gae(inputs: AdvantageInputs, config: AlgorithmConfig, gae_lambda: f
 def _turn_pooling(config: AlgorithmConfig) -> str:
     """The pooling of a turn's values; `after` pools as final, since its value replaces that of the last token."""
     assert config.turn_value is not None
-    return "final" if config.turn_value is TurnValue.after else config.turn_value.value
+    return "final" if config.turn_value is TurnValue.post else config.turn_value.value
 
 
 def _actor_lambda(inputs: AdvantageInputs, config: AlgorithmConfig) -> float | Tensor:

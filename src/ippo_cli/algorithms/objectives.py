@@ -115,7 +115,7 @@ class ValueObjective:
 
     @property
     def needs_final_state(self) -> bool:
-        return self.config.turn_value is TurnValue.after
+        return self.config.turn_value is TurnValue.post
 
     def is_active(self, context: StepContext) -> bool:
         return True
@@ -140,7 +140,7 @@ class JointObjective(PolicyObjective):
 
     @property
     def needs_final_state(self) -> bool:
-        return self.config.turn_value is TurnValue.after
+        return self.config.turn_value is TurnValue.post
 
     def is_active(self, context: StepContext) -> bool:
         return True

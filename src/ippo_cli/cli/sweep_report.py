@@ -123,7 +123,7 @@ def _state_label(state: str, number: int, group: Configuration) -> str:
 def _member_row(job: JobSummary, by_number: Mapping[int, JobSummary]) -> list[str]:
     """The row of a population member: its values, or only those that differ from its parent."""
     parent = by_number[job.parent].overrides if job.parent is not None else ()
-    own = [text for text in job.overrides if text not in parent and not text.startswith("stop_after=")]
+    own = [text for text in job.overrides if text not in parent and not text.startswith("max_iterations_this_run=")]
     return [
         str(job.generation),
         str(job.member),

@@ -174,7 +174,7 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
 
     if folder is not None:
         newest = list_checkpoints(folder / "checkpoints")[-1]
-        ends = [number for number in (config.stop_after, config.num_iterations) if number is not None]
+        ends = [number for number in (config.max_iterations_this_run, config.num_iterations) if number is not None]
         check_iterations_left(newest, config, min(ends, default=sys.maxsize))
         check_metrics(newest)
         if not config.checkpoint.reshard:

@@ -94,9 +94,9 @@ def _check_critic(config: Config) -> None:
 
 
 def _check_centralized(config: Config, critic: CentralizedCriticConfig) -> None:
-    if config.algorithm.turn_value is TurnValue.after:
+    if config.algorithm.turn_value is TurnValue.post:
         raise ConfigError(
-            "algorithm.turn_value=after",
+            "algorithm.turn_value=post",
             "is the value after a response, and critic=centralized has read simultaneous responses of others by then",
             "use first, mean or final, or critic=separate",
         )
@@ -202,18 +202,18 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
             "centres the scores of greedy responses separately, and algorithm.advantage=greedy_baseline subtracts them",
             "remove zscore",
         )
-    if algorithm.turn_value is TurnValue.after and (
+    if algorithm.turn_value is TurnValue.post and (
         algorithm.credit is not Credit.turn or algorithm.value_unit is not ValueUnit.turn
     ):
         yield ConfigError(
-            "algorithm.turn_value=after",
+            "algorithm.turn_value=post",
             "is one value for a whole response",
             "set algorithm.credit=turn algorithm.value_unit=turn",
         )
     once = isinstance(config.task, ConversationConfig) and config.task.is_one_turn_per_agent
-    if algorithm.turn_value is TurnValue.after and not once:
+    if algorithm.turn_value is TurnValue.post and not once:
         yield ConfigError(
-            "algorithm.turn_value=after",
+            "algorithm.turn_value=post",
             "is one value for a whole response, and this task's responses may have several turns",
             "use first, mean or final, or task.protocol=parallel or sequential with task.num_turns=1",
         )

@@ -18,7 +18,7 @@ class BatchSizes:
     """Batch sizes and step counts of a run."""
 
     num_iterations: int
-    last_iteration: int  # last iteration of this process: num_iterations, or stop_after if smaller
+    last_iteration: int  # last iteration of this process: num_iterations, or max_iterations_this_run if smaller
     prompts_per_iteration: int
     samples_per_rank: tuple[int, int]  # minimum, maximum
     actor_steps: dict[str, int]  # optimizer steps per iteration, by agent
@@ -42,7 +42,7 @@ def compute_batch_sizes(config: Config, world_size: int, train_rows: int) -> Bat
     }
     return BatchSizes(
         num_iterations=iterations,
-        last_iteration=min(config.stop_after or iterations, iterations),
+        last_iteration=min(config.max_iterations_this_run or iterations, iterations),
         prompts_per_iteration=prompts,
         samples_per_rank=(size // world_size, math.ceil(size / world_size)),
         actor_steps={name: policy_steps(config, agent) for name, agent in config.task.agents.items()},

@@ -27,10 +27,10 @@ from ippo_cli.config.schema import (
     AgentConfig,
     Alphabet,
     Config,
+    ContextMode,
     ConversationConfig,
     EnvironmentTaskConfig,
     GymnasiumConfig,
-    History,
     JsonlConfig,
     LadderConfig,
     LoraActorConfig,
@@ -131,12 +131,12 @@ def _check_iterations(config: Config) -> Iterator[ConfigError]:
             "add num_epochs=null, or num_iterations=null" if config.num_epochs else "set one of them",
         )
     if (
-        config.stop_after is not None
+        config.max_iterations_this_run is not None
         and config.num_iterations is not None
-        and config.stop_after > config.num_iterations
+        and config.max_iterations_this_run > config.num_iterations
     ):
         yield ConfigError(
-            f"stop_after={config.stop_after}",
+            f"max_iterations_this_run={config.max_iterations_this_run}",
             f"is never reached with num_iterations={config.num_iterations}",
             "use a smaller number, or null",
         )
@@ -145,7 +145,7 @@ def _check_iterations(config: Config) -> Iterator[ConfigError]:
 def _check_processes(config: Config) -> Iterator[ConfigError]:
     for text in config.debug_faults:
         parse_fault(text)
-    check_deadline(config.checkpoint.must_save_by)
+    check_deadline(config.checkpoint.save_deadline)
     if config.launch.watchdog_s is not None and config.launch.watchdog_first_s < config.launch.watchdog_s:
         yield ConfigError(
             f"launch.watchdog_first_s={config.launch.watchdog_first_s:g}",
@@ -306,7 +306,7 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
 
 
 def _check_turns(config: Config) -> None:
-    task, history = config.task, config.rollout.history
+    task, history = config.task, config.rollout.context
     if isinstance(task, EnvironmentTaskConfig):
         _check_world(task, history)
         return
@@ -334,24 +334,27 @@ def _check_turns(config: Config) -> None:
                 f"is used from the second turn on, and task.protocol={task.protocol} task.num_turns=1 have one turn",
                 "set it to null, or use task.protocol=dialogue task.num_turns=2",
             )
-    if history is not History.prefix:
+    if history is not ContextMode.append:
         raise ConfigError(
-            f"rollout.history={history.value}",
+            f"rollout.context={history.value}",
             f"has no effect: task.protocol={task.protocol} task.num_turns=1 have no later turns",
             "use prefix",
         )
 
 
-def _check_world(task: EnvironmentTaskConfig, history: History) -> None:
+def _check_world(task: EnvironmentTaskConfig, history: ContextMode) -> None:
     for key, example in WORLD_NAMES.items():
         if hasattr(task, key) and getattr(task, key) is None:
             raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
     # Tasks with the preset `latest` keep it with one turn.
-    at_rest = (History.prefix, *((History.latest,) if isinstance(task, GymnasiumConfig | PettingzooConfig) else ()))
+    at_rest = (
+        ContextMode.append,
+        *((ContextMode.last_only,) if isinstance(task, GymnasiumConfig | PettingzooConfig) else ()),
+    )
     for key in ("max_turns", "num_turns", "num_rungs"):
         if getattr(task, key, None) == 1 and history not in at_rest:
             raise ConfigError(
-                f"rollout.history={history.value}",
+                f"rollout.context={history.value}",
                 f"has no effect: task.kind={task.kind.value} task.{key}=1 has no later turns",
                 "use prefix",
             )

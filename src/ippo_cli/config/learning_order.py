@@ -70,53 +70,55 @@ def _check_correction(config: Config) -> None:
 
 
 def _check_opponent_pool(config: Config) -> None:
-    partners = config.team.partners
+    pool = config.team.opponent_pool
     learning = [name for name, agent in config.task.agents.items() if not agent.frozen]
     for key, example in (("size", "8"), ("share", "0.5")):
-        value = getattr(partners, key)
-        if partners.every and value is None:
-            raise ConfigError(f"team.partners.{key}=null", "is required by the opponent pool", f"use {example}")
-        if not partners.every and value is not None:
+        value = getattr(pool, key)
+        if pool.every and value is None:
+            raise ConfigError(f"team.opponent_pool.{key}=null", "is required by the opponent pool", f"use {example}")
+        if not pool.every and value is not None:
             raise ConfigError(
-                f"team.partners.{key}={value}", "has no effect: team.partners.every=0 keeps no snapshots", "use null"
+                f"team.opponent_pool.{key}={value}",
+                "has no effect: team.opponent_pool.every=0 keeps no snapshots",
+                "use null",
             )
-    if not partners.every:
-        if partners.elo:
+    if not pool.every:
+        if pool.elo:
             raise ConfigError(
-                "team.partners.elo=true",
-                "rates policies by games with snapshots, and team.partners.every=0 keeps none",
-                "set team.partners.every, or use false",
+                "team.opponent_pool.elo=true",
+                "rates policies by games with snapshots, and team.opponent_pool.every=0 keeps none",
+                "set team.opponent_pool.every, or use false",
             )
         return
     if len(learning) < 2:
         raise ConfigError(
-            f"team.partners.every={partners.every}",
+            f"team.opponent_pool.every={pool.every}",
             f"needs at least two trainable agents, and only {' '.join(learning)} is trained",
-            "use team.partners.every=0, or add a second trainable agent",
+            "use team.opponent_pool.every=0, or add a second trainable agent",
         )
     if config.reward.credit_assignment is not CreditAssignment.none or config.reward.measure_credit_every:
         raise ConfigError(
-            f"team.partners.every={partners.every}",
+            f"team.opponent_pool.every={pool.every}",
             "lets snapshots act for agents, so that the credit of these agents cannot be measured",
-            "use team.partners.every=0, or reward.credit_assignment=none reward.measure_credit_every=0",
+            "use team.opponent_pool.every=0, or reward.credit_assignment=none reward.measure_credit_every=0",
         )
-    assert partners.share is not None
+    assert pool.share is not None
     prompts = config.rollout.buffer_size // config.rollout.num_generations
-    if round(partners.share * prompts) == 0:
+    if round(pool.share * prompts) == 0:
         raise ConfigError(
-            f"team.partners.share={partners.share}",
+            f"team.opponent_pool.share={pool.share}",
             f"is less than one of the {prompts} prompts of an iteration",
             f"use at least {1 / prompts:.3g}",
         )
-    if not partners.elo:
+    if not pool.elo:
         return
     if len(config.task.agents) != 2 or len(learning) != 2:
         raise ConfigError(
-            "team.partners.elo=true", "needs two trainable agents", "use false, or a task with two agents"
+            "team.opponent_pool.elo=true", "needs two trainable agents", "use false, or a task with two agents"
         )
     if isinstance(config.task, ConversationConfig) and not config.task.protocol.partition(":")[0].endswith(".py"):
         raise ConfigError(
-            "team.partners.elo=true",
+            "team.opponent_pool.elo=true",
             f"compares rewards of the environment, and task.kind={config.task.kind.value} has none",
             "use false, or task=pettingzoo, task=environment or your own protocol that returns rewards",
         )

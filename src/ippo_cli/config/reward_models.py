@@ -56,11 +56,11 @@ def _check_judge(reward: JudgeRewardConfig, where: str) -> None:
         )
     if reward.pattern is not None:
         _check_number(reward.pattern, f"{where}.pattern={reward.pattern}")
-    if reward.lowest >= reward.highest:
+    if reward.min_score >= reward.max_score:
         raise ConfigError(
-            f"{where}.lowest={reward.lowest} {where}.highest={reward.highest}",
+            f"{where}.min_score={reward.min_score} {where}.max_score={reward.max_score}",
             "are not an interval",
-            "set lowest below highest",
+            "set min_score below max_score",
         )
     if not re.search(r"\bresponse\b|\bagents\b|\.py:", reward.template):
         raise ConfigError(

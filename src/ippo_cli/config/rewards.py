@@ -178,9 +178,13 @@ def _check_processors(reward: RewardConfig) -> None:
 
 
 def _check_weights_and_names(reward: RewardConfig, where: str) -> None:
-    if isinstance(reward, NumberRewardConfig) and not (reward.right or reward.near or reward.bare):
+    if isinstance(reward, NumberRewardConfig) and not (
+        reward.exact_weight or reward.near_weight or reward.format_weight
+    ):
         raise ConfigError(
-            " ".join(f"{where}.{key}=0" for key in ("right", "near", "bare")), "leave no reward", "set one of them"
+            " ".join(f"{where}.{key}=0" for key in ("exact_weight", "near_weight", "format_weight")),
+            "leave no reward",
+            "set one of them",
         )
     if isinstance(reward, FunctionRewardConfig) and reward.function is None:
         raise ConfigError(

@@ -41,8 +41,12 @@ def check_sweep_job(sweep: SweepConfig, config: Config) -> None:
 
 def check_multirun_flag(sweep: SweepConfig) -> None:
     """Raise `ConfigError` for `sweep=` without `-m`."""
-    if sweep.kind is not SweepKind.grid or sweep.at_once != 1:
-        setting = f"sweep={sweep.kind.value}" if sweep.kind is not SweepKind.grid else f"sweep.at_once={sweep.at_once}"
+    if sweep.kind is not SweepKind.grid or sweep.max_parallel != 1:
+        setting = (
+            f"sweep={sweep.kind.value}"
+            if sweep.kind is not SweepKind.grid
+            else f"sweep.max_parallel={sweep.max_parallel}"
+        )
         raise ConfigError(setting, "has an effect on sweeps only", "add -m, or remove it")
 
 

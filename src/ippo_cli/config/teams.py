@@ -140,9 +140,9 @@ def check_team(config: Config) -> None:
 def _check_adapters(config: Config) -> None:
     """Check that adapters have a frozen, unsharded base."""
     for name, agent in config.task.agents.items():
-        if isinstance(agent.actor, LoraActorConfig) and config.team.partners.every:
+        if isinstance(agent.actor, LoraActorConfig) and config.team.opponent_pool.every:
             raise ConfigError(
-                f"team.partners.every={config.team.partners.every}",
+                f"team.opponent_pool.every={config.team.opponent_pool.every}",
                 f"keeps snapshots of whole models, and actor={agent.actor.kind.value} of {name} trains an adapter",
                 "use 0, or actor=full or actor=tiny",
             )

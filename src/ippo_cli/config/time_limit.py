@@ -1,4 +1,4 @@
-"""`checkpoint.must_save_by`: deadline before which a run must save and exit."""
+"""`checkpoint.save_deadline`: deadline before which a run must save and exit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from datetime import datetime
 from ippo_cli.config.errors import ConfigError
 
 AUTO_DEADLINE = "auto"
-DEADLINE_KEY = "checkpoint.must_save_by"
+DEADLINE_KEY = "checkpoint.save_deadline"
 
 
 def resolve_deadline(setting: str | None, began: float, job_end: Callable[[], float | None]) -> float | None:

@@ -369,7 +369,7 @@ def claim_log_once(message: str) -> bool:
     if _store is None:
         return True
     try:
-        return int(_store.add(f"said/{hashlib.sha256(message.encode()).hexdigest()}", 1)) == 1
+        return int(_store.add(f"logged/{hashlib.sha256(message.encode()).hexdigest()}", 1)) == 1
     except RuntimeError:  # the rank that hosts the store has exited: a repeated message is better than none
         return True
 

@@ -11,7 +11,7 @@ import torch
 
 from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config, ConversationConfig, History
+from ippo_cli.config.schema import Config, ContextMode, ConversationConfig
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, load_policies
 from ippo_cli.reporting.sample_table import ending_message, escape_lines
@@ -85,7 +85,7 @@ def _chat_with_agent(
     """Chat with one agent, which receives the whole conversation in each turn."""
     name = policy.name
     rollout = replace(
-        config.rollout, history=History.turns
+        config.rollout, context=ContextMode.retokenize
     )  # no training, so that chat templates may rewrite earlier turns
     prompt_format = prompt_formats(config.task, rollout, {name: policy.tokenizer})[name]
     generator = _build_generator(config, {name: policy})

@@ -163,7 +163,7 @@ class EvaluationTask:
         return formats
 
     def drop_too_long_rows(self, teams: Sequence[EvaluatedTeam]) -> EvaluationTask:
-        """A copy without rows whose prompts are too long for any of the teams, if `task.too_long=drop`.
+        """A copy without rows whose prompts are too long for any of the teams, if `task.overlong=drop`.
 
         Raises `PreflightError` if no row is left.
         """
@@ -176,7 +176,7 @@ class EvaluationTask:
                 fitting_rows(first_formats, self._first_message, self.held_out, self._context_limits(policies))
             )
         if not fitting:
-            raise PreflightError("task.too_long=drop leaves no held-out row; raise rollout.max_prompt_tokens")
+            raise PreflightError("task.overlong=drop leaves no held-out row; raise rollout.max_prompt_tokens")
         held_out = take_rows(self.held_out, sorted(fitting))
         return replace(self, held_out=held_out, too_long=len(self.held_out) - len(fitting))
 

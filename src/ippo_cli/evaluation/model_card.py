@@ -12,6 +12,7 @@ from typing import Any
 from ippo_cli.config.schema import Config, JsonlConfig, LoraActorConfig
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
+from ippo_cli.runs.metric_names import present_metric_name
 
 HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 SHOWN_SCORES = 12
@@ -152,7 +153,7 @@ def _metrics_by_iteration(run: Path) -> dict[int, dict[str, float]]:
     for line in _read_lines(run / "metrics.jsonl"):
         try:
             row = json.loads(line)
-            scores = {key.removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
+            scores = {present_metric_name(key).removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
             if scores:
                 found[int(row["iteration"])] = scores
         except (ValueError, KeyError, TypeError):

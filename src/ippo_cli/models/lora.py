@@ -80,11 +80,11 @@ class FrozenBase:
         `earlier`: the folder of an adapter to start from, and `key` its setting; `load` reads its weights.
         """
 
-        def targeted(config: LoraConfig) -> dict[str, Widths]:
+        def widths_of_targets(config: LoraConfig) -> dict[str, Widths]:
             return targeted_maps(self.widths, self.others, config, setting, base_name(self.source))
 
-        config = resolve_initial_settings(config, earlier, key, lambda: targeted(config))
-        maps = targeted(config)
+        config = resolve_initial_settings(config, earlier, key, lambda: widths_of_targets(config))
+        maps = widths_of_targets(config)
         name, self._count = f"adapter{self._count}", self._count + 1
         with torch.random.fork_rng():
             torch.manual_seed(seed)

@@ -122,11 +122,11 @@ def add_adapter(
     """
     known, others = linear_maps(lm), other_modules(lm)
 
-    def targeted(config: LoraConfig) -> dict[str, Widths]:
+    def widths_of_targets(config: LoraConfig) -> dict[str, Widths]:
         return targeted_maps(known, others, config, setting, base_name(model))
 
-    config = resolve_initial_settings(config, earlier, key, lambda: targeted(config))
-    maps = targeted(config)
+    config = resolve_initial_settings(config, earlier, key, lambda: widths_of_targets(config))
+    maps = widths_of_targets(config)
     sizes = tuple(rank_for_module(config, path) * width for path, widths in maps.items() for width in widths)
     if config.use_dora:
         sizes += tuple(out for _, out in maps.values())

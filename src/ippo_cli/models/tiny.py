@@ -138,7 +138,7 @@ def warm_start(
     picks = torch.Generator().manual_seed(seed)
     answers = [tuple(answer for _, answer in lesson) for lesson in lessons]
     occurrences = Counter(answers)
-    weights = torch.tensor([1.0 / occurrences[said] for said in answers], dtype=torch.float64)
+    weights = torch.tensor([1.0 / occurrences[answer] for answer in answers], dtype=torch.float64)
     for step in range(config.warm_start_steps):
         chosen = torch.multinomial(weights, config.warm_start_batch_size, replacement=True, generator=picks).tolist()
         ids, answered = _supervised_batch(tokenizer, [lessons[row] for row in chosen])

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ippo_cli.config.schema import Config, History
+from ippo_cli.config.schema import Config, ContextMode
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.dry_run import PLACEHOLDER
 from ippo_cli.tasks.task import Task, example_only_agents, max_turns_by_agent
@@ -61,7 +61,7 @@ def length_warnings(
                 f"rollout.max_new_tokens={limit} exceed its context of {contexts[name]}, so responses are "
                 "truncated; lower either"
             }
-    if config.rollout.history is History.latest:
+    if config.rollout.context is ContextMode.last_only:
         return {}
     for name, length in lengths.items():
         limit = config.task.agents[name].rollout.max_new_tokens
@@ -69,7 +69,7 @@ def length_warnings(
             return {
                 "long_episodes": f"{length.turns} turns of rollout.max_new_tokens={limit} do not fit into {name}'s "
                 f"context of {contexts[name]} tokens: an episode that exceeds it is truncated; lower either, or use "
-                "rollout.history=latest if later turns do not need earlier ones"
+                "rollout.context=last_only if later turns do not need earlier ones"
             }
     return {}
 
@@ -95,7 +95,7 @@ def _estimate_length(
         *observation_tokens[1:],
         *[observation_tokens[-1]] * (len(observation_tokens) if turns is None else turns - len(observation_tokens)),
     ]
-    if config.rollout.history is History.latest:
+    if config.rollout.context is ContextMode.last_only:
         longest = min(context, max(observation_tokens) + response)
         # Without a limit on turns, assume as many as fit into the context.
         count = turns or context // (observation_tokens[-1] + response) + 1

@@ -16,8 +16,8 @@ from ippo_cli.config.schema import (
     ActorConfig,
     CheckpointWeights,
     Config,
+    ContextMode,
     Dtype,
-    History,
     LoraActorConfig,
     OptimizedCriticConfig,
     SeparateCriticConfig,
@@ -172,7 +172,7 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """Estimate a run's memory per rank, with at most `rows` rows per rank in a rollout, and reward models `rewards`."""
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
-    keeps_prefixes = several_turns and config.rollout.history is not History.latest
+    keeps_prefixes = several_turns and config.rollout.context is not ContextMode.last_only
     trained = tuple(_trained_models(config, shapes, ranks, rows, device))
     frozen = (*_frozen_models(config, shapes, ranks), *rewards)
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
@@ -214,14 +214,14 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
 
 def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
     """Bytes of all snapshots of the opponent pool, including the one being written."""
-    partners = config.team.partners
-    if not partners.every or partners.size is None:
+    pool = config.team.opponent_pool
+    if not pool.every or pool.size is None:
         return 0.0
     actors = (
         shapes[names[0]].actor.parameters * bytes_per_weight(config.task.agents[names[0]].actor.dtype)
         for names in trained_agents_by_policy(config).values()
     )
-    return (partners.size + 1) * float(sum(actors))
+    return (pool.size + 1) * float(sum(actors))
 
 
 def _trained_models(
@@ -411,7 +411,7 @@ def _has_full_kl(config: Config) -> bool:
 def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> Iterator[FrozenModel]:
     """Adapter bases (also references), other references, frozen actors, and one snapshot per policy with opponents."""
     is_sharded = config.deepspeed.stage == 3 and ranks > 1
-    if config.team.partners.every:
+    if config.team.opponent_pool.every:
         for holder, names in trained_agents_by_policy(config).items():
             width = bytes_per_weight(config.task.agents[names[0]].actor.dtype)
             yield FrozenModel(name=f"{holder} partner", shape=shapes[names[0]].actor, bytes_per_weight=width)

@@ -29,11 +29,11 @@ from ippo_cli.config.schema import (
     Device,
     JsonlConfig,
     LoraActorConfig,
+    OverlongPrompts,
     PlanConfig,
     ReferenceKind,
     SeparateCriticConfig,
     TinyActorConfig,
-    TooLong,
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent
@@ -229,7 +229,7 @@ def example_schedule(config: Config, plan: BatchSizes, task: Task) -> ExampleSch
 
 
 def drop_too_long_rows(config: Config, task: Task, material: ModelSpecs) -> tuple[Task, list[str]]:
-    """Remove rows with too long prompts if `task.too_long=drop`; returns the task and log lines on excluded rows.
+    """Remove rows with too long prompts if `task.overlong=drop`; returns the task and log lines on excluded rows.
 
     Raises `PreflightError` if no row remains.
     """
@@ -252,19 +252,19 @@ def drop_too_long_rows(config: Config, task: Task, material: ModelSpecs) -> tupl
         limit = f"rollout.max_prompt_tokens={config.rollout.max_prompt_tokens}"
         split = {"train": "training", "held_out": "held-out"}[name]
         if not kept:
-            raise PreflightError(f"task.too_long=drop excludes all {len(rows)} {split} rows with {limit}; increase it")
+            raise PreflightError(f"task.overlong=drop excludes all {len(rows)} {split} rows with {limit}; increase it")
         messages.append(
             f"data: {len(rows) - len(kept)} of {len(rows)} {split} rows excluded: prompts too long for {limit}"
         )
         parts[name] = take_rows(rows, kept)
         if 0 in getattr(parts[name], "sizes", ()) and getattr(parts[name], "weights", None):
-            raise PreflightError(f"task.too_long=drop excludes all rows of a weighted source, with {limit}")
+            raise PreflightError(f"task.overlong=drop excludes all rows of a weighted source, with {limit}")
     return replace(task, train=parts["train"], held_out=parts["held_out"]), list(dict.fromkeys(messages))
 
 
 def drops_too_long(config: Config) -> bool:
     """Whether rows with too long prompts are excluded."""
-    return isinstance(config.task, JsonlConfig) and config.task.too_long is TooLong.drop
+    return isinstance(config.task, JsonlConfig) and config.task.overlong is OverlongPrompts.drop
 
 
 def build_prompt_formats(
@@ -336,7 +336,7 @@ def _critic_context_warnings(material: ModelSpecs) -> dict[str, str]:
             return {
                 "long_views": f"the critic of {name} may need up to {longest} tokens per episode, but its context has "
                 f"{layout.context}: the oldest observations and responses of other agents are truncated "
-                "(value/left_out_share)"
+                "(value/truncated_context_fraction)"
             }
     return {}
 

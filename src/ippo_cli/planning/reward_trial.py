@@ -37,7 +37,7 @@ def check_primary_metric(config: Config, task: Task) -> None:
     """
     mode, _, metric = config.task.primary_metric.partition("/")
     part = metric.partition("/pass@")[0]
-    if part in ("score", "failed_share") or "/" in part:
+    if part in ("score", "failed_fraction") or "/" in part:
         return
     if any(isinstance(own.reward, SKIPPED_REWARDS) for _, own in rewards_with_prefixes(config)):
         return

@@ -122,8 +122,8 @@ class Console:
 
     def show_evaluation(self, iteration: int, metrics: Mapping[str, float], primary: str) -> None:
         """Show held-out scores, the primary metric first."""
-        failed = [key for key, value in metrics.items() if key.endswith("/failed_share") and value]
-        others = [key for key in metrics if key.count("/") == 1 and not key.endswith("/failed_share")]
+        failed = [key for key, value in metrics.items() if key.endswith("/failed_fraction") and value]
+        others = [key for key in metrics if key.count("/") == 1 and not key.endswith("/failed_fraction")]
         # Failures first: scores are means over the other rows only.
         shown = [f"{key} {format_number(metrics[key])}" for key in (*failed, *others) if key != primary]
         self._clear_bars()

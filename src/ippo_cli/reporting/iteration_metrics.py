@@ -98,14 +98,14 @@ def rollout_metrics(
     if targets is not None:
         trained = {"targets/reward": targets.rewards, "targets/return": targets.returns}
     if rollout.behavior_logprobs is not rollout.logprobs:
-        per_token["rollout/filter_gap"] = rollout.behavior_logprobs - rollout.logprobs
+        per_token["rollout/logprob_diff/filter"] = rollout.behavior_logprobs - rollout.logprobs
     if kl_coef is not None and targets is not None:
         per_token["kl/reference"] = rollout.logprobs - targets.ref_logprobs
     acted = mask.any(dim=1)
     per_row = {
         "rollout/response_length": mask.sum(dim=1).double(),
-        "rollout/truncated_share": (acted & ~rollout.finished).double(),
-        "score/failed_share": (scores.failed & current_mask).double(),
+        "rollout/truncated_fraction": (acted & ~rollout.finished).double(),
+        "score/failed_fraction": (scores.failed & current_mask).double(),
     }
     loss_mask = mask if targets is None else targets.loss_mask
     sums = [masked_mean(numbers.double(), mask) * mask.sum() for numbers in per_token.values()]
@@ -116,7 +116,7 @@ def rollout_metrics(
     divisors: dict[str, Any] = dict.fromkeys(per_token, tokens)
     divisors |= dict.fromkeys(trained, loss_tokens) | dict.fromkeys(per_row, count)
     result = {name: ratio(value, divisor) for (name, divisor), value in zip(divisors.items(), found, strict=True)}
-    result["rollout/truncated_share"] = ratio(result["rollout/truncated_share"] * count, speaking)
+    result["rollout/truncated_fraction"] = ratio(result["rollout/truncated_fraction"] * count, speaking)
     result |= _score_mean_std("score", scores.raw, scores.valid)
     if scores.score is not scores.raw:
         result |= _score_mean_std("score/processed", scores.score, scores.valid)
@@ -142,8 +142,8 @@ def credit_metrics(credit: Tensor, acted: Tensor) -> dict[str, float]:
     return {
         "mean": float(mean) if known_count else math.nan,
         "std": float(variance) ** 0.5 if known_count else math.nan,
-        "zero_share": ratio(zero, known_count),
-        "unknown_share": ratio(speaking - known_count, speaking),
+        "zero_fraction": ratio(zero, known_count),
+        "unknown_fraction": ratio(speaking - known_count, speaking),
     }
 
 
@@ -159,8 +159,8 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
     return {
         "rollout/turns": ratio(spoken, total),
         "rollout/observation_tokens": ratio(tokens, total),
-        "rollout/cut_share": ratio(cut, spoken),
-        "rollout/overflow_share": ratio(overflow, total),
+        "rollout/cut_fraction": ratio(cut, spoken),
+        "rollout/overflow_fraction": ratio(overflow, total),
     }
 
 
@@ -204,8 +204,8 @@ def sampler_prob_diff(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
     gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
     total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
     return {
-        "rollout/sampler_gap": ratio(total, tokens),
-        "rollout/sampler_gap_max": float(distributed.all_max(gap.max())),
+        "rollout/prob_diff/sampler": ratio(total, tokens),
+        "rollout/prob_diff/sampler_max": float(distributed.all_max(gap.max())),
     }
 
 
@@ -226,17 +226,17 @@ def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> d
     total = distributed.all_sum(torch.stack([part.double().sum() for part in sums.values()])).tolist()
     totals = dict(zip(sums, total, strict=True))
     found = {
-        "targets/advantage_spread": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5
+        "targets/advantage_std": float(distributed.masked_moments(targets.advantages, mask)[1]) ** 0.5
         if totals["tokens"]
         else math.nan,
         "targets/zero_advantage_fraction": ratio(totals["silent"], totals["rows"]),
-        "targets/drawn_share": totals["drawn"] / totals["all"],
+        "targets/resampled_fraction": totals["drawn"] / totals["all"],
     }
     if has_values:
         found["targets/value"] = ratio(totals["value"], totals["tokens"])
     if rollout.behavior_logprobs is not rollout.logprobs:
-        found["rollout/effective_sample_share"] = ratio(totals["w"] ** 2 / max(totals["w2"], 1e-300), totals["tokens"])
-        found["rollout/probability_gap"] = ratio(totals["gap"], totals["tokens"])
+        found["rollout/ess_ratio"] = ratio(totals["w"] ** 2 / max(totals["w2"], 1e-300), totals["tokens"])
+        found["rollout/prob_diff/behavior"] = ratio(totals["gap"], totals["tokens"])
     return found
 
 
@@ -271,7 +271,7 @@ def view_metrics(view: CriticView, current_mask: Tensor) -> dict[str, float]:
     read += sum(len(turn.prompt) for row in view.rollout.detached for turn in row)
     sums = torch.stack([read, (view.is_truncated & current_mask).sum(), current_mask.sum()]).double()
     tokens, left_out, rows = distributed.all_sum(sums).tolist()
-    return {"value/read_tokens": ratio(tokens, rows), "value/left_out_share": ratio(left_out, rows)}
+    return {"value/read_tokens": ratio(tokens, rows), "value/truncated_context_fraction": ratio(left_out, rows)}
 
 
 def greedy_metrics(rollout: Rollout, scores: Scores) -> dict[str, float]:

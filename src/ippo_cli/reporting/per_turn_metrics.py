@@ -98,7 +98,7 @@ def sum_turn(
     scored = turn_mask(episodes, agent, turn).to(valid.device) & valid
     return {
         "response_length": (float(sum(len(taken.completion.ids) for taken in own)), float(len(own))),
-        "cut_share": (float(sum(not taken.completion.finished for taken in own)), float(len(own))),
+        "cut_fraction": (float(sum(not taken.completion.finished for taken in own)), float(len(own))),
         "score": _sum_column(scores, turn, scored),
     }
 
@@ -115,7 +115,7 @@ def per_turn_target_metrics(agent: Agent, rollout: Rollout, targets: Targets, tu
     advantage, variance = distributed.masked_moments(targets.advantages, tokens)
     found = {
         "targets/advantage": float(advantage) if has_tokens else torch.nan,
-        "targets/advantage_spread": float(variance) ** 0.5 if has_tokens else torch.nan,
+        "targets/advantage_std": float(variance) ** 0.5 if has_tokens else torch.nan,
     }
     if agent.has_values:
         value, _ = distributed.masked_moments(targets.values, tokens)

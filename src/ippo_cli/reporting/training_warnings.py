@@ -10,10 +10,10 @@ from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.config_warnings import WarningInputs, config_warnings
 from ippo_cli.config.schema import (
     Config,
+    ContextMode,
     CriticKind,
     EnvironmentTaskConfig,
     GridConfig,
-    History,
     LettersConfig,
     ValueUnit,
 )
@@ -64,8 +64,8 @@ def _truncation_warning(rows: Sequence[Row], config: Config) -> str | None:
         return None  # responses have exactly the limit's length, or episodes end at the environment's limit
 
     def is_always_truncated(name: str) -> bool:
-        several_turns = f"{name}/rollout/cut_share" in rows[-1]  # their rows are also truncated at other limits
-        return not several_turns and rows[-1][f"{name}/rollout/truncated_share"] >= NEARLY_ALL
+        several_turns = f"{name}/rollout/cut_fraction" in rows[-1]  # their rows are also truncated at other limits
+        return not several_turns and rows[-1][f"{name}/rollout/truncated_fraction"] >= NEARLY_ALL
 
     cut = [name for name in config.task.agents if is_always_truncated(name)]
     if not cut:
@@ -135,7 +135,7 @@ def _no_progress_warning(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _score_drop_warning(rows: Sequence[Row], config: Config) -> str | None:
-    if len(rows) < 2 * LAST_ROWS or config.team.partners.every:  # a score may fall against stronger opponents
+    if len(rows) < 2 * LAST_ROWS or config.team.opponent_pool.every:  # a score may fall against stronger opponents
         return None
 
     def first_best_last_means(name: str) -> tuple[float, float, float]:
@@ -219,7 +219,7 @@ def _critic_warning(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _failing_rewards_warning(rows: Sequence[Row], config: Config) -> str | None:
-    shares = {name: rows[-1][f"{name}/score/failed_share"] for name in config.task.agents}
+    shares = {name: rows[-1][f"{name}/score/failed_fraction"] for name in config.task.agents}
     names = [name for name, share in shares.items() if share > 0]
     if not names:
         return None
@@ -261,7 +261,7 @@ def _skipped_steps_warning(rows: Sequence[Row], config: Config) -> str | None:
 
 
 def _context_overflow_warning(rows: Sequence[Row], config: Config) -> str | None:
-    shares = {name: rows[-1].get(f"{name}/rollout/overflow_share", 0.0) for name in config.task.agents}
+    shares = {name: rows[-1].get(f"{name}/rollout/overflow_fraction", 0.0) for name in config.task.agents}
     names = [name for name, share in shares.items() if share > SOME]
     if not names:
         return None
@@ -270,7 +270,7 @@ def _context_overflow_warning(rows: Sequence[Row], config: Config) -> str | None
         f"{join_names(names)}; "
         + (
             "increase rollout.max_prompt_tokens"
-            if config.rollout.history is History.latest
+            if config.rollout.context is ContextMode.last_only
             else "lower rollout.max_new_tokens or the number of turns"
         )
     )
@@ -279,7 +279,7 @@ def _context_overflow_warning(rows: Sequence[Row], config: Config) -> str | None
 def _cut_turns_warning(rows: Sequence[Row], config: Config) -> str | None:
     last = rows[-FIRST_ROWS:]
     shares = {
-        name: min(_value_or_zero(row.get(f"{name}/rollout/cut_share")) for row in last)
+        name: min(_value_or_zero(row.get(f"{name}/rollout/cut_fraction")) for row in last)
         if len(last) == FIRST_ROWS
         else 0.0
         for name in config.task.agents

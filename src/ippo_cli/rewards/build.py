@@ -126,7 +126,7 @@ def _build_model(config: ModelRewardConfig, agents: Agents) -> RewardFunction:
 
 
 def _build_number(config: NumberRewardConfig, agents: Agents) -> RewardFunction:
-    weights = {"right": config.right, "near": config.near, "bare": config.bare}
+    weights = {"right": config.exact_weight, "near": config.near_weight, "bare": config.format_weight}
     return _adapt_response_reward(NumberReward(_reference_answers(config, agents), weights), agents)
 
 

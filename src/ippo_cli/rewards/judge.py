@@ -23,7 +23,7 @@ from ippo_cli.types import Episode, Example
 
 
 class JudgeReward:
-    """Each agent's number is the judge's score of its response, scaled from `lowest`..`highest` to 0..1.
+    """Each agent's number is the judge's score of its response, scaled from `min_score`..`max_score` to 0..1.
 
     The team's number is the mean over agents, the part `judged` the mean unscaled score. A row fails if the judge's
     answer has no number or one outside the bounds. Equal requests are sent once: a template with all agents' responses
@@ -41,7 +41,7 @@ class JudgeReward:
 
     def prepare(self, context: RewardContext) -> None:
         """Open this rank's answer cache in the run's folder, with the answers of earlier processes."""
-        if self.config.keep_answers and context.folder is not None:
+        if self.config.cache_answers and context.folder is not None:
             self._cache = AnswerCache(context.folder / f"answers_rank{distributed.rank()}.jsonl")
 
     def __call__(self, episodes: Sequence[Episode]) -> Reward:
@@ -105,7 +105,7 @@ class JudgeReward:
             judged = {name: self._parser.parse(self._cache[key]) for name, key in keys.items()}
         except RequestFailed as failure:  # a cached answer that the current pattern cannot parse
             return failure
-        low, width = self.config.lowest, self.config.highest - self.config.lowest
+        low, width = self.config.min_score, self.config.max_score - self.config.min_score
         own = {name: (number - low) / width for name, number in judged.items()}
         return {
             "team": sum(own.values()) / len(own),
@@ -201,8 +201,8 @@ class AnswerParser:
         except (OverflowError, TypeError, ValueError):
             where = f"pattern={config.pattern}" if config.pattern is not None else f"field={config.field}"
             raise RequestFailed(f"the judge's answer has no number for reward.{where}: {text!r:.200}") from None
-        if not config.lowest <= number <= config.highest:
-            bounds = f"outside {config.lowest:g} to {config.highest:g}"
+        if not config.min_score <= number <= config.max_score:
+            bounds = f"outside {config.min_score:g} to {config.max_score:g}"
             raise RequestFailed(f"the judge's score is {number:g}, {bounds}: {text!r:.200}")
         return number
 

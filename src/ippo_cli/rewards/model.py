@@ -85,19 +85,19 @@ class ModelReward:
             return ids
         return [ids[0], *ids[len(ids) - limit + 1 :]] if limit > 1 else ids[:1]
 
-    def _score_row(self, said: Mapping[str, tuple[float, int]]) -> Row | Exception:
-        overlong = [length for _, length in said.values() if self._limit is not None and length > self._limit]
-        if overlong and self.config.too_long is Overlong.fail:
+    def _score_row(self, scored: Mapping[str, tuple[float, int]]) -> Row | Exception:
+        overlong = [length for _, length in scored.values() if self._limit is not None and length > self._limit]
+        if overlong and self.config.overlong is Overlong.fail:
             return ValueError(f"a conversation has {overlong[0]} tokens; the reward model's limit is {self._limit}")
-        if any(length == 0 for _, length in said.values()):
+        if any(length == 0 for _, length in scored.values()):
             return ValueError("a conversation has no tokens after encoding by the reward model's tokenizer")
-        if bad := [score for score, _ in said.values() if not math.isfinite(score)]:
+        if bad := [score for score, _ in scored.values() if not math.isfinite(score)]:
             return ValueError(f"the reward model returned {bad[0]}")
-        numbers = [score for score, _ in said.values()]
+        numbers = [score for score, _ in scored.values()]
         return {
             "team": sum(numbers) / len(numbers) if numbers else 0.0,
-            "agent": {name: said[name][0] if name in said else 0.0 for name in self.agents},
-            "parts": {"cut": len(overlong) / max(len(said), 1)},
+            "agent": {name: scored[name][0] if name in scored else 0.0 for name in self.agents},
+            "parts": {"cut": len(overlong) / max(len(scored), 1)},
         }
 
 

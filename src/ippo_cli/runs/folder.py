@@ -21,6 +21,7 @@ from ippo_cli.config.errors import ResumeError, StorageError, convert_storage_er
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.engine.launchers import job_id
+from ippo_cli.runs.metric_names import present_metric_name
 
 PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "omegaconf", "datasets", "tokenizers")
 
@@ -204,7 +205,7 @@ def check_metrics(checkpoint: Path) -> None:
 
 
 def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The rows of a `metrics.jsonl`, each with the byte at which it ends. Raises `ResumeError` for a damaged one."""
+    """The rows of a `metrics.jsonl` with present metric names, each with the byte at which it ends. Raises `ResumeError` for a damaged one."""
     end = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -217,7 +218,7 @@ def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
                     f"{file}, line {number}: not a row of metrics; fix or delete that line, or move the file away: "
                     "training does not depend on it"
                 ) from None
-            yield row, end
+            yield {present_metric_name(name): value for name, value in row.items()}, end
 
 
 def mark_run_failed(folder: Path, error: str) -> None:
@@ -253,8 +254,8 @@ def check_iterations_left(checkpoint: Path, config: Config, last_iteration: int)
     done = int(checkpoint.name.removeprefix("step_"))
     if last_iteration >= done:
         return
-    if config.stop_after is not None and config.stop_after == last_iteration:
-        setting, works = f"stop_after={config.stop_after}", "stop_after=null"
+    if config.max_iterations_this_run is not None and config.max_iterations_this_run == last_iteration:
+        setting, works = f"max_iterations_this_run={config.max_iterations_this_run}", "max_iterations_this_run=null"
     elif config.num_iterations is None:
         setting, works = f"num_epochs={config.num_epochs:g}", "a larger num_epochs"
     else:

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.compose.renamed_keys import rename_override
 from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.config.text import format_table
@@ -105,7 +106,7 @@ def find_sweep(beside: Path, arguments: Sequence[str]) -> Path | None:
 
 def is_launcher_override(text: str) -> bool:
     """Whether an argument selects how jobs are launched, which may change when a sweep is resumed."""
-    return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "sweep.at_once="))
+    return text.startswith(("hydra/launcher=", "hydra.launcher.", "+hydra.launcher.", "sweep.max_parallel="))
 
 
 def read_arguments(folder: Path) -> list[str]:
@@ -231,7 +232,10 @@ def _comparable_arguments(arguments: Sequence[str]) -> list[str]:
 def _read_sweep_file(folder: Path) -> dict[str, Any]:
     try:
         known = json.loads((folder / SWEEP_FILE).read_text())
-        return {"arguments": known["arguments"], "jobs": known["jobs"]}
+        return {
+            "arguments": [rename_override(str(text)) for text in known["arguments"]],
+            "jobs": [job | {"overrides": [rename_override(text) for text in job["overrides"]]} for job in known["jobs"]],
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{folder / SWEEP_FILE} cannot be read ({error})") from error
 

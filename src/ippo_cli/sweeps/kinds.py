@@ -41,13 +41,15 @@ def apply_sweep_settings(
     sweep: SweepConfig, row: JobRow, plain: dict[str, Any], config: Config, *, begun: bool
 ) -> None:
     """Set in the row and configuration of a job what the sweep determines: threads, and the end of a generation."""
-    if sweep.at_once > 1 and not begun and config.launch.threads is None:
-        row.threads = max(cores_per_rank(os.environ, config.launch.processes) // sweep.at_once, 1)
+    if sweep.max_parallel > 1 and not begun and config.launch.threads is None:
+        row.threads = max(cores_per_rank(os.environ, config.launch.processes) // sweep.max_parallel, 1)
         _add_override(row, plain, THREADS_KEY, row.threads)
     if isinstance(sweep, PopulationSweepConfig):
         check_adaptive_values(row, config)
         assert config.num_iterations is not None
-        _add_override(row, plain, "stop_after", config.num_iterations // sweep.generations * (row.generation or 1))
+        _add_override(
+            row, plain, "max_iterations_this_run", config.num_iterations // sweep.generations * (row.generation or 1)
+        )
 
 
 def _add_override(row: JobRow, plain: dict[str, Any], key: str, value: int) -> None:

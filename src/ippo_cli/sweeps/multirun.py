@@ -73,7 +73,7 @@ class CheckedJob:
 def is_sweep(argv: Sequence[str]) -> bool:
     """Whether these arguments start or resume a sweep."""
     typed_now = get_args_parser().parse_args(list(argv))
-    if typed_now.cfg or typed_now.get_info or typed_now.hydra_help or typed_now.shell_completion:
+    if typed_now.cfg or typed_now.info or typed_now.hydra_help or typed_now.shell_completion:
         return False
     return typed_now.multirun or MULTIRUN_FLAGS[-1] in argv or _resumed_folder(argv) is not None
 
@@ -174,12 +174,12 @@ class _SweepRunner:
 
     def _build_search(self) -> Search:
         """The search that generates the jobs. Raises `ConfigError` if the launcher or sweeper does not allow it."""
-        if self.sweep.kind is SweepKind.grid and self.sweep.at_once == 1:
+        if self.sweep.kind is SweepKind.grid and self.sweep.max_parallel == 1:
             return FixedJobs()
         launcher = str(self.master.hydra.runtime.choices["hydra/launcher"])
-        setting = f"sweep={self.sweep.kind.value} sweep.at_once={self.sweep.at_once}"
+        setting = f"sweep={self.sweep.kind.value} sweep.max_parallel={self.sweep.max_parallel}"
         if launcher != "basic":
-            remedy = "remove the launcher, as inside of one cluster job, or use sweep=grid sweep.at_once=1"
+            remedy = "remove the launcher, as inside of one cluster job, or use sweep=grid sweep.max_parallel=1"
             raise ConfigError(
                 setting, f"runs its jobs on this machine, and so cannot use hydra/launcher={launcher}", remedy
             )
@@ -201,7 +201,7 @@ class _SweepRunner:
         folder = self.resumed or sweep_folder.reserve_sweep_folder(self.sweep_dir, chosen=self.is_dir_chosen)
         total = len(rows) if isinstance(search, FixedJobs) else search.total
         self._announce(total, len(done), folder)
-        if isinstance(search, FixedJobs) and self.sweep.at_once == 1:
+        if isinstance(search, FixedJobs) and self.sweep.max_parallel == 1:
             self._run_and_report(folder, rows, total, lambda this: self._run_launcher(this, [job.row for job in jobs]))
         else:
             plains = {job.row.job: job.plain for job in jobs}
@@ -367,7 +367,7 @@ class _SweepRunner:
         report_and_exit(folder, error)
 
     def _run_pool(self, search: Search, context: SweepContext, plains: dict[int, dict[str, Any]]) -> None:
-        run_search(search, context, self.sweep.at_once, lambda row: self._check_job(row).plain, plains)
+        run_search(search, context, self.sweep.max_parallel, lambda row: self._check_job(row).plain, plains)
 
     def _run_launcher(self, context: SweepContext, rows: Sequence[JobRow]) -> None:
         callbacks = Callbacks(self.master)

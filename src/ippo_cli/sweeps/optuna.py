@@ -1,7 +1,7 @@
 """`sweep=optuna`: Optuna's TPE sampler proposes the values of each job; jobs below the median are pruned.
 
 Values and pruning of a job depend on the seed of the sweep, the number of the job, and the jobs that come at least
-`at_once` before it; they do not depend on the order in which jobs finish. The study is rebuilt from `sweep.json`.
+`max_parallel` before it; they do not depend on the order in which jobs finish. The study is rebuilt from `sweep.json`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Trial = tuple[dict[str, str], float | None]  # values and score; None for jobs t
 
 
 class OptunaSearch:
-    """Proposes jobs one at a time, each from the scores of the jobs at least `at_once` before it."""
+    """Proposes jobs one at a time, each from the scores of the jobs at least `max_parallel` before it."""
 
     def __init__(self, config: OptunaSweepConfig, space: Sequence[Dimension], fixed: Sequence[str]) -> None:
         if find_spec("optuna") is None:
@@ -66,7 +66,7 @@ class OptunaSearch:
 
     def _rows_before(self, number: int, rows: Sequence[JobRow]) -> list[JobRow]:
         """The jobs that job `number` may depend on, in order."""
-        return [row for row in rows if row.job <= number - self.config.at_once]
+        return [row for row in rows if row.job <= number - self.config.max_parallel]
 
     def _row_values(self, row: JobRow) -> dict[str, str]:
         keys = {dimension.key for dimension in self.space}
@@ -106,7 +106,7 @@ def propose_values(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # constant_liar, which separates parallel jobs, is experimental
         sampler = optuna.samplers.TPESampler(
-            seed=seed, n_startup_trials=config.startup_trials, constant_liar=config.at_once > 1
+            seed=seed, n_startup_trials=config.startup_trials, constant_liar=config.max_parallel > 1
         )
         study = optuna.create_study(direction="maximize", sampler=sampler)
         for values, score in trials:

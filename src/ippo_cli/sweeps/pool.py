@@ -1,4 +1,4 @@
-"""Runs jobs of a sweep in parallel on this machine: one process per job, at most `sweep.at_once` at a time."""
+"""Runs jobs of a sweep in parallel on this machine: one process per job, at most `sweep.max_parallel` at a time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ class _Slot:
 class JobPool:
     """Starts job processes and collects finished ones; updates the row of a job only if its process died."""
 
-    def __init__(self, context: SweepContext, at_once: int) -> None:
+    def __init__(self, context: SweepContext, max_parallel: int) -> None:
         self._context = context
-        self._slots = [_Slot() for _ in range(at_once)]
+        self._slots = [_Slot() for _ in range(max_parallel)]
 
     @property
     def has_room(self) -> bool:

@@ -25,7 +25,7 @@ from ippo_cli.sweeps.space import Dimension
 UNCHANGEABLE_KEYS = (
     "num_iterations",
     "num_epochs",
-    "stop_after",
+    "max_iterations_this_run",
     "name",
     "output_dir",
     "mode",
@@ -48,7 +48,7 @@ class PopulationSearch:
         for dimension in space:
             check_changeable_key(dimension.key, groups)
         for text in fixed:
-            if text.startswith("stop_after="):
+            if text.startswith("max_iterations_this_run="):
                 raise ConfigError(
                     text, "is set by the sweep at the end of each generation", "remove it, and set sweep.generations"
                 )

@@ -64,13 +64,13 @@ class FixedJobs:
 
 
 def run_search(
-    search: Search, context: SweepContext, at_once: int, make: ComposeJob, plains: dict[int, dict[str, Any]]
+    search: Search, context: SweepContext, max_parallel: int, make: ComposeJob, plains: dict[int, dict[str, Any]]
 ) -> None:
     """Run waiting jobs and those that the search generates, until none are left or a signal stops the sweep.
 
     `plains`: by job, the configurations of jobs that are already composed.
     """
-    pool = JobPool(context, at_once)
+    pool = JobPool(context, max_parallel)
     started: set[int] = set()
     judged: dict[int, int] = {}  # by job, size in bytes of the metrics at its last check
     while True:

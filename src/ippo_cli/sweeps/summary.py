@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from ippo_cli.compose.renamed_keys import rename_override
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import metric_rows, run_folders
@@ -207,7 +208,7 @@ def _read_run_rows(root: Path) -> list[JobRow]:
     rows = []
     for number, folder in enumerate(reversed(run_folders(root)), start=1):
         try:
-            texts = [str(text) for text in json.loads((folder / "overrides.json").read_text())]
+            texts = [rename_override(str(text)) for text in json.loads((folder / "overrides.json").read_text())]
         except (OSError, ValueError, TypeError):
             texts = []
         state = str(read_run(folder).get("state", "missing"))
@@ -226,7 +227,7 @@ def _read_run_rows(root: Path) -> list[JobRow]:
 def _distinct_overrides(rows: Sequence[JobRow]) -> dict[int, tuple[str, ...]]:
     """By job, its overrides without those that all jobs share, and without the number of threads from the sweep.
 
-    That number differs between jobs if the sweep was resumed with another `sweep.at_once`.
+    That number differs between jobs if the sweep was resumed with another `sweep.max_parallel`.
     """
     shared = set.intersection(*(set(row.overrides) for row in rows)) if len(rows) > 1 else set()
     return {row.job: tuple(text for text in overrides_without_threads(row) if text not in shared) for row in rows}

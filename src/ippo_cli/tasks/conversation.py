@@ -47,13 +47,13 @@ class PromptFormat:
         system: str | None = None,
         chat_template: bool | str = False,
         max_prompt_tokens: int,
-        history: str = "prefix",
+        context_mode: str = "append",
     ) -> None:
         self.agent = agent
         self.tokenizer = tokenizer
         self.system = system
         self.max_prompt_tokens = max_prompt_tokens
-        self.history = history
+        self.context_mode = context_mode
         self.uses_chat_template = self._resolve_chat_template(chat_template)
         self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
 
@@ -91,10 +91,10 @@ class PromptFormat:
 
         The next prompt ids are the previous prompt ids, the sampled ids, and the separately tokenized ids of the text
         between the completion and the next response. This fails if a chat template renders the history differently from
-        the text so far: `ConfigError`, or with history="turns" the whole conversation is tokenized again and becomes
-        `detached`. With history="latest" the prompt contains only the observation.
+        the text so far: `ConfigError`, or with context_mode="retokenize" the whole conversation is tokenized again and
+        becomes `detached`. With context_mode="last_only" the prompt contains only the observation.
         """
-        if self.history == "latest":
+        if self.context_mode == "last_only":
             for conversation, begun in zip(conversations, self.start_conversations(observations), strict=True):
                 conversation.messages, conversation.text, conversation.ids = begun.messages, begun.text, begun.ids
                 conversation.detached = True
@@ -122,7 +122,7 @@ class PromptFormat:
         Checks two rounds of a sample conversation, with and without thinking in the answers: a template that drops
         thinking would fail during a run.
         """
-        if not self.uses_chat_template or self.history != "prefix":
+        if not self.uses_chat_template or self.context_mode != "append":
             return
         for answer in PROBE_ANSWERS:
             messages = self._first_messages("One?")
@@ -154,16 +154,16 @@ class PromptFormat:
 
     def _check_rewrite_allowed(self, expected: str, now: str) -> None:
         """Raise `ConfigError` if the history setting requires an unchanged history."""
-        if self.history != "prefix":
+        if self.context_mode != "append":
             return
         pairs = zip_longest(expected, now)
         place = next(place for place, (wanted, found) in enumerate(pairs) if wanted != found)
         around = slice(max(place - 20, 0), place + 40)
         raise ConfigError(
-            f"rollout.history={self.history}",
+            f"rollout.context={self.context_mode}",
             f"needs a chat template that keeps earlier messages unchanged, and that of agent {self.agent}'s tokenizer "
             f"writes {now[around]!r} where the context has {expected[around]!r}",
-            "use rollout.history=turns, which trains each turn on the prompt that was used to sample it",
+            "use rollout.context=retokenize, which trains each turn on the prompt that was used to sample it",
         )
 
     def _stop_token(self, completion: Completion) -> str:
@@ -200,9 +200,9 @@ class PromptFormat:
     def prompt_limit(self, context: int) -> int:
         """Exclusive upper limit on the tokens of a prompt after the first turn.
 
-        Earlier turns may fill the context; with history="latest", `max_prompt_tokens` applies to every prompt.
+        Earlier turns may fill the context; with context_mode="last_only", `max_prompt_tokens` applies to every prompt.
         """
-        return min(context, self.max_prompt_tokens + 1) if self.history == "latest" else context
+        return min(context, self.max_prompt_tokens + 1) if self.context_mode == "last_only" else context
 
     def check_length(self, text: str, length: int, context: int, place: str = ",") -> None:
         """Raise `ConfigError` for a first prompt that is empty, too long, or leaves no room for a response."""
@@ -338,7 +338,7 @@ def prompt_formats(
             system=task.agents[name].system,
             chat_template=chat,
             max_prompt_tokens=rollout.max_prompt_tokens,
-            history=rollout.history.value,
+            context_mode=rollout.context.value,
         )
         for name, tokenizer in tokenizers.items()
     }

@@ -9,9 +9,9 @@ from ippo_cli.config.checks import PROTOCOLS
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Config,
+    ContextMode,
     ConversationConfig,
     EnvironmentTaskConfig,
-    History,
     JsonlConfig,
     LadderConfig,
     ReasoningGymConfig,
@@ -161,7 +161,7 @@ def example_only_agents(config: TaskConfig) -> list[str]:
 
 def can_reuse_prefix(config: Config) -> bool:
     """Whether later prompts extend earlier prompts and responses, so that a prefix cache helps."""
-    return config.rollout.history is not History.latest and bool(multi_turn_agents(config.task))
+    return config.rollout.context is not ContextMode.last_only and bool(multi_turn_agents(config.task))
 
 
 def get_num_workers(config: TaskConfig) -> int:

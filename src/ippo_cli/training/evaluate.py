@@ -82,17 +82,17 @@ def evaluate(
         }
         by_row = _episode_values(rewards, scores, failed, episodes)
         found = row_means(by_row, num_generations) | pass_at_k_metrics(by_row, num_generations)
-        found["failed_share"] = float(distributed.all_sum(failed.sum().double())) / total
+        found["failed_fraction"] = float(distributed.all_sum(failed.sum().double())) / total
         found |= _multi_turn_metrics(episodes, several_turns, total)
         turns = logged_turn_counts(agents, episodes, max_turns_by_agent(config.task), config.tracker.turns)
         for name, count in turns.items():
             found |= add_prefix(name, _per_turn_means(episodes, name, turn_scores[name], ~failures[name], count))
-        if found["failed_share"] > config.reward.failure_budget:
+        if found["failed_fraction"] > config.reward.failure_budget:
             raise RewardError(
-                f"evaluation: {found['failed_share']:.0%} of the rows got no reward from {reward_name(config.reward)} "
-                f"(reward.failure_budget={config.reward.failure_budget:g}); {first_failure_message(failure)}"
+                f"evaluation: {found['failed_fraction']:.0%} of the rows got no reward from "
+                f"{reward_name(config.reward)} (reward.failure_budget={config.reward.failure_budget:g}); {first_failure_message(failure)}"
             ) from failure
-        failed_of[mode] = round(found["failed_share"] * total)
+        failed_of[mode] = round(found["failed_fraction"] * total)
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}
         rows_of |= {f"{mode}/{name}": values for name, values in by_row.items()}
         shown = {name: values.where(~failures[name][:, None], math.nan) for name, values in turn_scores.items()}
@@ -136,7 +136,7 @@ def _episode_values(
         tokens = [sum(len(turn.completion.ids) for turn in episode.turns_of_agent(name)) for episode in episodes]
         cut = [float(not episode.finished(name)) if episode.turns_of_agent(name) else math.nan for episode in episodes]
         found[f"{name}/response_length"] = torch.tensor(tokens, dtype=torch.float64)
-        found[f"{name}/truncated_share"] = torch.tensor(cut, dtype=torch.float64)
+        found[f"{name}/truncated_fraction"] = torch.tensor(cut, dtype=torch.float64)
     return found
 
 
@@ -203,6 +203,6 @@ def _multi_turn_metrics(episodes: Sequence[Episode], agents: Sequence[str], rows
             torch.tensor([counts["turns"], counts["cut"], counts["overflow"]], dtype=torch.float64)
         ).tolist()
         found[f"{name}/turns"] = turns / rows
-        found[f"{name}/cut_share"] = cut / turns if turns else math.nan
-        found[f"{name}/overflow_share"] = overflow / rows
+        found[f"{name}/cut_fraction"] = cut / turns if turns else math.nan
+        found[f"{name}/overflow_fraction"] = overflow / rows
     return found

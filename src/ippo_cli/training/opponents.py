@@ -90,7 +90,7 @@ class OpponentPool:
 
     def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
-        self._settings, self._state = config.team.partners, state
+        self._settings, self._state = config.team.opponent_pool, state
         self._agents_by_policy, self._policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
         self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
         self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
@@ -106,7 +106,7 @@ class OpponentPool:
                 if not _is_intact(file, entry["sha256"]):
                     raise ResumeError(
                         f"{file} is missing or has changed, so the run would continue with different opponents; "
-                        "restore the file, resume without opponents (team.partners.every=0), or start a new run"
+                        "restore the file, resume without opponents (team.opponent_pool.every=0), or start a new run"
                     )
 
     def add_due_snapshot(self, team: Team, iteration: int) -> None:
@@ -235,8 +235,8 @@ class OpponentPool:
         )
         counts = torch.tensor([sum(bool(episode.partners) for episode in episodes), len(episodes)])
         opponent_episodes, total = distributed.all_sum(counts).tolist()
-        row = {"team/partners/iteration": float(drawn), "team/partners/share": opponent_episodes / total}
-        row["team/partners/size"] = float(len(snapshots))
+        row = {"team/opponents/iteration": float(drawn), "team/opponents/fraction": opponent_episodes / total}
+        row["team/opponents/size"] = float(len(snapshots))
         if not self._settings.elo:
             return row
         first, second = self._agents

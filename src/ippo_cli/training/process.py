@@ -164,7 +164,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
-    more = ("num_iterations", "MORE") if config.stop_after is None else ("stop_after", "null")
+    more = ("num_iterations", "MORE") if config.max_iterations_this_run is None else ("max_iterations_this_run", "null")
     console.show_summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 
 
@@ -253,7 +253,7 @@ def _build_trainer(
     saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
     state = _build_initial_state(config, build_team(config, weights, device, saved), run)
     fault_point("init")
-    partners = OpponentPool(config, folder, state.pool, device) if config.team.partners.every else None
+    partners = OpponentPool(config, folder, state.pool, device) if config.team.opponent_pool.every else None
     if checkpoint is not None:
         checkpoints.load(state, checkpoint)
         if saved is not None:
@@ -360,7 +360,7 @@ def _build_checkpoint_manager(config: Config, folder: Path, plan: BatchSizes, si
 def _build_time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
     """The run's time limit; rank 0's clock and job information decide for all ranks."""
     limit = (
-        resolve_deadline(config.checkpoint.must_save_by, PROCESS_STARTED_AT, job_end_time)
+        resolve_deadline(config.checkpoint.save_deadline, PROCESS_STARTED_AT, job_end_time)
         if distributed.is_main()
         else None
     )

@@ -128,7 +128,7 @@ class Trainer:
         team, algorithm = state.team, state.algorithm
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         if self.opponents is not None:
-            with clock("partners"):
+            with clock("opponents"):
                 self.opponents.add_due_snapshot(team, iteration)
         collected = self.collector.collect_iteration(iteration, state.moments, clock)
         release_free_memory()
@@ -212,7 +212,7 @@ class Trainer:
             began = time.perf_counter()
             found = self._evaluate()
             row = row | add_prefix("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
-        if self.opponents is not None and self.config.team.partners.elo:
+        if self.opponents is not None and self.config.team.opponent_pool.elo:
             self.run.write_table("elo.json", self.opponents.rating_rows())
         with distributed.synchronize_errors():
             self.run.log_row(row)

@@ -59,14 +59,14 @@ def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatc
     run.log_samples("train_00000001", [{"text": f"a {CANARY}"}])
     run.finish("done")
     client, there = recorded(tmp_path)
-    assert there.get_info.run_name == "20250101-000000-aaaaaa"
-    assert there.get_info.status == "FINISHED"
+    assert there.info.run_name == "20250101-000000-aaaaaa"
+    assert there.info.status == "FINISHED"
     assert there.data.tags["state"] == "done"
     assert there.data.tags["group"] == "default"
     assert there.data.params["actor.learning_rate"] == "0.00035"
     assert there.data.params["tracker.kind"] == "mlflow"
     assert there.data.params["rollout.stop_strings"] == '["${oc.env:PIT_API_KEY}"]'
-    history = client.get_metric_history(there.get_info.run_id, "eval/sampled/score/pass_at_4")
+    history = client.get_metric_history(there.info.run_id, "eval/sampled/score/pass_at_4")
     assert [(point.step, point.value) for point in history] == [(0, 0.5), (1, 1.5)]
     assert list(there.data.metrics) == ["eval/sampled/score/pass_at_4"], "what is not finite is left out"
     [samples] = (tmp_path / "mlruns").rglob("train_00000001.jsonl")
@@ -83,8 +83,8 @@ def test_resumed_run_is_the_same_run_and_changes_are_tags(tmp_path: Path) -> Non
             run.log_row({"iteration": iteration, "time/iteration": float(iteration)})
         run.finish("preempted" if not overrides else "done")
     client, there = recorded(tmp_path)
-    assert there.get_info.status == "FINISHED"
-    history = client.get_metric_history(there.get_info.run_id, "time/iteration")
+    assert there.info.status == "FINISHED"
+    history = client.get_metric_history(there.info.run_id, "time/iteration")
     assert [(point.step, point.value) for point in history] == [(1, 1.0), (2, 2.0), (2, 2.0), (3, 3.0)]
     assert there.data.params["num_iterations"] == "90"
     assert there.data.tags["changed.num_iterations"] == "9"
@@ -113,7 +113,7 @@ def test_sweep_jobs_are_separate_runs_in_one_group(tmp_path: Path, tracking: Cal
     for run in runs:
         run.finish("done")
     _, *there = recorded(tmp_path, "mine")
-    assert {run.get_info.run_name for run in there} == {f"multirun-20250101-000000/{number}" for number in "12"}
+    assert {run.info.run_name for run in there} == {f"multirun-20250101-000000/{number}" for number in "12"}
     assert {run.data.tags["group"] for run in there} == {"multirun-20250101-000000"}
 
 
@@ -122,10 +122,10 @@ def test_resumed_training_has_every_iteration_once(tmp_path: Path, monkeypatch: 
     keys = ("tracker=mlflow", "tracker.samples_every=2", "evaluation.greedy=false")
     folder = stopped_and_resumed(tmp_path, monkeypatch, *stopping_reward(tmp_path), *keys, at_call=3)
     client, there = recorded(tmp_path)
-    assert (there.get_info.status, there.data.tags["folder"]) == ("FINISHED", str(folder))
+    assert (there.info.status, there.data.tags["folder"]) == ("FINISHED", str(folder))
     written = {row["iteration"]: row for row in rows(folder)}
     for name, iterations in (("low/score/mean", (1, 2, 3, 4)), ("eval/sampled/score", (0, 2, 4))):
-        points = [(point.step, point.value) for point in client.get_metric_history(there.get_info.run_id, name)]
+        points = [(point.step, point.value) for point in client.get_metric_history(there.info.run_id, name)]
         assert points == [(iteration, pytest.approx(written[iteration][name])) for iteration in iterations]
     assert "train_00000004.jsonl" in [file.name for file in (tmp_path / "mlruns").rglob("*.jsonl")]
 
@@ -191,7 +191,7 @@ def test_tracker_ignores_preemption_signals_and_its_loss_warns(
     run.log_row({"iteration": 1, "time/iteration": 1.0})
     run.finish("preempted")
     _, there = recorded(tmp_path)
-    assert (there.get_info.status, there.data.metrics) == ("KILLED", {"time/iteration": 1.0})
+    assert (there.info.status, there.data.metrics) == ("KILLED", {"time/iteration": 1.0})
     assert capsys.readouterr().out == ""
     run = begun(tmp_path / "default" / "b")
     [process] = tracking()

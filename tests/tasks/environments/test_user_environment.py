@@ -105,7 +105,8 @@ class Named(Relay):
     """Numbers in info with reserved or invalid metric names."""
 
     def step(self, action):
-        return {}, {}, True, False, {"score": 1, "failed_share": 2, "time/step": 3, "win rate": 4, "kept.2-x": 5, 6: 7}
+        info = {"score": 1, "failed_fraction": 2, "time/step": 3, "win rate": 4, "kept.2-x": 5, 6: 7}
+        return {}, {}, True, False, info
 
 
 class Leaving(Relay):
@@ -187,7 +188,7 @@ def test_info_numbers_get_valid_metric_names(file: str) -> None:
     parts = act(world, one="x").parts
     assert parts == {
         "info_score": 1.0,
-        "info_failed_share": 2.0,
+        "info_failed_fraction": 2.0,
         "time_step": 3.0,
         "win_rate": 4.0,
         "kept.2-x": 5.0,
@@ -282,7 +283,7 @@ def test_invalid_returns_are_rejected(file: str, function: str, kind: str, agent
         (
             "{file}",
             {},
-            "task.environment=.*my_env.py names a file without a function; use task.environment=.*my_env.py:Guess or ",
+            "task.environment=.*my_env.py names a file without a function or class; use task.environment=.*my_env.py:Guess or ",
         ),
         ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is not a file"),
         ("{file}:make", {"digits": 1}, r"cannot be created \(.*my_env.py:32: ValueError: two digits at least\)"),

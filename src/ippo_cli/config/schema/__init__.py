@@ -93,7 +93,7 @@ from ippo_cli.config.schema.reward import (
     Sandbox,
     TestMatch,
 )
-from ippo_cli.config.schema.rollout import History, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
+from ippo_cli.config.schema.rollout import ContextMode, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     CheckpointWeights,
@@ -119,12 +119,12 @@ from ippo_cli.config.schema.task import (
     GridConfig,
     JsonlConfig,
     LettersConfig,
+    OverlongPrompts,
     RelayConfig,
     SignallingConfig,
     SortingConfig,
     TaskConfig,
     TaskKind,
-    TooLong,
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,

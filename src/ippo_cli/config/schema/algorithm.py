@@ -59,7 +59,7 @@ class TurnValue(str, Enum):
     first = "first"
     mean = "mean"
     final = "final"
-    after = "after"
+    post = "post"
 
 
 class ValueUnit(str, Enum):
@@ -173,7 +173,7 @@ class AlgorithmConfig(StepsConfig):
     objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
     advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline (without one)
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
-    turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | after (after the turn)
+    turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
     value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)
     scale_by_std: bool | None  # advantage=group: divide by the group's standard deviation (GRPO) or not (Dr. GRPO)
     gamma: UnitFloat | None  # discount per action

@@ -138,9 +138,9 @@ class Gsm8kRewardConfig(RewardConfig):
 class NumberRewardConfig(RewardConfig):
     """Weighted sum: correctness, closeness and format of the last number, compared with the reference answer."""
 
-    right: NonNegativeFloat  # weight of the correct number
-    near: NonNegativeFloat  # weight of closeness: max(0, 1 - relative error)
-    bare: NonNegativeFloat  # weight of a response that is only a number, correct or not
+    exact_weight: NonNegativeFloat  # weight of the correct number
+    near_weight: NonNegativeFloat  # weight of closeness: max(0, 1 - relative error)
+    format_weight: NonNegativeFloat  # weight of a response that is only a number, correct or not
 
 
 @dataclass
@@ -230,10 +230,10 @@ class JudgeRewardConfig(RemoteRewardConfig):
     template: str  # judge prompt: {prompt}, {response}, {agents.NAME} and fields of the example; or jinja:...
     pattern: Name | None  # regular expression with one group, the number; the last match in the answer counts
     field: Name | None  # instead of a pattern: field of the JSON object in the answer that holds the number
-    lowest: float  # lowest number of the scale; mapped to 0
-    highest: float  # highest number of the scale; mapped to 1
+    min_score: float  # lowest number of the scale; mapped to 0
+    max_score: float  # highest number of the scale; mapped to 1
     max_tokens: PositiveInt  # maximum tokens of the judge's answer
-    keep_answers: bool  # cache the judge's answers in the run's folder, so that a resumed run does not repeat requests
+    cache_answers: bool  # cache the judge's answers in the run's folder, so that a resumed run does not repeat requests
 
 
 @dataclass
@@ -246,7 +246,7 @@ class ModelRewardConfig(RewardConfig):
     device: Name  # auto (the rank's) | cpu | cuda | cuda:N
     batch_tokens: PositiveInt  # tokens per batch, padding included; a longer conversation is a batch of one
     max_tokens: PositiveInt | None  # maximum tokens of a conversation; null = the model's context length
-    too_long: Overlong  # cut (keep the end; metric `cut` is the fraction of such rows) | fail (the row fails)
+    overlong: Overlong  # cut (keep the end; metric `cut` is the fraction of such rows) | fail (the row fails)
 
 
 @dataclass

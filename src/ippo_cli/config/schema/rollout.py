@@ -13,10 +13,10 @@ class RolloutKind(str, Enum):
     hf = "hf"
 
 
-class History(str, Enum):
-    prefix = "prefix"
-    turns = "turns"
-    latest = "latest"
+class ContextMode(str, Enum):
+    append = "append"
+    retokenize = "retokenize"
+    last_only = "last_only"
 
 
 class Zero3Gather(str, Enum):
@@ -52,8 +52,8 @@ class RolloutConfig(SamplingConfig):
     buffer_size: PositiveInt  # joint samples per iteration over all ranks: prompts x num_generations
     num_generations: PositiveInt  # responses per prompt and agent, aligned by index across agents
     decode_batch_size: PositiveInt  # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
-    max_prompt_tokens: PositiveInt  # a longer first prompt is an error; later (history=latest) it ends the episode
+    max_prompt_tokens: PositiveInt  # a longer first prompt is an error; later (context=last_only) it ends the episode
     context_limit: Annotated[int, Range(2)] | None  # limit of prompt + response; null = the model's context length
-    history: History  # context of later turns: prefix (append) | turns (retokenize if changed) | latest (newest prompt)
+    context: ContextMode  # of later turns: append | retokenize (if rewritten by the chat template) | last_only
     recompute_logprobs: bool  # old log-probs from a forward of the training model, not from the sampler
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)

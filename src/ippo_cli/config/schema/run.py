@@ -38,7 +38,7 @@ class RunConfig:
     seed: Seed  # seed of data order, initial weights and sampling
     num_iterations: PositiveInt | None  # iterations of generate, score, update; set exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
-    stop_after: PositiveInt | None  # save and exit early after this many iterations; null = after the last
+    max_iterations_this_run: PositiveInt | None  # save and exit early after this many iterations; null = after the last
     hub: Hub  # huggingface | modelscope: hub for models that are not local folders
     output_dir: Name  # root of all runs
     mode: Mode  # train | plan (check everything and print the computed sizes; no model is loaded)
@@ -58,7 +58,7 @@ class CheckpointConfig:
 
     every: NonNegativeInt  # iterations between checkpoints; 0 = only by time and at the end
     every_seconds: PositiveFloat | None  # also save this many seconds after the last checkpoint; null = off
-    must_save_by: str | None  # save before: auto (the end of the SLURM job) | null | seconds from the start | a time
+    save_deadline: str | None  # save before: auto (the end of the SLURM job) | null | seconds from the start | a time
     keep: Annotated[int, Range(2)]  # checkpoints kept, at least 2
     best: bool  # save after every evaluation with a new best score, and keep the last such checkpoint
     weights: CheckpointWeights  # LoRA agents: adapter (adapters only) | full (also merged into their base)

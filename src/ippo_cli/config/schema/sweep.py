@@ -21,7 +21,7 @@ class SweepConfig:
     """Keys of all sweeps."""
 
     kind: SweepKind  # grid | optuna | population
-    at_once: PositiveInt  # parallel jobs on this machine; they share its cores and GPUs
+    max_parallel: PositiveInt  # parallel jobs on this machine; they share its cores and GPUs
 
 
 @dataclass

@@ -27,7 +27,7 @@ class TaskKind(str, Enum):
 PROTOCOLS = ("parallel", "sequential", "dialogue")  # built-in protocols
 
 
-class TooLong(str, Enum):
+class OverlongPrompts(str, Enum):
     error = "error"
     drop = "drop"
 
@@ -84,7 +84,9 @@ class JsonlConfig(ConversationConfig):
     columns: dict[str, Any]  # column of a field: {question: problem}; of a list the first that exists; a.b.0 = nested
     map: str | None  # path.py:function that converts a row to an example; return None to exclude the row
     filter: str | None  # rows to keep: a Jinja expression such as level == 'easy', or path.py:function
-    too_long: TooLong  # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
+    overlong: (
+        OverlongPrompts  # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
+    )
     streaming: bool  # download only the first train_size and eval_size rows, and keep them in memory
     data_config: str | None  # configuration name of a hub dataset
     chat_template: bool | str  # apply the tokenizer's chat template: auto (if it has one) | true | false

@@ -38,7 +38,7 @@ class TeamConfig:
     kind: TeamKind  # shared in a group: independent: nothing | shared_policy: actor, critic | shared_base: frozen base
     update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
     round_robin_every: PositiveInt | None  # consecutive iterations per policy with round_robin; null otherwise
-    partners: OpponentPoolConfig
+    opponent_pool: OpponentPoolConfig
 
 
 @dataclass

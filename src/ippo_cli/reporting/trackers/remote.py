@@ -117,9 +117,9 @@ class RemoteTracker:
         for answer in self._read_replies():
             problem = problem or answer.get("problem", "")
             self._delivered_rows = answer.get("taken", self._delivered_rows)
-            if "said" in answer:
+            if "message" in answer:
                 with suppress(OSError):  # the output may go to a full disk
-                    print(f"{self.name}: {answer['said']}", flush=True)
+                    print(f"{self.name}: {answer['message']}", flush=True)
         if problem or default_problem:
             raise TrackerError(problem or default_problem, missed=0)
 

@@ -52,7 +52,7 @@ class WandbRun:
         self._run.define_metric("iteration", hidden=True)
         self._run.define_metric("*", step_metric="iteration")
         if self._run.url:
-            tell({"said": self._run.url})
+            tell({"message": self._run.url})
 
     def log(self, row: Mapping[str, float | None], timestamp: float) -> None:
         self._run.log({name: value for name, value in row.items() if value is not None} | {"_timestamp": timestamp})

@@ -1,0 +1,100 @@
+"""Keys of earlier versions in saved configurations and overrides, converted to the present names.
+
+The table is `earlier` in `peers.yaml`, which also answers a former name on the command line.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import yaml
+
+from ippo_cli.compose.aliases import PEERS_FILE, SuggestionKind, read_earlier_names
+
+PREFIX = re.compile(r"(?P<sign>[+~]*)(?P<agent>task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?")
+
+
+def rename_override(text: str) -> str:
+    """Convert a saved override: `rollout.history=latest` becomes `rollout.context=last_only`."""
+    typed, equals, value = text.partition("=")
+    prefix = PREFIX.match(typed)
+    assert prefix is not None
+    within_part = "reward." if prefix["part"] else ""
+    key = within_part + typed[prefix.end() :]
+    new = _present_name(key)
+    if new is None and key not in _renamed_values():
+        return text
+    new = new or key
+    value = _renamed_values().get(new, {}).get(value, value)
+    return f"{typed[: prefix.end()]}{new.removeprefix(within_part)}{equals}{value}"
+
+
+def rename_config(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration with the present names and values of keys."""
+    renamed = copy.deepcopy(dict(plain))
+    for container, prefix in _containers(renamed):
+        for old, new in _renamed_keys().items():
+            if old.startswith(prefix):
+                _move(container, old.removeprefix(prefix).split("."), new.removeprefix(prefix).split("."))
+        for key, values in _renamed_values().items():
+            if key.startswith(prefix):
+                _replace_value(container, key.removeprefix(prefix).split("."), values)
+    return renamed
+
+
+def _containers(plain: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    """The places of a configuration that can contain a key, with the prefix of the key that they stand for."""
+    agents = _dict_at(plain, ["task", "agents"]).values()
+    for level in (plain, *(agent for agent in agents if isinstance(agent, dict))):
+        yield level, ""
+        for part in _dict_at(level, ["reward", "parts"]).values():
+            if isinstance(part, dict):
+                yield part, "reward."
+
+
+def _dict_at(plain: Mapping[str, Any], path: list[str]) -> dict[str, Any]:
+    value: Any = plain
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _move(container: dict[str, Any], old: list[str], new: list[str]) -> None:
+    """Move a value; no effect if it does not exist. Former and present key are in the same group."""
+    source = _dict_at(container, old[:-1]) if old[:-1] else container
+    if old[-1] not in source:
+        return
+    target = container
+    for key in new[:-1]:
+        target = target.setdefault(key, {})
+    target.setdefault(new[-1], source.pop(old[-1]))
+    if old[:-1] and not source:
+        _dict_at(container, old[:-2]).pop(old[-2], None) if old[:-2] else container.pop(old[-2], None)
+
+
+def _replace_value(container: dict[str, Any], path: list[str], values: Mapping[str, str]) -> None:
+    group = _dict_at(container, path[:-1]) if path[:-1] else container
+    if isinstance(group.get(path[-1]), str):
+        group[path[-1]] = values.get(group[path[-1]], group[path[-1]])
+
+
+def _present_name(key: str) -> str | None:
+    """The present name of a former key; None if the key was not renamed."""
+    return _renamed_keys().get(key)
+
+
+@cache
+def _renamed_keys() -> dict[str, str]:
+    """Present keys by former key."""
+    names = {old: entry.text for old, entry in read_earlier_names().items() if entry.kind is SuggestionKind.use}
+    return {old: new for old, new in names.items() if re.fullmatch(r"[\w.]+", new)}
+
+
+@cache
+def _renamed_values() -> dict[str, dict[str, str]]:
+    """By present key, present values by former value."""
+    return yaml.safe_load(PEERS_FILE.read_text())["earlier_values"]

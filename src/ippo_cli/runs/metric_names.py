@@ -1,0 +1,27 @@
+"""Metric names of earlier versions, converted when rows are read."""
+
+from __future__ import annotations
+
+import re
+
+FRACTIONS = "failed|truncated|cut|overflow|zero|unknown"
+RENAMED = (
+    (re.compile(rf"(?<=/)({FRACTIONS})_share(?=/|$)"), r"\1_fraction"),
+    (re.compile(r"(?<=/targets/)advantage_spread(?=/|$)"), "advantage_std"),
+    (re.compile(r"(?<=/targets/)drawn_share$"), "resampled_fraction"),
+    (re.compile(r"(?<=/value/)left_out_share$"), "truncated_context_fraction"),
+    (re.compile(r"(?<=/rollout/)filter_gap$"), "logprob_diff/filter"),
+    (re.compile(r"(?<=/rollout/)sampler_gap(?=_max$|$)"), "prob_diff/sampler"),
+    (re.compile(r"(?<=/rollout/)probability_gap$"), "prob_diff/behavior"),
+    (re.compile(r"(?<=/rollout/)effective_sample_share$"), "ess_ratio"),
+    (re.compile(r"^team/partners/share$"), "team/opponents/fraction"),
+    (re.compile(r"^team/partners/"), "team/opponents/"),
+    (re.compile(r"^time/partners$"), "time/opponents"),
+)
+
+
+def present_metric_name(name: str) -> str:
+    """Return the present name of a metric: `low/rollout/filter_gap` is `low/rollout/logprob_diff/filter`."""
+    for pattern, new in RENAMED:
+        name = pattern.sub(new, name)
+    return name

@@ -1,0 +1,132 @@
+"""A run of an earlier version, with former names of keys and metrics, is resumed and evaluated.
+
+`recorded/earlier_run.tar.gz` has the folder of a run that stopped after one of two iterations, and the metrics of the
+same run without a stop, both written by that version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ippo_cli.compose.renamed_keys import rename_config, rename_override
+from ippo_cli.runs.metric_names import present_metric_name
+
+ARCHIVE = Path(__file__).parent / "recorded" / "earlier_run.tar.gz"
+MEASURED = ("time/", "perf/", "memory/")
+
+
+def command(name: str, *arguments: str, folder: Path) -> str:
+    program = f"import sys; from ippo_cli.cli.{name} import main; sys.argv[0] = 'ippo'; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env=dict(os.environ, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr + run.stdout
+    return run.stdout
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in file.read_text().splitlines()]
+    return [{present_metric_name(key): row[key] for key in row if not key.startswith(MEASURED)} for row in found]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "run"
+
+
+def test_earlier_run_resumes_with_equal_metrics(run: Path) -> None:
+    saved = yaml.safe_load((run / "config.yaml").read_text())
+    assert saved["stop_after"] == 1 and saved["rollout"]["history"] == "latest", "the archive has former names"
+    command("train", f"resume={run}", "max_iterations_this_run=null", folder=run.parent)
+    resumed, uninterrupted = rows(run / "metrics.jsonl"), rows(run.parent / "uninterrupted.jsonl")
+    assert [row["iteration"] for row in resumed] == [0, 1, 2]
+    shared = resumed[2].keys() & uninterrupted[2].keys()
+    assert "climber/rollout/truncated_fraction" in shared and len(shared) > 40
+    for key in shared:  # recorded on another processor
+        value, expected = resumed[2][key], uninterrupted[2][key]
+        close = isinstance(expected, float) and value == pytest.approx(expected, rel=1e-4, abs=1e-7)
+        assert close or value == expected, key
+    assert not uninterrupted[2].keys() - shared, "a metric that this version does not have"
+
+
+def test_earlier_run_is_evaluated(run: Path) -> None:
+    output = command("evaluate", f"run={run}", "evaluation.size=2", folder=run.parent)
+    assert "sampled/score" in output
+
+
+@pytest.mark.parametrize(
+    ("saved", "present"),
+    [
+        ("rollout.history=latest", "rollout.context=last_only"),
+        ("+rollout.history=turns", "+rollout.context=retokenize"),
+        ("task.agents.low.rollout.history=prefix", "task.agents.low.rollout.context=append"),
+        ("algorithm.turn_value=after", "algorithm.turn_value=post"),
+        ("algorithm.turn_value=mean", "algorithm.turn_value=mean"),
+        ("stop_after=1", "max_iterations_this_run=1"),
+        ("reward.parts.grade.lowest=1", "reward.parts.grade.min_score=1"),
+        ("team.partners.every=2", "team.opponent_pool.every=2"),
+        ("task.agents.low.template=history=latest", "task.agents.low.template=history=latest"),
+        ("name=rollout.history", "name=rollout.history"),
+        ("--help", "--help"),
+    ],
+)
+def test_saved_override_has_present_name(saved: str, present: str) -> None:
+    assert rename_override(saved) == present
+
+
+def test_saved_config_has_present_names() -> None:
+    judge = {"kind": "judge", "lowest": 1.0, "highest": 10.0, "keep_answers": True}
+    saved = {
+        "stop_after": None,
+        "rollout": {"history": "turns", "temperature": 1.0},
+        "algorithm": {"turn_value": "after"},
+        "team": {"partners": {"every": 2, "size": 4, "share": 0.5, "elo": True}, "kind": "independent"},
+        "checkpoint": {"must_save_by": "auto"},
+        "reward": {"kind": "mix", "parts": {"grade": judge}},
+        "task": {"too_long": "drop", "agents": {"low": {"reward": {"right": 1.0}, "template": "x"}}},
+    }
+    assert rename_config(saved) == {
+        "max_iterations_this_run": None,
+        "rollout": {"context": "retokenize", "temperature": 1.0},
+        "algorithm": {"turn_value": "post"},
+        "team": {"opponent_pool": {"every": 2, "size": 4, "share": 0.5, "elo": True}, "kind": "independent"},
+        "checkpoint": {"save_deadline": "auto"},
+        "reward": {
+            "kind": "mix",
+            "parts": {"grade": {"kind": "judge", "min_score": 1.0, "max_score": 10.0, "cache_answers": True}},
+        },
+        "task": {"overlong": "drop", "agents": {"low": {"reward": {"exact_weight": 1.0}, "template": "x"}}},
+    }
+    assert saved["stop_after"] is None, "the argument is not changed"
+
+
+@pytest.mark.parametrize(
+    ("earlier", "present"),
+    [
+        ("low/score/failed_share", "low/score/failed_fraction"),
+        ("low/rollout/cut_share/turn/2", "low/rollout/cut_fraction/turn/2"),
+        ("low/rollout/sampler_gap_max", "low/rollout/prob_diff/sampler_max"),
+        ("low/rollout/filter_gap", "low/rollout/logprob_diff/filter"),
+        ("low/targets/advantage_spread/turn/1", "low/targets/advantage_std/turn/1"),
+        ("eval/sampled/low/overflow_share", "eval/sampled/low/overflow_fraction"),
+        ("team/partners/share", "team/opponents/fraction"),
+        ("low/score/market_share", "low/score/market_share"),
+    ],
+)
+def test_earlier_metric_has_present_name(earlier: str, present: str) -> None:
+    assert present_metric_name(earlier) == present
