@@ -178,7 +178,7 @@ def test_adapter_matches_merged_model_and_peft(
     assert {path.name for path in alone.iterdir()} >= set(FILES)
     loaded = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), alone).eval()
     ids = torch.arange(3, 9)[None]
-    with policy.reading():
+    with policy.use_adapter():
         expected = base.lm(input_ids=ids).logits
     torch.testing.assert_close(loaded(input_ids=ids).logits, expected, atol=1e-5, rtol=1e-5)
     for place in (actor, alone):  # both hold the adapter, to start from it
@@ -204,7 +204,7 @@ def test_merge_into_bf16_base_keeps_small_changes(folder: Path, tmp_path: Path) 
         with torch.no_grad(), compute_in_float32(model):
             return model(input_ids=ids).logits.float()
 
-    with policy.reading():
+    with policy.use_adapter():
         expected = logits(lm)
     effect = expected - logits(lm)
     merged, lossy = (AutoModelForCausalLM.from_pretrained(place) for place in (actor, rounded))
@@ -304,7 +304,7 @@ def test_rows_of_several_adapters_match_separate(base: FrozenBase) -> None:
     ids, rows = torch.randint(3, 11, (5, 6)), torch.tensor([2, 0, 1, 0, 2])
     expected = []
     for row, number in zip(ids, rows, strict=True):
-        with policies[number].reading():
+        with policies[number].use_adapter():
             expected.append(base.lm(input_ids=row[None]).logits)
     with base.policies_by_row(policies) as select:
         select(rows)

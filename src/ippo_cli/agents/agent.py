@@ -39,7 +39,7 @@ class FrozenAgent:
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
         whole = torch.no_grad() if self.engine is None else self.engine.inference(gather=gather)
-        with whole, self.policy.reading():
+        with whole, self.policy.use_adapter():
             yield self.policy
 
 
@@ -82,7 +82,7 @@ class Agent:
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
-        with self.policy.engine.inference(gather=gather) as policy, policy.reading():
+        with self.policy.engine.inference(gather=gather) as policy, policy.use_adapter():
             yield policy
 
     def critic_view(self, episodes: Sequence[Episode], rollout: Rollout) -> CriticView | None:

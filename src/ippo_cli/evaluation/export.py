@@ -226,7 +226,7 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
         with compute_in_float32(model):
             return model(input_ids=ids, use_cache=False).logits[0].float()
 
-    with policy.policy.reading():
+    with policy.policy.use_adapter():
         expected = logits(lm)
     actual = logits(model)
     found = {"deviation": relative_error(actual, expected), "probed_tokens": PROBE_TOKENS}
@@ -239,7 +239,7 @@ def _verify_model(policy: FrozenAgent, folder: Path, name: str, request: ExportR
                 f"{differs} (relative difference of logits: {found['deviation']:.1e}); nothing is exported"
             )
         return found
-    with adapter.base.reading(None):
+    with adapter.base.use_adapter(None):
         base = logits(lm)
     expected, actual, base = (part.log_softmax(-1) for part in (expected, actual, base))
     effect, error = float((expected - base).norm()), float((actual - expected).norm())
@@ -319,7 +319,7 @@ def _verify_critic(policy: FrozenAgent, source: Path, folder: Path, name: str, h
     else:
         torch.nn.Module.to(head, device)
         backbone = backbone_of(policy.policy.lm)
-        with policy.policy.reading():
+        with policy.policy.use_adapter():
             expected, wrong = (values(backbone, head, inputs) for inputs in (ids, ids.roll(1, dims=1)))
     actual = values(loaded.backbone, loaded.value_head, ids)
     if not outputs_match([actual], [expected], [wrong]):

@@ -174,7 +174,7 @@ class Policy(nn.Module):
         dtype = next(key for key, value in DTYPES.items() if value == self.lm.dtype)
         self.lm.load_state_dict(load_causal_lm(str(folder / "actor"), None, dtype).state_dict())
 
-    def reading(self) -> AbstractContextManager[None]:
+    def use_adapter(self) -> AbstractContextManager[None]:
         """The context that forwards of its language model require."""
         return nullcontext()
 

@@ -38,12 +38,12 @@ class AdapterPolicy(Policy):
             self.shared_base = base
 
     def forward(self, *args: Any, **options: Any) -> PolicyOutput:
-        with self.reading():
+        with self.use_adapter():
             return super().forward(*args, **options)
 
     @torch.no_grad()
     def action_states(self, sequences: Sequences) -> Tensor:
-        with self.reading():
+        with self.use_adapter():
             return super().action_states(sequences)
 
     @property
@@ -51,7 +51,7 @@ class AdapterPolicy(Policy):
         assert self.adapter is not None
         return self.adapter
 
-    def reading(self) -> AbstractContextManager[None]:
+    def use_adapter(self) -> AbstractContextManager[None]:
         return self.base.use_adapter(None if self.adapter is None else self.adapter.name)
 
     def train(self, mode: bool = True) -> AdapterPolicy:

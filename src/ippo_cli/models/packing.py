@@ -203,14 +203,14 @@ def attend(
     split = [states.split(sizes, dim=2) for states in (query, key, value)]
     parts = []
     for group, *own in zip(packing.groups, *split, strict=True):
-        spread = [group.spread(own[0]), group.prepend_prefix(own[1], key), group.prepend_prefix(own[2], value)]
-        width = spread[1].shape[2]
+        unpacked = [group.unpack(own[0]), group.prepend_prefix(own[1], key), group.prepend_prefix(own[2], value)]
+        width = unpacked[1].shape[2]
         mask = _causal_mask(group.width, width, options.get("sliding_window"), query.device)
         if name == "eager":
             mask = _additive_mask(mask, group.width, query)
         elif uses_fp32_attention(query.device.type, query.dtype == torch.bfloat16, width):
-            spread = [states.float() for states in spread]
-        output = plain(module, *spread, mask, **options)[0]
+            unpacked = [states.float() for states in unpacked]
+        output = plain(module, *unpacked, mask, **options)[0]
         parts.append(group.join(output.to(query.dtype)))
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1), None
 
