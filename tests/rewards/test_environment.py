@@ -8,8 +8,8 @@ import pytest
 from spoken import episode
 
 from ippo_cli.rewards.contract import validate_reward
-from ippo_cli.rewards.credit import num_steps, turn_for_step
 from ippo_cli.rewards.environment import EnvironmentReward
+from ippo_cli.rewards.episodes import num_steps, turn_for_step
 
 AGENTS = ["x", "o"]
 

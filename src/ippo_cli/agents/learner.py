@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,7 @@ class Learner:
     micro_batch_tokens: int  # tokens per forward and backward pass, per rank
     forward_batch_tokens: int  # tokens per forward without gradients
     share_prefixes: bool  # whether shared prefixes of packed rows are computed once
-    policy_groups: int = (
-        0  # number of the engine's parameter groups that hold the policy, for a policy with a value head
-    )
+    policy_groups: int = 0  # parameter groups of the engine that hold the policy, for a policy with a value head
     layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
     consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
 
@@ -80,17 +78,32 @@ class Learner:
     def iterate_sequences(self, rollout: Rollout, *, final: bool) -> Iterator[tuple[Tensor, Sequences]]:
         """Iterate over all rows in forward batches, equally many on every rank: a rank with fewer repeats its first."""
         batches = self.split_batches(rollout, self.forward_batch_tokens)
-        num_batches = int(distributed.all_max(torch.tensor(len(batches), device=rollout.response_ids.device)))
-        for number in range(num_batches):
+        for number in range(_max_over_ranks(len(batches), rollout)):
             rows = batches[number] if number < len(batches) else batches[0]
             progress.heartbeat()
             yield rows, self._build_sequences(rollout, rows, final=final)
+
+    def iterate_micro_batches(self, batch: Minibatch) -> Iterator[Minibatch]:
+        """Iterate over a mini-batch in micro-batches, equally many on every rank: a rank with fewer adds masked rows.
+
+        Collective. A micro-batch is built when it is read, and no reference to it is kept.
+        """
+        batches = self.split_batches(batch.rollout, self.micro_batch_tokens)
+        num_micro_batches = _max_over_ranks(len(batches), batch.rollout)
+        for rows in batches:
+            yield batch.select_rows(rows)
+        for _ in range(num_micro_batches - len(batches)):
+            yield batch.select_rows(batches[0][:1]).mask_all()
 
     def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
         """The losses of one micro-batch, by the stage that names their metrics."""
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
         sequences = self._build_sequences(batch.rollout, rows, final=self.objective.needs_final_state)
         return self.objective.losses(self.engine, sequences, batch, context)
+
+    def backward(self, losses: Mapping[str, Loss]) -> None:
+        """Add the gradients of a micro-batch's losses."""
+        self.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
 
     def _build_sequences(self, rollout: Rollout, rows: Tensor, *, final: bool) -> Sequences:
         return build_sequences(rollout, rows, packed=self.packs, share_prefixes=self.share_prefixes, final=final)
@@ -106,6 +119,11 @@ class Learner:
             return []
         folders = self.engine.module.save(folder, weights, tokenizer, merged=merged)
         return [file for part in folders for file in part.rglob("*") if file.is_file()]
+
+
+def _max_over_ranks(count: int, rollout: Rollout) -> int:
+    """The largest count of any rank. Collective, on the device of the rows."""
+    return int(distributed.all_max(torch.tensor(count, device=rollout.response_ids.device)))
 
 
 def schedule_factor(config: OptimizerConfig, iteration: int, num_iterations: int) -> float:

@@ -54,6 +54,12 @@ class MetricAccumulator:
                 if wanted:
                     self.maxima[kept] = torch.maximum(self.maxima.get(kept, torch.zeros_like(value)), value)
 
+    def count_tokens(self, num_tokens: int, *, first_epoch: bool) -> None:
+        """Count the tokens of a step, over all ranks: the means divide by them."""
+        self.tokens += num_tokens
+        if first_epoch:
+            self.first_epoch_tokens += num_tokens
+
     def step_sum(self, name: str) -> Tensor:
         return self.sums.get(name, torch.zeros((), dtype=torch.float64))
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.credit import num_steps, turn_for_step, turn_steps
+from ippo_cli.rewards.episodes import num_steps, turn_for_step, turn_steps
 from ippo_cli.types import Episode
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ippo_cli.config.schema import Match
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.contract import Reward, Row, stack_rows
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.rewards.patterns import MATCH_TIMEOUT_S, PatternMatcher
-from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Example
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
-from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.contract import Reward, stack_rows
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.rewards.processes import Call, CallFailed, ProcessPool
-from ippo_cli.rewards.response_adapter import Responses
 from ippo_cli.rewards.retry import as_failure
-from ippo_cli.rewards.rows import stack_rows
 from ippo_cli.types import Episode, Example
 from ippo_cli.user_code.load import load_function
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.types import Example
 
 MOVES = {"l": (-1, 0), "r": (1, 0), "u": (0, 1), "d": (0, -1)}

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
 from ippo_cli.config.schema import NumberMatch
-from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.contract import Reward, mean_over_agents
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.rewards.references import check_references, render_reference
-from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Example
 
 # Optional sign and currency, digits with optional commas, and decimals. The minus in `5-3` is not a sign.

@@ -8,11 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, HttpRewardConfig
-from ippo_cli.rewards.chat_messages import get_chat_messages
-from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.contract import Reward, Row, stack_rows
+from ippo_cli.rewards.episodes import get_chat_messages, last_texts
 from ippo_cli.rewards.remote import RemoteClient, RequestFailed
-from ippo_cli.rewards.response_adapter import last_texts
-from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Episode
 from ippo_cli.user_code.part_names import part_name
 

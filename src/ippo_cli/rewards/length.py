@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ippo_cli.config.schema import LengthUnit
-from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.rows import mean_over_agents
+from ippo_cli.rewards.contract import Reward, mean_over_agents
 from ippo_cli.types import Completion, Episode
 
 

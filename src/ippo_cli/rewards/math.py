@@ -10,11 +10,10 @@ from typing import Any
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
-from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.contract import Reward, Row, stack_rows
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.rewards.processes import ProcessPool
 from ippo_cli.rewards.references import check_references, render_reference
-from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Example
 
 COMPARE = "ippo_cli.rewards.math_verify_call:compare"

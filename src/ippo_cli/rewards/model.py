@@ -18,9 +18,9 @@ from ippo_cli.models.reward_model import (
     read_config,
     read_tokenizer,
 )
-from ippo_cli.rewards.chat_messages import Message, get_chat_messages
-from ippo_cli.rewards.contract import Reward, RewardContext
-from ippo_cli.rewards.rows import Row, stack_rows
+from ippo_cli.rewards.contract import Reward, RewardContext, Row, stack_rows
+from ippo_cli.rewards.episodes import get_chat_messages
+from ippo_cli.tasks.messages import Message
 from ippo_cli.types import Episode
 
 

@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
-from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.contract import Reward, mean_over_agents
+from ippo_cli.rewards.episodes import Responses
 from ippo_cli.rewards.gsm8k import NUMBER, check_number_references, last_number, reference_number
 from ippo_cli.rewards.references import render_reference
-from ippo_cli.rewards.response_adapter import Responses
-from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Example
 
 _BARE = re.compile(NUMBER)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.episodes import last_texts
 from ippo_cli.types import Episode, Example
 
-Responses = Mapping[str, Sequence[str]]
-"""The text of each agent's last turn in each episode."""
 ResponseReward = Callable[..., Reward]
 """`function(examples, responses)`, or `function(examples, responses, episodes=episodes)`."""
 
@@ -39,15 +38,6 @@ class ResponseRewardAdapter:
         close = getattr(self.function, "close", None)
         if close is not None:
             close()
-
-
-def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, list[str]]:
-    """The text of each agent's last turn in each episode; empty for an agent without turns."""
-    texts = {name: [""] * len(episodes) for name in agents}
-    for row, episode in enumerate(episodes):
-        for turn in episode.turns:
-            texts[turn.agent][row] = turn.completion.text
-    return texts
 
 
 def _copy_episode(episode: Episode) -> Episode:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ippo_cli.config.errors import IppoError
 from ippo_cli.rewards.contract import LengthError, Numbers, Reward, select_rows
-from ippo_cli.rewards.credit import num_steps
+from ippo_cli.rewards.episodes import num_steps
 from ippo_cli.types import Episode
 
 MAX_ATTEMPTS = 3

@@ -21,7 +21,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward, RewardFunction, validate_reward
-from ippo_cli.rewards.credit import turn_for_step, turn_steps
+from ippo_cli.rewards.episodes import turn_for_step, turn_steps
 from ippo_cli.rewards.mix import normalize_mix
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import apply_processors

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
+from ippo_cli.rewards.contract import mean_over_agents
 from ippo_cli.rewards.gsm8k import NUMBER, last_number
 from ippo_cli.rewards.number import nearness
-from ippo_cli.rewards.rows import mean_over_agents
 
 STEPS, NEAR, RIGHT = 0.5, 0.25, 0.25
 _RESULT = re.compile(r"=\s*(" + NUMBER + ")")

@@ -1,20 +1,144 @@
-"""Distribution of a mini-batch's rows over ranks, balanced by token count."""
+"""Optimizer steps of an update: rows of the agents, mini-batches balanced over ranks, and their micro-batches."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ippo_cli.agents.learner import Learner
 from ippo_cli.engine import distributed
-from ippo_cli.types import Minibatch, Rollout, Targets, concatenate_rows, take_rows
+from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, concatenate_rows, take_rows
 
 Carrier = TypeVar("Carrier", Rollout, Targets)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerStep:
+    """The micro-batches of one optimizer step on this rank, and where it stands in the update."""
+
+    epoch: int
+    is_first: bool  # of the update
+    num_tokens: int  # over all ranks, where loss_mask is set
+    micro_batches: Iterator[Minibatch]  # equally many on every rank; readable once
+
+
+def iterate_steps(
+    learner: Learner,
+    rollouts: Mapping[str, Rollout],
+    targets: Mapping[str, Targets],
+    context: StepContext,
+    views: Mapping[str, CriticView] | None = None,
+) -> Iterator[OptimizerStep]:
+    """Iterate over a learner's optimizer steps of one iteration, over all its epochs.
+
+    Collective: each mini-batch is built, and balanced over ranks, when its step is requested.
+    `views`: by agent, the input of a centralised critic in place of the rows.
+    """
+    rollout, own_targets = concatenate_agents(learner, rollouts, targets, views)
+    is_first = True
+    for epoch in range(learner.ppo_epochs):
+        for batch in iterate_minibatches(
+            rollout,
+            own_targets,
+            context,
+            mini_batch_size=learner.mini_batch_size,
+            epoch=epoch,
+            agents=len(learner.agent_names),
+        ):
+            yield OptimizerStep(
+                epoch=epoch,
+                is_first=is_first,
+                num_tokens=batch.num_tokens,
+                micro_batches=learner.iterate_micro_batches(batch),
+            )
+            is_first = False
+
+
+def concatenate_agents(
+    learner: Learner,
+    rollouts: Mapping[str, Rollout],
+    targets: Mapping[str, Targets],
+    views: Mapping[str, CriticView] | None = None,
+) -> tuple[Rollout, Targets]:
+    """The rows and targets of all agents of a learner, in order: those of their views for a centralised critic."""
+    names = learner.agent_names
+    if learner.layout is not None:
+        assert views is not None
+        rollouts = {name: views[name].rollout for name in names}
+        targets = {name: views[name].scatter_targets(targets[name]) for name in names}
+    return concatenate_rows([rollouts[name] for name in names]), concatenate_rows([targets[name] for name in names])
+
+
+def iterate_minibatches(
+    rollout: Rollout, targets: Targets, context: StepContext, *, mini_batch_size: int, epoch: int, agents: int = 1
+) -> Iterator[Minibatch]:
+    """The epoch's mini-batches, shuffled over the global buffer by (seed, iteration, epoch). Collective.
+
+    Each rank has at least one row, and equally many rows of each of the concatenated `agents`; numbers of rows may
+    differ between ranks. The global buffer is ordered by agent, then by rank. `balance_across_ranks` redistributes
+    each mini-batch over ranks. A mini-batch without a trainable token on any rank is skipped: by momentum, its step
+    would still change the weights.
+    """
+    counts_by_agent = targets.sample_counts.view(agents, -1).T  # [rows of an agent here, agents]
+    agent = torch.arange(agents, device=counts_by_agent.device).repeat_interleave(len(counts_by_agent))
+    seed = (context.seed * 1_000_003 + context.iteration) * 101 + epoch
+    drawn = _draw_rows(counts_by_agent, mini_batch_size, seed)
+    for rows, counts in zip(drawn, _count_targets(targets, drawn), strict=True):
+        if counts[0] == 0:
+            continue
+        batch = _build_minibatch(rollout, targets, agent, rows, counts)
+        if distributed.world_size() > 1:
+            batch = balance_across_ranks(batch)
+        if not len(batch.agent):  # a rank without rows takes part with a masked one
+            batch = _build_minibatch(rollout, targets, agent, rows.new_zeros(1), counts).mask_all()
+        yield batch
+
+
+def _build_minibatch(
+    rollout: Rollout, targets: Targets, agent: Tensor, rows: Tensor, counts: tuple[int, int, int]
+) -> Minibatch:
+    """Some of the rows, with the whole mini-batch's counts of tokens, sequences and values."""
+    tokens, sequences, values = counts
+    return Minibatch(
+        rollout=Rollout(**take_rows(rollout, rows)),
+        targets=Targets(**take_rows(targets, rows)),
+        num_tokens=tokens,
+        num_sequences=sequences,
+        num_values=values,
+        agent=agent[rows.to(agent.device)],
+    )
+
+
+def _draw_rows(counts_by_agent: Tensor, mini_batch_size: int, seed: int) -> list[Tensor]:
+    """This rank's rows of each mini-batch, on the CPU; a row with sample count n is drawn n times. Collective.
+
+    `counts_by_agent`: `[rows of an agent here, agents]`.
+    """
+    agents = counts_by_agent.shape[1]
+    counts = distributed.all_gather_rows(counts_by_agent).T.flatten().cpu()  # of the global buffer
+    total = len(counts)
+    places = torch.arange(total).view(agents, -1)[:, distributed.local_row_slice(counts_by_agent)].flatten()
+    local_rows = torch.full((total,), -1).scatter(0, places, torch.arange(len(places)))  # this rank's row at each place
+    drawn = torch.repeat_interleave(torch.arange(total), counts)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    return [local_rows[part][local_rows[part] >= 0] for part in drawn[order].split(mini_batch_size)]
+
+
+def _count_targets(targets: Targets, drawn: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """Tokens, sequences and values of each mini-batch over all ranks, with one reduction."""
+    device = targets.loss_mask.device
+    local_rows = [rows.to(device) for rows in drawn]
+    tokens = torch.stack([targets.loss_mask[rows].sum() for rows in local_rows])
+    sequences = torch.stack([targets.loss_mask[rows].any(dim=1).sum() for rows in local_rows])
+    values = torch.stack([targets.value_mask[rows].sum() for rows in local_rows])
+    total = distributed.all_sum(torch.stack([tokens, sequences, values], dim=1))
+    return [(int(row[0]), int(row[1]), int(row[2])) for row in total.tolist()]
 
 
 def partition(costs: Sequence[float], parts: int) -> list[int]:
