@@ -106,7 +106,7 @@ def exit_process(code: int) -> NoReturn:
     shutdown, which ends a finished run with SIGABRT.
     """
     distributed = sys.modules.get("ippo_cli.engine.distributed")
-    if distributed is None or not distributed.has_run():
+    if distributed is None or not distributed.was_initialized():
         sys.exit(code)
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)  # the exit code must not change any more
@@ -178,6 +178,6 @@ def _report_error(error: IppoError, place: str = "") -> int:
 def _is_reported(error: BaseException) -> bool:
     """Whether another rank reports the error; before ranks connect, only local rank 0 reports."""
     distributed = sys.modules.get("ippo_cli.engine.distributed")
-    if distributed is None or not distributed.has_run():
+    if distributed is None or not distributed.was_initialized():
         return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) != "0"
     return getattr(error, "reported", False)

@@ -203,7 +203,7 @@ def attend(
     split = [states.split(sizes, dim=2) for states in (query, key, value)]
     parts = []
     for group, *own in zip(packing.groups, *split, strict=True):
-        spread = [group.spread(own[0]), group.prepend_prefix(own[1], key), group.prepend_prefix(own[2], value)]
+        spread = [group.unpack(own[0]), group.prepend_prefix(own[1], key), group.prepend_prefix(own[2], value)]
         width = spread[1].shape[2]
         mask = _causal_mask(group.width, width, options.get("sliding_window"), query.device)
         if name == "eager":

@@ -73,7 +73,7 @@ class CheckedJob:
 def is_sweep(argv: Sequence[str]) -> bool:
     """Whether these arguments start or resume a sweep."""
     typed_now = get_args_parser().parse_args(list(argv))
-    if typed_now.cfg or typed_now.get_info or typed_now.hydra_help or typed_now.shell_completion:
+    if typed_now.cfg or typed_now.info or typed_now.hydra_help or typed_now.shell_completion:
         return False
     return typed_now.multirun or MULTIRUN_FLAGS[-1] in argv or _resumed_folder(argv) is not None
 
