@@ -89,7 +89,8 @@ def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
     """Bytes on one rank by phase, as the plan has them; targets of a first iteration, before there are moments."""
     from ippo_cli.compose.load import build_config, compose_node, resolve_config
     from ippo_cli.config.batch_sizes import compute_batch_sizes
-    from ippo_cli.planning.preflight import estimate_run_memory, read_model_specs
+    from ippo_cli.planning.model_specs import read_model_specs
+    from ippo_cli.planning.resources import estimate_run_memory
     from ippo_cli.tasks.task import load_task
 
     config = build_config(resolve_config(compose_node(list(overrides))))

@@ -169,7 +169,8 @@ def _trainer(folder: Path, shape: Shape, agents: int, keys: list[str]) -> Any:
     from ippo_cli.reporting.run_log import RunLog, RunState
     from ippo_cli.runs.folder import reserve_folder
     from ippo_cli.runs.signals import PreemptionHandler
-    from ippo_cli.training.process import build_trainer, prepare_process
+    from ippo_cli.training.build_trainer import RunContext, build_trainer
+    from ippo_cli.training.process import prepare_process
 
     plain = resolve_config(compose_node([*make(folder, shape, agents), *RUN, *keys]))
     config = build_config(plain)
@@ -178,7 +179,16 @@ def _trainer(folder: Path, shape: Shape, agents: int, keys: list[str]) -> Any:
     console = Console(Style.plain, list(config.task.agents))
     run_folder = reserve_folder(Path(config.output_dir) / config.name)
     run = RunLog(run_folder, config.tracker, RunState())
-    trainer = build_trainer(config, run_folder, run, console, PreemptionHandler(), device, resumed=False)
+    context = RunContext(
+        config=config,
+        folder=run_folder,
+        log=run,
+        console=console,
+        preemption=PreemptionHandler(),
+        device=device,
+        is_resumed=False,
+    )
+    trainer = build_trainer(context)
     try:
         yield trainer
     finally:

@@ -22,21 +22,23 @@ from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.runs.folder import reserve_folder
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.training.process import build_trainer, prepare_process
+from ippo_cli.training.build_trainer import RunContext, build_trainer
+from ippo_cli.training.process import prepare_process
 
 
 def two_updates(config: Config, root: Path, device: torch.device) -> dict[str, Any]:
     """Metrics of two iterations, and the changed parameters: a zero value head gives the backbone no first gradient."""
     folder = distributed.broadcast_object(reserve_folder(root / "runs") if distributed.is_main() else None)
-    trainer = build_trainer(
-        config,
-        folder,
-        RunLog(folder, config.tracker, RunState()),
-        Console(Style.plain, ["solo"]),
-        PreemptionHandler(),
-        device,
-        resumed=False,
+    context = RunContext(
+        config=config,
+        folder=folder,
+        log=RunLog(folder, config.tracker, RunState()),
+        console=Console(Style.plain, ["solo"]),
+        preemption=PreemptionHandler(),
+        device=device,
+        is_resumed=False,
     )
+    trainer = build_trainer(context)
     learners = trainer.state.team.learners
     before = {learner.stage: learner.engine.full_state_dict() for learner in learners}
     rows = []

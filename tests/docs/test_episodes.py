@@ -16,7 +16,7 @@ from ippo_cli.compose.user_files import check_user_files
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.schema import ConversationConfig, ReasoningGymConfig
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.planning.preview import preview_episode
+from ippo_cli.planning.placeholder_episodes import preview_episode
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.conversation import prompt_formats

@@ -28,7 +28,7 @@ from ippo_cli.config.schema import Config, Dtype  # noqa: E402
 from ippo_cli.models.actor import load_causal_lm  # noqa: E402
 from ippo_cli.models.critic import make_value_model  # noqa: E402
 from ippo_cli.models.reward_model import ConversationTokenizer, RewardModel, load_reward_model  # noqa: E402
-from ippo_cli.planning.reward_models import frozen_reward_models  # noqa: E402
+from ippo_cli.planning.model_specs import frozen_reward_models  # noqa: E402
 from ippo_cli.rewards.build import build_reward  # noqa: E402
 from ippo_cli.rewards.contract import Reward  # noqa: E402
 

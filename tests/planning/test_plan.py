@@ -25,17 +25,17 @@ from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.planning.duration import iteration_seconds, measure_speed, stated_speed
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB, MemoryEstimate
+from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.plan import _show_memory, show_plan
-from ippo_cli.planning.preflight import (
+from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
+from ippo_cli.planning.prompts import prompt_warnings
+from ippo_cli.planning.resources import (
     MEMORY_ADVICE,
     Machine,
-    ModelSpecs,
     estimate_run_memory,
     memory_error,
     memory_warning,
-    model_warnings,
     planned_machine,
-    read_model_specs,
     required_disk_bytes,
     this_machine,
 )
@@ -102,6 +102,12 @@ def needs(config: Config, ranks: int = 1) -> tuple[ModelSpecs, MemoryEstimate]:
     return material, estimate_run_memory(
         config, compute_batch_sizes(config, ranks, len(task.train)), task, material, ranks, "cpu"
     )
+
+
+def prepare_quietly(config: Config, ranks: int, device: str) -> Prepared:
+    lines: list[str] = []
+    task, reward = load_task_and_reward(config, ranks, Purpose.plan, lines.append)
+    return prepare(config, ranks, device, task, reward, report=lines.append)
 
 
 def both_refuse(root: Path, config: Config, overrides: Sequence[str], yaml: str) -> IppoError:
@@ -316,11 +322,11 @@ def test_longrope_warns_about_long_rows(tmp_path) -> None:
             ["rollout.max_new_tokens=40"],
         )
     )
-    (said,) = model_warnings(long, needs(long)[0]).values()
+    (said,) = prompt_warnings(long, needs(long)[0]).values()
     assert "one row of more than 64 tokens" in said
     assert "rollout.context_limit=64 avoids this" in said
-    assert "longrope" not in model_warnings(cut, needs(cut)[0])
-    assert model_warnings(short, needs(short)[0]) == {}
+    assert "longrope" not in prompt_warnings(cut, needs(cut)[0])
+    assert prompt_warnings(short, needs(short)[0]) == {}
 
 
 def test_shared_references_count_once(tmp_path) -> None:
@@ -439,18 +445,13 @@ def test_too_small_cluster_is_rejected_after_the_table(tmp_path, capsys) -> None
 
 def test_reported_micro_batch_fits_and_double_does_not(tmp_path) -> None:
     config = cluster_config(tmp_path, "rollout.buffer_size=512", "algorithm.mini_batch_size=256", "deepspeed=zero3")
-    task = load_task(config.task, config.seed)
-    material, plan, machine = (
-        read_model_specs(config, task),
-        compute_batch_sizes(config, 8, 32),
-        planned_machine(config.plan),
-    )
+    prepared, machine = prepare_quietly(config, 8, "cuda"), planned_machine(config.plan)
     assert machine is not None
-    (option,) = (way for way in sharding_options(config, plan, task, material, machine, 8) if way.is_configured)
+    (option,) = (way for way in sharding_options(prepared, machine) if way.is_configured)
     greatest = []
     for tokens in (option.max_tokens, 2 * option.max_tokens):
         way = replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens))
-        greatest.append(estimate_run_memory(way, plan, task, material, 8, "cuda").peak_phase[1])
+        greatest.append(prepare_quietly(way, 8, "cuda").memory.peak_phase[1])
     assert greatest[0] <= 79 * GIB < greatest[1]
     assert option.max_tokens_checkpointed >= 4 * option.max_tokens, "most of what a pass keeps is given up"
 

@@ -12,8 +12,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, length_warnings
+from ippo_cli.planning.placeholder_episodes import preview_episode
 from ippo_cli.planning.plan import _show_conversation
-from ippo_cli.planning.preview import preview_episode
 from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.task import Task, load_task

@@ -10,7 +10,7 @@ import pytest
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
-from ippo_cli.planning.reward_trial import check_primary_metric, reward_warnings
+from ippo_cli.planning.placeholder_episodes import check_primary_metric, reward_warnings
 from ippo_cli.tasks.task import load_task
 
 FUNCTIONS = """

@@ -12,7 +12,7 @@ from ippo_cli.config.errors import Preempted
 from ippo_cli.runs import deadline
 from ippo_cli.runs.deadline import MARGIN_S, TimeLimit
 from ippo_cli.runs.folder import list_checkpoints
-from ippo_cli.training import process
+from ippo_cli.training import build_trainer
 
 
 def test_deadline_allows_update_and_save() -> None:
@@ -44,7 +44,7 @@ def test_run_saves_before_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(deadline, "MARGIN_S", 1.0)
     endless = ("num_iterations=100000", "checkpoint.every=0", "evaluation.every=0", "checkpoint.save_deadline=1000")
     with a_trainer(tmp_path, *endless) as trainer:
-        assert trainer.time_limit.limit == process.PROCESS_STARTED_AT + 1000
+        assert trainer.time_limit.limit == build_trainer.PROCESS_STARTED_AT + 1000
         end = time.time() + 3.0
         trainer.time_limit.limit = end
         with pytest.raises(Preempted, match="the time limit is near; saved after iteration"):

@@ -28,7 +28,8 @@ from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.training.process import build_trainer, prepare_process, run_training
+from ippo_cli.training.build_trainer import RunContext, build_trainer
+from ippo_cli.training.process import prepare_process, run_training
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Experience
 
@@ -123,7 +124,16 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
     device = prepare_process(config)
     run = RunLog(folder, config.tracker, RunState())
     console = Console(Style.plain, list(config.task.agents), policy_by_agent(config))
-    trainer = build_trainer(config, folder, run, console, PreemptionHandler(), device, resumed=False)
+    context = RunContext(
+        config=config,
+        folder=folder,
+        log=run,
+        console=console,
+        preemption=PreemptionHandler(),
+        device=device,
+        is_resumed=False,
+    )
+    trainer = build_trainer(context)
     try:
         yield trainer
     finally:

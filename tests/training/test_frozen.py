@@ -15,7 +15,7 @@ from ippo_cli.config.errors import Preempted
 from ippo_cli.evaluation.evaluate_run import evaluate_run
 from ippo_cli.models.actor import Policy
 from ippo_cli.planning.memory import estimate_memory
-from ippo_cli.planning.preflight import read_model_specs
+from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training

@@ -12,7 +12,7 @@ from small import new_run, rows, small_config, stopping_reward, train
 from ippo_cli.config.errors import ConfigError, IppoError, Preempted, ResumeError
 from ippo_cli.config.schema import Config
 from ippo_cli.planning.memory import estimate_memory
-from ippo_cli.planning.preflight import read_model_specs
+from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.training.process import run_training
 

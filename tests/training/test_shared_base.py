@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 from ippo_cli.config.errors import ConfigError, Preempted
 from ippo_cli.evaluation.evaluate_run import evaluate_run
-from ippo_cli.planning.preflight import read_model_specs
+from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training

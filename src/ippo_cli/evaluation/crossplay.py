@@ -34,7 +34,7 @@ from ippo_cli.evaluation.evaluate_run import (
 from ippo_cli.evaluation.heat_map import NO_PICTURE, can_draw, draw_heat_maps
 from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.planning.memory import GIB
-from ippo_cli.planning.preflight import device_kind, this_machine
+from ippo_cli.planning.resources import device_kind, this_machine
 from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.run_log import replace_non_finite
 from ippo_cli.runs.folder import list_checkpoints, write_atomically

@@ -16,7 +16,6 @@ from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, load_frozen_agent
 from ippo_cli.agents.initial import describe_source, read_record, record_path, verify_record
 from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
-from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
 from ippo_cli.config.schema import Config, LoraActorConfig
 from ippo_cli.config.secrets import mask_secrets
@@ -24,18 +23,15 @@ from ippo_cli.config.teams import base_by_policy, policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import confidence_intervals, length_summary
 from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
-from ippo_cli.planning.preflight import drops_too_long
+from ippo_cli.planning.prepare import Purpose, load_task_and_reward
+from ippo_cli.planning.prompts import drops_too_long
 from ippo_cli.reporting.console import Console, series_by_metric
 from ippo_cli.reporting.run_log import replace_non_finite
-from ippo_cli.rewards.build import build_reward
 from ippo_cli.rewards.contract import (
     RewardContext,
     RewardFunction,
-    check_reward_connection,
     close_reward,
     prepare_reward,
-    sample_examples,
-    validate_reward_examples,
 )
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import GENERATORS, SamplingStream, context_limit, sampling_settings
@@ -51,7 +47,6 @@ from ippo_cli.tasks.task import (
     can_reuse_prefix,
     example_only_agents,
     get_num_workers,
-    load_held_out,
     make_task_factory,
 )
 from ippo_cli.tasks.templates import first_message
@@ -238,16 +233,12 @@ def open_evaluation_task(config: Config, device: torch.device) -> Iterator[Evalu
     with ExitStack() as resources:
         environments = EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task))
         resources.callback(environments.close)
-        held_out = load_held_out(config.task, config.seed)
-        if (line := eval_size_warning(config, len(held_out))) is not None:
-            print_status(f"warning: {line}")
-        reward = build_reward(config.reward, config.task.agents)
+        task, reward = load_task_and_reward(
+            config, distributed.world_size(), Purpose.evaluation, lambda text: print_status(f"warning: {text}")
+        )
         resources.callback(close_reward, reward)
-        for warning in validate_reward_examples(reward, sample_examples(held_out)):
-            print_status(f"warning: {warning}")
-        check_reward_connection(reward)
         prepare_reward(reward, RewardContext(device=device, folder=None))
-        yield EvaluationTask(config=config, environments=environments, held_out=held_out, reward=reward)
+        yield EvaluationTask(config=config, environments=environments, held_out=task.held_out, reward=reward)
 
 
 def load_policies(

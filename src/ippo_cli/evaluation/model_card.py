@@ -153,7 +153,11 @@ def _metrics_by_iteration(run: Path) -> dict[int, dict[str, float]]:
     for line in _read_lines(run / "metrics.jsonl"):
         try:
             row = json.loads(line)
-            scores = {present_metric_name(key).removeprefix("eval/"): value for key, value in row.items() if key.startswith("eval/")}
+            scores = {
+                present_metric_name(key).removeprefix("eval/"): value
+                for key, value in row.items()
+                if key.startswith("eval/")
+            }
             if scores:
                 found[int(row["iteration"])] = scores
         except (ValueError, KeyError, TypeError):

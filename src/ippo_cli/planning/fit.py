@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Zero3Gather
 from ippo_cli.planning.memory import MemoryEstimate
-from ippo_cli.planning.preflight import Machine, ModelSpecs, estimate_run_memory
-from ippo_cli.tasks.task import Task
+from ippo_cli.planning.prepare import Prepared
+from ippo_cli.planning.resources import Machine, estimate_run_memory
 
 Sharding = tuple[int, bool, bool, Zero3Gather]  # stage, offload_optimizer, offload_params, zero3_gather
 
@@ -42,14 +41,15 @@ class ShardingOption:
     max_tokens_checkpointed: int  # the same with gradient_checkpointing
 
 
-def sharding_options(
-    config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, machine: Machine, ranks: int
-) -> Iterator[ShardingOption]:
+def sharding_options(prepared: Prepared, machine: Machine) -> Iterator[ShardingOption]:
     """All sharding options, from least communication to least memory; the configured one first if it is not listed."""
 
     def estimate_memory(way: Config) -> MemoryEstimate:
-        return estimate_run_memory(way, plan, task, material, ranks, machine.device)
+        return estimate_run_memory(
+            way, prepared.batch_sizes, prepared.task, prepared.specs, prepared.ranks, machine.device
+        )
 
+    config = prepared.config
     given = config.deepspeed
     gather = config.rollout.zero3_gather if given.stage == 3 else Zero3Gather.all
     configured = given.stage, given.offload_optimizer, given.offload_params, gather
@@ -60,7 +60,7 @@ def sharding_options(
         stage, optimizer, params, gather = kind
         deepspeed = replace(given, stage=stage, offload_optimizer=optimizer, offload_params=params)
         way = replace(config, deepspeed=deepspeed, rollout=replace(config.rollout, zero3_gather=gather))
-        if kind != configured and not _is_allowed(way, ranks):
+        if kind != configured and not _is_allowed(way, prepared.ranks):
             continue
         needs = estimate_memory(way)
         yield ShardingOption(

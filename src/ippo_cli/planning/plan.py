@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
+from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
@@ -19,38 +19,20 @@ from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.planning.duration import iteration_seconds, measure_speed, stated_speed
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB, MemoryEstimate
-from ippo_cli.planning.preflight import (
+from ippo_cli.planning.model_specs import ModelSpecs
+from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
+from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
+from ippo_cli.planning.resources import (
     Machine,
-    ModelSpecs,
-    build_prompt_formats,
     device_kind,
-    drop_too_long_rows,
-    estimate_run_memory,
-    example_schedule,
     free_disk_bytes,
     memory_error,
     memory_warning,
-    model_warnings,
     planned_machine,
-    read_model_specs,
-    required_disk_bytes,
     this_machine,
 )
-from ippo_cli.planning.preview import Preview, preview_episode
-from ippo_cli.planning.reward_trial import check_primary_metric, reward_warnings
-from ippo_cli.reporting.trackers.build import check_tracker_usable
-from ippo_cli.reporting.training_warnings import startup_warnings
-from ippo_cli.rewards.build import build_reward
-from ippo_cli.rewards.contract import (
-    RewardFunction,
-    check_reward_connection,
-    close_reward,
-    sample_examples,
-    validate_reward_examples,
-)
-from ippo_cli.rewards.processors import check_processor_functions
+from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.task import Task, load_task
 from ippo_cli.tasks.templates import first_message
 
 MIB = 2**20
@@ -62,55 +44,38 @@ def show_plan(config: Config) -> None:
     """Print sizes, batches, memory, disk, time, and prompts or a conversation. Raises the errors of training."""
     outside = external_world_size()
     ranks = world_size(config, outside)
-    check_tracker_usable(config.tracker)
     machine = planned_machine(config.plan)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _local_ranks(outside, ranks // config.launch.nodes))
     check_quantization_device(config, machine.device, is_local=config.plan.devices is None)
-    task = load_task(config.task, config.seed)
-    check_processor_functions(config.reward.processor)
-    reward = build_reward(config.reward, config.task.agents)
-    try:
-        reward_notes = validate_reward_examples(reward, sample_examples(task.train, task.held_out))
-        reward_notes += _unreachable_servers(reward)
-    finally:
-        close_reward(reward)
-    check_primary_metric(config, task)
-    plan = compute_batch_sizes(config, ranks, len(task.train))
-    material = read_model_specs(config, task)
-    task, left_out = drop_too_long_rows(config, task, material)
-    plan = compute_batch_sizes(config, ranks, len(task.train))
-    for line in left_out:
-        _print_labelled(*line.split(": ", 1))
-    formats = build_prompt_formats(config, plan, task, example_schedule(config, plan, task), material)
-    memory = estimate_run_memory(config, plan, task, material, ranks, machine.device)
-    _show_sizes(config, task, plan, memory, ranks)
-    _show_memory(memory, machine, ranks, elsewhere=config.plan.devices is not None)
+    reward_notes: list[str] = []
+    task, reward = load_task_and_reward(config, ranks, Purpose.plan, reward_notes.append)
+    close_reward(reward)
+    prepared = prepare(
+        config,
+        ranks,
+        machine.device,
+        task,
+        reward,
+        report=lambda line: _print_labelled(*line.split(": ", 1)),
+    )
+    _show_sizes(prepared)
+    _show_memory(prepared.memory, machine, ranks, elsewhere=config.plan.devices is not None)
     if machine.device == "cuda":
-        _show_sharding_options(config, plan, task, material, machine, ranks)
-    _show_disk(config, material, ranks)
-    _show_time(config, plan, material, machine, ranks)
+        _show_sharding_options(prepared, machine)
+    _show_disk(prepared)
+    _show_time(config, prepared.batch_sizes, prepared.specs, machine, ranks)
     _show_missing_weights(config)
-    _show_episodes(config, material)
-    _show_critics(material)
-    _show_prompts(config, task, formats, material)
-    warnings = startup_warnings(config, plan, task) | model_warnings(config, material)
-    for text in (*warnings.values(), *reward_notes, *reward_warnings(config, task)):
+    _show_episodes(config, prepared.specs)
+    _show_critics(prepared.specs)
+    _show_prompts(prepared)
+    for text in (*prepared.warnings.values(), *reward_notes, *reward_warnings(config, prepared.task)):
         _print_labelled("warning", text)
-    reason = memory_error(config, material, memory, machine, ranks)
+    reason = memory_error(config, prepared.specs, prepared.memory, machine, ranks)
     if reason is not None:
         raise PreflightError(reason)
-    if (warning := memory_warning(memory, machine)) is not None:
+    if (warning := memory_warning(prepared.memory, machine)) is not None:
         print(warning)
-
-
-def _unreachable_servers(reward: RewardFunction) -> list[str]:
-    """A warning if a server that the reward calls is unreachable; a plan does not need it."""
-    try:
-        check_reward_connection(reward)
-    except PreflightError as error:
-        return [f"{error} (training would not start)"]
-    return []
 
 
 def _local_ranks(external_ranks: int | None, ranks: int) -> int:
@@ -118,14 +83,15 @@ def _local_ranks(external_ranks: int | None, ranks: int) -> int:
     return ranks if external_ranks is None else local_world_size(os.environ) or 1
 
 
-def _show_sizes(config: Config, task: Task, plan: BatchSizes, memory: MemoryEstimate, ranks: int) -> None:
+def _show_sizes(prepared: Prepared) -> None:
+    config, task, sizes, ranks = prepared.config, prepared.task, prepared.batch_sizes, prepared.ranks
     _print_labelled("data", f"{len(task.train)} training examples, {len(task.held_out)} held out")
     _print_labelled(
         "iterations",
-        f"{plan.num_iterations}, each {plan.prompts_per_iteration} prompts x "
+        f"{sizes.num_iterations}, each {sizes.prompts_per_iteration} prompts x "
         f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents",
     )
-    fewest, most = plan.samples_per_rank
+    fewest, most = sizes.samples_per_rank
     _print_labelled(
         "ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration"
     )
@@ -135,14 +101,14 @@ def _show_sizes(config: Config, task: Task, plan: BatchSizes, memory: MemoryEsti
         if config.task.agents[names[0]].frozen:
             _print_labelled(f"{holder} steps", "none (frozen)")
             continue
-        steps = [f"actor {plan.actor_steps[names[0]]}"]
-        if holder in plan.critic_steps:
-            steps.append(f"critic {plan.critic_steps[holder]}")
+        steps = [f"actor {sizes.actor_steps[names[0]]}"]
+        if holder in sizes.critic_steps:
+            steps.append(f"critic {sizes.critic_steps[holder]}")
         shared = f", on the rows of {join_names(list(names))}" if holder != names[0] else ""
         _print_labelled(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
     for name, names in agents_by_critic(config).items():
         if name not in agents_by_policy(config):
-            steps = f"critic {plan.critic_steps[name]} optimizer steps per iteration"
+            steps = f"critic {sizes.critic_steps[name]} optimizer steps per iteration"
             _print_labelled(f"{name} steps", f"{steps}, on the rows of {join_names(list(names))}")
 
 
@@ -211,12 +177,10 @@ def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewh
         )
 
 
-def _show_sharding_options(
-    config: Config, plan: BatchSizes, task: Task, material: ModelSpecs, machine: Machine, ranks: int
-) -> None:
+def _show_sharding_options(prepared: Prepared, machine: Machine) -> None:
     """Print one line per sharding option; marks the configured one."""
     rows = [["per GPU", "certain", "at most", "in", "host memory", "tokens", "checkpointed"]]
-    for option in sharding_options(config, plan, task, material, machine, ranks):
+    for option in sharding_options(prepared, machine):
         phase, most = option.peak_phase
         rows.append(
             [
@@ -235,8 +199,8 @@ def _show_sharding_options(
     )
 
 
-def _show_disk(config: Config, material: ModelSpecs, ranks: int) -> None:
-    one, most = required_disk_bytes(config, material, ranks)
+def _show_disk(prepared: Prepared) -> None:
+    config, one, most = prepared.config, prepared.checkpoint_bytes, prepared.disk_bytes
     if config.plan.devices is not None:
         _print_labelled("disk", f"about {_format_size(one)} per checkpoint, at most {_format_size(most)}")
         return
@@ -252,7 +216,7 @@ def _show_disk(config: Config, material: ModelSpecs, ranks: int) -> None:
         )
 
 
-def _show_time(config: Config, plan: BatchSizes, material: ModelSpecs, machine: Machine, ranks: int) -> None:
+def _show_time(config: Config, plan: BatchSizes, specs: ModelSpecs, machine: Machine, ranks: int) -> None:
     if config.plan.devices is None:
         dtypes = {agent.actor.dtype for agent in config.task.agents.values()}
         dtype = Dtype.fp32 if Dtype.fp32 in dtypes else Dtype.bf16  # the slower one in mixed teams
@@ -260,7 +224,7 @@ def _show_time(config: Config, plan: BatchSizes, material: ModelSpecs, machine: 
         how = f"arithmetic only, at this processor's measured speed in {dtype.value}"
     else:
         speed, how = stated_speed(config.plan), "arithmetic, memory and network in parallel, at the speeds in plan.*"
-    phases = iteration_seconds(config, material.shapes, ranks, speed)
+    phases = iteration_seconds(config, specs.shapes, ranks, speed)
     seconds = sum(phases.values())
     parts = ", ".join(f"{name} {_format_duration(part)}" for name, part in phases.items())
     once, whole = _format_duration(seconds), _format_duration(seconds * plan.num_iterations)
@@ -278,9 +242,9 @@ def _show_missing_weights(config: Config) -> None:
             print(f"warning: actor.model={source} has no .safetensors file; training needs one")
 
 
-def _show_episodes(config: Config, material: ModelSpecs) -> None:
+def _show_episodes(config: Config, specs: ModelSpecs) -> None:
     """Print turns and context per agent; nothing if all agents act once, in parallel."""
-    if _is_single_turn(config, material):
+    if _is_single_turn(config, specs):
         return
     is_environment = isinstance(config.task, EnvironmentTaskConfig)
     parts = [f"task={config.task.kind.value}"]
@@ -289,7 +253,7 @@ def _show_episodes(config: Config, material: ModelSpecs) -> None:
     for key in ("env_id", "dataset", "environment"):
         if (value := getattr(config.task, key, None)) is not None:
             parts.append(str(value))
-    for name, shapes in material.shapes.items():
+    for name, shapes in specs.shapes.items():
         turns = shapes.length.turns
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
@@ -297,21 +261,21 @@ def _show_episodes(config: Config, material: ModelSpecs) -> None:
     if isinstance(config.task, EnvironmentTaskConfig):
         parts.append(f"{config.task.num_workers} workers")
     _print_labelled("episodes", ", ".join(parts))
-    for name, shapes in material.shapes.items():
+    for name, shapes in specs.shapes.items():
         length = shapes.length
         again = f", {length.row_tokens} in all turns" if length.row_tokens != length.sequence_tokens else ""
         basis = "estimated from the preview below" if is_environment else "including other agents' responses"
         _print_labelled(
             f"{name} context",
-            f"{material.context_limits[name]} tokens, of which an episode uses up to {length.sequence_tokens}{again}; "
+            f"{specs.context_limits[name]} tokens, of which an episode uses up to {length.sequence_tokens}{again}; "
             f"{basis}",
         )
 
 
-def _show_critics(material: ModelSpecs) -> None:
+def _show_critics(specs: ModelSpecs) -> None:
     """Print the inputs of centralised critics."""
-    longest = max((shapes.critic_row_tokens or 0 for shapes in material.shapes.values()), default=0)
-    for name, layout in material.layouts.items():
+    longest = max((shapes.critic_row_tokens or 0 for shapes in specs.shapes.values()), default=0)
+    for name, layout in specs.layouts.items():
         how = "as text, one value per turn" if layout.reads_text else "one value per token"
         _print_labelled(
             f"{name} critic",
@@ -323,15 +287,16 @@ def _show_critics(material: ModelSpecs) -> None:
 MAX_SHOWN_IDS = 12  # at each end of a prompt with hidden tokens
 
 
-def _is_single_turn(config: Config, material: ModelSpecs) -> bool:
+def _is_single_turn(config: Config, specs: ModelSpecs) -> bool:
     """Whether every agent acts once, and observes the example only."""
-    turns = {shapes.length.turns for shapes in material.shapes.values()}
+    turns = {shapes.length.turns for shapes in specs.shapes.values()}
     return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
 
 
-def _show_prompts(config: Config, task: Task, formats: Mapping[str, PromptFormat], material: ModelSpecs) -> None:
+def _show_prompts(prepared: Prepared) -> None:
     """Print the first two prompts of each agent, or a conversation, with special characters escaped."""
-    if not _is_single_turn(config, material):
+    config, task, formats = prepared.config, prepared.task, prepared.formats
+    if not _is_single_turn(config, prepared.specs):
         _show_conversation(preview_episode(task, formats))
         return
     for name, agent in config.task.agents.items():

@@ -29,8 +29,8 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/turns": "several turns: mean own turns per episode",
     "<agent>/rollout/observation_tokens": "several turns: mean prompt tokens per episode after the first prompt",
     "<agent>/rollout/cut_fraction": "several turns: fraction of own turns with a truncated response",
-    "<agent>/rollout/overflow_fraction": "several turns: fraction of episodes truncated because a turn did not fit into "
-    "the agent's context (or, with rollout.context=last_only, into rollout.max_prompt_tokens)",
+    "<agent>/rollout/overflow_fraction": "several turns: fraction of episodes truncated because a turn did not fit "
+    "into the agent's context (or, with rollout.context=last_only, into rollout.max_prompt_tokens)",
     "<agent>/score/turn/<turn>": "several turns, the first tracker.turns: mean score of an own turn, counted from 1, "
     "over episodes with that turn; before the processor chain",
     "<agent>/rollout/response_length/turn/<turn>": "several turns: mean action tokens of that turn",
@@ -58,7 +58,7 @@ METRICS: dict[str, str] = {
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
-    "<agent>/targets/zero_advantage_fraction": "fraction of responses whose advantages are all 0 (groups of equal scores)",
+    "<agent>/targets/zero_advantage_fraction": "fraction of responses with advantages of 0 only (groups of equal scores)",
     "<agent>/targets/resampled_fraction": "fraction of responses drawn at least once; 1 without algorithm.reweight",
     "<agent>/rollout/ess_ratio": "(sum w)^2 / (n sum w^2) of the behaviour weights, if any are used",
     "<agent>/rollout/prob_diff/behavior": "mean |p_policy - p_sampling| of sampled tokens, including sampling filters",
@@ -99,8 +99,8 @@ METRICS: dict[str, str] = {
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values before the update; null "
     "if all returns are equal",
     "<agent>/value/read_tokens": "critic=centralized: mean critic input tokens per episode of the agent",
-    "<agent>/value/truncated_context_fraction": "critic=centralized: fraction of episodes with an input truncated to the "
-    "critic's context",
+    "<agent>/value/truncated_context_fraction": "critic=centralized: fraction of episodes with an input truncated to "
+    "the critic's context",
     "<learner>/joint/learning_rate": "critic=value_head: the learning rate of the joint engine",
     "<learner>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
     "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
@@ -123,8 +123,8 @@ METRICS: dict[str, str] = {
     "episode, of rows in which the agent acted",
     "eval/<mode>/<agent>/turns": "several turns: mean own turns per held-out episode",
     "eval/<mode>/<agent>/cut_fraction": "several turns: fraction of own held-out turns with a truncated response",
-    "eval/<mode>/<agent>/overflow_fraction": "several turns: fraction of held-out episodes truncated because a turn did "
-    "not fit into the agent's context",
+    "eval/<mode>/<agent>/overflow_fraction": "several turns: fraction of held-out episodes truncated because a turn "
+    "did not fit into the agent's context",
     "eval/<mode>/<agent>/score/turn/<turn>": "several turns: mean held-out score of that turn, over episodes with it",
     "eval/<mode>/<agent>/response_length/turn/<turn>": "several turns: mean action tokens of that held-out turn",
     "eval/<mode>/<agent>/cut_fraction/turn/<turn>": "several turns: fraction of those turns with a truncated response",

@@ -205,7 +205,10 @@ def check_metrics(checkpoint: Path) -> None:
 
 
 def metric_rows(file: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The rows of a `metrics.jsonl` with present metric names, each with the byte at which it ends. Raises `ResumeError` for a damaged one."""
+    """The rows of a `metrics.jsonl` with present metric names, each with the byte at which it ends.
+
+    Raises `ResumeError` for a damaged row.
+    """
     end = 0
     with file.open("rb") as lines:
         for number, line in enumerate(lines, start=1):

@@ -234,7 +234,9 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
         known = json.loads((folder / SWEEP_FILE).read_text())
         return {
             "arguments": [rename_override(str(text)) for text in known["arguments"]],
-            "jobs": [job | {"overrides": [rename_override(text) for text in job["overrides"]]} for job in known["jobs"]],
+            "jobs": [
+                job | {"overrides": [rename_override(text) for text in job["overrides"]]} for job in known["jobs"]
+            ],
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{folder / SWEEP_FILE} cannot be read ({error})") from error

@@ -90,7 +90,8 @@ def evaluate(
         if found["failed_fraction"] > config.reward.failure_budget:
             raise RewardError(
                 f"evaluation: {found['failed_fraction']:.0%} of the rows got no reward from "
-                f"{reward_name(config.reward)} (reward.failure_budget={config.reward.failure_budget:g}); {first_failure_message(failure)}"
+                f"{reward_name(config.reward)} (reward.failure_budget={config.reward.failure_budget:g}); "
+                f"{first_failure_message(failure)}"
             ) from failure
         failed_of[mode] = round(found["failed_fraction"] * total)
         metrics |= {f"{mode}/{name}": value for name, value in found.items()}

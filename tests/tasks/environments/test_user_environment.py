@@ -283,7 +283,7 @@ def test_invalid_returns_are_rejected(file: str, function: str, kind: str, agent
         (
             "{file}",
             {},
-            "task.environment=.*my_env.py names a file without a function or class; use task.environment=.*my_env.py:Guess or ",
+            "task.environment=.*my_env.py names a file without a function or class; use task.*my_env.py:Guess or ",
         ),
         ("/nowhere/my_env.py:make", {}, "task.environment=/nowhere/my_env.py:make points to .* which is not a file"),
         ("{file}:make", {"digits": 1}, r"cannot be created \(.*my_env.py:32: ValueError: two digits at least\)"),

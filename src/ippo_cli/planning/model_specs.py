@@ -1,0 +1,231 @@
+"""Tokenizers, context limits and model shapes of a run's agents, read without loading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ippo_cli.agents.centralized import build_critic_layouts, critic_context
+from ippo_cli.agents.critic_start import warm_start_config
+from ippo_cli.agents.critic_view import CriticLayout
+from ippo_cli.agents.initial import alphabet_lessons, check_has_lessons, warm_start_lessons
+from ippo_cli.config.adapters import find_reference_folder, read_adapter
+from ippo_cli.config.model_args import model_config_overrides, quantized_bits
+from ippo_cli.config.references import is_default_reference
+from ippo_cli.config.rewards import rewards_with_prefixes
+from ippo_cli.config.schema import (
+    ActorConfig,
+    AdapterCriticConfig,
+    AgentConfig,
+    CentralizedCriticConfig,
+    Config,
+    LoraActorConfig,
+    ModelRewardConfig,
+    ReferenceKind,
+    SeparateCriticConfig,
+    TinyActorConfig,
+    ValueHeadCriticConfig,
+)
+from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent
+from ippo_cli.models.actor import check_readable_tokens, load_actor_tokenizer, tokenizer_setting
+from ippo_cli.models.reward_model import read_config, reward_model_shape
+from ippo_cli.models.shape import (
+    ModelShape,
+    actor_shape,
+    add_adapter,
+    add_value_head,
+    critic_shape,
+    empty_backbone,
+    empty_model,
+    load_config,
+    quantized_shape,
+)
+from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
+from ippo_cli.planning.episode_length import episode_lengths, max_critic_tokens
+from ippo_cli.planning.memory import AgentShapes, FrozenModel, bytes_per_weight
+from ippo_cli.rollout.generator import context_limit
+from ippo_cli.tasks.conversation import prompt_formats
+from ippo_cli.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSpecs:
+    """Tokenizers, context limits and model shapes of all agents, without weights."""
+
+    tokenizers: dict[str, PreTrainedTokenizerBase]
+    context_limits: dict[str, int]  # maximum tokens of prompt and response together
+    shapes: dict[str, AgentShapes]
+    layouts: dict[str, CriticLayout]  # of centralised critics, by the critic's name
+    reward_models: tuple[FrozenModel, ...]  # reward models on the same devices
+
+
+def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> ModelSpecs:
+    """Read every agent's tokenizer and shapes from its actor's initial weights. Raises `PreflightError`.
+
+    `weights`: the initial weights by policy. Without it, tokenizers of local models are created here.
+    """
+    tokenizers: dict[str, PreTrainedTokenizerBase] = {}
+    contexts: dict[str, int] = {}
+    shapes_of_agent: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
+    empty_models: dict[tuple[str, str | None, str], Any] = {}  # cache: agents often start from the same model
+    references: dict[str, ModelShape | None] = {}
+    starts: dict[str, tuple[str, str | None]] = {}  # source and revision of each actor's initial weights
+    holder_of = policy_by_agent(config)
+    for base, names in agents_by_base(config).items():
+        actor = config.task.agents[names[0]].actor
+        source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
+        if weights is None and isinstance(actor, TinyActorConfig):
+            source = f"{base}'s own"
+            lessons = warm_start_lessons(names, config, task)
+            check_has_lessons(names[0], actor, lessons)
+            tokenizer = make_lesson_tokenizer(actor.alphabet, alphabet_lessons(names, lessons, config, task))
+            empty_models[source, revision, str({})] = empty_model(tiny_config(actor, len(tokenizer)))
+        else:
+            tokenizer = load_actor_tokenizer(actor, source, revision)
+        lm = _get_empty_model(empty_models, source, revision, actor)
+        check_readable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
+        for name in names:
+            agent = config.task.agents[name]
+            tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
+            starts[name] = source, revision
+            shapes_of_agent[name] = (
+                _actor_shape(agent, lm, source),
+                _critic_shape(agent, empty_models, source, revision),
+                source,
+            )
+            references[name] = _reference_shape(agent, empty_models, lm, source)
+    tokenizers = {name: tokenizers[name] for name in config.task.agents}
+    contexts = {name: contexts[name] for name in config.task.agents}
+    lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
+    layouts = build_critic_layouts(config, tokenizers, contexts, _critic_contexts(config, empty_models, starts))
+    critic_row = max_critic_tokens(lengths) if layouts else None
+    shapes = {}
+    for name in config.task.agents:
+        actor, critic, source = shapes_of_agent[name]
+        pinned = f"{source}@{config.task.agents[name].actor.revision}"
+        shapes[name] = AgentShapes(
+            actor=actor,
+            critic=critic,
+            length=lengths[name],
+            weights_source=pinned,
+            reference=references[name],
+            critic_row_tokens=critic_row,
+        )
+    return ModelSpecs(
+        tokenizers=tokenizers,
+        context_limits=contexts,
+        shapes=shapes,
+        layouts=layouts,
+        reward_models=frozen_reward_models(config),
+    )
+
+
+def frozen_reward_models(config: Config) -> tuple[FrozenModel, ...]:
+    """The reward models on the ranks' devices."""
+    models = [
+        (where, own.reward)
+        for where, own in rewards_with_prefixes(config)
+        if isinstance(own.reward, ModelRewardConfig) and own.reward.device == "auto"
+    ]
+    return tuple(
+        FrozenModel(
+            name="reward model" if where == "reward" else f"{where.rpartition('.')[2]} reward",
+            shape=reward_model_shape(read_config(str(model.model), model.revision)),
+            bytes_per_weight=bytes_per_weight(model.dtype),
+        )
+        for where, model in models
+    )
+
+
+def _get_empty_model(
+    known: dict[tuple[str, str | None, str], Any], source: str, revision: str | None, actor: ActorConfig | None = None
+) -> Any:
+    """The model without weights, from `known` if cached; an actor's `model_args` override its configuration."""
+    values = {} if actor is None else model_config_overrides(actor)
+    key = source, revision, str(values)
+    if key not in known:
+        known[key] = empty_model(load_config(source, revision, values))
+    return known[key]
+
+
+def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelShape:
+    shape = actor_shape(lm)
+    if (bits := quantized_bits(agent.actor)) is not None:
+        shape = quantized_shape(shape, lm, bits, bytes_per_weight(agent.actor.dtype))
+    if isinstance(agent.actor, LoraActorConfig):
+        earlier = agent.actor.adapter
+        shape = add_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
+    if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
+        shape = add_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
+    return shape
+
+
+def _reference_shape(
+    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], lm: PreTrainedModel, source: str
+) -> ModelShape | None:
+    """The shape of an agent's reference if it needs weights in addition to the initial model or base; else None."""
+    actor = agent.actor
+    if agent.frozen or is_default_reference(actor):
+        return None
+    is_lora, folder, is_adapter = isinstance(actor, LoraActorConfig), None, False
+    if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
+        folder, is_adapter = find_reference_folder(actor.reference)
+    if folder is not None and not is_adapter:
+        return actor_shape(_get_empty_model(known, str(folder), None))
+    if actor.reference_update_every is not None:  # same size as the actor
+        shape = actor_shape(lm)
+        if isinstance(actor, LoraActorConfig):
+            shape = add_adapter(shape, lm, actor, "actor", source, earlier=actor.adapter, key="actor.adapter")
+        return replace(shape, sizes=shape.adapter or shape.sizes, adapter=None)
+    if isinstance(actor, LoraActorConfig) and actor.reference == ReferenceKind.initial:
+        folder = None if actor.adapter is None else Path(actor.adapter)
+    if folder is None:
+        return None
+    adapter = read_adapter(folder, "actor.reference")
+    on = lm if is_lora or adapter.base is None else _get_empty_model(known, adapter.base, None)
+    shape = add_adapter(actor_shape(on), on, adapter.settings, "actor.reference", adapter.base or source)
+    assert shape.adapter is not None
+    return replace(shape, sizes=shape.adapter if is_lora else shape.sizes + shape.adapter, adapter=None)
+
+
+def _critic_shape(
+    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], actor: str, revision: str | None
+) -> ModelShape | None:
+    critic = agent.critic
+    if agent.frozen:
+        return None
+    if isinstance(critic, AdapterCriticConfig):
+        lm = _get_empty_model(known, actor, revision, agent.actor)
+        earlier = critic.warm_start
+        shape = add_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
+        return add_value_head(shape, lm.config, critic.value_head_hidden_dim)
+    if not isinstance(critic, SeparateCriticConfig):
+        return None
+    if critic.warm_start is not None:
+        return critic_shape(empty_backbone(warm_start_config(critic)), critic.value_head_hidden_dim)
+    if critic.model is None:
+        return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
+    return critic_shape(_get_empty_model(known, critic.model, critic.revision), critic.value_head_hidden_dim)
+
+
+def _critic_contexts(
+    config: Config, known: dict[tuple[str, str | None, str], Any], starts: Mapping[str, tuple[str, str | None]]
+) -> dict[str, int]:
+    """Context length of each centralised critic, by the critic's name."""
+    found: dict[str, int] = {}
+    for name, names in agents_by_critic(config).items():
+        critic, actor = config.task.agents[names[0]].critic, config.task.agents[names[0]].actor
+        if isinstance(critic, CentralizedCriticConfig):
+            if critic.warm_start is not None:
+                found[name] = critic_context(config, critic, warm_start_config(critic))
+                continue
+            of_actor = critic.model is None
+            source, revision = starts[names[0]] if of_actor else (str(critic.model), critic.revision)
+            found[name] = critic_context(
+                config, critic, _get_empty_model(known, source, revision, actor if of_actor else None).config
+            )
+    return found

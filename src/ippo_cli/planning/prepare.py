@@ -1,0 +1,155 @@
+"""Prepares a run: loads its task and reward, reads its models' sizes, and checks all of them before weights load.
+
+Used by `mode=plan`, by the start of a run, by each rank, and by evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+
+from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
+from ippo_cli.config.config_warnings import eval_size_warning
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import Config
+from ippo_cli.engine import distributed
+from ippo_cli.planning.memory import MemoryEstimate
+from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
+from ippo_cli.planning.placeholder_episodes import check_primary_metric
+from ippo_cli.planning.prompts import build_prompt_formats, drop_too_long_rows, prompt_warnings
+from ippo_cli.planning.resources import estimate_run_memory, required_disk_bytes
+from ippo_cli.reporting.trackers.build import check_tracker_usable
+from ippo_cli.reporting.training_warnings import startup_warnings
+from ippo_cli.rewards.build import build_reward
+from ippo_cli.rewards.contract import (
+    RewardFunction,
+    check_reward_connection,
+    close_reward,
+    sample_examples,
+    validate_reward_examples,
+)
+from ippo_cli.rewards.processors import check_processor_functions
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.schedule import ExampleSchedule
+from ippo_cli.tasks.task import Task, load_held_out, load_task
+
+Report = Callable[[str], object]
+
+
+class Purpose(Enum):
+    """What a task and a reward are loaded for; it decides which checks apply."""
+
+    plan = auto()  # `mode=plan`: an unreachable server is a warning
+    start = auto()  # before a run's folder is created
+    training = auto()  # in each rank, which need not repeat the checks of `start`
+    evaluation = auto()  # held-out data only, and scores are not processed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The checked parts of a run that exist before its weights are loaded."""
+
+    config: Config
+    ranks: int
+    task: Task  # without excluded rows
+    reward: RewardFunction
+    batch_sizes: BatchSizes
+    specs: ModelSpecs
+    schedule: ExampleSchedule
+    formats: Mapping[str, PromptFormat]
+    memory: MemoryEstimate
+    checkpoint_bytes: float
+    disk_bytes: float  # of all checkpoints and snapshots that exist at the same time
+    warnings: Mapping[str, str]  # by rule
+
+
+def load_task_and_reward(config: Config, ranks: int, purpose: Purpose, warn: Report) -> tuple[Task, RewardFunction]:
+    """Load a run's task and build its reward, and check tracker, data, the user's code and the batch sizes. Collective.
+
+    The caller closes the reward. `warn`: receives warnings about examples, and about an unreachable server in a plan.
+    """
+    trains = purpose is not Purpose.evaluation
+    if purpose in (Purpose.plan, Purpose.start):
+        check_tracker_usable(config.tracker)
+    task = load_task(config.task, config.seed) if trains else _load_held_out_task(config, warn)
+    reward = build_reward(config.reward, config.task.agents)
+    try:
+        with distributed.synchronize_errors():
+            if trains:
+                check_processor_functions(config.reward.processor)
+            for warning in validate_reward_examples(
+                reward, sample_examples(*([task.train] if trains else []), task.held_out)
+            ):
+                warn(warning)
+            _check_connection(reward, purpose, warn)
+        if purpose in (Purpose.plan, Purpose.start):
+            check_primary_metric(config, task)
+        if trains:
+            compute_batch_sizes(config, ranks, len(task.train))
+    except BaseException:
+        close_reward(reward)
+        raise
+    return task, reward
+
+
+def prepare(
+    config: Config,
+    ranks: int,
+    device: str,
+    task: Task,
+    reward: RewardFunction,
+    *,
+    weights: Mapping[str, Path | str] | None = None,
+    report: Report,
+) -> Prepared:
+    """Read model specs, exclude rows that are too long, and check prompts. Raises `PreflightError` or `ConfigError`.
+
+    `device`: `cpu` or `cuda`. `weights`: the initial weights by policy; see `read_model_specs`. `report`: receives
+    lines about excluded rows.
+    """
+    specs = read_model_specs(config, task, weights)
+    task, excluded = drop_too_long_rows(config, task, specs)
+    batch_sizes = compute_batch_sizes(config, ranks, len(task.train))
+    for line in excluded:
+        report(line)
+    schedule = ExampleSchedule(
+        task.train,
+        seed=config.seed,
+        prompts_per_iteration=batch_sizes.prompts_per_iteration,
+        num_generations=config.rollout.num_generations,
+    )
+    formats = build_prompt_formats(config, batch_sizes, task, schedule, specs)
+    checkpoint_bytes, disk_bytes = required_disk_bytes(config, specs, ranks)
+    return Prepared(
+        config=config,
+        ranks=ranks,
+        task=task,
+        reward=reward,
+        batch_sizes=batch_sizes,
+        specs=specs,
+        schedule=schedule,
+        formats=formats,
+        memory=estimate_run_memory(config, batch_sizes, task, specs, ranks, device),
+        checkpoint_bytes=checkpoint_bytes,
+        disk_bytes=disk_bytes,
+        warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs),
+    )
+
+
+def _load_held_out_task(config: Config, warn: Report) -> Task:
+    """The held-out data alone."""
+    held_out = load_held_out(config.task, config.seed)
+    if (line := eval_size_warning(config, len(held_out))) is not None:
+        warn(line)
+    return Task(train=(), held_out=held_out)
+
+
+def _check_connection(reward: RewardFunction, purpose: Purpose, warn: Report) -> None:
+    try:
+        check_reward_connection(reward)
+    except PreflightError as error:
+        if purpose is not Purpose.plan:
+            raise
+        warn(f"{error} (training would not start)")

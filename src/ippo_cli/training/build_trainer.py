@@ -1,0 +1,255 @@
+"""Builds a rank's trainer: initial weights, checks, models, resume, and the parts that collect episodes."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ippo_cli.agents.build import build_team
+from ippo_cli.agents.initial import check_vocabularies, initial_weights, pin_revisions
+from ippo_cli.config.credit import needs_replays
+from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_errors
+from ippo_cli.config.schema import Config
+from ippo_cli.config.time_limit import resolve_deadline
+from ippo_cli.engine import distributed, progress
+from ippo_cli.engine.launchers import job_end_time
+from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
+from ippo_cli.planning.resources import memory_error, memory_warning, this_machine
+from ippo_cli.reporting.console import Console
+from ippo_cli.reporting.run_log import RunLog
+from ippo_cli.reporting.training_warnings import WINDOW
+from ippo_cli.rewards.contract import RewardContext, RewardFunction, close_reward, prepare_reward
+from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
+from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.runs.deadline import TimeLimit
+from ippo_cli.runs.faults import fault_point
+from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left
+from ippo_cli.runs.random_streams import rng_state
+from ippo_cli.runs.signals import PreemptionHandler
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, make_task_factory
+from ippo_cli.training.checkpoint import CheckpointManager, TrainingProgress, TrainingState, has_optimizers
+from ippo_cli.training.experience import ExperienceCollector
+from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.targets import Algorithm
+from ippo_cli.training.trainer import Trainer
+
+PROCESS_STARTED_AT = time.time()  # approximately: the time of this import
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunContext:
+    """A run as one rank sees it: configuration, folder, log, display, signals and device."""
+
+    config: Config
+    folder: Path
+    log: RunLog
+    console: Console
+    preemption: PreemptionHandler
+    device: torch.device
+    is_resumed: bool
+
+
+def build_trainer(context: RunContext) -> Trainer:
+    """Build and check all parts of a run; a resumed run is restored from its newest intact checkpoint."""
+    with ExitStack() as unused:  # close the reward's processes if building the trainer fails
+        task, reward = load_task_and_reward(
+            context.config,
+            distributed.world_size(),
+            Purpose.training,
+            lambda text: context.console.print_warnings([text]),
+        )
+        unused.callback(close_reward, reward)
+        trainer = _build_from_task(context, task, reward)
+        with distributed.synchronize_errors():
+            prepare_reward(reward, RewardContext(device=context.device, folder=context.folder / "reward"))
+        unused.pop_all()
+    return trainer
+
+
+def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) -> Trainer:
+    console = context.console
+    weights = _create_initial_weights(context, task)
+    context = replace(context, config=pin_revisions(context.config, weights, context.folder))
+    check_vocabularies(context.config, weights)
+    prepared = prepare(
+        context.config,
+        distributed.world_size(),
+        context.device.type,
+        task,
+        reward,
+        weights=weights,
+        report=console.print_line,
+    )
+    _check_memory(prepared, console)
+    checkpoints = _build_checkpoint_manager(context, prepared)
+    checkpoint = _find_checkpoint(context, prepared, checkpoints)
+    state = _build_state(context, weights, checkpoint)
+    fault_point("init")
+    opponents = _build_opponents(context, state)
+    if checkpoint is not None:
+        _restore(context, state, opponents, checkpoints, checkpoint)
+    console.print_warnings(context.log.record_warnings(prepared.warnings))
+    collector = _build_collector(context, prepared, state, opponents)
+    recent = context.log.read_last_rows(WINDOW)
+    return Trainer(
+        config=context.config,
+        plan=prepared.batch_sizes,
+        task=prepared.task,
+        collector=collector,
+        opponents=opponents,
+        state=state,
+        run=context.log,
+        checkpoints=checkpoints,
+        console=console,
+        preemption=context.preemption,
+        time_limit=_build_time_limit(context.config, prepared.checkpoint_bytes, recent),
+        recent_rows=deque(recent, WINDOW),
+    )
+
+
+def _create_initial_weights(context: RunContext, task: Task) -> dict[str, Path | str]:
+    """The initial weights by policy, created now if they are local."""
+
+    def report_warm_start(name: str, step: int, steps: int, loss: float) -> None:
+        progress.heartbeat()
+        context.console.show_progress(f"warm start of {name}", step, steps)
+        if context.preemption.is_requested:  # on rank 0, which creates the model; other ranks receive the error
+            raise Preempted(f"stop requested during the warm start of {name}: nothing was trained yet; start again")
+
+    return initial_weights(context.config, task, context.folder, report_warm_start, context.console.print_line)
+
+
+def _check_memory(prepared: Prepared, console: Console) -> None:
+    """Raise `PreflightError` on all ranks if one machine has too little memory for its ranks' models."""
+    hostname = socket.gethostname()
+    machine = this_machine(prepared.memory.device, distributed.gather_objects(hostname).count(hostname))
+    own_reason = memory_error(prepared.config, prepared.specs, prepared.memory, machine, prepared.ranks)
+    for reason in distributed.gather_objects(own_reason):
+        if reason is not None:
+            raise PreflightError(reason)
+    if (warning := memory_warning(prepared.memory, machine)) is not None:
+        console.print_line(warning)
+
+
+def _build_checkpoint_manager(context: RunContext, prepared: Prepared) -> CheckpointManager:
+    """The run's checkpoint manager, after a check of the disk space."""
+    checkpoints = CheckpointManager(context.folder, context.config.checkpoint)
+    checkpoints.check_disk_space(int(prepared.checkpoint_bytes), prepared.batch_sizes.num_iterations)
+    return checkpoints
+
+
+def _find_checkpoint(context: RunContext, prepared: Prepared, checkpoints: CheckpointManager) -> Path | None:
+    """The checkpoint from which a resumed run continues; None for a new run."""
+    checkpoint = checkpoints.find_newest_intact() if context.is_resumed else None
+    if checkpoint is not None:
+        check_iterations_left(checkpoint, context.config, prepared.batch_sizes.last_iteration)
+    return checkpoint
+
+
+def _build_state(context: RunContext, weights: dict[str, Path | str], checkpoint: Path | None) -> TrainingState:
+    """A run's state before its first iteration; a checkpoint without optimizers gives the team's weights."""
+    config = context.config
+    saved = None if checkpoint is None or has_optimizers(checkpoint) else checkpoint
+    team = build_team(config, weights, context.device, saved)
+    return TrainingState(
+        team=team,
+        algorithm=Algorithm(config=config.algorithm, num_generations=config.rollout.num_generations, seed=config.seed),
+        moments={name: ScoreMoments() for name in team.names},
+        progress=TrainingProgress(),
+        run=context.log.state,
+        rng=rng_state(),
+    )
+
+
+def _build_opponents(context: RunContext, state: TrainingState) -> OpponentPool | None:
+    """The pool of earlier policies; None if agents play with current policies only."""
+    if not context.config.team.opponent_pool.every:
+        return None
+    return OpponentPool(context.config, context.folder, state.pool, context.device)
+
+
+def _restore(
+    context: RunContext,
+    state: TrainingState,
+    opponents: OpponentPool | None,
+    checkpoints: CheckpointManager,
+    checkpoint: Path,
+) -> None:
+    """Restore the state from a checkpoint, then truncate the metrics and activate the resumed run's configuration."""
+
+    def activate() -> None:
+        assert state.progress.metrics_bytes is not None  # rows are written before a checkpoint
+        with convert_storage_errors(str(context.folder)):
+            context.log.truncate_metrics(state.progress.metrics_bytes, state.progress.iteration)
+            activate_resumed_config(context.folder)
+
+    checkpoints.load(state, checkpoint)
+    if not has_optimizers(checkpoint):
+        context.console.print_line(
+            f"{checkpoint} has no optimizer states: optimizers are reinitialised, weights are restored"
+        )
+    if opponents is not None:
+        opponents.verify_snapshots()
+    distributed.run_on_main(activate)
+    context.console.print_line(f"resumed from {checkpoint}")
+
+
+def _build_collector(
+    context: RunContext, prepared: Prepared, state: TrainingState, opponents: OpponentPool | None
+) -> ExperienceCollector:
+    """The collector that plays and scores a run's episodes."""
+    config, team = context.config, state.team
+    build_generator = partial(_build_generator, context)
+    initial_generator = (
+        build_generator({name: agent.initial_agent for name, agent in team.items()}) if needs_replays(config) else None
+    )
+    return ExperienceCollector(
+        config=config,
+        team=team,
+        schedule=prepared.schedule,
+        environments=EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task)),
+        formats=prepared.formats,
+        generator=build_generator(team.generation_policies),
+        initial_generator=initial_generator,
+        build_generator=build_generator,
+        opponents=opponents,
+        needs_greedy=state.algorithm.needs_greedy,
+        reward=prepared.reward,
+        preemption=context.preemption,
+        device=context.device,
+    )
+
+
+def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolicy]) -> Generator:
+    """The generator for these policies; between decode steps it shows progress and polls for preemption."""
+
+    def report_progress(agent: str, done: int, rows: int) -> None:
+        progress.heartbeat()
+        context.console.show_progress(f"generating responses of {agent}", done, rows)
+        fault_point("generate")
+        context.preemption.raise_if_requested()
+
+    config = context.config
+    return GENERATORS[config.rollout.kind](
+        policies, config.rollout, sampling_settings(config.task), report_progress, continues=can_reuse_prefix(config)
+    )
+
+
+def _build_time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
+    """The run's time limit; rank 0's clock and job information decide for all ranks."""
+    limit = (
+        resolve_deadline(config.checkpoint.save_deadline, PROCESS_STARTED_AT, job_end_time)
+        if distributed.is_main()
+        else None
+    )
+    return TimeLimit(limit, checkpoint_bytes, recent)
