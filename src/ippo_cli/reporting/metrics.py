@@ -58,7 +58,7 @@ METRICS: dict[str, str] = {
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
-    "<agent>/targets/zero_advantage_fraction": "fraction of responses with advantages of 0 only (groups of equal scores)",
+    "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
     "<agent>/targets/resampled_fraction": "fraction of responses drawn at least once; 1 without algorithm.reweight",
     "<agent>/rollout/ess_ratio": "(sum w)^2 / (n sum w^2) of the behaviour weights, if any are used",
     "<agent>/rollout/prob_diff/behavior": "mean |p_policy - p_sampling| of sampled tokens, including sampling filters",
