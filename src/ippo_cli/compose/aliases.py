@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -33,6 +34,8 @@ class Suggestion:
 
     @property
     def rule(self) -> str:
+        if self.project == EARLIER_VERSION and self.kind is SuggestionKind.absent:
+            return "was removed"
         if self.kind is SuggestionKind.unlisted:
             return f"is no key here ({self.project} has such keys)"
         missing = "has no counterpart here" if self.kind is SuggestionKind.absent else "is no key here"
@@ -68,11 +71,24 @@ def read_projects() -> dict[str, Project]:
 
 @cache
 def read_earlier_names() -> dict[str, Suggestion]:
-    """Suggestions for former names of keys of this project."""
+    """Suggestions for former names of keys of this project, and for removed keys (`SuggestionKind.absent`)."""
     return {
         key: _parse_suggestion(EARLIER_VERSION, text)
         for key, text in yaml.safe_load(PEERS_FILE.read_text())["earlier"].items()
     }
+
+
+def drop_removed_keys(plain: dict[str, Any]) -> None:
+    """Delete the keys that earlier versions had and this one has not from a saved configuration, in place."""
+    for key, suggestion in read_earlier_names().items():
+        if suggestion.kind is not SuggestionKind.absent:
+            continue
+        *groups, leaf = key.split(".")
+        group: Any = plain
+        for name in groups:
+            group = group.get(name) if isinstance(group, dict) else None
+        if isinstance(group, dict):
+            group.pop(leaf, None)
 
 
 def find_suggestion(key: str) -> Suggestion | None:

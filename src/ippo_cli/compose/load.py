@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError
 
-from ippo_cli.compose.aliases import find_suggestion
+from ippo_cli.compose.aliases import drop_removed_keys, find_suggestion
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
@@ -215,13 +215,14 @@ def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read the plain values of a run's `config.yaml`."""
+    """Read the plain values of a run's `config.yaml`, without keys that earlier versions had."""
     try:
         plain = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     if not isinstance(plain, dict):
         raise ConfigError(str(path), "is not a configuration", "use the config.yaml of a run")
+    drop_removed_keys(plain)  # type: ignore[arg-type]
     return plain  # type: ignore[return-value]
 
 
