@@ -226,6 +226,13 @@ def test_fraction_is_not_an_integer(plain: Make) -> None:
         build_config(plain(**{"rollout.top_k": 1.5}))
 
 
+def test_saved_config_with_removed_keys(plain: Make, tmp_path: Path) -> None:
+    values = plain(())
+    saved = values | {"plan": values["plan"] | {"tflops": 989.0, "memory_gb_per_s": None}}
+    (tmp_path / "config.yaml").write_text(to_yaml(saved))
+    assert from_yaml(tmp_path / "config.yaml") == build_config(values)
+
+
 def test_saved_config_with_missing_or_unknown_key(plain: Make) -> None:
     values = plain()
     del values["algorithm"]["gamma"]

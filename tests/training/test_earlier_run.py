@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ippo_cli.compose.renamed_keys import rename_config, rename_override
+from ippo_cli.compose.former_keys import convert_config, convert_overrides
 from ippo_cli.runs.metric_names import present_metric_name
 
 ARCHIVE = Path(__file__).parent / "recorded" / "earlier_run.tar.gz"
@@ -87,7 +87,7 @@ def test_earlier_run_is_evaluated(run: Path) -> None:
     ],
 )
 def test_saved_override_has_present_name(saved: str, present: str) -> None:
-    assert rename_override(saved) == present
+    assert convert_overrides([saved, "plan.tflops=989"]) == [present]
 
 
 def test_saved_config_has_present_names() -> None:
@@ -98,15 +98,17 @@ def test_saved_config_has_present_names() -> None:
         "algorithm": {"turn_value": "after"},
         "team": {"partners": {"every": 2, "size": 4, "share": 0.5, "elo": True}, "kind": "independent"},
         "checkpoint": {"must_save_by": "auto"},
+        "plan": {"tflops": 989.0, "devices": 8},
         "reward": {"kind": "mix", "parts": {"grade": judge}},
         "task": {"too_long": "drop", "agents": {"low": {"reward": {"right": 1.0}, "template": "x"}}},
     }
-    assert rename_config(saved) == {
+    assert convert_config(saved) == {
         "max_iterations_this_run": None,
         "rollout": {"context": "retokenize", "temperature": 1.0},
         "algorithm": {"turn_value": "post"},
         "team": {"opponent_pool": {"every": 2, "size": 4, "share": 0.5, "elo": True}, "kind": "independent"},
         "checkpoint": {"save_deadline": "auto"},
+        "plan": {"devices": 8},
         "reward": {
             "kind": "mix",
             "parts": {"grade": {"kind": "judge", "min_score": 1.0, "max_score": 10.0, "cache_answers": True}},

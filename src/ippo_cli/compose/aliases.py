@@ -33,6 +33,8 @@ class Suggestion:
 
     @property
     def rule(self) -> str:
+        if self.project == EARLIER_VERSION and self.kind is SuggestionKind.absent:
+            return "was removed"
         if self.kind is SuggestionKind.unlisted:
             return f"is no key here ({self.project} has such keys)"
         missing = "has no counterpart here" if self.kind is SuggestionKind.absent else "is no key here"
@@ -68,7 +70,7 @@ def read_projects() -> dict[str, Project]:
 
 @cache
 def read_earlier_names() -> dict[str, Suggestion]:
-    """Suggestions for former names of keys of this project."""
+    """Suggestions for former names of keys of this project, and for removed keys (`SuggestionKind.absent`)."""
     return {
         key: _parse_suggestion(EARLIER_VERSION, text)
         for key, text in yaml.safe_load(PEERS_FILE.read_text())["earlier"].items()

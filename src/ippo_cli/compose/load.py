@@ -18,9 +18,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import YAMLError
 
 from ippo_cli.compose.aliases import find_suggestion
+from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
-from ippo_cli.compose.renamed_keys import rename_config
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
 from ippo_cli.config import schema
 from ippo_cli.config.batch_sizes import fit_mini_batch
@@ -216,14 +216,14 @@ def from_yaml(path: Path, *, with_secrets: bool = False) -> schema.Config:
 
 
 def read_run_config(path: Path) -> dict[str, Any]:
-    """Read the plain values of a run's `config.yaml`, with the present names of keys."""
+    """Read the plain values of a run's `config.yaml`, with present names of keys and without removed ones."""
     try:
         plain = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, YAMLError) as error:
         raise ConfigError(str(path), "cannot be read", str(error).splitlines()[0]) from error
     if not isinstance(plain, dict):
         raise ConfigError(str(path), "is not a configuration", "use the config.yaml of a run")
-    return rename_config(plain)
+    return convert_config(plain)
 
 
 def format_composition(node: DictConfig, *, resolve: bool) -> str:

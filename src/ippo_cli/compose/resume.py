@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from ippo_cli.compose.arguments import merge_search_paths
 from ippo_cli.compose.earlier_versions import fill_missing_keys
+from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves, read_run_config, resolve_config
-from ippo_cli.compose.renamed_keys import rename_override
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.schema import SamplingConfig
@@ -196,7 +196,7 @@ def _has_checkpoint(folder: Path) -> bool:
 def saved_overrides(folder: Path) -> list[str]:
     """The overrides of a run, including those of later resumes, with the present names of keys."""
     try:
-        return [rename_override(str(text)) for text in json.loads((folder / "overrides.json").read_text())]
+        return convert_overrides(json.loads((folder / "overrides.json").read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise ResumeError(f"{folder} cannot be resumed: overrides.json cannot be read ({error})") from error
 

@@ -7,16 +7,14 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, Dtype, EnvironmentTaskConfig
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.engine.launchers import external_world_size, local_world_size
-from ippo_cli.planning.duration import iteration_seconds, measure_speed, stated_speed
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB, MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
@@ -41,7 +39,7 @@ WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 
 
 def show_plan(config: Config) -> None:
-    """Print sizes, batches, memory, disk, time, and prompts or a conversation. Raises the errors of training."""
+    """Print sizes, batches, memory, disk, and prompts or a conversation. Raises the errors of training."""
     outside = external_world_size()
     ranks = world_size(config, outside)
     machine = planned_machine(config.plan)
@@ -64,7 +62,6 @@ def show_plan(config: Config) -> None:
     if machine.device == "cuda":
         _show_sharding_options(prepared, machine)
     _show_disk(prepared)
-    _show_time(config, prepared.batch_sizes, prepared.specs, machine, ranks)
     _show_missing_weights(config)
     _show_episodes(config, prepared.specs)
     _show_critics(prepared.specs)
@@ -216,24 +213,6 @@ def _show_disk(prepared: Prepared) -> None:
         )
 
 
-def _show_time(config: Config, plan: BatchSizes, specs: ModelSpecs, machine: Machine, ranks: int) -> None:
-    if config.plan.devices is None:
-        dtypes = {agent.actor.dtype for agent in config.task.agents.values()}
-        dtype = Dtype.fp32 if Dtype.fp32 in dtypes else Dtype.bf16  # the slower one in mixed teams
-        speed = measure_speed(machine.ranks, dtype)
-        how = f"arithmetic only, at this processor's measured speed in {dtype.value}"
-    else:
-        speed, how = stated_speed(config.plan), "arithmetic, memory and network in parallel, at the speeds in plan.*"
-    phases = iteration_seconds(config, specs.shapes, ranks, speed)
-    seconds = sum(phases.values())
-    parts = ", ".join(f"{name} {_format_duration(part)}" for name, part in phases.items())
-    once, whole = _format_duration(seconds), _format_duration(seconds * plan.num_iterations)
-    _print_labelled(
-        "time",
-        f"at least {once} per iteration, with every sequence at maximum length ({parts}), {whole} in total: {how}",
-    )
-
-
 def _show_missing_weights(config: Config) -> None:
     sources = {agent.actor.model for agent in config.task.agents.values() if agent.actor.model is not None}
     for source in sorted(sources):
@@ -345,12 +324,6 @@ def _size_unit(size: float) -> tuple[str, int]:
 
 def _format_number(part: float, unit: int) -> str:
     return f"{part / unit:.2f}" if part < 100 * unit else f"{part / unit:.1f}"
-
-
-def _format_duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _format_size(part: float) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.compose.renamed_keys import rename_override
+from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.config.errors import ConfigError, ResumeError, StorageError
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.config.text import format_table
@@ -233,10 +233,8 @@ def _read_sweep_file(folder: Path) -> dict[str, Any]:
     try:
         known = json.loads((folder / SWEEP_FILE).read_text())
         return {
-            "arguments": [rename_override(str(text)) for text in known["arguments"]],
-            "jobs": [
-                job | {"overrides": [rename_override(text) for text in job["overrides"]]} for job in known["jobs"]
-            ],
+            "arguments": convert_overrides(known["arguments"]),
+            "jobs": [job | {"overrides": convert_overrides(job["overrides"])} for job in known["jobs"]],
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{folder / SWEEP_FILE} cannot be read ({error})") from error

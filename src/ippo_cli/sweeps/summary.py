@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from ippo_cli.compose.renamed_keys import rename_override
+from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import metric_rows, run_folders
@@ -208,7 +208,7 @@ def _read_run_rows(root: Path) -> list[JobRow]:
     rows = []
     for number, folder in enumerate(reversed(run_folders(root)), start=1):
         try:
-            texts = [rename_override(str(text)) for text in json.loads((folder / "overrides.json").read_text())]
+            texts = convert_overrides(json.loads((folder / "overrides.json").read_text()))
         except (OSError, ValueError, TypeError):
             texts = []
         state = str(read_run(folder).get("state", "missing"))

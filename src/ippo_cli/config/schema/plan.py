@@ -15,7 +15,3 @@ class PlanConfig:
     per_machine: PositiveInt | None  # devices per machine
     memory_gib: PositiveFloat | None  # memory of one device, in GiB
     machine_memory_gib: PositiveFloat | None  # host memory of one machine, in GiB; holds offloaded tensors
-    tflops: PositiveFloat | None  # throughput of one device in 10^12 operations per second, in the models' dtype
-    memory_gb_per_s: PositiveFloat | None  # memory bandwidth of one device, in GB/s
-    link_gb_per_s: PositiveFloat | None  # bandwidth of one device to devices of its machine, in GB/s per direction
-    network_gb_per_s: PositiveFloat | None  # bandwidth of one device to other machines, in GB/s per direction

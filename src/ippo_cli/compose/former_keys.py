@@ -1,4 +1,4 @@
-"""Keys of earlier versions in saved configurations and overrides, converted to the present names.
+"""Converts saved configurations and overrides of earlier versions: renamed and removed keys, renamed values.
 
 The table is `earlier` in `peers.yaml`, which also answers a former name on the command line.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -18,23 +18,28 @@ from ippo_cli.compose.aliases import PEERS_FILE, SuggestionKind, read_earlier_na
 PREFIX = re.compile(r"(?P<sign>[+~]*)(?P<agent>task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?")
 
 
-def rename_override(text: str) -> str:
-    """Convert a saved override: `rollout.history=latest` becomes `rollout.context=last_only`."""
+def convert_overrides(texts: Iterable[object]) -> list[str]:
+    """Convert saved overrides: `rollout.history=latest` becomes `rollout.context=last_only`; removed keys are dropped."""
+    converted = (_convert_override(str(text)) for text in texts)
+    return [text for text in converted if text is not None]
+
+
+def _convert_override(text: str) -> str | None:
+    """An override with present names; None for a removed key."""
     typed, equals, value = text.partition("=")
     prefix = PREFIX.match(typed)
     assert prefix is not None
     within_part = "reward." if prefix["part"] else ""
     key = within_part + typed[prefix.end() :]
-    new = _present_name(key)
-    if new is None and key not in _renamed_values():
-        return text
-    new = new or key
+    if key in _removed_keys():
+        return None
+    new = _renamed_keys().get(key, key)
     value = _renamed_values().get(new, {}).get(value, value)
     return f"{typed[: prefix.end()]}{new.removeprefix(within_part)}{equals}{value}"
 
 
-def rename_config(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a saved configuration with the present names and values of keys."""
+def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a saved configuration with present names and values of keys, without removed keys."""
     renamed = copy.deepcopy(dict(plain))
     for container, prefix in _containers(renamed):
         for old, new in _renamed_keys().items():
@@ -43,6 +48,9 @@ def rename_config(plain: Mapping[str, Any]) -> dict[str, Any]:
         for key, values in _renamed_values().items():
             if key.startswith(prefix):
                 _replace_value(container, key.removeprefix(prefix).split("."), values)
+    for key in _removed_keys():
+        *groups, leaf = key.split(".")
+        _dict_at(renamed, groups).pop(leaf, None)
     return renamed
 
 
@@ -82,16 +90,17 @@ def _replace_value(container: dict[str, Any], path: list[str], values: Mapping[s
         group[path[-1]] = values.get(group[path[-1]], group[path[-1]])
 
 
-def _present_name(key: str) -> str | None:
-    """The present name of a former key; None if the key was not renamed."""
-    return _renamed_keys().get(key)
-
-
 @cache
 def _renamed_keys() -> dict[str, str]:
     """Present keys by former key."""
     names = {old: entry.text for old, entry in read_earlier_names().items() if entry.kind is SuggestionKind.use}
     return {old: new for old, new in names.items() if re.fullmatch(r"[\w.]+", new)}
+
+
+@cache
+def _removed_keys() -> tuple[str, ...]:
+    """Full names of keys without a counterpart in this version."""
+    return tuple(key for key, entry in read_earlier_names().items() if entry.kind is SuggestionKind.absent)
 
 
 @cache
