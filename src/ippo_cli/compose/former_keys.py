@@ -19,7 +19,7 @@ PREFIX = re.compile(r"(?P<sign>[+~]*)(?P<agent>task\.agents\.[^.=]+\.)?(?P<part>
 
 
 def convert_overrides(texts: Iterable[object]) -> list[str]:
-    """Convert saved overrides: `rollout.history=latest` becomes `rollout.context=last_only`; removed keys are dropped."""
+    """Convert saved overrides and drop removed keys: `rollout.history=latest` becomes `rollout.context=last_only`."""
     converted = (_convert_override(str(text)) for text in texts)
     return [text for text in converted if text is not None]
 
