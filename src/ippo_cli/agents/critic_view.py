@@ -114,8 +114,8 @@ def _tokenize_texts(episodes: Sequence[Episode], agent: str, layout: CriticLayou
     return {"": []} | dict(zip(texts, written, strict=True))
 
 
-def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[str, list[int]]) -> _RowBuilder:
-    row, others = _RowBuilder(layout), [name for name in layout.agents if name != agent]
+def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[str, list[int]]) -> _ViewBuilder:
+    row, others = _ViewBuilder(layout), [name for name in layout.agents if name != agent]
     end, own = [layout.separator], episode.trainable_turns(agent)
     before: Turn | None = None
     if not own:
@@ -148,7 +148,7 @@ def _build_row(episode: Episode, agent: str, layout: CriticLayout, ids: Mapping[
 
 
 def _add_final_observations(
-    row: _RowBuilder,
+    row: _ViewBuilder,
     episode: Episode,
     agent: str,
     others: Sequence[str],
@@ -181,7 +181,7 @@ class _Piece:
     is_own: bool
 
 
-class _RowBuilder:
+class _ViewBuilder:
     """Builds one row step by step from an episode."""
 
     def __init__(self, layout: CriticLayout) -> None:

@@ -41,12 +41,12 @@ from ippo_cli.types import Lesson
 WARM_START_EXAMPLES = 8192
 RANDOM_EPISODES = 512  # episodes of random play, with several answers per example
 MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
-Progress = Callable[[str, int, int, float], None]  # agent or group, step, steps, loss
-Weights = Mapping[str, Path | str]  # by name of the weights (`members`): a folder or hub id
+AgentProgress = Callable[[str, int, int, float], None]  # agent or group, step, steps, loss
+WeightSources = Mapping[str, Path | str]  # by name of the weights (`members`): a folder or hub id
 
 
 def initial_weights(
-    config: Config, task: Task, run_folder: Path, progress: Progress, say: Callable[[str], None]
+    config: Config, task: Task, run_folder: Path, progress: AgentProgress, say: Callable[[str], None]
 ) -> dict[str, Path | str]:
     """Initial weights of each actor. Models made locally are created now and copied into the run's folder.
 
@@ -92,7 +92,7 @@ def alphabet_lessons(names: Sequence[str], lessons: list[Lesson], config: Config
     return warm_start_lessons(everyone, config, task)
 
 
-def pin_revisions(config: Config, weights: Weights, run_folder: Path) -> Config:
+def pin_revisions(config: Config, weights: WeightSources, run_folder: Path) -> Config:
     """Return the configuration with the commit of every hub model as its revision.
 
     `initial/NAME.json` in the run's folder records the initial weights of agent, group or base NAME: the commit, or the
@@ -144,7 +144,7 @@ def verify_record(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any
     return dict(record)
 
 
-def check_vocabularies(config: Config, weights: Weights) -> None:
+def check_vocabularies(config: Config, weights: WeightSources) -> None:
     """Raise `ConfigError` for a critic or a reference with another vocabulary than its actor."""
     for holder, names in agents_by_policy(config).items():
         agent = config.task.agents[names[0]]
@@ -205,7 +205,7 @@ def embedding_count(source: str, revision: str | None) -> int | None:
     return settings.get("text_config", settings).get("vocab_size")
 
 
-def _record_weights(config: Config, weights: Weights, run_folder: Path) -> dict[str, str | None]:
+def _record_weights(config: Config, weights: WeightSources, run_folder: Path) -> dict[str, str | None]:
     """Write or verify the records of all bases; return the commits of hub models. Equal models are read once.
 
     An adapter of a frozen agent has a separate record, since every resume reads it again.
@@ -289,7 +289,7 @@ def _resolve_weights(
     names: Sequence[str],
     task: Task,
     run_folder: Path,
-    progress: Progress,
+    progress: AgentProgress,
     say: Callable[[str], None],
 ) -> Path | str:
     actor = config.task.agents[names[0]].actor
@@ -308,7 +308,7 @@ def _make_tiny_model(
     names: Sequence[str],
     task: Task,
     folder: Path,
-    progress: Progress,
+    progress: AgentProgress,
     say: Callable[[str], None],
 ) -> None:
     """Create a model locally in the folder; an existing one is kept."""

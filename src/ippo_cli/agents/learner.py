@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.algorithms.losses import Loss
-from ippo_cli.algorithms.objectives import Objective
+from ippo_cli.algorithms.objectives import TrainingObjective
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.zero import Engine
@@ -30,7 +30,7 @@ class Learner:
     name: str  # of the agent or group with these weights: names its metrics and checkpoint folder
     agent_names: tuple[str, ...]  # the agents that provide its rows, in the task's order
     engine: Engine[Any]
-    objective: Objective
+    objective: TrainingObjective
     optimizer: OptimizerConfig
     mini_batch_size: int  # rows per optimizer step, over all its agents and ranks
     ppo_epochs: int

@@ -16,7 +16,7 @@ from ippo_cli.models.layout import Sequences
 from ippo_cli.types import Minibatch, StepContext
 
 
-class Objective(Protocol):
+class TrainingObjective(Protocol):
     """The training objective of one engine."""
 
     stage: ClassVar[str]  # names the learner's metrics, its checkpoint's folder and its errors

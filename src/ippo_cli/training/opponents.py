@@ -31,7 +31,7 @@ from ippo_cli.runs.folder import checkpoint_name, list_checkpoints
 from ippo_cli.training.elo import GameResults, count_results, snapshot_name
 from ippo_cli.types import Batch, Episode
 
-PlayFn = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
+PlayPoliciesFn = Callable[[Mapping[str, GenerationPolicy], Batch, list[int]], list[Episode]]
 """Plays the episodes of a batch with these policies; the list has the examples' places in the rank's whole batch."""
 
 
@@ -174,7 +174,7 @@ class OpponentPool:
             if folder.name not in kept:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def play_episodes(self, team: Team, batch: Batch, iteration: int, play: PlayFn) -> list[Episode]:
+    def play_episodes(self, team: Team, batch: Batch, iteration: int, play: PlayPoliciesFn) -> list[Episode]:
         """Play one episode per example of this rank, some of them with opponents. Collective."""
         generations = self._config.rollout.num_generations
         assert self._settings.share is not None
