@@ -46,7 +46,7 @@ def test_all_report_formats(tmp_path: Path) -> None:
     assert lines[0].startswith("| agent | part | sampled |")
     assert len({line.count("|") for line in lines}) == 1
     latex = render_report(file, "latex")
-    assert r"low & truncated\_share & " in latex
+    assert r"low & truncated\_fraction & " in latex
     assert latex.startswith(r"\begin{tabular}{llrrrrrr}")
 
 

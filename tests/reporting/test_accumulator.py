@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_turn_numbers import buffer
+from test_per_turn_metrics import buffer
 
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.reporting.accumulator import MetricAccumulator

@@ -126,7 +126,7 @@ def test_target_metrics_match_hand_computation() -> None:
     assert "targets/value" not in target_metrics(rollout, targets, has_values=False)
 
 
-def test_effective_sample_share_only_with_filters() -> None:
+def test_effective_sample_size_only_with_filters() -> None:
     rollout, _, targets = buffer(behavior_logprobs=torch.zeros(3, 3), weights=torch.tensor([[2.0, 0.0, 9.0]] * 3))
     found = target_metrics(rollout, targets, has_values=False)
     # the weights 2 0, 2, 2 0 9 have sum 15 and squares 4 + 4 + 4 + 81 = 93

@@ -17,6 +17,7 @@ from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
 from ippo_cli.config.text import text_width
 from ippo_cli.reporting.training_warnings import RULES, WINDOW, training_warnings
+from ippo_cli.runs.metric_names import present_metric_name
 
 Row = dict[str, float]
 RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations of the embedded task
@@ -24,7 +25,7 @@ RECORDED = Path(__file__).parent / "recorded" / "sorting.csv"  # 110 iterations 
 
 def recorded() -> list[Row]:
     with RECORDED.open() as file:
-        return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+        return [{present_metric_name(key): float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +166,7 @@ def test_rows_without_values_are_ignored(config: Config) -> None:
     assert "nan" not in told(unexplained, config)["explained_variance"]
 
 
-def test_latest_history_overflow_recommends_longer_prompts() -> None:
+def test_last_only_context_overflow_recommends_longer_prompts() -> None:
     lake = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
     rows = [{"iteration": 1.0, "player/rollout/overflow_fraction": 0.5}]
     assert "increase rollout.max_prompt_tokens" in (RULES["overflow"](rows, lake) or "")
@@ -177,7 +178,7 @@ def test_score_may_fall_with_opponents() -> None:
         for row in recorded()[:25]
     ]
     alone = build_config(resolve_config(compose_node(["task=gymnasium", "task.env_id=FrozenLake-v1"])))
-    with_partners = replace(alone, team=replace(alone.team, partners=replace(alone.team.opponent_pool, every=8)))
+    with_partners = replace(alone, team=replace(alone.team, opponent_pool=replace(alone.team.opponent_pool, every=8)))
     assert "fell from 0.900" in (RULES["fell"](rows, alone) or "")
     assert RULES["fell"](rows, with_partners) is None
 
