@@ -21,21 +21,21 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 for variable in [name for name in os.environ if name.startswith("SLURM_") or name == "IPPO_RUN_ID"]:
     del os.environ[variable]  # the tests may run as a job themselves, and are no part of it
-os.fsync = lambda file: None  # what tests write need not outlive a loss of power, and a small run asks a hundred times
+os.fsync = lambda file: None  # files of tests need not survive a power failure, and a small run syncs a hundred times
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
-# `survival`: runs that are stopped, killed and gone on with;
+# `survival`: runs that are stopped, killed and resumed;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 # `host_reads`: how often the host waits for tensors
-for folder in ("config", "rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults"):
+for folder in ("config", "rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults", "reporting"):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
-install_import_hook("ippo_cli.formulas", "checker.checked")  # before anybody imports them: every call is checked
+install_import_hook("ippo_cli.formulas", "checker.checked")  # before any other import of them: every call is checked
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Quick tests first, as what is broken everywhere shows at once.
+    """Run quick tests first, because a general fault shows there.
 
-    Side by side, where a file stays together: quick files first, then those of most slow tests, for a short end.
+    With several workers, where a file stays on one worker: quick files first, then those with most slow tests.
     """
     slow = Counter(item.path for item in items if item.get_closest_marker("slow") is not None)
     if hasattr(config, "workerinput"):
