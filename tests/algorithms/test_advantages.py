@@ -125,10 +125,10 @@ def test_separate_critic_lambda() -> None:
 @pytest.mark.parametrize(("by_turn", "actions"), [(False, [3, 1, 4, 2]), (True, [2, 1, 2, 1])])
 def test_adaptive_lambda(by_turn: bool, actions: list[int]) -> None:
     config = algorithm(gae_lambda=None, length_adaptive_alpha=0.5, gamma=1.0, turn_value=TurnValue.first)
-    found = estimate(config, by_turn=by_turn)
+    found = estimate(config, is_by_turn=by_turn)
     for row, count in enumerate(actions):
         fixed = replace(config, length_adaptive_alpha=None, gae_lambda=max(0.0, 1 - 1 / (0.5 * count)))
-        torch.testing.assert_close(found.advantages[row], estimate(fixed, by_turn=by_turn).advantages[row])
+        torch.testing.assert_close(found.advantages[row], estimate(fixed, is_by_turn=by_turn).advantages[row])
 
 
 def rollout(turn: torch.Tensor) -> Rollout:

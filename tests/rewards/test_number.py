@@ -72,15 +72,10 @@ def test_build_with_weights() -> None:
 
 
 def test_reference_answer_is_required() -> None:
-    config = load_config(["task=arithmetic", "task.agents.solo.answer=null"])
     with pytest.raises(
         ConfigError, match=r"^task\.agents\.solo\.answer=null is not a reference answer, and reward=number needs one"
     ):
         check_config(load_config(["task=arithmetic", "actor=full", "actor.model=x", "task.agents.solo.answer=null"]), 1)
-    with pytest.raises(
-        ConfigError, match=r"^task\.agents\.solo\.answer=null is not a reference answer, and reward=number needs one"
-    ):
-        build_reward(config.reward, config.task.agents)
 
 
 @pytest.mark.parametrize("reference", ["3/4", "20 m^2", "10^6", "1e3", "#### 3/4", "5 or 6", "2 apples", "", "x = 3"])
