@@ -122,13 +122,8 @@ def _build_model(config: ModelRewardConfig, agents: Agents) -> RewardFunction:
 
 
 def _build_number(config: NumberRewardConfig, agents: Agents) -> RewardFunction:
-<<<<<<< HEAD
     weights = {"right": config.exact_weight, "near": config.near_weight, "bare": config.format_weight}
-    return _adapt_response_reward(NumberReward(_reference_answers(config, agents), weights), agents)
-=======
-    weights = {"right": config.right, "near": config.near, "bare": config.bare}
     return _adapt_response_reward(NumberReward(_reference_answers(agents), weights), agents)
->>>>>>> h1
 
 
 BUILDERS: Mapping[RewardKind, Callable[[Any, Agents], RewardFunction]] = {
