@@ -1,11 +1,11 @@
-# Sourced by the other scripts: makes .venv in the checkout, and installs this project into it when pyproject.toml changed.
+# Sourced by other scripts: creates .venv in the checkout, and installs this project into it if pyproject.toml changed.
 # $1: extras to install, such as "[test]".
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 python="${PYTHON:-python3}"
 if [ ! -x .venv/bin/python ]; then
-  echo "making .venv with $("$python" --version)"
+  echo "creating .venv with $("$python" --version)"
   "$python" -m venv .venv
 fi
 wanted="$(cat pyproject.toml <(echo "${1:-}" "$root") | sha256sum | cut -d' ' -f1)"

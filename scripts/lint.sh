@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# From a fresh clone: makes .venv, installs the dev extra, and runs ruff and pyright; --fix lets ruff mend what it can.
+# From a fresh clone: creates .venv, installs the dev extra, and runs ruff and pyright; --fix applies the fixes of ruff.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh" "[dev]"
 if [ "${1:-}" = "--fix" ]; then
   .venv/bin/ruff check --fix .

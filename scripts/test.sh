@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# From a fresh clone: makes .venv, installs the test extra, and runs every test, side by side on up to four cores; or what
-# is given to pytest. --quick in place of the first argument: the tests of configuration, formulas, types and layers alone.
+# From a fresh clone: creates .venv, installs the test extra, and runs all tests in parallel on up to four cores; with
+# arguments, runs pytest with them. --quick as the first argument: only tests of configuration, formulas, types and layers.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh" "[test]"
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # several processes, a thread each
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" # several processes, one thread each
 parallel=(-n logical --maxprocesses 4 --dist loadfile)
 if [ "${1:-}" = "--quick" ]; then
   shift

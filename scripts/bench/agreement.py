@@ -1,12 +1,12 @@
-"""Hold our formulas against those that other projects have published, on random ragged responses.
+"""Compare our formulas with the published ones of other projects, on random ragged responses.
 
-    python scripts/bench/agreement.py                           every peer that this interpreter can import
+    python scripts/bench/agreement.py                           all peers that this interpreter can import
     python scripts/bench/agreement.py --peers verl --cases 50 --json agreement.json
 
-The peers need environments of their own, so one run rarely sees them all: `--json FILE` keeps the rows of the peers
-that this interpreter lacks, and the table that is printed holds them too. What is compared is written in the tables of
-`published/`, one file per peer; it calls the peer's own functions. Exit code 1 if a result is not what the tables say:
-a difference that nobody knew of, or a known one that is gone.
+The peers need separate environments, so one run rarely covers all of them: `--json FILE` keeps the rows of peers that
+this interpreter cannot import, and the printed table includes them. The tables of `published/`, one file per peer, list
+the comparisons and call the peer's own functions. The exit code is 1 if a result differs from the tables: an unknown
+difference, or a known difference that disappeared.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ REFUSALS = (ValueError, NotImplementedError, ZeroDivisionError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What a comparison found."""
+    """The result of a comparison."""
 
     peer: str  # with its version
     what: str
     on: str
     cases: int
-    float32: float  # largest difference, |ours - theirs| / max(1, |theirs|); infinite where one side refuses or is NaN
+    float32: float  # largest |ours - theirs| / max(1, |theirs|); infinite if only one side raises or is NaN
     float64: float | None
-    translated: float | None  # the same for ours after what the reason says, as a share of the tolerance
+    translated: float | None  # the same after our side is changed as the reason says, relative to the tolerance
     verdict: str
     expected: bool
 
@@ -57,7 +57,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", nargs="+", choices=[name for name, _, _ in PEERS], help="default: all")
     parser.add_argument("--cases", type=int, default=300, help="random batches per comparison and dtype")
-    parser.add_argument("--json", type=Path, help="rows are kept here, by peer")
+    parser.add_argument("--json", type=Path, help="file that keeps rows by peer")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, list[Row]] = read(arguments.json) if arguments.json and arguments.json.exists() else {}
@@ -68,7 +68,7 @@ def main() -> int:
         try:
             version = importlib.metadata.version(distribution)
             table: Sequence[Comparison] = importlib.import_module(module).COMPARISONS
-        except Exception as error:  # a package may fail to import in any way; that is told below
+        except Exception as error:  # an import may fail in any way; the reason is printed below
             missing[name] = f"{type(error).__name__}: {error}".splitlines()[0]
             continue
         found[name] = [compare(f"{name} {version}", one, arguments.cases) for one in table]
@@ -77,8 +77,8 @@ def main() -> int:
     rows = [row for name, _, _ in PEERS for row in found.get(name, ())]
     print(markdown(rows))
     for name, reason in missing.items():
-        kept = f"; the rows above are from {arguments.json}" if name in found else ""
-        print(f"not importable here: {name} ({reason}){kept}")
+        earlier = f"; the rows above are from {arguments.json}" if name in found else ""
+        print(f"not importable here: {name} ({reason}){earlier}")
     unexpected = [row for row in rows if not row.expected]
     print(f"{len(rows)} comparisons, {len(unexpected)} with an unexpected result")
     return 1 if unexpected else 0
@@ -89,7 +89,7 @@ def read(file: Path) -> dict[str, list[Row]]:
 
 
 def compare(peer: str, comparison: Comparison, cases: int) -> Row:
-    """All cases of one comparison, and whether the result is the one its table tells."""
+    """Run all cases of one comparison, and check the result against its table."""
     found = [largest(comparison, comparison.ours, dtype, cases) for dtype in comparison.limits]
     shares = [one / limit for one, limit in zip(found, comparison.limits.values(), strict=True)]
     agrees = max(shares) <= 1.0
@@ -120,7 +120,7 @@ def compare(peer: str, comparison: Comparison, cases: int) -> Row:
 
 
 def largest(comparison: Comparison, ours: Side, dtype: torch.dtype, cases: int) -> float:
-    """The largest difference over the cases."""
+    """Return the largest difference over the cases."""
     found = 0.0
     for seed, kind in itertools.product(range(cases), comparison.on):
         case = make_case(seed, kind).to(dtype)
@@ -129,7 +129,7 @@ def largest(comparison: Comparison, ours: Side, dtype: torch.dtype, cases: int) 
 
 
 def outcome(side: Side, case: Case, seed: int) -> tuple[Tensor, ...] | None:
-    """What a side makes of a case; None where it refuses."""
+    """Return the results of a side for a case; None if it raises."""
     torch.manual_seed(seed)
     try:
         result = side(case)
@@ -139,7 +139,7 @@ def outcome(side: Side, case: Case, seed: int) -> tuple[Tensor, ...] | None:
 
 
 def distance(ours: tuple[Tensor, ...] | None, theirs: tuple[Tensor, ...] | None) -> float:
-    """Largest `|ours - theirs| / max(1, |theirs|)`; infinite where one side alone refuses or is not a number."""
+    """Return the largest `|ours - theirs| / max(1, |theirs|)`; infinite if only one side raises or is NaN."""
     if ours is None or theirs is None:
         return 0.0 if ours is theirs else math.inf
     found = 0.0

@@ -1,13 +1,13 @@
-"""Train every algorithm on the embedded task and the probes, seed by seed, and write down what each has learnt.
+"""Train every algorithm on the embedded task and the probes, per seed, and record the learning curves.
 
-    python scripts/bench/algorithms.py                                  everything: hours on two cores
+    python scripts/bench/algorithms.py                                  all runs: hours on two cores
     python scripts/bench/algorithms.py --algorithms ippo ppo/value_head --tasks probe_grid --seeds 0 1 --jobs 2
     python scripts/bench/algorithms.py --quick --output /tmp/try --docs /tmp/try     three iterations of each
 
-Every run is a process of its own (`ippo-train`). What is finished in the output folder with the same configuration is
-not run again; remove it there when the code has changed. Writes `results.json` there; into the documents' folder the
-table of `algorithms.md`, and the curves.
-An algorithm is named by its file in `conf/algorithm/`, with the critic of its preset, or as `algorithm/critic`.
+Each run is a separate process (`ippo-train`). Finished runs of the same configuration in the output folder are not
+repeated; delete them after a change of the code. Writes `results.json` there, and the table of `algorithms.md` and the
+curves into the documents' folder.
+An algorithm is named by its file in `conf/algorithm/`, for the critic of its preset, or as `algorithm/critic`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ QUICK = ("num_iterations=3", "evaluation.every=1", "evaluation.greedy=false", "t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adjustment:
-    """Overrides that some algorithms (`algorithm/critic`) need on some tasks beside their presets, and why."""
+    """Overrides that some algorithms (`algorithm/critic`) need on some tasks in addition to their presets, and why."""
 
     variants: tuple[str, ...]  # patterns
     task: str  # a pattern
@@ -66,13 +66,13 @@ ADJUSTMENTS = (
         variants=("*/separate", "*/value_head"),
         task="probe_*",
         overrides=("critic.learning_rate=5e-3",),
-        reason="from random weights a critic has as much to learn as its actor",
+        reason="with random initial weights the critic has to learn as much as its actor",
     ),
     Adjustment(
         variants=("dr_grpo/*", "rloo/*", "remax/*"),
         task="probe_grid",
         overrides=("algorithm.entropy_coef=0.03",),
-        reason="their advantages are differences of scores, a fifth as large as whitened ones: so is the bonus",
+        reason="their advantages are differences of scores, a fifth of whitened ones, so the bonus is a fifth too",
     ),
 )
 
@@ -85,8 +85,8 @@ class Job:
     variant: str  # algorithm/critic
     seed: int
     overrides: tuple[str, ...]
-    config: Config  # what they give; composed before threads start, as Hydra knows one composition at a time
-    score: Callable[[Mapping[str, float]], float] = sampled_score  # what its evaluations are read for
+    config: Config  # composed before threads start, since Hydra composes one configuration at a time
+    score: Callable[[Mapping[str, float]], float] = sampled_score  # the score of an evaluation's metrics
 
 
 def main() -> int:
@@ -99,7 +99,7 @@ def main() -> int:
     results = [asdict(result) for result in outcomes]
     (given.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     done = [result for result in outcomes if result.error is None]
-    from curves import draw  # matplotlib, which nothing else here needs
+    from curves import draw  # needs matplotlib; nothing else here does
 
     pictures = draw(done, given.docs / "pictures")
     write_between(given.docs / "algorithms.md", tables(outcomes, _notes(jobs), pictures))
@@ -110,35 +110,37 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--algorithms", nargs="+", default=["*"], help="names, algorithm/critic, or patterns")
-    parser.add_argument("--critics", choices=("own", "all"), default="own", help="the preset's, or all it allows")
+    parser.add_argument(
+        "--critics", choices=("own", "all"), default="own", help="the critic of the preset, or all supported critics"
+    )
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     return with_common_arguments(parser, folder="learning", page="algorithms.md")
 
 
 def with_common_arguments(parser: argparse.ArgumentParser, *, folder: str, page: str) -> argparse.Namespace:
-    """What was typed, with what every benchmark of trainings takes: seeds, jobs, and where to write."""
+    """Add the options of every training benchmark (seeds, jobs, folders), and parse the arguments."""
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--jobs", type=int, default=1, help="trainings at once, a thread each")
-    parser.add_argument("--quick", action="store_true", help="three iterations of each, to try the script")
+    parser.add_argument("--jobs", type=int, default=1, help="parallel trainings, one thread each")
+    parser.add_argument("--quick", action="store_true", help="three iterations of each run, to try the script")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / folder, help="runs and results.json")
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help=f"where {page} and pictures/ lie")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help=f"folder of {page} and pictures/")
     given = parser.parse_args()
     given.output, given.docs = given.output.absolute(), given.docs.absolute()
     return given
 
 
 def _variants(patterns: Sequence[str], critics: str) -> list[str]:
-    """`algorithm/critic` of every algorithm that a pattern names, in the order of the files."""
+    """Return `algorithm/critic` for every algorithm that matches a pattern, in the order of the files."""
     found: list[str] = []
     for file in sorted((config_dir() / "algorithm").glob("*.yaml")):
         by_name = any(fnmatchcase(file.stem, text) for text in patterns)
         if not by_name and not any(text.startswith(f"{file.stem}/") for text in patterns):
-            continue  # composing takes longer than everything else here
+            continue  # composition is the slowest step here
         own = f"{file.stem}/{load_config([f'algorithm={file.stem}']).critic.kind.value}"
         allowed = [f"{file.stem}/{critic.stem}" for critic in sorted((config_dir() / "critic").glob("*.yaml"))]
         for name in [own, *(other for other in allowed if other != own)]:
-            asked = name in patterns or (by_name and (name == own or critics == "all"))
-            if asked and (name == own or _works(name)):
+            is_selected = name in patterns or (by_name and (name == own or critics == "all"))
+            if is_selected and (name == own or _works(name)):
                 found.append(name)
     if not found:
         raise SystemExit(f"no algorithm is named {' or '.join(patterns)}")
@@ -146,7 +148,7 @@ def _variants(patterns: Sequence[str], critics: str) -> list[str]:
 
 
 def _works(variant: str) -> bool:
-    """Whether the checks let this algorithm have this critic."""
+    """Whether the checks accept this algorithm with this critic."""
     algorithm, critic = variant.split("/")
     try:
         check_config(load_config([f"algorithm={algorithm}", f"critic={critic}"]), 1)
@@ -156,7 +158,7 @@ def _works(variant: str) -> bool:
 
 
 def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
-    """Raises `ConfigError` for what cannot run, before anything does."""
+    """Return one training job. Raises `ConfigError` for an invalid job, before any job runs."""
     algorithm, critic = variant.split("/")
     overrides = [*TASKS[task], f"algorithm={algorithm}", f"critic={critic}", f"seed={seed}", *EVERY_RUN]
     for adjustment in ADJUSTMENTS:
@@ -170,7 +172,7 @@ def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
 
 
 def run(job: Job) -> Outcome:
-    """The outcome of a job, trained now unless its folder has a finished run of it."""
+    """Return the outcome of a job; train it unless its folder has a finished run of it."""
     found = _finished(job.config)
     if found is None:
         ended = subprocess.run(
@@ -181,8 +183,8 @@ def run(job: Job) -> Outcome:
         )
         found = _finished(job.config)
         if found is None:
-            said = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
-            error = f"exit code {ended.returncode}: {said[-1] if said else 'it said nothing'}"
+            output = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
+            error = f"exit code {ended.returncode}: {output[-1] if output else 'no output'}"
             print(f"{job.config.name}: {error}", file=sys.stderr, flush=True)
             return Outcome(task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides, error=error)
     result = outcome(
@@ -198,7 +200,7 @@ def run(job: Job) -> Outcome:
 
 
 def _finished(config: Config) -> Path | None:
-    """The newest finished run of this very configuration: values in `conf/` change without any override."""
+    """Return the newest finished run of an equal configuration: values in `conf/` change without an override."""
     for file in sorted((Path(config.output_dir) / config.name).glob("*/run.json"), reverse=True):
         if json.loads(file.read_text())["state"] == "done" and from_yaml(file.parent / "config.yaml") == config:
             return file.parent
@@ -206,7 +208,7 @@ def _finished(config: Config) -> Path | None:
 
 
 def _notes(jobs: Sequence[Job]) -> list[str]:
-    """What was set beside the presets, and why."""
+    """Describe the overrides in addition to the presets, and why they are needed."""
     used = [one for one in ADJUSTMENTS if any(one.fits(job.variant, job.task) for job in jobs)]
     return [f"`{' '.join(one.variants)}` on `{one.task}`: `{' '.join(one.overrides)}` ({one.reason})" for one in used]
 

@@ -1,10 +1,11 @@
-"""How unequal the work of ranks is in a mini-batch: rows where they were written, and dealt out by their lengths.
+"""Load balance of ranks within a mini-batch: rows on the rank that generated them, or partitioned by length.
 
     python scripts/bench/balance.py
 
-Nothing is trained: lengths are drawn (log-normal, median 245 tokens and 64 of prompt, none over 2048; or all equal), a
-buffer of four mini-batches is spread over the ranks, and one mini-batch is drawn from it. Prints a table of the busiest
-rank's tokens divided by the mean rank's, means of ten draws; `least` is what no way of dealing out whole rows is below.
+This does not train: it samples response lengths (log-normal with median 245 and maximum 2048, or all equal; the prompt
+has 64 tokens), spreads a buffer of four mini-batches over the ranks, and draws one mini-batch. Prints a table with the
+tokens of the busiest rank divided by the mean over ranks, averaged over ten draws; `bound` is a lower bound of any
+partition of whole rows.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ def equal(luck: np.random.Generator, rows: int) -> np.ndarray:
 
 
 def busiest(lengths: np.ndarray, owners: np.ndarray, ranks: int) -> float:
-    """Tokens of the busiest rank, divided by those of the mean one."""
+    """Return the tokens of the busiest rank, divided by the mean over ranks."""
     held = np.bincount(owners, weights=lengths, minlength=ranks)
     return float(held.max() / held.mean())
 
 
 def spread(draw: Callable[[np.random.Generator, int], np.ndarray], ranks: int, rows: int) -> tuple[float, ...]:
-    """Where rows were written, dealt out, and the least."""
+    """Return the imbalance of generated rows, that of partitioned rows, and the lower bound."""
     luck = np.random.default_rng(0)
     found = []
     for _ in range(DRAWS):
@@ -48,7 +49,7 @@ def spread(draw: Callable[[np.random.Generator, int], np.ndarray], ranks: int, r
 
 
 def main() -> None:
-    print("| lengths | ranks | rows of a mini-batch | where they were written | dealt out | least |")
+    print("| lengths | ranks | rows of a mini-batch | on the generating rank | partitioned | bound |")
     print("|---|---|---|---|---|---|")
     for name, draw in {"equal": equal, "long tail": long_tail}.items():
         for ranks in (8, 64, 512):

@@ -1,4 +1,4 @@
-"""Curves of training scores as small SVG pictures: the mean over seeds within the lowest and the highest."""
+"""Curves of training scores as small SVG pictures: mean over seeds, with a band from lowest to highest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from matplotlib import pyplot  # noqa: E402  (after the choice of backend)
 
 
 def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
-    """A picture of every algorithm over all tasks, and one of those that are compared at equal time."""
+    """Draw one picture per algorithm over all tasks, and one of the algorithms compared at equal time."""
     folder.mkdir(parents=True, exist_ok=True)
     tasks, variants = (list(dict.fromkeys(getattr(one, key) for one in outcomes)) for key in ("task", "variant"))
     pictures = [_over_samples([one for one in outcomes if one.variant == name], tasks, folder) for name in variants]
@@ -37,7 +37,7 @@ def draw(outcomes: Sequence[Outcome], folder: Path) -> list[Path]:
 
 
 def compare(name: str, outcomes: Sequence[Outcome], references: Mapping[str, float], folder: Path) -> Path:
-    """Ways to learn one thing: training scores as lines, held-out ones as dots, references as dashed lines."""
+    """Draw the variants of one experiment: training scores (lines), held-out scores (dots), references (dashed)."""
     folder.mkdir(parents=True, exist_ok=True)
     figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
     for way in dict.fromkeys(one.variant for one in outcomes):
@@ -57,7 +57,7 @@ def compare(name: str, outcomes: Sequence[Outcome], references: Mapping[str, flo
 
 
 def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
-    """Every seed of the embedded job: the score of each buffer as a line, held-out scores as dots."""
+    """Draw every seed of the embedded job: training scores as a line, held-out scores as dots."""
     figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
     for one in outcomes:
         trained, held_out = (one.points(held_out=flag) for flag in (False, True))
@@ -71,7 +71,7 @@ def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
 
 
 def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Path) -> Path:
-    """Training scores as a line, held-out ones as dots."""
+    """Draw training scores as a line, held-out scores as dots."""
     figure, axes = _panels(tasks, "samples")
     for task, axis in zip(tasks, axes, strict=True):
         results = [one for one in outcomes if one.task == task]
@@ -86,7 +86,7 @@ def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Pat
 
 
 def _over_time(outcomes: Sequence[Outcome], tasks: Sequence[str], file: Path) -> Path:
-    """Held-out scores of several algorithms, as far as the slowest seed of each was trained."""
+    """Draw held-out scores of several algorithms, each up to the shortest training time of its seeds."""
     figure, axes = _panels(tasks, "seconds of training")
     for task, axis in zip(tasks, axes, strict=True):
         for name in dict.fromkeys(one.variant for one in outcomes):
@@ -115,7 +115,7 @@ def _band(axis: Any, at: Sequence[float], scores: Sequence[Sequence[float]], sty
 
 
 def saved(figure: Any, file: Path) -> Path:
-    """Write a figure and close it; the file."""
+    """Write a figure, close it, and return the file."""
     figure.tight_layout()
     write_svg(figure, file)
     pyplot.close(figure)

@@ -1,12 +1,12 @@
-"""Train what episodes are for, seed by seed, and write down what was learnt: conversations, turns, worlds.
+"""Train on tasks with episodes, per seed, and record the results: conversations, turns, environments.
 
-    python scripts/bench/episodes.py                                    everything: some hours on two cores
+    python scripts/bench/episodes.py                                    all runs: some hours on two cores
     python scripts/bench/episodes.py --proofs signalling relay --seeds 0 1 --jobs 2
     python scripts/bench/episodes.py --quick --output /tmp/try --docs /tmp/try        three iterations of each
 
-Every run is a process of its own (`ippo-train`) with one thread. What is finished in the output folder with the same
-configuration is not run again; remove it there when the code has changed. Writes `results.json` there; into the
-documents' folder the table of `episodes.md`, and one picture of curves per proof.
+Each run is a separate process (`ippo-train`) with one thread. Finished runs of the same configuration in the output
+folder are not repeated; delete them after a change of the code. Writes `results.json` there, and the table of
+`episodes.md` and one picture of curves per proof into the documents' folder.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from ippo_cli.config.checks import check_config
 PARALLEL = ("task.protocol=parallel", "task.agents.second.template='{own}<'")
 MARKERS = ("<!-- results -->", "<!-- /results -->")
 SOLVED = ("solved", lambda: 1.0)
-References = Sequence[tuple[str, Callable[[], float]]]  # what a score is to be compared with, computed when it is shown
+References = Sequence[tuple[str, Callable[[], float]]]  # reference scores, computed for the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """One thing that is to be learnt, in one or several ways."""
+    """One experiment: a task that an agent can learn, with one or several variants."""
 
     about: str
-    common: tuple[str, ...]  # overrides of all ways
-    ways: Mapping[str, tuple[str, ...]]  # name -> its overrides beside the common ones
-    trained_on: bool = False  # whether it is about the buffers that were trained on: held-out data has something new
+    common: tuple[str, ...]  # overrides of all variants
+    ways: Mapping[str, tuple[str, ...]]  # variant -> its overrides in addition to `common`
+    trained_on: bool = False  # report scores of training buffers, since held-out data has unseen cases
     references: References = field(default=())
 
 
 def world(env_id: str, *overrides: str) -> tuple[str, ...]:
-    """Overrides of a world in which a small model learns from nothing but its rewards."""
+    """Return overrides of an environment in which a small model learns from rewards only."""
     return (
         f"task={'pettingzoo' if '/' in env_id else 'gymnasium'}",
         f"task.env_id={env_id}",
@@ -58,7 +58,7 @@ FROM_SCRATCH = (
     "algorithm.gae_lambda=0.95",
     "algorithm.ppo_epochs=4",
     "algorithm.mini_batch_size=64",
-    # To the warm start, which plays at random: an entropy bonus would be earned with other ways to write one action.
+    # KL to the warm start, which plays at random: an entropy bonus would reward other spellings of one action.
     "algorithm.kl.loss.coef=0.03",
     "actor.hidden_size=32",
     "actor.num_layers=1",
@@ -66,7 +66,7 @@ FROM_SCRATCH = (
     "actor.learning_rate=3e-3",
     "actor.lr_schedule=constant",
     "critic.learning_rate=3e-3",
-    # What a prompt ends in is read first, and a mark at its end has nothing to say.
+    # No mark after the observation: a small model uses the end of the prompt most, and a mark has no information.
     "task.agents.player.template='{observation}'",
     "task.agents.player.turn_template='{observation}'",
     "rollout.max_new_tokens=1",
@@ -74,7 +74,7 @@ FROM_SCRATCH = (
     "rollout.decode_batch_size=256",
     "evaluation.every=10",
 )
-SHARED = (  # values teach the layers that the policy reads with
+SHARED = (  # the value loss trains the layers that the policy uses
     "critic=value_head",
     "algorithm.gae_lambda=1.0",
     "algorithm.ppo_epochs=2",
@@ -82,7 +82,7 @@ SHARED = (  # values teach the layers that the policy reads with
     "actor.learning_rate=2e-3",
     "critic.learning_rate=2e-3",
 )
-LONG = (  # returns in the hundreds, and an answer that names no action must cost more than a step
+LONG = (  # returns of hundreds; an invalid action must cost more than a step
     "algorithm.mini_batch_size=32",
     "rollout.buffer_size=128",
     "reward.processor=[scale]",
@@ -93,7 +93,7 @@ FROM_LITTLE = (
     "algorithm=ppo",
     "critic=value_head",
     "algorithm.ppo_epochs=4",
-    "algorithm.kl.loss.coef=0.05",  # in the place of a bonus for entropy
+    "algorithm.kl.loss.coef=0.05",  # instead of an entropy bonus
     "actor.hidden_size=64",
     "actor.num_layers=1",
     "actor.learning_rate=2e-3",
@@ -110,7 +110,7 @@ FROM_LITTLE = (
 
 
 def tabular(name: str, which: str, turns: int = 32) -> float:
-    """What `random` or `optimal` play earns in a world of `play.TABULAR`."""
+    """Return the expected score of `random` or `optimal` play in an environment of `play.TABULAR`."""
     import gymnasium
     from play import TABULAR, tabular_returns
 
@@ -126,7 +126,7 @@ def blackjack(which: str) -> float:
 
 
 def tictactoe(which: str) -> float:
-    """Won less lost against random play, where the seats alternate."""
+    """Return wins minus losses against random play with alternating seats."""
     from play import tictactoe_odds
 
     odds = [tictactoe_odds(optimal=which == "optimal", first=first) for first in (True, False)]
@@ -134,7 +134,7 @@ def tictactoe(which: str) -> float:
 
 
 def relay_bound() -> float:
-    """The share of correct letters where the first agent is always right and the second one hears nothing."""
+    """Return the best fraction of correct letters if the second agent does not observe the first one's answer."""
     from ippo_cli.tasks.relay import best_parallel_score
 
     second = best_parallel_score(load_config(list(PROOFS["relay"].common)).task)  # type: ignore[arg-type]
@@ -147,10 +147,10 @@ def between(score: Callable[[str], float]) -> References:
 
 PROOFS: dict[str, Proof] = {
     "signalling": Proof(
-        about="one agent sees one of 8 signals, the other acts on what it says",
+        about="one agent observes one of 8 signals, the other acts on its message",
         common=("+experiment=signalling", "evaluation.every=10"),
         ways={"sequential": ()},
-        references=(("a blind guess", lambda: 1 / 8), SOLVED),
+        references=(("guess without the signal", lambda: 1 / 8), SOLVED),
     ),
     "relay": Proof(
         about="the second agent needs the first one's answer (training buffers)",
@@ -159,7 +159,7 @@ PROOFS: dict[str, Proof] = {
             "task.alphabet=abcdefgh",
             "task.train_size=48",
             "task.eval_size=16",
-            # Letters that have nothing to do with what each reads: the form of answers, and not the answers.
+            # Letters unrelated to the prompt: the warm start teaches the format of answers, not the answers.
             "task.agents.first.warm_start_answer='{own}'",
             "task.agents.second.warm_start_answer='{hidden}'",
             *FROM_LITTLE,
@@ -170,10 +170,10 @@ PROOFS: dict[str, Proof] = {
         ),
         ways={"sequential": (), "parallel": PARALLEL},
         trained_on=True,
-        references=(("the best without hearing", relay_bound), SOLVED),
+        references=(("optimum without the message", relay_bound), SOLVED),
     ),
     "ladder": Proof(
-        about="five turns, each paid when it is made (training buffers)",
+        about="five turns, each rewarded at once (training buffers)",
         common=(
             "task=ladder",
             "task.agents.climber.template='{observation}'",
@@ -235,11 +235,11 @@ PROOFS: dict[str, Proof] = {
         references=between(blackjack),
     ),
     "tictactoe": Proof(
-        about="classic/tictactoe_v3 against a random player, seats alternating",
+        about="classic/tictactoe_v3 against a random player, alternating seats",
         common=world(
             "classic/tictactoe_v3",
             *SHARED,
-            "actor.warm_start_steps=1500",  # random play is legal: it shows which squares are free
+            "actor.warm_start_steps=1500",  # random play is legal: it teaches which squares are free
             "actor.lr_schedule=cosine",
             "actor.min_lr_ratio=0.1",
             "algorithm.kl.loss.coef=0.02",
@@ -264,7 +264,7 @@ def main() -> int:
     (given.output / "results.json").write_text(json.dumps([asdict(result) for result in outcomes], indent=1) + "\n")
     references = {name: {label: value() for label, value in PROOFS[name].references} for name in given.proofs}
     done = [result for result in outcomes if result.error is None]
-    from curves import compare  # matplotlib, which nothing else here needs
+    from curves import compare  # needs matplotlib; nothing else here does
 
     for name in given.proofs:
         compare(name, [one for one in done if one.task == name], references[name], given.docs / "pictures")
@@ -276,14 +276,15 @@ def main() -> int:
 
 
 def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, float]], page: str = "") -> list[str]:
-    """A line per proof and way: held-out scores before and after, and what they are to be compared with.
+    """Return one line per proof and variant: held-out scores before and after training, and reference scores.
 
-    Lines of proofs that have no references here, as they were not asked for, stay as the page has them.
+    Lines of proofs without `references` (not selected) stay as they are on the page.
     """
     lines = [
-        "Held-out score (sampled) before -> after, mean over seeds (lowest to highest), mean wall time, one thread.",
+        "Held-out score (sampled) before -> after training, mean over seeds (lowest to highest), mean wall time, "
+        "one thread.",
         "",
-        "| what | how | learnt | to compare with |",
+        "| task | variant | score, time | references |",
         "|---|---|---|---|",
     ]
     for name in PROOFS:
@@ -302,7 +303,7 @@ def table(outcomes: Sequence[Outcome], references: Mapping[str, Mapping[str, flo
 
 
 def _in_buffers(result: Outcome) -> Outcome:
-    """The result with the scores of the first training buffer and of the last five."""
+    """Return the result with scores of the first training buffer and of the last five."""
     scores = [point.score for point in result.points(held_out=False)]
     return replace(result, first=scores[0], last=fmean(scores[-5:])) if scores else result
 
@@ -314,7 +315,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _job(name: str, way: str, seed: int, given: argparse.Namespace) -> Job:
-    """Raises `ConfigError` for what cannot run, before anything does."""
+    """Return one training job. Raises `ConfigError` for an invalid job, before any job runs."""
     proof = PROOFS[name]
     short = (*QUICK[:-1], "task.eval_size=8") if given.quick and name != "ladder" else QUICK[:-1] if given.quick else ()
     folder = f"{name}-{way.replace(' ', '_')}-{seed}"

@@ -1,8 +1,8 @@
-"""Checks and measures training on a GPU: run by `gpu.sh`, which see.
+"""Check and measure training on a GPU; `gpu.sh` runs this script.
 
-Each part is a process of its own with a time limit, and what it found is written at once to `gpu.json` in the folder
-given, and printed: whatever ends the whole leaves what was found before. Leaves with 1 where a part failed or was not
-done in time, or where training on the GPU is not the CPU's.
+Each part is a separate process with a time limit. Its results are printed and written at once to `gpu.json` in the
+given folder, so they remain if a later part fails. The exit code is 1 if a part fails or exceeds its time limit, or if
+training on the GPU differs from the CPU.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torch import Tensor
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
-LIMIT_S = 150  # of one part
-TOTAL_S = 460  # of all of them
-MOST_DIFFERENT = 0.02  # of a metric of a short fp32 run on two devices, relative
+LIMIT_S = 150  # time limit of one part
+TOTAL_S = 460  # time limit of all parts
+MOST_DIFFERENT = 0.02  # accepted relative difference of a metric between devices, in a short fp32 run
 
 SMALL = Shape()
-SHAPES = {  # those of Qwen2.5, as Llamas
+SHAPES = {  # shapes of Qwen2.5, as Llama models
     "0.5B": Shape(layers=24, hidden=896, heads=14, key_value_heads=2, intermediate=4864, vocabulary=151_936, tied=True),
     "1.5B": Shape(
         layers=28, hidden=1536, heads=12, key_value_heads=2, intermediate=8960, vocabulary=151_936, tied=True
@@ -52,26 +52,26 @@ COMMON = (
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the command line says."""
+    """Command-line options."""
 
     device: str
     shapes: tuple[str, ...]
-    tokens: int  # of a response
-    rows: int  # of a buffer
+    tokens: int  # tokens per response
+    rows: int  # rows per buffer
     folder: Path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """What the device reaches on plain work: the measure of what is used of it."""
+    """Measured peak rates of the device; utilization is relative to them."""
 
-    flops: float  # a second, of a bf16 matrix product
-    bandwidth: float  # bytes a second read and written by a copy
+    flops: float  # per second, in a bf16 matrix product
+    bandwidth: float  # bytes per second, read and written by a copy
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="where gpu.json goes")
+    parser.add_argument("folder", type=Path, help="folder of gpu.json")
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--shapes", nargs="+", choices=tuple(SHAPES), default=["0.5B", "1.5B"])
     parser.add_argument("--tokens", type=int, default=512)
@@ -103,10 +103,10 @@ def main() -> None:
 
 
 def _child(name: str, arguments: Sequence[str], limit_s: float) -> Any:
-    """What a part says, or how it failed."""
+    """Run a part and return its results or its error."""
     began = time.perf_counter()
     if limit_s <= 0:
-        return {"failed": f"not begun: the parts before it took {TOTAL_S} s"}
+        return {"failed": f"not started: earlier parts took {TOTAL_S} s"}
     try:
         ran = subprocess.run(
             [sys.executable, str(Path(__file__)), *arguments, "--part", name],
@@ -115,14 +115,14 @@ def _child(name: str, arguments: Sequence[str], limit_s: float) -> Any:
             timeout=limit_s,
         )
     except subprocess.TimeoutExpired:
-        return {"failed": f"not done after {limit_s:.0f} s"}
+        return {"failed": f"not finished after {limit_s:.0f} s"}
     if ran.returncode:
         return {"failed": (ran.stderr or ran.stdout)[-1500:]}
     return json.loads(ran.stdout.splitlines()[-1]) | {"seconds": round(time.perf_counter() - began, 1)}
 
 
 def peak(given: Given) -> dict[str, float]:
-    """Bytes and operations a second of plain work."""
+    """Measure peak bandwidth and peak operations per second."""
     size = 8192 if given.device == "cuda" else 512
     one = torch.randn(size, size, device=given.device, dtype=torch.bfloat16)
     product = _seconds(lambda: one @ one, given.device)
@@ -133,8 +133,8 @@ def peak(given: Given) -> dict[str, float]:
 
 
 def parity(given: Given) -> dict[str, Any]:
-    """The largest relative difference of any metric between a short fp32 run here and on the CPU, and whether mean
-    lengths of responses were equal. It has failed where that is above `MOST_DIFFERENT`."""
+    """Return the largest relative difference of any metric between a short fp32 run on this device and on the CPU, and
+    whether mean response lengths are equal. A difference above `MOST_DIFFERENT` is a failure."""
     rows = {}
     with tempfile.TemporaryDirectory() as folder:
         overrides = make(Path(folder), SMALL, 2)
@@ -172,8 +172,8 @@ def parity(given: Given) -> dict[str, Any]:
 
 
 def packing(given: Given) -> dict[str, Any]:
-    """Seconds of an update of rows that end at random with a quarter of the limit as their mean length, packed and
-    padded, in bf16."""
+    """Measure seconds per bf16 update with packed and padded rows; rows end at random, at a quarter of the limit on
+    average."""
     found = {}
     endings = max(round(400 / given.tokens), 1)
     with tempfile.TemporaryDirectory() as folder:
@@ -185,7 +185,7 @@ def packing(given: Given) -> dict[str, Any]:
                 [
                     *overrides,
                     *_bf16(given, shape),
-                    # With random weights any word is as likely: some of a hundred endings end rows at all lengths.
+                    # Random weights generate uniform words: with some of 100 stop strings, rows end at all lengths.
                     "rollout.min_new_tokens=1",
                     "rollout.stop_strings=[" + ",".join(f"'{number:02} '" for number in range(endings)) + "]",
                     f"deepspeed.pack_sequences={str(packs).lower()}",
@@ -200,7 +200,7 @@ def packing(given: Given) -> dict[str, Any]:
 
 
 def train(given: Given) -> dict[str, Any]:
-    """Whole iterations of PPO with a separate critic in bf16: decode as a share of memory bandwidth, update as MFU."""
+    """Measure whole bf16 iterations of PPO with a separate critic: decode / memory bandwidth, and update MFU."""
     reached = Peak(**peak(given))
     found = {}
     for name in given.shapes:
@@ -224,7 +224,7 @@ def _shares(given: Given, shape: Shape, rows: Sequence[Mapping[str, float]], rea
     prompt = 8
     read = given.tokens * (2 * shape.parameters + given.rows * (prompt + given.tokens / 2) * _cache_bytes(shape))
     tokens = given.rows * (prompt + given.tokens)
-    # Forward and backward of actor and critic: six operations for a weight and a token, and attention's products.
+    # Forward and backward of actor and critic: six operations per weight and token, plus attention products.
     attention = 12 * shape.layers * shape.hidden * (prompt + given.tokens) / 2
     operations = 2 * tokens * (6 * shape.parameters + attention)
     found = {f"{key}_s": value for key, value in seconds.items()} | {
@@ -238,12 +238,12 @@ def _shares(given: Given, shape: Shape, rows: Sequence[Mapping[str, float]], rea
 
 
 def _cache_bytes(shape: Shape) -> int:
-    """Of the keys and values of one token, in bf16."""
+    """Return bytes of one token's keys and values in bf16."""
     return 2 * 2 * shape.layers * (shape.key_value_heads or shape.heads) * (shape.hidden // shape.heads)
 
 
 def generate(given: Given) -> dict[str, Any]:
-    """Tokens a second of ours and of transformers' `generate`, and how often ours waits for the GPU."""
+    """Compare tokens per second with transformers' `generate`, and count our synchronizations with the GPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     found = {}
@@ -300,7 +300,7 @@ def _decode(model: Any, tokenizer: Any, ids: Tensor, tokens: int) -> object:
 
 
 def _waits(work: Callable[[], object]) -> int:
-    """How often the CPU waits for the GPU."""
+    """Count how often the CPU waits for the GPU."""
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -328,7 +328,7 @@ def _bf16(given: Given, shape: Shape) -> list[str]:
 
 
 def _train(overrides: Sequence[str]) -> list[dict[str, float]]:
-    """The metrics of a run's iterations."""
+    """Train and return the metrics of each iteration."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(
         [sys.executable, "-m", "ippo_cli.cli.train", *overrides], env=environment, capture_output=True, text=True
@@ -342,7 +342,7 @@ def _train(overrides: Sequence[str]) -> list[dict[str, float]]:
 
 
 def _seconds(work: Callable[[], object], device: str, repeat: int = 5) -> float:
-    """The shortest of several times, after one that is not counted."""
+    """Return the shortest of several times, after one uncounted run."""
     found = []
     for _ in range(repeat + 1):
         began = _now(device)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Checks and measures training on a machine with a GPU and no internet, in under eight minutes.
 #
-#   scripts/bench/gpu.sh wheels DIR      on any machine: fetch the packages that a machine with torch, transformers and
-#                                        peft does not have (PYTHON_VERSION=3.12 for another than this one's)
-#   scripts/bench/gpu.sh run DIR OUT     on the one with the GPU: use them, write OUT/gpu.json and print what it says
-#   scripts/bench/gpu.sh run DIR OUT --device cpu --shapes tiny --tokens 16 --rows 8      a try without a GPU
+#   scripts/bench/gpu.sh wheels DIR      on a machine with internet: download the packages that a machine with torch,
+#                                        transformers and peft lacks (PYTHON_VERSION: Python of that machine, 3.12)
+#   scripts/bench/gpu.sh run DIR OUT     on the GPU machine: use them, write OUT/gpu.json and print it
+#   scripts/bench/gpu.sh run DIR OUT --device cpu --shapes tiny --tokens 16 --rows 8      a trial without a GPU
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 python="${PYTHON:-python3}"

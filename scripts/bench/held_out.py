@@ -1,9 +1,9 @@
-"""Held-out curves of runs as one small SVG picture: over responses trained on, and over minutes of training.
+"""Draw held-out curves of runs as one small SVG picture: over training responses, and over minutes of training.
 
     python scripts/bench/held_out.py docs/pictures/smollm2.svg 'grpo=outputs/.../RUN' 'ppo=...' --metric sampled/right
 
-Prints the same numbers as a table of Markdown. Minutes are those of the iterations, without evaluations and saving.
-With `--beside kl/reference` that metric of the training buffers is drawn, over responses, in the place of minutes.
+Prints the same numbers as a Markdown table. Minutes count iterations, without evaluations and checkpoints.
+`--beside kl/reference` draws that metric of the training buffers over responses, instead of the curve over minutes.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from curves import pyplot  # with its settings
+from curves import pyplot  # with the settings of curves.py
 from svg_files import write_svg
 
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One run: after how many responses and minutes of training the held-out metric was what."""
+    """One run: values of the held-out metric with their training responses and minutes."""
 
     label: str
     responses: list[int]
@@ -32,8 +32,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("picture", type=Path)
     parser.add_argument("runs", nargs="+", help="LABEL=FOLDER")
-    parser.add_argument("--metric", nargs="+", default=["sampled/score"], help="several: a line each")
-    parser.add_argument("--beside", help="a metric of the training buffers to draw in the place of minutes")
+    parser.add_argument("--metric", nargs="+", default=["sampled/score"], help="one or several; one line each")
+    parser.add_argument("--beside", help="draw this metric of the training buffers instead of minutes")
     given = parser.parse_args()
     runs = [text.rsplit("=", 1) for text in given.runs]
     several = len(given.metric) > 1

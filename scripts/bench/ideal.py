@@ -1,4 +1,4 @@
-"""The least that an iteration's tokens cost: bare forward and backward passes over exactly them, and nothing else."""
+"""Ideal cost of an iteration's tokens: bare forward and backward passes over exactly these tokens."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Loss = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class TurnTokens:
-    """What one agent's turn takes, over all rows; where rows differ, their mean is read by each."""
+    """Tokens of one agent's turn over all rows; if rows differ, each processes the mean number."""
 
-    kept: int  # tokens whose keys and values earlier turns left
-    read: int  # the prompt, or the last token written and the observation after it
-    written: list[int]  # of each row
+    kept: int  # tokens with keys and values from earlier turns
+    read: int  # the prompt, or the last generated token and the observation after it
+    written: list[int]  # generated tokens of each row
 
 
 class _Columns(Cache):
@@ -46,7 +46,7 @@ class _Columns(Cache):
         return keys[:, :, :end], values[:, :, :end]
 
     def keep(self, columns: int) -> None:
-        """Go on after the first `columns`."""
+        """Keep the first `columns` and continue after them."""
         self._used = columns
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -57,17 +57,17 @@ class _Columns(Cache):
 
 
 class Ideal:
-    """Seconds of bare work on a model of its own, of the same shape and dtype as the agents'."""
+    """Times bare passes of a separate model with the agents' shape and dtype."""
 
     def __init__(self, model: LlamaForCausalLM, *, micro_batch_tokens: int) -> None:
         self._model = model
         self._value = nn.Linear(model.config.hidden_size, 1).to(model.dtype).to(model.device)
         self._micro_batch_tokens = micro_batch_tokens
-        # transformers 5.24 renamed it.
+        # transformers 5.24 renamed this argument.
         self._cache_key = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def decode(self, turns: Sequence[TurnTokens]) -> float:
-        """All rows together, turn by turn, with the keys and values of earlier turns. No sampling, no filters."""
+        """Decode all rows at once, turn by turn, with the keys and values of earlier turns; no sampling, no filters."""
         model, device = self._model.eval(), self._model.device
         began = _now(device)
         with torch.no_grad():
@@ -78,12 +78,12 @@ class Ideal:
         return _now(device) - began
 
     def _decode_turn(self, cache: _Columns, turn: TurnTokens) -> None:
-        """Longest rows first, so that the live ones are always a slice."""
+        """Decode one turn, longest rows first, so that unfinished rows are always a slice."""
         lengths, model, device = sorted(turn.written, reverse=True), self._model, self._model.device
         cache.keep(turn.kept)
         ids = torch.full((len(lengths), turn.read), 5, device=device)
         model(input_ids=ids, **{self._cache_key: cache}, use_cache=True, logits_to_keep=1)
-        # Everything is seen: a mask of four axes goes through as it is.
+        # All positions are visible: a mask of four axes is used unchanged.
         mask = torch.zeros(1, 1, 1, 1, device=device, dtype=model.dtype)
         live = len(lengths)
         for step in range(1, lengths[0]):
@@ -99,23 +99,23 @@ class Ideal:
             )
 
     def policy_pass(self, lengths: Sequence[int], actions: Sequence[int]) -> float:
-        """Forward and backward of the log-probabilities of all action tokens; `lengths` has all tokens of each row."""
+        """Time forward and backward of all action log-probabilities; `lengths` counts all tokens of each row."""
         return self._train(self._nll(actions), lengths)
 
     def policy_forward(self, lengths: Sequence[int], actions: Sequence[int]) -> float:
-        """Forward of the same alone, as of a reference."""
+        """Time the forward pass of action log-probabilities, as for a reference."""
         return self._read(self._nll(actions), lengths)
 
     def value_pass(self, lengths: Sequence[int]) -> float:
-        """Forward and backward of the values."""
+        """Time forward and backward of values."""
         return self._train(self._values, lengths)
 
     def value_forward(self, lengths: Sequence[int]) -> float:
-        """Forward of the values alone."""
+        """Time the forward pass of values."""
         return self._read(self._values, lengths)
 
     def _nll(self, actions: Sequence[int]) -> Loss:
-        last = round(sum(actions) / len(actions))  # positions with logits, whichever they are
+        last = round(sum(actions) / len(actions))  # number of positions with logits; which ones does not matter
 
         def loss(ids: Tensor) -> Tensor:
             hidden = self._model.model(input_ids=ids, use_cache=False).last_hidden_state
@@ -146,7 +146,7 @@ class Ideal:
         return spent
 
     def _batches(self, lengths: Sequence[int]) -> list[Tensor]:
-        """As many tokens in rectangles without padding: every row has the mean length."""
+        """Return batches with the same number of tokens without padding: every row has the mean length."""
         total = sum(lengths)
         width = round(total / len(lengths))
         rows, at_once = round(total / width), max(self._micro_batch_tokens // width, 1)

@@ -1,4 +1,4 @@
-"""What trainings have learnt: read from their folders, and told as tables."""
+"""Read learning curves of runs from their folders, and format them as tables."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 MARKERS = ("<!-- learning table -->", "<!-- end of learning table -->")
-# Algorithms that are also compared at equal wall time: all but the first are other projects' mathematics.
+# Algorithms that are also compared at equal wall time; all except the first use formulas of other projects.
 COMPARED = ("ippo", "comlrl_ippo", "comlrl_iac")
 EMBEDDED = ("sorting", "ippo/separate")  # task and algorithm/critic of `ippo-train` without arguments
-AT_EQUAL_TIME = "learning-equal-time"  # the picture of it
-# Algorithm and task -> why it cannot learn all of it, even in principle.
+AT_EQUAL_TIME = "learning-equal-time"  # name of the picture
+# Algorithm and task -> why the algorithm cannot reach the optimum, even in principle.
 LIMITS = dict.fromkeys(
     (("comlrl_ippo", "sorting"), ("comlrl_ippo", "probe_grid")),
-    "its baseline has read the response, knows much of its score already, and takes as much of the credit away; "
-    "`comlrl_iac` reads its own before the response",
+    "its baseline is computed after the response, predicts much of the score, and so removes much of the credit; "
+    "the baseline of `comlrl_iac` is computed before the response",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A training after some iterations."""
+    """One point of a learning curve."""
 
-    samples: int  # joint samples that were trained on
-    seconds: float  # spent training: without start and evaluations
-    score: float  # of the buffer; of the held-out data where `held_out`
+    samples: int  # joint samples used for training so far
+    seconds: float  # of training, without start and evaluations
+    score: float  # of the buffer, or of the held-out data if `held_out`
     held_out: bool
 
 
 @dataclass(kw_only=True)
 class Outcome:
-    """One training, or how it failed."""
+    """The result of one training, or its error."""
 
     task: str
     variant: str  # algorithm/critic
@@ -49,12 +49,12 @@ class Outcome:
     curve: list[Point] = field(default_factory=list)
 
     def points(self, *, held_out: bool) -> list[Point]:
-        """The held-out part of the curve, or that of the training buffers."""
+        """Return the held-out points of the curve, or those of the training buffers."""
         return [point for point in self.curve if point.held_out == held_out]
 
 
 def sampled_score(metrics: Mapping[str, float]) -> float:
-    """What an evaluation is read for, unless a task says otherwise."""
+    """Return the default score of an evaluation."""
     return metrics["sampled/score"]
 
 
@@ -67,7 +67,7 @@ def outcome(
     overrides: Sequence[str],
     held_out_score: Callable[[Mapping[str, float]], float] = sampled_score,
 ) -> Outcome:
-    """What a finished run's folder says."""
+    """Read the outcome from a finished run's folder."""
     state = json.loads((folder / "run.json").read_text())
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve: list[Point] = []
@@ -75,7 +75,7 @@ def outcome(
     for row in rows:
         samples = row["iteration"] * size
         trained = [value for key, value in row.items() if key.endswith("/score/mean") and value is not None]
-        if trained:  # the row of iteration 0 is an evaluation alone
+        if trained:  # the row of iteration 0 has only an evaluation
             seconds += row["time/iteration"]
             score = statistics.fmean(trained)
             curve.append(Point(samples=samples, seconds=seconds, score=score, held_out=False))
@@ -97,7 +97,7 @@ def outcome(
 
 
 def score_after(result: Outcome, seconds: float) -> float:
-    """The held-out score after so many seconds of training, between two evaluations on the line that joins them."""
+    """Return the held-out score after some seconds of training, interpolated linearly between evaluations."""
     points = result.points(held_out=True)
     for before, after in itertools.pairwise(points):
         if before.seconds <= seconds <= after.seconds:
@@ -107,12 +107,12 @@ def score_after(result: Outcome, seconds: float) -> float:
 
 
 def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence[Path]) -> str:
-    """Markdown: what each algorithm learnt at equal samples, the comparison at equal time, and the curves."""
+    """Return Markdown: results at equal samples, the comparison at equal wall time, and the curves."""
     seeds = sorted({result.seed for result in outcomes})
     lines = [
-        f"Held-out score (sampled) before -> after, mean over {_many(len(seeds), 'seed')} (lowest to highest), "
-        "and the mean wall time of a run with one thread, from start to end. All algorithms train on the same "
-        "number of samples of a task.",
+        f"Held-out score (sampled) before -> after training, mean over {_many(len(seeds), 'seed')} (lowest to "
+        "highest), and mean wall time of a whole run with one thread. On each task, all algorithms train on the same "
+        "number of samples.",
         "",
         *_learning_table(outcomes),
         "",
@@ -120,12 +120,12 @@ def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence
     for (algorithm, task), reason in LIMITS.items():
         if any(_algorithm(result) == algorithm and result.task == task for result in outcomes):
             lines += [f"`{algorithm}` on `{task}`: {reason}.", ""]
-    lines += ["Set beside the presets: " + "; ".join(notes) + ".", ""] if notes else []
+    lines += ["Overrides in addition to the presets: " + "; ".join(notes) + ".", ""] if notes else []
     compared = _time_table(outcomes)
     if compared:
         lines += [
-            "The same runs at equal wall time: held-out score after as many seconds of training as the quickest "
-            "of these algorithms took for all its samples.",
+            "The same runs at equal wall time: held-out score after the training time of the fastest of these "
+            "algorithms.",
             "",
             *compared,
             "",
@@ -135,12 +135,12 @@ def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence
 
 
 def picture_of(variant: str) -> str:
-    """The name of the file with a variant's curves, without its ending."""
+    """Return the name of the file with a variant's curves, without the suffix."""
     return f"learning-{variant.replace('/', '-')}"
 
 
 def write_between(page: Path, text: str, markers: tuple[str, str] = MARKERS) -> None:
-    """Put a text between the markers of a page; a page that is not there is begun."""
+    """Replace the text between the markers of a page; create a missing page."""
     if not page.exists():
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(f"# {page.stem.capitalize()}\n\n" + "\n".join(markers) + "\n")
@@ -164,7 +164,7 @@ def _learning_table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def cell(results: Sequence[Outcome]) -> str:
-    """Held-out scores before and after, the wall time, and how many runs failed."""
+    """Format held-out scores before and after training, the wall time, and the number of failed runs."""
     done = [result for result in results if result.error is None]
     failed = [f"{len(results) - len(done)} failed"] if len(done) < len(results) else []
     if not done:

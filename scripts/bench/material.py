@@ -1,4 +1,4 @@
-"""What a benchmark trains on: a random-init Llama, prompts of eight words, a task of N agents, a reward that counts."""
+"""Inputs of benchmarks: a random-init Llama, prompts of eight words, a task of N agents, and a word-count reward."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 PROMPT_WORDS = 8
 PROMPTS = 8192
-EVALUATED = 8  # rows of the evaluations at both ends, which are not timed
+EVALUATED = 8  # rows of the first and last evaluation, which are not timed
 
-REWARD = '''"""The share of one word in all responses of a row."""
+REWARD = '''"""The fraction of one word in all responses of a row."""
 
 
 def reward(examples, responses, **_):
@@ -31,7 +31,7 @@ agents:
 """
 AGENT = """  a{number}:
     template: "{template}"
-    turn_template: {told}
+    turn_template: {turn_template}
     system: null
     answer: null
 """
@@ -39,7 +39,7 @@ AGENT = """  a{number}:
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Of the model, a Llama: with as many key-value heads as heads, where nothing else is said."""
+    """Shape of a Llama; `key_value_heads` defaults to `heads`."""
 
     layers: int = 4
     hidden: int = 256
@@ -48,11 +48,11 @@ class Shape:
     vocabulary: int = 64
     context: int = 1024
     key_value_heads: int | None = None
-    tied: bool = False  # whether the head has the weights of the embedding
+    tied: bool = False  # whether head and embedding share weights
 
     @property
     def parameters(self) -> int:
-        """How many weights: those of norms aside."""
+        """Number of weights, without norms."""
         kv = (self.key_value_heads or self.heads) * (self.hidden // self.heads)
         layer = 2 * self.hidden * (self.hidden + kv) + 3 * self.hidden * self.intermediate
         return self.layers * layer + (1 if self.tied else 2) * self.vocabulary * self.hidden
@@ -61,10 +61,10 @@ class Shape:
 def make(
     folder: Path, shape: Shape, agents: int, *, talk: bool = False, heard: int = 0, dtype: torch.dtype = torch.float32
 ) -> list[str]:
-    """Write everything below `folder` and return the overrides that use it.
+    """Write all files below `folder` and return the overrides that use them.
 
-    In a `talk` an agent hears what others said before it speaks; from its second turn on, where `heard` is set, it is
-    told that many words that are always the same instead.
+    In a `talk` an agent observes earlier responses of others. If `heard` is set, from its second turn on it observes
+    that many constant words instead.
     """
     folder.mkdir(parents=True, exist_ok=True)
     model = folder / "model"
@@ -80,10 +80,13 @@ def make(
         (folder / f"{name}.jsonl").write_text("".join(json.dumps({"prompt": line}) + "\n" for line in lines))
     (folder / "reward.py").write_text(REWARD)
     (folder / "conf" / "task").mkdir(parents=True, exist_ok=True)
-    told = json.dumps(" ".join(["t5"] * heard)) if heard else "null"
+    turn_template = json.dumps(" ".join(["t5"] * heard)) if heard else "null"
     templates = ["{prompt} {heard}" if talk and number else "{prompt}" for number in range(agents)]
     (folder / "conf" / "task" / f"bench_{agents}.yaml").write_text(
-        TASK + "".join(AGENT.format(number=n, template=text, told=told) for n, text in enumerate(templates))
+        TASK
+        + "".join(
+            AGENT.format(number=n, template=text, turn_template=turn_template) for n, text in enumerate(templates)
+        )
     )
     return [
         f"hydra.searchpath=[file://{folder / 'conf'}]",

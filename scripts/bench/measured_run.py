@@ -1,7 +1,7 @@
-"""One training run, watched: `measured_run.py OUT [--ideal] OVERRIDE...` trains as `ippo-train` does and writes OUT.
+"""Train one run and time it: `measured_run.py OUT [--ideal] OVERRIDE...` trains as `ippo-train` does and writes OUT.
 
-Iterations are timed from the start of one to the start of the next, so that nothing between them is left out: the last
-one has no end. With `--ideal` the bare cost of each iteration's tokens is measured right after it, outside its time.
+An iteration is timed from its start to the start of the next one, to include everything between them; so the last
+iteration has no time. `--ideal` measures the bare cost of each iteration's tokens after it, outside its time.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from ippo_cli.types import Episode, Experience
 
 @dataclass
 class Watch:
-    """What was seen: seconds of every iteration, and the ideal ones of its phases."""
+    """Seconds of every iteration, and ideal seconds of its phases."""
 
     ideal: bool
     iterations: list[float] = field(default_factory=list)
     ideals: list[dict[str, float]] = field(default_factory=list)
-    experience: Experience | None = None  # of the iteration that is being timed
+    experience: Experience | None = None  # of the iteration being timed
     began: float = 0.0
     bare: Ideal | None = None
 
     def step(self, trainer: Trainer) -> Experience:
-        """One iteration; what watching takes happens before it begins."""
+        """Run and time one iteration; the overhead of measuring is before its start."""
         if self.experience is not None:
             self.iterations.append(time.perf_counter() - self.began)
             if self.ideal:
@@ -54,7 +54,7 @@ class Watch:
             self.bare = Ideal(model, micro_batch_tokens=learner.micro_batch_tokens)
         spent = {"rollout": 0.0, "targets": 0.0, "update": 0.0}
         for name, rollout in experience.rollouts.items():
-            assert not any(rollout.detached), "the ideal is that of rows which are one sequence each"
+            assert not any(rollout.detached), "the ideal needs rows of one sequence each"
             lengths = (rollout.prompt_mask.sum(dim=1) + rollout.length).tolist()
             actions = rollout.response_mask.sum(dim=1).tolist()
             spent["rollout"] += self.bare.decode(turn_tokens(experience.episodes, name))
@@ -67,7 +67,7 @@ class Watch:
 
 
 def turn_tokens(episodes: Sequence[Episode], agent: str) -> list[TurnTokens]:
-    """What an agent's turns must read and write where it reads everything once. Its last token is never read."""
+    """Count tokens that an agent's turns process and generate if each token is processed once, except the last one."""
     own, found = [episode.turns_of_agent(agent) for episode in episodes], []
     for number in range(max(map(len, own))):
         rows = [turns for turns in own if len(turns) > number]

@@ -1,8 +1,8 @@
-"""What `mode=plan` says of memory beside what trainings take: `plan_memory.py MODEL [NAME...]`.
+"""Compare the memory estimate of `mode=plan` with measurements: `plan_memory.py MODEL [NAME...]`.
 
-Trains for one iteration in each of the settings below, or in those that are named, one after the other, on the CPU;
-MODEL is the folder of scripts/examples/smollm2.py. Results are kept in docs/data/plan_memory.json and told in
-docs/memory.md. `--replan` trains nothing and compares what was measured before with what the plan says now.
+Trains one iteration for each of the settings below, or for the named ones, one after the other, on the CPU; MODEL is
+the folder of scripts/examples/smollm2.py. Results are stored in docs/data/plan_memory.json and listed in
+docs/memory.md. `--replan` does not train: it compares earlier measurements with the current estimate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA, PAGE = ROOT / "docs" / "data" / "plan_memory.json", ROOT / "docs" / "memor
 MARKERS = ("<!-- memory table -->", "<!-- end of memory table -->")
 PHASES = ("load", "rollout", "targets", "update", "save")
 MIB = 2**20
-# Two optimizer steps of two micro-batches each, so that moments, gradients and activations meet.
+# Two optimizer steps of two micro-batches each, so that moments, gradients and activations exist together.
 BASE = (
     "+experiment=smollm2_arithmetic",
     "num_iterations=1",
@@ -44,7 +44,7 @@ BASE = (
 STEPS = ("algorithm.ppo_epochs=2", "algorithm.mini_batch_size=8")
 PPO = ("algorithm=ppo", *STEPS)
 SEPARATE = ("critic=separate", "critic.learning_rate=2e-5", "critic.mini_batch_size=8")
-# By name: ranks, and what is typed behind the rest.
+# Name -> number of ranks, and additional overrides.
 SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {
     "fp32, stage 0": (1, ("actor.dtype=fp32", "deepspeed=zero0", *STEPS)),
     "fp32, stage 3": (1, ("actor.dtype=fp32", "deepspeed=zero3", *STEPS)),
@@ -66,12 +66,12 @@ SETTINGS: dict[str, tuple[int, tuple[str, ...]]] = {
 
 
 def measured(ranks: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
-    """What watched_memory.py reports of every rank of one training."""
+    """Train once and return the report of watched_memory.py for every rank."""
     with tempfile.TemporaryDirectory() as folder, socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
         probe.close()
-        # The C library gives what is freed back at once: what one phase has freed is not counted as the next one's.
+        # The C library returns freed memory at once, so memory freed by a phase does not count for the next one.
         environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**18)}
         children = []
         for rank in range(ranks):
@@ -86,7 +86,7 @@ def measured(ranks: int, overrides: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
-    """Bytes on one rank by phase, as the plan has them; targets of a first iteration, before there are moments."""
+    """Return planned bytes on one rank by phase; `targets`: first iteration, before optimizer moments exist."""
     from ippo_cli.compose.load import build_config, compose_node, resolve_config
     from ippo_cli.config.batch_sizes import compute_batch_sizes
     from ippo_cli.planning.model_specs import read_model_specs
@@ -103,18 +103,18 @@ def planned(ranks: int, overrides: Sequence[str]) -> dict[str, float]:
 
 
 def result(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The most that any rank had in each phase."""
+    """Return the maximum over ranks for each phase."""
     return {phase: max(float(report["phases"].get(phase, {"own": 0})["own"]) for report in reports) for phase in PHASES}
 
 
 def table(settings: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown: planned and measured bytes of every phase, and the ratio at the greatest moment."""
-    lines = ["| setting | ranks | " + " | ".join(PHASES) + " | greatest: planned / measured |"]
+    """Return Markdown: planned and measured memory of every phase, and the ratio of the peaks."""
+    lines = ["| setting | ranks | " + " | ".join(PHASES) + " | peak: planned / measured |"]
     lines.append("|---" * (len(PHASES) + 3) + "|")
     for name, found in settings.items():
-        said, seen = found["planned"], found["measured"]
-        cells = [f"{said[phase] / MIB:.0f} / {seen[phase] / MIB:.0f}" for phase in PHASES]
-        ratio = max(said.values()) / max(seen.values())
+        estimate, seen = found["planned"], found["measured"]
+        cells = [f"{estimate[phase] / MIB:.0f} / {seen[phase] / MIB:.0f}" for phase in PHASES]
+        ratio = max(estimate.values()) / max(seen.values())
         lines.append(f"| {name} | {found['ranks']} | " + " | ".join(cells) + f" | {ratio:.2f} |")
     return "\n".join(lines)
 
@@ -135,7 +135,7 @@ def main() -> None:
             known[name]["planned"] = planned(ranks, overrides)
     known = {name: known[name] for name in SETTINGS if name in known}
     DATA.write_text(json.dumps(known, indent=1) + "\n")
-    text = "MiB of one rank's own memory above what it was before models were loaded, planned / measured.\n\n"
+    text = "MiB of one rank's own memory in addition to that before models are loaded, planned / measured.\n\n"
     write_between(PAGE, text + table(known), MARKERS)
 
 

@@ -1,9 +1,9 @@
-"""What random and optimal play earn in the worlds that the learning report trains in, computed exactly.
+"""Exact expected returns of random and optimal play in the environments of `episodes.py`.
 
     python scripts/bench/play.py [--max-turns 32]
 
-A time limit is part of a world: values are of play that knows how many turns are left. The environment's own limit
-holds beside `--max-turns`, as in a run.
+A time limit is part of the environment: optimal play knows the number of remaining turns. The environment's own limit
+applies in addition to `--max-turns`, as in a run.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4
 
 @dataclass(frozen=True)
 class Returns:
-    """Expected returns of an episode, rewards summed without a discount."""
+    """Expected undiscounted returns of an episode."""
 
     random: float
     optimal: float
 
 
 def tabular_returns(env: gymnasium.Env, turns: int) -> Returns:
-    """Of an environment with a transition table `P`, by backward induction over the turns that are left."""
+    """Compute returns of an environment with a transition table `P`, by backward induction over remaining turns."""
     model: Any = env.unwrapped
     begins = {state: float(odds) for state, odds in enumerate(model.initial_state_distrib) if odds}
     optimal = backward_induction(model.P, turns, max)
@@ -53,7 +53,7 @@ def backward_induction(
     turns: int,
     choose: Callable[[Sequence[float]], float],
 ) -> dict[int, float]:
-    """The value of each state with `turns` left, where `choose` makes a state's value of its actions'."""
+    """Return each state's value with `turns` turns left; `choose` maps the values of actions to the state's value."""
     values = dict.fromkeys(transitions, 0.0)
     for _ in range(turns):
         values = {state: choose(action_values(actions, values)) for state, actions in transitions.items()}
@@ -63,7 +63,7 @@ def backward_induction(
 def action_values(
     actions: Mapping[int, Sequence[tuple[float, int, float, bool]]], values: Mapping[int, float]
 ) -> list[float]:
-    """What each action of a state is worth, given the values of the states behind it."""
+    """Return the value of each action of a state, given the values of next states."""
     return [
         sum(odds * (reward + (0.0 if ended else values[int(state)])) for odds, state, reward, ended in outcomes)
         for outcomes in actions.values()
@@ -71,13 +71,13 @@ def action_values(
 
 
 def best_action(actions: Mapping[int, Sequence[tuple[float, int, float, bool]]], values: Mapping[int, float]) -> int:
-    """The action of a state that optimal play takes, given the values of the states behind it."""
+    """Return the optimal action of a state, given the values of next states."""
     worth = dict(zip(actions, action_values(actions, values), strict=True))
     return max(worth, key=lambda action: worth[action])
 
 
 def blackjack_returns() -> Returns:
-    """Of Blackjack-v1 as registered: a natural beats all but the dealer's natural (`sab=True`)."""
+    """Compute returns of Blackjack-v1 as registered: a natural beats all except the dealer's natural (`sab=True`)."""
     deals = [
         (CARD_ODDS[one] * CARD_ODDS[two] * CARD_ODDS[up], sorted((one, two)), up)
         for one in CARDS
@@ -92,7 +92,7 @@ def blackjack_returns() -> Returns:
 
 
 def hits(total: int, ace: bool, up: int) -> bool:
-    """Whether optimal play takes a card."""
+    """Whether optimal play draws a card."""
     return _hit_value(total, ace, up, "optimal") > _stick_value(total, up, natural=False)
 
 
@@ -116,7 +116,7 @@ def _hit_value(total: int, ace: bool, up: int, play: str) -> float:
 
 @cache
 def _stick_value(total: int, up: int, natural: bool) -> float:
-    """Won less lost against what the dealer may end with."""
+    """Return wins minus losses over the dealer's final scores."""
     value = 0.0
     for hidden, odds in CARD_ODDS.items():
         if natural and sorted((up, hidden)) != [1, 10]:
@@ -144,7 +144,7 @@ def _dealer_scores(total: int, ace: bool) -> Mapping[int, float]:
 
 
 def _held(hand: Sequence[int]) -> tuple[int, bool]:
-    """The sum of two cards, and whether an ace counts 11 in it."""
+    """Return the sum of two cards, and whether an ace counts 11."""
     ace = 1 in hand
     return sum(hand) + 10 * ace, ace
 
@@ -153,7 +153,7 @@ Odds = tuple[float, float, float]  # of winning, drawing and losing
 
 
 def tictactoe_odds(*, optimal: bool, first: bool) -> Odds:
-    """Of a player against a random one."""
+    """Return the odds of a player against a random player."""
     return _from_here("." * 9, first, optimal)
 
 
@@ -170,7 +170,7 @@ def _from_here(board: str, own_turn: bool, optimal: bool) -> Odds:
 
 
 def best_square(board: str) -> int:
-    """The square (`x` is to move) with the most wins less losses against a random player."""
+    """Return the square for `x` with the largest wins minus losses against a random player."""
     after = {place: _from_here(board[:place] + "x" + board[place + 1 :], False, True) for place in free(board)}
     return max(after, key=lambda place: after[place][0] - after[place][2])
 
@@ -187,8 +187,8 @@ def _ended(board: str) -> Odds | None:
 
 
 def table(max_turns: int | None) -> Iterator[str]:
-    """The report's lines."""
-    yield "| world | turns | random play | optimal play |"
+    """Yield the lines of the table."""
+    yield "| environment | turns | random play | optimal play |"
     yield "|---|---|---|---|"
     for name, (env_id, arguments) in TABULAR.items():
         env = gymnasium.make(env_id, **arguments)
@@ -199,16 +199,18 @@ def table(max_turns: int | None) -> Iterator[str]:
     returns = blackjack_returns()
     yield f"| Blackjack-v1 | | {returns.random:.4f} | {returns.optimal:.4f} |"
     for first, seat in ((True, "first seat"), (False, "second seat")):
-        told = []
+        cells = []
         for optimal in (False, True):
             win, draw, loss = tictactoe_odds(optimal=optimal, first=first)
-            told.append(f"{win - loss:.4f} (won {win:.4f}, drawn {draw:.4f}, lost {loss:.4f})")
-        yield f"| classic/tictactoe_v3 against random play, {seat} | | {told[0]} | {told[1]} |"
+            cells.append(f"{win - loss:.4f} (won {win:.4f}, drawn {draw:.4f}, lost {loss:.4f})")
+        yield f"| classic/tictactoe_v3 against random play, {seat} | | {cells[0]} | {cells[1]} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--max-turns", type=int, default=32, help="task.max_turns; 0: only the environment's own limit")
+    parser.add_argument(
+        "--max-turns", type=int, default=32, help="task.max_turns; 0: only the limit of the environment"
+    )
     for line in table(parser.parse_args().max_turns or None):
         print(line)
 

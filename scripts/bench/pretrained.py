@@ -1,12 +1,12 @@
-"""Time whole iterations of PPO on a pretrained model, ours and TRL's in turn, and ours against bare passes.
+"""Time whole iterations of PPO on a pretrained model: alternate ours and TRL's, and compare ours with bare passes.
 
     python scripts/bench/pretrained.py FOLDER --trl ENV/bin/python --repeat 2
     python scripts/bench/pretrained.py FOLDER --ideal --lengths tail
 
-FOLDER is a model with a chat template (scripts/examples/smollm2.py makes one). One agent with a critic of its own and a
-KL penalty, 64 responses, one epoch of four mini-batches. `fixed`: 32 tokens each; `tail`: up to 96, ending where the
-model ends: one prompt in four asks for a text, the others for a sum. Prompts are the same token ids for both. Prints
-JSON: seconds of an iteration, the first one left out.
+FOLDER is a model with a chat template (scripts/examples/smollm2.py makes one). One agent with a separate critic and a
+KL penalty, 64 responses, one epoch of four mini-batches. `fixed`: 32 tokens each. `tail`: up to 96 tokens, until the
+model's end of sequence; one prompt of four asks for a text, the others for a sum. Prompts are the same token ids for
+both. Prints JSON: seconds per iteration, without the first one.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ HERE = Path(__file__).parent
 BATCH = 64
 LENGTHS = {"fixed": Setting(limit=32, fixed=True), "tail": Setting(limit=96, fixed=False)}
 PROMPTS = 768
-REWARD = '''"""How long responses are, as a share of a hundred characters."""
+REWARD = '''"""The length of responses, in units of 100 characters."""
 
 
 def reward(examples, responses, **_):
-    (said,) = responses.values()
-    return {"team": [len(text) / 100 for text in said]}
+    (texts,) = responses.values()
+    return {"team": [len(text) / 100 for text in texts]}
 '''
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--trl", help="a Python that has TRL with PPO")
+    parser.add_argument("--trl", help="Python interpreter with a TRL that has PPO")
     parser.add_argument("--lengths", nargs="+", choices=tuple(LENGTHS), default=list(LENGTHS))
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--ideal", action="store_true", help="also measure the bare cost of the same tokens")
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def _write(folder: Path, model: Path) -> Path:
-    """Rows, the reward, and the prompts as token ids."""
+    """Write rows, the reward, and the prompts as token ids."""
     texts = [f"Write something about {row['subject']}." for row in subjects.train()]
     sums = [f"What is {row['a']} + {row['b']}? Answer with the number only." for row in arithmetic.train()]
     rows = [{"prompt": sums[number] if number % 4 else texts[number // 4]} for number in range(PROMPTS)]

@@ -1,7 +1,7 @@
-"""Statistics of a few runs on several tasks, as rliable has them (Agarwal et al. 2021, arXiv 2108.13264).
+"""Statistics of a few runs on several tasks, as in rliable (Agarwal et al. 2021, arXiv 2108.13264).
 
-Scores are arrays with a row per run (seed) and a column per task, normalised: 0 is random play, 1 the best there is.
-Intervals are percentiles of a stratified bootstrap: runs are drawn anew for every task, tasks are not.
+Scores are arrays with a row per run (seed) and a column per task, normalized: 0 is random play, 1 is optimal play.
+Intervals are percentiles of a stratified bootstrap: it resamples runs separately for each task, and keeps all tasks.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ COVERAGE = 0.95
 
 
 def interquartile_mean(scores: Scores) -> float:
-    """The mean of the middle half of all runs on all tasks; a quarter of them, rounded down, is cut from each end."""
+    """Return the mean of the middle half of all runs on all tasks; a quarter, rounded down, is cut from each end."""
     ordered = np.sort(scores, axis=None)
     cut = ordered.size // 4
     return float(ordered[cut : ordered.size - cut].mean())
 
 
 def probability_of_improvement(scores: Scores, others: Scores) -> float:
-    """How likely a run of the one beats a run of the other on a task, on average over the tasks; a tie counts half."""
+    """Return P(run of `scores` > run of `others`) on a task, averaged over tasks; a tie counts half."""
     wins = scores[:, None, :] > others[None, :, :]
     ties = scores[:, None, :] == others[None, :, :]
     return float((wins + 0.5 * ties).mean())
 
 
 def performance_profile(scores: Scores, thresholds: Sequence[float]) -> list[float]:
-    """The share of runs that score more than each of the thresholds."""
+    """Return the fraction of runs with a score above each threshold."""
     return [float((scores > threshold).mean()) for threshold in thresholds]
 
 
@@ -41,7 +41,7 @@ def bootstrap(
     seed: int = 0,
     replications: int = REPLICATIONS,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The lower and the upper end of the statistic's interval, from samples whose runs are drawn independently."""
+    """Return both ends of the statistic's interval; runs of each sample are resampled independently."""
     luck = np.random.default_rng(seed)
     found = []
     for _ in range(replications):

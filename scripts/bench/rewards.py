@@ -1,8 +1,8 @@
-"""What each reward costs per thousand samples: `python scripts/bench/rewards.py [NAME...]`, on the cores that are free.
+"""Time each reward per thousand samples, on the available cores: `python scripts/bench/rewards.py [NAME...]`.
 
-The samples are made here; `code` is asked about HumanEval's reference solutions where `--humaneval FILE` names them,
-`code_pair` about the same behind a helper, and `model` needs `--reward-model FOLDER`. Servers run in a process of their
-own and answer at once.
+The script creates the samples. With `--humaneval FILE`, `code` scores HumanEval's reference solutions, and `code_pair`
+scores them with a helper function; `model` needs `--reward-model FOLDER`. Servers run in a separate process and respond
+at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CODE = ("reward.sandbox=bwrap", "reward.workers=2")
 
 
 def cases(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, str]]]]]:
-    """Overrides, and samples as examples with each agent's text, by the name of the reward."""
+    """Return by reward name: overrides, and samples (an example and each agent's text)."""
     own = folder / "own.py"
     own.write_text(OWN)
     gsm8k = [({"answer": f"#### {n}"}, {"solver": f"{'So it goes on. ' * 20}\n#### {n}"}) for n in range(1000)]
@@ -91,7 +91,7 @@ def programs(file: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[
 
 
 def answered(url: str) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[str, Any], dict[str, str]]]]]:
-    """Rewards that ask a server, which answers both kinds of questions."""
+    """Return cases of rewards that use a server; one server supports both protocols."""
     solo = [({}, {"solo": f"{'So it goes on. ' * 20} {n}"}) for n in range(1000)]
     judge = ("reward=judge", f"reward.url={url}/v1", "reward.model=none", "reward.min_score=0", "reward.field=score")
     return {
@@ -107,7 +107,7 @@ def models(folder: Path) -> dict[str, tuple[tuple[str, ...], list[tuple[Mapping[
 
 
 def serve() -> None:
-    """Both kinds of server, at a port that is free."""
+    """Serve both protocols at a free port."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
     import reward_server
 
@@ -139,7 +139,7 @@ def episode(index: int, example: Mapping[str, Any], texts: Mapping[str, str]) ->
         example=example,
         index=index,
         turns=turns,
-        rewards=[dict.fromkeys(texts, 1.0)],  # what the environment paid, for `environment` alone
+        rewards=[dict.fromkeys(texts, 1.0)],  # the environment's rewards, only for `environment`
         final={},
         last_observations={},
         terminated=True,
@@ -173,7 +173,7 @@ def measure(chosen: argparse.Namespace, url: str) -> None:
     known = cases(chosen.folder) | answered(url)
     known |= programs(chosen.humaneval) if chosen.humaneval else {}
     known |= models(chosen.reward_model) if chosen.reward_model else {}
-    print("| reward | seconds per 1000 samples | after a start of |\n|---|---|---|")
+    print("| reward | seconds per 1000 samples | start |\n|---|---|---|")
     for name in chosen.names or known:
         overrides, samples = known[name]
         config = load_config(normalize_arguments(overrides))

@@ -1,13 +1,13 @@
-"""What an agent costs that shares a frozen base: memory of each one added, and time beside agents of their own.
+"""Cost of agents on a shared frozen base: memory per added agent, and time compared with independent agents.
 
     python scripts/bench/shared_base.py memory --agents 1 2 4 8
     python scripts/bench/shared_base.py time --agents 8
     python scripts/bench/shared_base.py decoding --agents 2 8
 
-Prints one JSON object. `memory` counts all tensors that are alive after some iterations of training, optimizer states
-and gradients included, and what each agent adds. `time` is whole iterations of agents with adapters on one base and of
-agents with models of their own, in turn. `decoding` is one rollout of all agents in one batch, and of the same agents
-one after another, in turn. Keys of `ippo-train` may stand before the options, such as actor.rank=16.
+Prints one JSON object. `memory` counts all live tensors after some iterations of training, with optimizer states and
+gradients, and the memory that each agent adds. `time` alternates whole iterations of agents with adapters on one base
+and of agents with separate models. `decoding` alternates one rollout of all agents in one batch and one rollout per
+agent. Keys of `ippo-train`, such as actor.rank=16, may precede the options.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ RUN = (
     "num_iterations=4",
 )
 SHARED = ("actor=lora", "critic=adapter", "team=shared_base")
-# The targets of the paper on LoRA (arXiv 2106.09685), and its rank.
+# Targets and rank of the LoRA paper (arXiv 2106.09685).
 NARROW = tuple(f"{part}.{key}" for part in ("actor", "critic") for key in ("rank=4", "target_modules=[q_proj,v_proj]"))
 OWN = ("actor=full", "critic=separate")
 
@@ -60,7 +60,7 @@ def main() -> None:
     given.add_argument("--repeat", type=int, default=2)
     options, keys = given.parse_known_args()
     shape = Shape(layers=options.layers, hidden=options.hidden, intermediate=4 * options.hidden, heads=8)
-    if options.what == "one":  # a process of its own for each setting: memory and caches start anew
+    if options.what == "one":  # a separate process for each setting, with fresh memory and caches
         print(json.dumps(_run(shape, options.agents[0], keys)))
         return
     shared = [*SHARED, *(NARROW if not any("target_modules" in key or "rank" in key for key in keys) else ()), *keys]
@@ -92,7 +92,7 @@ def _child(options: argparse.Namespace, agents: int, keys: list[str]) -> dict[st
 
 
 def _run(shape: Shape, agents: int, keys: list[str]) -> dict[str, Any]:
-    """Two iterations of training, with what they took and hold."""
+    """Train for some iterations; return their times and the memory in use."""
     decoding = "--decoding" in keys
     keys = [key for key in keys if key != "--decoding"]
     with tempfile.TemporaryDirectory() as folder, _trainer(Path(folder), shape, agents, keys) as trainer:
@@ -111,7 +111,7 @@ def _run(shape: Shape, agents: int, keys: list[str]) -> dict[str, Any]:
 
 
 def _held() -> int:
-    """Bytes of all tensors that are alive."""
+    """Return bytes of all live CPU tensors."""
     tensors = [found for found in gc.get_objects() if isinstance(found, torch.Tensor) and found.device.type == "cpu"]
     gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in [*tensors, *gradients]}
@@ -119,7 +119,7 @@ def _held() -> int:
 
 
 def _decoding(trainer: Any) -> dict[str, float]:
-    """Seconds of a rollout of all agents at once, and one after another."""
+    """Time a rollout of all agents at once, and of one agent after another."""
     from ippo_cli.reporting.stopwatch import Stopwatch
 
     modules = [agent.policy.engine.module for agent in trainer.state.team.values()]
@@ -139,7 +139,7 @@ def _decoding(trainer: Any) -> dict[str, float]:
 
 
 def _added(held: dict[int, dict[str, Any]], base: int) -> dict[str, Any]:
-    """By number of agents: what is held, and the share of the base that each agent more than the fewest adds."""
+    """Return by number of agents: memory in use, and memory per additional agent as a fraction of the base."""
     fewest = min(held)
     return {
         str(number): {

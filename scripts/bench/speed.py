@@ -1,4 +1,4 @@
-"""Time whole iterations and their phases on a named setting, variants and other projects' baselines in turn.
+"""Time whole iterations and their phases on a named setting, alternating between variants and other projects.
 
     python scripts/bench/speed.py tail --ideal
     python scripts/bench/speed.py fixed --variant "64:" --variant "1024: rollout.buffer_size=1024"
@@ -6,9 +6,10 @@
     python scripts/bench/speed.py eos --peer trl=ENV/bin/python:trl_baseline.py --repeat 3
 
 Prints one JSON object. Every repetition runs all variants and peers one after the other, so ratios are between
-neighbours in time; they are given with their smallest and largest value over the repetitions. A variant is a name, a
-colon, and overrides of `ippo-train`; `agents=N`, `vocabulary=N`, `hidden=N`, `layers=N` shape the task and the model,
-and `heard=N` tells agents N words between their turns instead of what others said. Several settings are several runs.
+consecutive runs; they have a median, smallest and largest value over repetitions. A variant is a name, a colon, and
+overrides of `ippo-train`. `agents=N`, `vocabulary=N`, `hidden=N` and `layers=N` shape the task and the model; with
+`heard=N` agents observe N constant words between their turns instead of others' responses. Each setting is a
+separate run.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ PHASES = ("rollout", "score", "targets", "update")
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """How long responses are: with random weights the end of sequence is one token of the vocabulary among others."""
+    """Response lengths; with random weights the end of sequence is as likely as any other token."""
 
     limit: int
     fixed: bool
@@ -100,7 +101,7 @@ def main() -> None:
 
 
 def _variants(given: argparse.Namespace) -> dict[str, tuple[Setting, list[str]]]:
-    """Every setting with every variant, by the name of its run."""
+    """Return every combination of setting and variant, by the name of its run."""
     own = dict(_variant(text) for text in given.variant)
     if len(given.setting) == 1:
         return {name: (SETTINGS[given.setting[0]], overrides) for name, overrides in (own or {"ours": []}).items()}
@@ -112,7 +113,7 @@ def _variants(given: argparse.Namespace) -> dict[str, tuple[Setting, list[str]]]
 
 
 def ratios(runs: Mapping[str, Sequence[Mapping[str, Any]]], base: str, key: str) -> dict[str, dict[str, float]]:
-    """The first run's number divided by every other's, neighbours in time each; peers do not report all of them."""
+    """Divide the base run's value by that of each other run of the same repetition; peers report only some values."""
     return {
         name: spread([a[key] / b[key] for a, b in zip(runs[base], found, strict=True)])
         for name, found in runs.items()
@@ -131,7 +132,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2)
     given = parser.parse_args()
     if given.peer and (len(given.setting) > 1 or SETTINGS[given.setting[0]].turns > 1):
-        parser.error("--peer goes with one setting, of one turn")
+        parser.error("--peer needs a single setting with one turn")
     return given
 
 
@@ -141,7 +142,7 @@ def _variant(text: str) -> tuple[str, list[str]]:
 
 
 def _ours(folder: Path, given: argparse.Namespace, setting: Setting, overrides: Sequence[str]) -> dict[str, Any]:
-    """One run of ours. Several ranks are timed by their own clocks, one by a watch around the whole iteration."""
+    """Time one run of ours: several ranks by their own clocks, a single rank around whole iterations."""
     keys = dict(text.partition("=")[::2] for text in overrides)
     agents = int(keys.pop("agents", "2"))
     shape = Shape(**{key: int(keys.pop(key)) for key in ("vocabulary", "hidden", "layers") if key in keys})
@@ -180,7 +181,7 @@ def _ours(folder: Path, given: argparse.Namespace, setting: Setting, overrides: 
 
 
 def _read(rows: Sequence[Mapping[str, float]], watched: Mapping[str, Any], agents: int) -> dict[str, Any]:
-    """Medians over the counted iterations of one run: the last one ends with an evaluation."""
+    """Return medians over the counted iterations of one run, without the last one, which ends with an evaluation."""
     rows, iterations, ideals = rows[WARM_UP:-1], watched["iterations"][WARM_UP:], watched["ideals"][WARM_UP:]
     found: dict[str, Any] = {f"{phase}_s": statistics.median(row[f"time/{phase}"] for row in rows) for phase in PHASES}
     phases = statistics.median(row["time/iteration"] for row in rows)
@@ -208,7 +209,7 @@ def _read(rows: Sequence[Mapping[str, float]], watched: Mapping[str, Any], agent
 
 
 def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
-    """One run of a baseline script in an environment of its own: `PYTHON:SCRIPT`."""
+    """Time one run of a baseline script in its own environment: `PYTHON:SCRIPT`."""
     python, _, script = where.partition(":")
     setting = SETTINGS[given.setting[0]]
     shape = ["--hidden", "256", "--layers", "4", "--threads", str(given.threads)]
@@ -243,13 +244,13 @@ def _peer(name: str, where: str, given: argparse.Namespace) -> dict[str, Any]:
         sys.exit(f"{name}: exit code {done.returncode}\n{done.stderr[-3000:]}")
     lines = done.stdout.splitlines()
     first = max(number for number, line in enumerate(lines) if line.startswith("{"))
-    said = json.loads("".join(lines[first:]))  # the last thing that a baseline prints is its JSON
-    rate = next(said[key] for key in ("episodes_per_sec_excl_first", "agent_samples_per_s") if key in said)
-    return {"samples_per_second": rate, "said": said}
+    report = json.loads("".join(lines[first:]))  # a baseline prints its JSON last
+    rate = next(report[key] for key in ("episodes_per_sec_excl_first", "agent_samples_per_s") if key in report)
+    return {"samples_per_second": rate, "said": report}
 
 
 def _summary(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Numbers as median, smallest and largest over the repetitions; all else of the last one."""
+    """Summarize numbers by median, smallest and largest over repetitions; keep other values of the last one."""
     return {
         key: spread([run[key] for run in found]) if isinstance(value, int | float) else value
         for key, value in found[-1].items()

@@ -1,8 +1,8 @@
-"""Seconds from typing a command to its first sign of work: `--help`, and the embedded job until its first iteration.
+"""Start-up time: seconds until `--help` is printed, and until the embedded job's first line and first iteration.
 
     python scripts/bench/start.py --repeat 3
 
-Prints JSON. The embedded model's warm start is made once before anything is timed, as it is cached between runs.
+Prints JSON. An untimed run creates the warm start of the embedded model first, since runs cache it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 TRAIN = [sys.executable, "-m", "ippo_cli.cli.train"]
-# The first iteration begins where the evaluation of untrained agents has been shown.
+# The first iteration begins after the evaluation of untrained agents.
 FIRST_ITERATION = "evaluation after iteration 0"
 
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def seconds_until(command: list[str], text: str, folder: Path) -> float:
-    """From the start of a command to the line that begins with `text`; the command is then left to end."""
+    """Time a command from its start to the line that begins with `text`, then wait for its end."""
     began = time.perf_counter()
     with subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -55,7 +55,7 @@ def seconds_until(command: list[str], text: str, folder: Path) -> float:
                 process.stdout.read()
                 break
         else:
-            raise SystemExit(f"{' '.join(command)} never said {text!r}")
+            raise SystemExit(f"{' '.join(command)} did not print {text!r}")
     return spent
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the benchmark of teams: performance profiles, and how much is learnt from how many samples."""
+"""Pictures of the team benchmark: performance profiles and sample efficiency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ THRESHOLDS = [step / 40 for step in range(-8, 41)]
 
 
 def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
-    """Of the algorithms that have all tasks in which both agents are paid the same; nothing where there is none."""
+    """Draw the algorithms that have all tasks with equal rewards of both agents; draw nothing if there is none."""
     tasks, names, _ = compared(runs, (Kind.team,))
     if not names:
         return []
@@ -25,7 +25,7 @@ def draw(runs: Sequence[Run], folder: Path) -> list[Path]:
 
 
 def _curves(runs: Sequence[Run], name: str, tasks: Sequence[str]) -> np.ndarray:
-    """Points x runs x tasks, as far as the shortest curve has points."""
+    """Return points x runs x tasks, up to the length of the shortest curve."""
     found = {(run.task, run.seed): run.curve for run in runs if run.algorithm == name}
     seeds = common_seeds(runs, [name], tasks)
     points = min(len(found[task, seed]) for task in tasks for seed in seeds)

@@ -1,4 +1,4 @@
-"""What the benchmark of teams is made of: tasks with their bounds, algorithms, and scales."""
+"""Tasks with their bounds, algorithms and scales of the team benchmark."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from play import backward_induction, tictactoe_odds
 from team_worlds import CELLS, CONVENTION, DILEMMA, DUEL, LETTERS, MOVES, STAG_HUNT, Payoffs, meeting, walked
 
 WORLDS = "scripts/bench/team_worlds.py"
-BUFFER = 256  # episodes that algorithms with a clipped ratio collect before they learn
-MINI_BATCH = 64  # episodes of an optimizer step, of all algorithms
+BUFFER = 256  # episodes per update of algorithms with a clipped ratio
+MINI_BATCH = 64  # episodes per optimizer step, for all algorithms
 
 
 class Kind(Enum):
-    """Whose interests are whose."""
+    """Relation of the two agents' rewards."""
 
-    team = "team"  # both are paid the same
+    team = "team"  # both agents get the same reward
     mixed = "mixed motives"
     zero_sum = "zero sum"
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Expected scores: of play that draws every action at random, and the best there is."""
+    """Expected scores of uniformly random play and of optimal play."""
 
     random: float
     best: float
@@ -38,46 +38,46 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What two agents are to learn."""
+    """One task for two agents."""
 
     about: str
     kind: Kind
     turns: str
     overrides: tuple[str, ...]
-    episodes: int  # that are trained on
+    episodes: int  # for training
     bounds: Callable[[], Bounds]
-    score: Callable[[Mapping[str, float]], float] = sampled_score  # of the metrics of an evaluation
-    about_critics: bool = False  # made for the claim about critics: what is no matter of critics is not compared on it
+    score: Callable[[Mapping[str, float]], float] = sampled_score  # score of an evaluation's metrics
+    about_critics: bool = False  # tests the claim about critics; excluded from other comparisons
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Algorithm:
-    """Overrides beside a task's."""
+    """One algorithm, as overrides in addition to a task's."""
 
     about: str
     overrides: tuple[str, ...]
     buffer: int = BUFFER
-    rate: float = 1.0  # times the learning rates of the scale
+    rate: float = 1.0  # factor of the scale's learning rates
     critic: bool = True
-    cannot: Mapping[str, str] = field(default_factory=dict)  # tasks that it is refused on, and why
+    cannot: Mapping[str, str] = field(default_factory=dict)  # task -> why it is rejected there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is spent: `overrides` come before the task's."""
+    """Model size, number of episodes and learning rates; `overrides` come before the task's."""
 
-    episodes: int  # times those of the task
+    episodes: int  # factor of the task's episodes
     overrides: tuple[str, ...]
     actor_learning_rate: float
     critic_learning_rate: float
 
 
 FROM_SCRATCH = (
-    "actor.alphabet=printable",  # equal initial weights, whatever the critics read
-    "actor.lr_schedule=linear",  # at a constant rate what was learnt is lost again, in noise that whitening makes large
+    "actor.alphabet=printable",  # equal initial weights for every critic input
+    "actor.lr_schedule=linear",  # a constant rate unlearns again: whitening amplifies noise
     "actor.min_lr_ratio=0.1",
     "actor.warmup_iterations=2",
-    "actor.warm_start_steps=100",  # the form of answers, drawn at random
+    "actor.warm_start_steps=100",  # teaches the format of answers with random actions
     "actor.warm_start_learning_rate=3e-3",
 )
 SMALL = ("actor.num_layers=1", "actor.hidden_size=64")
@@ -95,7 +95,7 @@ SCALES = {
         actor_learning_rate=5e-4,
         critic_learning_rate=5e-4,
     ),
-    "pretrained": Scale(  # with actor.model=
+    "pretrained": Scale(  # needs actor.model=
         episodes=8,
         overrides=("actor=full",),
         actor_learning_rate=1e-6,
@@ -140,7 +140,7 @@ def meetings(*arguments: str, turns: int, episodes: int, about: str) -> Task:
 
 
 def matrix(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> Task:
-    """A matrix game that is played again and again."""
+    """Return a task with a repeated matrix game."""
     turns = 4
     return Task(
         about=about,
@@ -153,7 +153,7 @@ def matrix(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> Task:
 
 
 def world(name: str, *arguments: str) -> tuple[str, ...]:
-    """Overrides of a world of `team_worlds.py`."""
+    """Return the overrides of an environment of `team_worlds.py`."""
     given = [f"+task.environment_args.{argument}" for argument in arguments]
     return "task=scripts/bench/pair.yaml", f"task.environment={WORLDS}:{name}", *given
 
@@ -163,7 +163,7 @@ SEES_ALL = ("rollout.context=last_only", "rollout.max_new_tokens=1")
 
 @cache
 def meet_bounds(turns: int, *, at_end: bool) -> Bounds:
-    """Of both walkers together, by backward induction over where they stand and the turns that are left."""
+    """Compute bounds for both agents by backward induction over cells and remaining turns."""
     cells = list(product(range(CELLS), repeat=2))
     transitions: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {}
     for turn, one in product(range(turns), range(len(cells))):
@@ -183,13 +183,13 @@ def _outcome(cells: tuple[int, int], turn: int, turns: int, at_end: bool) -> lis
 
 
 def matrix_bounds(payoffs: Payoffs) -> Bounds:
-    """Of the mean over both agents, each turn as good as the best pair of actions."""
+    """Compute bounds of the mean over both agents; the best pair of actions gives the upper one."""
     means = [sum(pair) / 2 for pair in payoffs.values()]
     return Bounds(sum(means) / len(means), max(means))
 
 
 def exploitability(mixed: Mapping[str, float], other: Mapping[str, float], payoffs: Payoffs = DUEL) -> float:
-    """What both agents could gain at most by answering the other's mixture of actions as best one can (NashConv)."""
+    """Return NashConv: the sum of both agents' gains from a best response to the other's mixed strategy."""
     first = max(sum(share * payoffs[own + theirs][0] for theirs, share in other.items()) for own in mixed)
     second = max(sum(share * payoffs[theirs + own][1] for theirs, share in mixed.items()) for own in other)
     return (
@@ -202,7 +202,7 @@ def exploitability(mixed: Mapping[str, float], other: Mapping[str, float], payof
 
 
 def unexploited(metrics: Mapping[str, float]) -> float:
-    """The exploitability, less than 0, of how often each action was taken in an evaluation."""
+    """Return the negative exploitability of the action frequencies of an evaluation."""
     options = list(dict.fromkeys(pair[0] for pair in DUEL))
     taken = [{option: metrics[f"sampled/{name}_{option}"] for option in options} for name in ("first", "second")]
     return -exploitability(*taken)
@@ -214,7 +214,7 @@ def duel_bounds() -> Bounds:
 
 
 def tictactoe_bounds() -> Bounds:
-    """Won less lost against random play, where the seats alternate; who of a side moves makes no difference."""
+    """Compute wins minus losses against random play with alternating seats; both agents of a side play equally."""
     random, best = (
         sum(win - loss for win, _, loss in (tictactoe_odds(optimal=optimal, first=first) for first in (True, False)))
         / 2
@@ -225,7 +225,7 @@ def tictactoe_bounds() -> Bounds:
 
 TASKS: dict[str, Task] = {
     "sorting": Task(
-        about="four letters of six are sorted, each agent writes two of them; paid by the letter",
+        about="sort four of six letters, each agent writes two; reward per letter",
         kind=Kind.team,
         turns="1",
         overrides=(
@@ -235,7 +235,7 @@ TASKS: dict[str, Task] = {
             "task.train_size=200",
             "task.eval_size=160",
             "rollout.max_new_tokens=2",
-            # Two letters in order, and the wrong ones.
+            # The right format with wrong letters: each agent gets the other one's answer.
             "task.agents.low.warm_start_answer='{high}'",
             "task.agents.high.warm_start_answer='{low}'",
         ),
@@ -243,54 +243,63 @@ TASKS: dict[str, Task] = {
         bounds=lambda: Bounds(1 / 6, 1.0),
     ),
     "signalling": Task(
-        about="one agent sees one of four signals, the other acts on the character that it is sent",
+        about="the first agent observes one of four signals, the second acts on the first one's character",
         kind=Kind.team,
         turns="1 each, in turn",
         overrides=("task=signalling", "task.signals=abcd", "rollout.max_new_tokens=1"),
         episodes=30 * BUFFER,
         bounds=lambda: Bounds(1 / 4, 1.0),
     ),
-    "copy_1": copying(1, episodes=20 * BUFFER, about="two letters are copied by one, moved on by the other"),
+    "copy_1": copying(
+        1, episodes=20 * BUFFER, about="one agent copies two letters, the other writes the following letters"
+    ),
     "copy_1_all": copying(
-        1, "together=true", length=1, episodes=20 * BUFFER, about="the same with one letter, paid if both are right"
+        1,
+        "together=true",
+        length=1,
+        episodes=20 * BUFFER,
+        about="the same with one letter; reward only if both are correct",
     ),
-    "copy_3": copying(3, episodes=20 * BUFFER, about="three times, paid each time by the letter"),
-    "copy_3_end": copying(3, "at_end=true", episodes=20 * BUFFER, about="the same, paid when all is over"),
-    "copy_6": copying(6, episodes=10 * BUFFER, about="six times, paid each time by the letter"),
-    "copy_6_end": copying(6, "at_end=true", episodes=10 * BUFFER, about="the same, paid when all is over"),
+    "copy_3": copying(3, episodes=20 * BUFFER, about="three turns of `copy_1`, reward per letter each turn"),
+    "copy_3_end": copying(3, "at_end=true", episodes=20 * BUFFER, about="the same, reward after the last turn"),
+    "copy_6": copying(6, episodes=10 * BUFFER, about="six turns of `copy_1`, reward per letter each turn"),
+    "copy_6_end": copying(6, "at_end=true", episodes=10 * BUFFER, about="the same, reward after the last turn"),
     "copy_1_signs": copying(
-        1, "signs=true", episodes=20 * BUFFER, about="`copy_1`; half of each agent's luck is seen by the other alone"
+        1,
+        "signs=true",
+        episodes=20 * BUFFER,
+        about="`copy_1` with signs: each agent observes its own half of a random bonus",
     ),
-    "copy_6_signs": copying(6, "signs=true", episodes=10 * BUFFER, about="the same of `copy_6`, a sign each turn"),
+    "copy_6_signs": copying(6, "signs=true", episodes=10 * BUFFER, about="`copy_6` with new signs each turn"),
     "copy_6_end_signs": copying(
-        6, "at_end=true", "signs=true", episodes=10 * BUFFER, about="the same of `copy_6_end`, paid when all is over"
+        6, "at_end=true", "signs=true", episodes=10 * BUFFER, about="`copy_6_end` with new signs each turn"
     ),
     "meet": meetings(
-        turns=4, episodes=15 * BUFFER, about="walkers on a ring of five cells, paid while they are together"
+        turns=4, episodes=15 * BUFFER, about="agents move on a ring of five cells; reward while in one cell"
     ),
     "meet_end": meetings(
-        "at_end=true", turns=4, episodes=15 * BUFFER, about="the same, paid if they are together in the end"
+        "at_end=true", turns=4, episodes=15 * BUFFER, about="the same; reward if in one cell at the end"
     ),
     "convention": matrix(
         "convention",
         CONVENTION,
         Kind.team,
-        about="both are paid for the same one of four signs",
+        about="reward if both choose the same one of four signs",
     ),
     "stag_hunt": matrix(
         "stag_hunt",
         STAG_HUNT,
         Kind.mixed,
-        about="a stag takes both (1), a hare one (.75, or .5 beside the other): mean pay",
+        about="stag needs both agents (1), hare needs one (.75, or .5 if both choose it): mean reward",
     ),
     "dilemma": matrix(
         "dilemma",
         DILEMMA,
         Kind.mixed,
-        about="prisoners' dilemma, repeated: mean pay (.2 where both defect)",
+        about="repeated prisoners' dilemma: mean reward (.2 if both defect)",
     ),
     "duel": Task(
-        about="rock, paper, scissors where paper wins three: how little both can be exploited",
+        about="rock, paper, scissors where paper wins three: negative exploitability of both",
         kind=Kind.zero_sum,
         turns="1",
         overrides=(*world("duel", "turns=1"), "rollout.max_new_tokens=1", "task.eval_size=1024"),
@@ -299,7 +308,7 @@ TASKS: dict[str, Task] = {
         score=unexploited,
     ),
     "tictactoe": Task(
-        about="PettingZoo's classic/tictactoe_v3 as a side whose moves the two make in turn, against random play",
+        about="PettingZoo's classic/tictactoe_v3: both agents alternate as one player against random play",
         kind=Kind.team,
         turns="2 or 3",
         overrides=(*world("tictactoe"), *SEES_ALL),
@@ -307,7 +316,7 @@ TASKS: dict[str, Task] = {
         bounds=tictactoe_bounds,
     ),
     "connect_four": Task(
-        about="PettingZoo's classic/connect_four_v3, in the same way",
+        about="PettingZoo's classic/connect_four_v3, played the same way",
         kind=Kind.team,
         turns="2 to 11",
         overrides=(*world("connect_four"), *SEES_ALL),
@@ -316,12 +325,12 @@ TASKS: dict[str, Task] = {
     ),
 }
 
-# They take a quarter as many steps, seeing every episode once and not four times. At four times the rate entropies were
-# gone after ten steps, and nothing was learnt any more.
+# On-policy algorithms take a quarter of the steps: each episode is used once instead of four times. With four times the
+# rate, entropies were 0 after ten steps, and learning stopped.
 ON_POLICY_RATE = 2.0
 CLIPPED = ("algorithm.ppo_epochs=4", f"algorithm.mini_batch_size={MINI_BATCH}")
-ADAPTER_RATE = 5.0  # of copy_6_end nearly nothing is learnt at 1, and at 10 as much as at 5
-# What arXiv 2601.21972's critics estimate: one value for a response, from what stands before it, and TD over turns.
+ADAPTER_RATE = 5.0  # copy_6_end: 1 learns almost nothing, 10 learns as much as 5
+# The critics of arXiv 2601.21972: one value per response, from the tokens before it, and TD over turns.
 RESPONSE_VALUE = (
     "algorithm.credit=turn",
     "algorithm.turn_value=first",
@@ -330,18 +339,18 @@ RESPONSE_VALUE = (
 )
 ALGORITHMS: dict[str, Algorithm] = {
     "ippo": Algorithm(
-        about="Independent PPO on-policy: one step a buffer, a value per token, GAE",
+        about="independent PPO, on-policy: one step per buffer, one value per token, GAE",
         overrides=("algorithm=ippo",),
         buffer=MINI_BATCH,
         rate=ON_POLICY_RATE,
     ),
-    "ippo_clipped": Algorithm(about="Independent PPO with clipped ratios", overrides=("algorithm=ppo", *CLIPPED)),
+    "ippo_clipped": Algorithm(about="independent PPO with clipped ratios", overrides=("algorithm=ppo", *CLIPPED)),
     "mappo": Algorithm(
-        about="MAPPO: a critic per agent that reads what all saw and said",
+        about="MAPPO: each agent's critic reads all observations and responses",
         overrides=("algorithm=mappo", *CLIPPED),
     ),
     "ippo_centralized": Algorithm(
-        about="`ippo_clipped` with MAPPO's critic and nothing else of it",
+        about="`ippo_clipped` with MAPPO's critic, without its other changes",
         overrides=("algorithm=ppo", "critic=centralized", *CLIPPED),
     ),
     "response_value": Algorithm(
@@ -353,9 +362,9 @@ ALGORITHMS: dict[str, Algorithm] = {
         overrides=("algorithm=ppo", "critic=centralized", *CLIPPED, *RESPONSE_VALUE),
     ),
     "happo": Algorithm(
-        about="HAPPO: agents are updated one after another, corrected by the ratios before them",
+        about="HAPPO: sequential updates of agents, corrected by the ratios of earlier agents",
         overrides=("algorithm=happo", *CLIPPED),
-        cannot={"signalling": "nobody acts at the same step as another, so there is nothing to correct"},
+        cannot={"signalling": "no two agents act at the same step, so there is nothing to correct"},
     ),
     "shared_policy": Algorithm(
         about="one actor and one critic for both agents",
@@ -367,12 +376,12 @@ ALGORITHMS: dict[str, Algorithm] = {
         rate=ADAPTER_RATE,
     ),
     "grpo": Algorithm(
-        about="GRPO per agent: groups of eight instead of a critic",
+        about="GRPO per agent: groups of eight responses instead of a critic",
         overrides=("algorithm=grpo", *CLIPPED),
         critic=False,
     ),
     "comlrl_iac": Algorithm(
-        about="CoMLRL's independent actor-critic: on-policy, one value per response, read before it",
+        about="CoMLRL's independent actor-critic: on-policy, one value per response, computed before the response",
         overrides=("algorithm=comlrl_iac",),
         buffer=MINI_BATCH,
         rate=ON_POLICY_RATE,

@@ -1,4 +1,4 @@
-"""What the benchmark of teams has shown, as tables: scores, aggregates as in rliable, and one published claim."""
+"""Tables of the team benchmark: scores, aggregates as in rliable, and one published claim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from reliable import Scores, bootstrap, interquartile_mean, probability_of_impro
 from team_games import ALGORITHMS, TASKS, Kind
 
 REFERENCE = "ippo_clipped"
-# Tasks of the claim: how many turns, and when they are paid. Of arXiv 2601.21972.
+# Tasks for the claim of arXiv 2601.21972, by number of turns and time of the reward.
 HORIZONS: Mapping[str, tuple[str, ...]] = {
     "short, dense": ("copy_1",),
     "short, sparse": ("copy_1_all",),
@@ -20,20 +20,20 @@ HORIZONS: Mapping[str, tuple[str, ...]] = {
     "middle, sparse": ("copy_3_end",),
     "long, dense": ("copy_6", "meet"),
     "long, sparse": ("copy_6_end", "meet_end"),
-    "short, dense, half hidden": ("copy_1_signs",),
-    "long, dense, half hidden": ("copy_6_signs",),
-    "long, sparse, half hidden": ("copy_6_end_signs",),
+    "short, dense, signs": ("copy_1_signs",),
+    "long, dense, signs": ("copy_6_signs",),
+    "long, sparse, signs": ("copy_6_end_signs",),
 }
-# The one with more knowledge or more values, less the other.
+# The algorithm with more information or more values, minus the other one.
 GAPS = (
-    ("comlrl_cc", "comlrl_iac", "a centralised critic less a decentralised one, a value per response, on-policy"),
-    ("response_value_centralized", "response_value", "the same, with a clipped ratio"),
-    ("ippo_centralized", "ippo_clipped", "the same with a value per token and GAE over turns, with a clipped ratio"),
-    ("mappo", "ippo_clipped", "MAPPO as published less IPPO"),
+    ("comlrl_cc", "comlrl_iac", "centralised minus decentralised critic, one value per response, on-policy"),
+    ("response_value_centralized", "response_value", "the same with a clipped ratio"),
+    ("ippo_centralized", "ippo_clipped", "the same with one value per token, GAE over turns and a clipped ratio"),
+    ("mappo", "ippo_clipped", "MAPPO as published minus IPPO"),
     (
         "ippo_clipped",
         "response_value",
-        "a value per token and GAE less a value per response, both decentralised, clipped",
+        "one value per token and GAE minus one value per response, both decentralised, clipped ratio",
     ),
     ("ippo", "comlrl_iac", "the same, on-policy"),
 )
@@ -46,8 +46,8 @@ class Run:
     task: str
     algorithm: str
     seed: int
-    score: float  # the last held-out one, as it was measured
-    curve: list[float]  # held-out scores at equal distances from the first to the last, normalised
+    score: float  # the last held-out score, not normalized
+    curve: list[float]  # normalized held-out scores at equal distances, from the first to the last
     seconds: float
 
     @property
@@ -56,12 +56,12 @@ class Run:
 
     @property
     def mean(self) -> float:
-        """Over the whole training: higher where it was learnt sooner."""
+        """The mean score over training: higher if learning is faster."""
         return fmean((one + other) / 2 for one, other in zip(self.curve, self.curve[1:], strict=False))
 
 
 def tables(runs: Sequence[Run]) -> list[str]:
-    """Lines of Markdown."""
+    """Return all tables as lines of Markdown."""
     lines = [*_bounds(), "", *_settings(), ""]
     if not runs:
         return [*lines, "Nothing is recorded yet."]
@@ -69,14 +69,14 @@ def tables(runs: Sequence[Run]) -> list[str]:
 
 
 def matrix(runs: Sequence[Run], algorithm: str, tasks: Sequence[str], key: str = "last") -> Scores:
-    """Runs x tasks of the seeds that all these tasks have."""
+    """Return runs x tasks, for the seeds that all these tasks have."""
     found = {(run.task, run.seed): run for run in runs if run.algorithm == algorithm}
     seeds = common_seeds(runs, [algorithm], tasks)
     return np.array([[getattr(found[task, seed], key) for task in tasks] for seed in seeds], dtype=np.float64)
 
 
 def common_seeds(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[str]) -> list[int]:
-    """The seeds that all of these have."""
+    """Return the seeds that all these algorithms have on all these tasks."""
     have = {(run.algorithm, run.task): set[int]() for run in runs}
     for run in runs:
         have[run.algorithm, run.task].add(run.seed)
@@ -85,7 +85,7 @@ def common_seeds(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence
 
 
 def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], list[str], list[str]]:
-    """The tasks that the reference has and all can do, the algorithms that have them all, and those that lack some."""
+    """Return the reference's tasks that all algorithms support, the algorithms with all of them, and the others."""
     seen = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
     possible = [name for name in TASKS if not any(name in ALGORITHMS[one].cannot for one in seen)]
     possible = [name for name in possible if TASKS[name].kind in kinds and not TASKS[name].about_critics]
@@ -95,7 +95,10 @@ def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], lis
 
 
 def _bounds() -> list[str]:
-    lines = ["| task | what | interests | turns | episodes | random play | best |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| task | description | interests | turns | episodes | random play | optimal play |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, task in TASKS.items():
         bounds = task.bounds()
         lines.append(
@@ -106,8 +109,8 @@ def _bounds() -> list[str]:
 
 
 def _settings() -> list[str]:
-    """What an algorithm's name stands for, beside what the scale and the task say."""
-    lines = ["| in these tables | what | as overrides |", "|---|---|---|"]
+    """Describe each algorithm and its overrides, without those of the scale and the task."""
+    lines = ["| name in the tables | description | overrides |", "|---|---|---|"]
     for name, one in ALGORITHMS.items():
         lines.append(f"| `{name}` | {one.about} | `{' '.join(one.overrides)}`, buffer {one.buffer} |")
     return lines
@@ -116,8 +119,8 @@ def _settings() -> list[str]:
 def _scores(runs: Sequence[Run]) -> list[str]:
     names = [name for name in ALGORITHMS if any(run.algorithm == name for run in runs)]
     lines = [
-        "Held-out scores after training, normalised (0: random play, 1: the best): the mean over seeds (lowest to "
-        "highest) of the tasks that are recorded so far, or one seed's.",
+        "Held-out scores after training, normalized (0: random play, 1: optimal play): mean over seeds (lowest to "
+        "highest), or the score of a single seed. Only recorded tasks are listed.",
         "",
         "| task | " + " | ".join(f"`{name}`" for name in names) + " |",
         "|---|" + "---|" * len(names),
@@ -127,7 +130,7 @@ def _scores(runs: Sequence[Run]) -> list[str]:
         if any(of.values()):
             lines.append(f"| `{task}` | " + " | ".join(_spread(scores) for scores in of.values()) + " |")
     times = [fmean(run.seconds for run in runs if run.algorithm == name) for name in names]
-    return [*lines, "| seconds of a run | " + " | ".join(f"{seconds:.0f}" for seconds in times) + " |"]
+    return [*lines, "| seconds per run | " + " | ".join(f"{seconds:.0f}" for seconds in times) + " |"]
 
 
 def _spread(scores: Sequence[float]) -> str:
@@ -138,17 +141,17 @@ def _spread(scores: Sequence[float]) -> str:
 
 def _aggregates(runs: Sequence[Run]) -> list[str]:
     lines: list[str] = []
-    for title, kinds in (("where both are paid the same", (Kind.team,)), ("of all kinds", tuple(Kind))):
+    for title, kinds in (("with equal rewards of both agents", (Kind.team,)), ("of all kinds", tuple(Kind))):
         tasks, names, incomplete = compared(runs, kinds)
         if not names:
             continue
         scores = {name: matrix(runs, name, tasks) for name in names}
         lines += [
-            f"Over the {len(tasks)} recorded tasks {title}: interquartile mean of normalised scores, that of the means "
-            f"over the whole training, and how likely a run beats one of `{REFERENCE}` on a task "
+            f"Over the {len(tasks)} recorded tasks {title}: interquartile mean of normalized scores, interquartile "
+            f"mean of the mean scores over training, and probability of improvement over `{REFERENCE}` "
             "(95 % intervals, stratified bootstrap over seeds).",
             "",
-            f"| algorithm | seeds | interquartile mean | over the training | better than `{REFERENCE}` |",
+            f"| algorithm | seeds | interquartile mean | mean over training | improvement over `{REFERENCE}` |",
             "|---|---|---|---|---|",
         ]
         for name in names:
@@ -170,7 +173,7 @@ def _pairwise(scores: Mapping[str, Scores]) -> list[str]:
     if len(scores) < 2:
         return []
     lines = [
-        "How likely a run of the row beats one of the column, where both are paid the same:",
+        "Probability of improvement of the row over the column, on tasks with equal rewards of both agents:",
         "",
         "| | " + " | ".join(f"`{name}`" for name in scores) + " |",
         "|---|" + "---|" * len(scores),
@@ -191,28 +194,28 @@ def _improvement(scores: Scores, others: Scores) -> str:
 
 
 def _interval(point: float, seeds: int, low: object, high: object) -> str:
-    """One seed has no interval: it would always be drawn again."""
+    """Format a point and its interval; one seed has no interval, since every resample is equal."""
     return f"{point:.2f} [{low:.2f}, {high:.2f}]" if seeds > 1 else f"{point:.2f}"
 
 
 def difference(scores: Scores, others: Scores) -> float:
-    """Of the means over runs and tasks."""
+    """Return the difference of the means over runs and tasks."""
     return float(scores.mean() - others.mean())
 
 
 def growth(long: Scores, long_others: Scores, short: Scores, short_others: Scores) -> float:
-    """How much larger the difference is on the long tasks than on the short ones."""
+    """Return the difference on the long tasks minus the difference on the short ones."""
     return difference(long, long_others) - difference(short, short_others)
 
 
 def _claim(runs: Sequence[Run]) -> list[str]:
-    """Differences between critics by horizon and pay, of last scores and of means over the training."""
+    """Tabulate differences between critics by horizon and reward density: last scores and means over training."""
     lines = [
-        "Differences of normalised scores by horizon and pay, after training and (in brackets) as a mean over it, each "
-        "with its 95 % interval. The claim (arXiv 2601.21972) is that the first line is near 0 where tasks are short "
-        "and dense, and large where they are long or sparse.",
+        "Differences of normalized scores by horizon and reward density, after training and (in parentheses) as the "
+        "mean over training, each with its 95 % interval. The claim (arXiv 2601.21972): the first row is near 0 for "
+        "short, dense tasks, and large for long or sparse tasks.",
         "",
-        "| | " + " | ".join(HORIZONS) + " | long, sparse less short, dense |",
+        "| | " + " | ".join(HORIZONS) + " | long, sparse minus short, dense |",
         "|---|" + "---|" * (len(HORIZONS) + 1),
     ]
     found = False
@@ -227,12 +230,12 @@ def _claim(runs: Sequence[Run]) -> list[str]:
                 cells.append("")
         ends = [recorded["long, sparse"], recorded["short, dense"]]
         cells.append(_growth(runs, name, other, *ends) if all(ends) else "")
-        lines.append(f"| {about} (`{name}` less `{other}`) | " + " | ".join(cells) + " |")
+        lines.append(f"| {about} (`{name}` minus `{other}`) | " + " | ".join(cells) + " |")
     return lines if found else []
 
 
 def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[str]) -> list[str]:
-    """Those of the tasks that all of the algorithms have runs of, with a seed in common."""
+    """Return the tasks on which all these algorithms have runs with a common seed."""
     return [task for task in tasks if common_seeds(runs, algorithms, [task])]
 
 
@@ -246,10 +249,10 @@ def _growth(runs: Sequence[Run], name: str, other: str, long: Sequence[str], sho
 
 
 def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str = "last") -> list[Scores]:
-    """Of the seeds that both have: one may be lucky for all."""
+    """Return the scores of both on their common seeds: a lucky seed then counts for both."""
     seeds = common_seeds(runs, (name, other), tasks)
-    there = [run for run in runs if run.seed in seeds]
-    return [matrix(there, one, tasks, key) for one in (name, other)]
+    common = [run for run in runs if run.seed in seeds]
+    return [matrix(common, one, tasks, key) for one in (name, other)]
 
 
 def _signed(statistic: Callable[..., float], *samples: Scores) -> str:

@@ -1,8 +1,8 @@
-"""Worlds of two agents for the benchmark of teams: small enough to be solved exactly, learnt in seconds.
+"""Environments of two agents for the team benchmark: small enough for an exact solution and for training in seconds.
 
-Each is an environment of `task=environment` (see pair.yaml). An answer that is no action stands for one that is drawn
-at random, and earns the least there is in its turn: were it free, nothing would keep policies at actions at all, and
-they drift away from them. On a board it is a random legal move and nothing else.
+Each is an environment of `task=environment` (see pair.yaml). An invalid action is replaced by a random one, and its
+turn gets the minimum reward. Without this penalty, policies drift away from valid actions. On a board an invalid move
+is replaced by a random legal move, without a penalty.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.environments.build import make_environment_factory
 
 AGENTS = ("first", "second")
-LETTERS = "abc"  # that are copied
-SIGNS = "abcd"  # of which both are to choose the same
-CELLS = 5  # of the ring on which agents meet
+LETTERS = "abc"  # the letters to copy
+SIGNS = "abcd"  # both agents should choose the same one
+CELLS = 5  # of the ring in `Meet`
 MOVES = {"l": -1, "s": 0, "r": 1}
-Payoffs = Mapping[str, tuple[float, float]]  # both actions, the first agent's first -> what each is paid
+Payoffs = Mapping[str, tuple[float, float]]  # both actions, the first agent's first -> rewards of both
 STAG_HUNT: Payoffs = {"ss": (1.0, 1.0), "sh": (0.0, 0.75), "hs": (0.75, 0.0), "hh": (0.5, 0.5)}
 DILEMMA: Payoffs = {"cc": (0.6, 0.6), "cd": (0.0, 1.0), "dc": (1.0, 0.0), "dd": (0.2, 0.2)}
 CONVENTION: Payoffs = {f"{one}{other}": (float(one == other),) * 2 for one, other in product(SIGNS, SIGNS)}
-# Rock, paper, scissors in which paper's win counts three times: to play each a third of the time is a mistake.
+# Rock, paper, scissors; a win of paper counts three times, so uniform play is not optimal.
 DUEL: Payoffs = {
     f"{one}{other}": (float(won), float(-won))
     for (one, other), won in {
@@ -38,7 +38,7 @@ DUEL: Payoffs = {
 
 
 class Simultaneous(ABC):
-    """Both agents are asked at once, `turns` times. What a turn earns is paid then, or with `at_end` after the last."""
+    """Both agents act simultaneously for `turns` turns. Rewards come each turn, or with `at_end` after the last one."""
 
     def __init__(self, turns: int, at_end: bool = False) -> None:
         self.turns, self.at_end = turns, at_end
@@ -65,36 +65,35 @@ class Simultaneous(ABC):
         return self.observations(), paid, over, False, self.parts(named["first"], named["second"])
 
     def parts(self, first: str, second: str) -> dict[str, float]:
-        """Numbers for the log, of the last turn."""
+        """Return metrics of the last turn."""
         return {}
 
     def close(self) -> None:  # noqa: B027
-        """There is nothing to give back."""
+        """Nothing to release."""
 
     @abstractmethod
     def begin(self) -> None:
-        """The state before the first turn."""
+        """Set the state before the first turn."""
 
     @abstractmethod
     def observations(self) -> dict[str, str]:
-        """What each agent is told now."""
+        """Return the current observation of each agent."""
 
     @abstractmethod
     def actions(self) -> Mapping[str, Sequence[str]]:
-        """What each agent may answer."""
+        """Return the valid actions of each agent."""
 
     @abstractmethod
     def play(self, first: str, second: str, illegal: Set[str]) -> tuple[float, float]:
-        """Both agents' actions are taken; what each earns, which is the least there is if one's answer was illegal."""
+        """Apply both actions and return both rewards: the minimum reward if an answer was invalid."""
 
 
 class Copy(Simultaneous):
-    """In every turn both are told the same two letters: one writes them, the other the ones that follow each.
+    """Each turn both observe the same two letters: one agent writes them, the other writes the letter after each.
 
-    A turn earns both agents the share of all four letters that are right; with `together` nothing unless all are.
-    With `signs` each agent is told a plus or a minus of its own besides, and each of them adds a half of a turn's worth
-    to what both are paid, or takes it away, whatever they answer: half of what moves an agent's pay is known to the
-    other one alone.
+    Both get the fraction of correct letters of all four as their reward; with `together` the reward is 0 unless all are
+    correct. With `signs` each agent also observes its own plus or minus. Each sign adds or subtracts half of a turn's
+    maximum reward for both agents, whatever they answer: half of this random bonus is known only to the other agent.
     """
 
     def __init__(
@@ -109,7 +108,7 @@ class Copy(Simultaneous):
         self.draw()
 
     def draw(self) -> None:
-        """What a turn begins with."""
+        """Draw the letters and signs of a turn."""
         self.word = self.luck.choice(self.words)
         self.signs = dict.fromkeys(AGENTS, "")
         if self.with_signs:
@@ -132,18 +131,18 @@ class Copy(Simultaneous):
         return earned, earned
 
     def bonus(self) -> float:
-        """What the signs of this turn add, as a share of its worth."""
+        """Return the bonus of this turn's signs, as a fraction of the turn's maximum reward."""
         return sum({"+": 0.5, "-": -0.5, "": 0.0}[sign] for sign in self.signs.values())
 
     def parts(self, first: str, second: str) -> dict[str, float]:
-        """What was earned by answers so far, signs aside."""
+        """Return the reward of the answers so far, without the bonus of signs."""
         return {"learnt": self.learnt}
 
 
 class Meet(Simultaneous):
-    """Two walkers on a ring; a turn earns both its share of 1 where they stand on the same cell after it.
+    """Two agents move on a ring; a turn gives both `1 / turns` if they are in the same cell after it.
 
-    With `at_end` the last turn alone counts, for 1. Each is told the turn, its own cell and the other's.
+    With `at_end` only the last turn counts, for 1. Each agent observes the turn, its own cell and the other's cell.
     """
 
     def begin(self) -> None:
@@ -163,19 +162,19 @@ class Meet(Simultaneous):
 
 
 def walked(cells: Sequence[int], first: str, second: str) -> tuple[int, int]:
-    """Where both stand after these moves."""
+    """Return both cells after these moves."""
     one, other = cells
     return (one + MOVES[first]) % CELLS, (other + MOVES[second]) % CELLS
 
 
 def meeting(cells: Sequence[int], turn: int, turns: int, at_end: bool) -> float:
-    """What it earns to stand on these cells after a turn, counted from 0."""
+    """Return the reward of these cells after a turn; turns count from 0."""
     worth = float(turn == turns - 1) if at_end else 1 / turns
     return worth * (cells[0] == cells[1])
 
 
 class Matrix(Simultaneous):
-    """A game in normal form, `turns` times; each agent is told its own last action and the other's (`-` at first)."""
+    """A repeated normal-form game; each agent observes its own last action and the other's (`-` at first)."""
 
     def __init__(self, payoffs: Payoffs, turns: int) -> None:
         super().__init__(turns)
@@ -198,15 +197,15 @@ class Matrix(Simultaneous):
         return tuple(part / self.turns for part in self.payoffs[self.last])  # type: ignore[return-value]
 
     def forfeited(self, illegal: Set[str]) -> tuple[float, float]:
-        """What each earns in a turn in which these agents answered with no action."""
+        """Return both rewards of a turn in which these agents answered with invalid actions."""
         worst = min(min(pair) for pair in self.payoffs.values())
-        if all(sum(pair) == 0 for pair in self.payoffs.values()):  # zero sum: what one forfeits the other wins
+        if all(sum(pair) == 0 for pair in self.payoffs.values()):  # zero sum: the other agent wins the penalty
             lost = [float(name in illegal) for name in AGENTS]
             return worst * (lost[0] - lost[1]) / self.turns, worst * (lost[1] - lost[0]) / self.turns
         return worst / self.turns, worst / self.turns
 
     def parts(self, first: str, second: str) -> dict[str, float]:
-        """How often each action was taken in the last turn."""
+        """Return 1 for each action of the last turn, 0 for other actions."""
         taken = dict(zip(AGENTS, (first, second), strict=True))
         return {
             f"{name}_{option}": float(taken[name] == option)
@@ -216,9 +215,9 @@ class Matrix(Simultaneous):
 
 
 class Consultation:
-    """A board game of PettingZoo against a random player: the two agents make their side's moves in turn.
+    """A board game of PettingZoo against a random player: the two agents alternate the moves of one side.
 
-    The first seat alternates. Both are paid what the side wins or loses.
+    The side alternates between both seats. Both agents get the side's reward.
     """
 
     def __init__(self, env_id: str) -> None:
@@ -260,7 +259,7 @@ def _one_side(env_id: str) -> PettingzooConfig:
         max_turns=None,
         env_id=env_id,
         observation=ObservationForm.short,
-        invalid_reward=0.0,  # never paid: nothing but legal moves is handed on
+        invalid_reward=0.0,  # never used: only legal moves reach the environment
         illegal_move=IllegalMove.retry,
         opponent=Opponent.random,
         seat="alternate",

@@ -1,15 +1,15 @@
-"""Train every way to share and to criticise on tasks of two agents, seed by seed, and compare them as rliable does.
+"""Train each form of weight sharing and critic on tasks of two agents, per seed, and compare them as rliable does.
 
-    python scripts/bench/teams.py                                 what is not recorded yet; some hours on two cores
+    python scripts/bench/teams.py                                 missing runs; some hours on two cores
     python scripts/bench/teams.py --jobs 2 --seeds 0 1 2 --tasks copy_1 copy_6_end --algorithms ippo_clipped mappo
     python scripts/bench/teams.py --scale large --with actor=full actor.model=MODEL --output outputs/large
-    python scripts/bench/teams.py --report                        tables and pictures of what is recorded, no training
+    python scripts/bench/teams.py --report                        tables and pictures of recorded runs, no training
     python scripts/bench/teams.py --quick --output /tmp/try --docs /tmp/try
 
-Every run is a process of its own (`ippo-train`) with one thread. Finished runs are recorded at once in
-`data/teams.json` of the documents' folder; what is there with the same settings is not run again (`--again` does), what
-was interrupted starts over. Writes tables into `teams.md` and pictures there. Algorithms whose settings this version
-does not know are left out, with the reason.
+Each run is a separate process (`ippo-train`) with one thread. Finished runs are recorded immediately in
+`data/teams.json` of the documents' folder. Recorded runs with equal settings are not repeated (`--again` repeats them);
+interrupted runs start from the beginning. Writes tables into `teams.md`, and pictures next to it. Algorithms with
+settings that this version does not support are skipped, and the reason is printed.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ MARKERS = ("<!-- benchmark -->", "<!-- /benchmark -->")
 
 def main() -> int:
     given = _arguments()
-    os.chdir(ROOT)  # the tasks' files are named from here
+    os.chdir(ROOT)  # task files are relative to this folder
     record = Record(given.docs / "data" / "teams.json")
     if not given.report:
         given.output.mkdir(parents=True, exist_ok=True)
-        left_out = _train(given, record)
-        for reason in left_out:
-            print(f"left out: {reason}", flush=True)
+        skipped = _train(given, record)
+        for reason in skipped:
+            print(f"skipped: {reason}", flush=True)
     report(record, given.docs)
     return any(result.error for result in record.outcomes.values())
 
 
 class Record:
-    """Outcomes of runs in a file, by task, algorithm and seed."""
+    """A file with outcomes of runs, by task, algorithm and seed."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -63,28 +63,28 @@ class Record:
             self._put(Outcome(**row, curve=curve))
 
     def has(self, job: Job) -> bool:
-        """Whether this very run is recorded, and did not fail."""
+        """Whether a run with these settings is recorded and did not fail."""
         found = self.outcomes.get((job.task, job.variant, job.seed))
         return found is not None and found.error is None and list(found.overrides) == list(_settings(job.overrides))
 
     def add(self, result: Outcome) -> None:
-        """Put it in the place of an earlier one, into the file too."""
+        """Replace an earlier outcome of the same run, also in the file."""
         result.overrides = _settings(result.overrides)
         with self._lock:
             self._put(result)
             rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
             self.file.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.file.with_suffix(".new")
-            beside.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-            beside.replace(self.file)
+            temporary = self.file.with_suffix(".new")
+            temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+            temporary.replace(self.file)
 
     def _put(self, result: Outcome) -> None:
         self.outcomes[result.task, result.variant, result.seed] = result
 
 
 def report(record: Record, docs: Path) -> None:
-    """Write tables and pictures of what is recorded."""
-    from team_curves import draw  # matplotlib, which nothing else here needs
+    """Write tables and pictures of the recorded runs."""
+    from team_curves import draw  # needs matplotlib; nothing else here does
 
     done = [_normalised(one) for one in record.outcomes.values() if one.error is None and one.task in TASKS]
     done = [one for one in done if one.algorithm in ALGORITHMS]
@@ -99,35 +99,35 @@ def report(record: Record, docs: Path) -> None:
 
 
 def _train(given: argparse.Namespace, record: Record) -> list[str]:
-    """Run what is not recorded; the reasons why some algorithms cannot run."""
+    """Run the missing jobs; return the reasons why some algorithms cannot run."""
     jobs: list[Job] = []
-    left_out: dict[str, str] = {}
+    skipped: dict[str, str] = {}
     for task in given.tasks:
         for algorithm in given.algorithms:
             if task in ALGORITHMS[algorithm].cannot:
-                left_out[f"{algorithm} {task}"] = f"{algorithm} of {task}: {ALGORITHMS[algorithm].cannot[task]}"
+                skipped[f"{algorithm} {task}"] = f"{algorithm} on {task}: {ALGORITHMS[algorithm].cannot[task]}"
                 continue
             for seed in given.seeds:
                 try:
                     found = job(task, algorithm, seed, given)
                 except (ConfigError, HydraException) as error:
                     why = str(error).splitlines()[0]
-                    left_out.setdefault(f"{algorithm}: {why}", f"{algorithm} (of {task}): {why}")
+                    skipped.setdefault(f"{algorithm}: {why}", f"{algorithm} (on {task}): {why}")
                     break
-                if given.can_retry or not record.has(found):
+                if given.again or not record.has(found):
                     jobs.append(found)
     print(f"{len(jobs)} runs to do", flush=True)
     with ThreadPoolExecutor(given.jobs) as pool:
         list(pool.map(lambda one: record.add(run(one)), jobs))
-    return list(left_out.values())
+    return list(skipped.values())
 
 
 def job(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> Job:
-    """One training. Raises `ConfigError` for what cannot run, before anything does."""
+    """Return one training job. Raises `ConfigError` for an invalid job, before any job runs."""
     folder = f"{task}-{algorithm}-{seed}"
     overrides = [
         *settings(TASKS[task], ALGORITHMS[algorithm], given.scale, quick=given.quick),
-        *given.remaining_turns,
+        *given.more,
         *EVERY_RUN,
         f"seed={seed}",
         f"name={folder}",
@@ -140,12 +140,12 @@ def job(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> Job:
 
 
 def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = False) -> Iterator[str]:
-    """The overrides of a task with an algorithm: the same episodes, whatever their number in a buffer."""
+    """Yield the overrides of a task and an algorithm: the same number of episodes for every buffer size."""
     larger = SCALES[scale]
     buffer = algorithm.buffer
     iterations = task.episodes * larger.episodes // buffer
     yield from (*larger.overrides, *task.overrides, *algorithm.overrides)
-    # What presets have of their own beside the algorithm is made equal.
+    # Settings of presets that do not define the algorithm are made equal.
     yield "algorithm.entropy_coef=0"
     yield "evaluation.greedy=false"
     yield f"actor.learning_rate={larger.actor_learning_rate * algorithm.rate:g}"
@@ -163,23 +163,23 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
     parser.add_argument("--algorithms", nargs="+", choices=tuple(ALGORITHMS), default=list(ALGORITHMS))
-    parser.add_argument("--scale", choices=tuple(SCALES), default="small", help="of models and numbers of episodes")
-    parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="OVERRIDE", help="for all runs")
-    parser.add_argument("--again", action="store_true", help="run what is recorded as well")
-    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--scale", choices=tuple(SCALES), default="small", help="size of models, number of episodes")
+    parser.add_argument("--with", nargs="+", default=[], dest="more", metavar="OVERRIDE", help="overrides for all runs")
+    parser.add_argument("--again", action="store_true", help="repeat recorded runs too")
+    parser.add_argument("--report", action="store_true", help="write tables and pictures only")
     given = with_common_arguments(parser, folder="teams", page="teams.md")
-    if given.docs == ROOT / "docs" and (given.scale != "small" or given.remaining_turns or given.quick):
-        given.docs = given.output  # what these documents say is of the small scale
+    if given.docs == ROOT / "docs" and (given.scale != "small" or given.more or given.quick):
+        given.docs = given.output  # the committed documents are about the small scale
     return given
 
 
 def _settings(overrides: Sequence[str]) -> tuple[str, ...]:
-    """What is recorded of a run's overrides: all but where it lay."""
+    """Return the overrides to record: all except the output folder."""
     return tuple(text for text in overrides if not text.startswith("output_dir="))
 
 
 def _row(result: Outcome) -> Mapping[str, object]:
-    """What is kept of an outcome: of its curve the evaluations."""
+    """Return an outcome as a row to record, with only the evaluations of its curve."""
     row = asdict(result) | {"overrides": list(result.overrides)}
     row["curve"] = [point | {"seconds": round(point["seconds"], 2)} for point in row["curve"] if point["held_out"]]
     return row

@@ -1,8 +1,8 @@
-"""One rank of a training, its memory watched: `watched_memory.py OUT OVERRIDE...` trains as `ippo-train` does, once it
-knows its rank from the environment, and writes to OUT what each phase took and what the plan says it takes.
+"""Train one rank and measure its memory: `watched_memory.py OUT OVERRIDE...` trains as `ippo-train` does, with its rank
+from the environment, and writes measured and planned memory of each phase to OUT.
 
-Memory is what the kernel counts as the process's own (RssAnon), above what it was before a model was loaded; files that
-are mapped into it, as weights in the files' own type are, are counted apart (RssFile).
+Memory is the process's own memory in the kernel (RssAnon), minus its value before a model is loaded. Mapped files, such
+as weights in their stored dtype, are counted separately (RssFile).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import deepspeed  # noqa: F401  what a run imports on its way, so that it is part of what was there before
+import deepspeed  # noqa: F401  imported by runs; counted as memory before the run
 import peft  # noqa: F401
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -32,12 +32,12 @@ from ippo_cli.training.checkpoint import CheckpointManager
 from ippo_cli.training.trainer import Trainer
 
 EVERY_S = 0.003
-OTHERWISE = "between"  # what is none of the phases
-PHASE_OF = {"logprobs": "targets"}  # what is planned as part of another phase
+OTHERWISE = "between"  # outside all phases
+PHASE_OF = {"logprobs": "targets"}  # phases that the plan includes in another one
 
 
 class Watch:
-    """The greatest memory of every phase, seen by a thread that looks again and again."""
+    """The peak memory of every phase, sampled by a thread."""
 
     def __init__(self) -> None:
         self.phase = OTHERWISE
@@ -50,12 +50,12 @@ class Watch:
         self._thread.start()
 
     def begin(self) -> None:
-        """Count from here."""
+        """Restart the measurement with the current memory as its baseline."""
         self.own, self.mapped, self.before = {}, {}, self.now()
 
     @staticmethod
     def now() -> tuple[int, int]:
-        """Bytes of the process's own, and of mapped files."""
+        """Return bytes of the process's own memory and of mapped files."""
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         own, mapped = (int(lines[key].split()[0]) * 1024 for key in ("RssAnon", "RssFile"))
         return own, mapped
@@ -66,14 +66,14 @@ class Watch:
             time.sleep(EVERY_S)
 
     def see(self) -> None:
-        """Take down what is there now."""
+        """Record the current memory."""
         phase = self.phase
         for now, before, seen in zip(self.now(), self.before, (self.own, self.mapped), strict=True):
             seen[phase] = max(seen.get(phase, 0), now - before)
 
     @contextmanager
     def during(self, phase: str) -> Iterator[None]:
-        """What happens inside is the phase's."""
+        """Count memory inside this context for the phase."""
         outer, self.phase = self.phase, PHASE_OF.get(phase, phase)
         self.see()
         try:
@@ -83,7 +83,7 @@ class Watch:
             self.phase = outer
 
     def wrapped(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
-        """The function as one phase."""
+        """Return the function, measured as one phase."""
 
         def within(*args: Any, **kwargs: Any) -> Any:
             with self.during(phase):
@@ -121,7 +121,7 @@ def watch_training(watch: Watch) -> None:
 
 
 def warm_up() -> None:
-    """Let the libraries load and set up what they do at the first pass of a model."""
+    """Run a model once, so that libraries allocate their buffers before the measurement."""
     size = LlamaConfig(
         vocab_size=512, hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4
     )

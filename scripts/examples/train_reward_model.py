@@ -1,11 +1,11 @@
-"""Preferences to a reward model for `reward=model`, with the Bradley-Terry loss: -log sigmoid(r(chosen) - r(rejected)).
+"""Train a reward model for `reward=model` on preferences; Bradley-Terry loss: -log sigmoid(r(chosen) - r(rejected)).
 
     train_reward_model.py train MODEL PREFERENCES FOLDER      # JSON lines with prompt, chosen and rejected
-    train_reward_model.py sample MODEL QUESTIONS PREFERENCES  # makes such a file: a model answers, a rule prefers
+    train_reward_model.py sample MODEL QUESTIONS PREFERENCES  # writes such a file from a model and a rule
 
 `sample` has a model answer each `prompt` of a file of JSON lines twice and prefers the shorter answer, the longer one,
 or the one with more matches of a regular expression. `train` starts from a causal language model, whole or its first
-layers, and tells how many held-out pairs are in the right order.
+layers, and prints the fraction of held-out pairs in the right order.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Pair = tuple[list[int], list[int]]  # token ids of chosen and rejected
 
 
 def pairs_of(rows: Sequence[dict[str, str]], tokenizer: Any, max_tokens: int) -> list[Pair]:
-    """Conversations as `reward=model` writes them; pairs with one that is too long are left out."""
+    """Tokenize conversations as `reward=model` does; pairs with a too long conversation are excluded."""
     writer = ConversationTokenizer(tokenizer)
 
     def ids(answer: str) -> list[list[int]]:
@@ -40,12 +40,12 @@ def pairs_of(rows: Sequence[dict[str, str]], tokenizer: Any, max_tokens: int) ->
     pairs = list(zip(ids("chosen"), ids("rejected"), strict=True))
     fitting = [pair for pair in pairs if max(map(len, pair)) <= max_tokens]
     if len(fitting) < len(pairs):
-        print(f"{len(pairs) - len(fitting)} of {len(pairs)} pairs are longer than {max_tokens} tokens and left out")
+        print(f"{len(pairs) - len(fitting)} of {len(pairs)} pairs are longer than {max_tokens} tokens and are excluded")
     return fitting
 
 
 def margins(model: Any, pairs: Sequence[Pair]) -> Tensor:
-    """How much higher the chosen ones are scored, `[n]`."""
+    """Return score(chosen) - score(rejected), `[n]`."""
     rows = [ids for pair in pairs for ids in pair]
     width = max(map(len, rows))
     padded = torch.tensor([[*row, *[model.config.pad_token_id] * (width - len(row))] for row in rows])
@@ -56,19 +56,19 @@ def margins(model: Any, pairs: Sequence[Pair]) -> Tensor:
 
 @torch.no_grad()
 def accuracy(model: Any, pairs: Sequence[Pair], batch_size: int) -> float:
-    """The share of pairs whose chosen one is scored higher."""
+    """Return the fraction of pairs with a higher score of the chosen answer."""
     model.eval()
     batches = [pairs[first : first + batch_size] for first in range(0, len(pairs), batch_size)]
     return sum(int((margins(model, batch) > 0).sum()) for batch in batches) / len(pairs)
 
 
 def initial_model(source: str, tokenizer: Any, layers: int | None) -> Any:
-    """A classifier of one label on a language model, or on its first layers; its head is new."""
+    """Load a classifier with one label and a new head on a language model, or on its first layers."""
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     config.num_labels, config.pad_token_id = 1, tokenizer.pad_token_id
     if layers is not None:
         if not 1 <= layers <= config.num_hidden_layers:
-            raise SystemExit(f"--layers {layers}: the model has {config.num_hidden_layers}")
+            raise SystemExit(f"--layers {layers}: the model has {config.num_hidden_layers} layers")
         config.num_hidden_layers = layers
         if getattr(config, "layer_types", None) is not None:
             config.layer_types = config.layer_types[:layers]
@@ -80,7 +80,7 @@ def initial_model(source: str, tokenizer: Any, layers: int | None) -> Any:
 
 
 def train(given: argparse.Namespace) -> float:
-    """Write the folder; the held-out accuracy."""
+    """Train, write the folder, and return the held-out accuracy."""
     torch.manual_seed(given.seed)
     tokenizer = AutoTokenizer.from_pretrained(given.model, trust_remote_code=False)
     if tokenizer.pad_token_id is None:
@@ -88,7 +88,7 @@ def train(given: argparse.Namespace) -> float:
     rows = [json.loads(line) for line in Path(given.preferences).read_text().splitlines() if line.strip()]
     order = random.Random(given.seed)
     order.shuffle(rows)
-    # Pairs about one prompt are all held out, or none of them.
+    # All pairs of a prompt are either held out or used for training.
     prompts = list(dict.fromkeys(row["prompt"] for row in rows))
     asked = set(prompts[: max(1, round(given.held_out * len(prompts)))])
     held_out = pairs_of([row for row in rows if row["prompt"] in asked], tokenizer, given.max_tokens)
@@ -128,7 +128,7 @@ def train(given: argparse.Namespace) -> float:
 
 
 def preference(rule: str) -> Callable[[str], float]:
-    """What makes an answer the preferred one: the higher number."""
+    """Return the function of a rule; the answer with the higher value is preferred."""
     if rule in ("shorter", "longer"):
         return lambda text: len(text) if rule == "longer" else -len(text)
     pattern = re.compile(rule, re.IGNORECASE)
@@ -137,7 +137,7 @@ def preference(rule: str) -> Callable[[str], float]:
 
 @torch.no_grad()
 def sample(given: argparse.Namespace) -> None:
-    """Write preferences between two sampled answers to each prompt; equal ones are left out."""
+    """Write preferences between two sampled answers to each prompt; ties are excluded."""
     torch.manual_seed(given.seed)
     tokenizer = AutoTokenizer.from_pretrained(given.model, padding_side="left", trust_remote_code=False)
     if tokenizer.pad_token_id is None:
@@ -168,7 +168,7 @@ def sample(given: argparse.Namespace) -> None:
 
 
 def written(prompt: str, tokenizer: Any) -> str:
-    """The prompt as the model reads it."""
+    """Return the prompt with the model's chat template."""
     if tokenizer.chat_template is None:
         return prompt
     message = [{"role": "user", "content": prompt}]
@@ -181,19 +181,19 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     common.add_argument("--seed", type=int, default=0)
     common.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("train", parents=[common], help="preferences to a reward model")
+    one = commands.add_parser("train", parents=[common], help="train a reward model on preferences")
     one.add_argument("model", help="the causal language model to start from")
     one.add_argument("preferences", help="JSON lines with prompt, chosen and rejected")
-    one.add_argument("folder", help="where the reward model is written")
-    one.add_argument("--layers", type=int, help="keep the first ones alone: less to compute")
+    one.add_argument("folder", help="folder for the reward model")
+    one.add_argument("--layers", type=int, help="keep only the first layers: less compute")
     one.add_argument("--epochs", type=int, default=1)
     one.add_argument("--batch-size", type=int, default=8, help="pairs")
     one.add_argument("--learning-rate", type=float, default=2e-5)
-    one.add_argument("--held-out", type=float, default=0.1, help="share of the prompts")
+    one.add_argument("--held-out", type=float, default=0.1, help="fraction of the prompts")
     one.add_argument("--max-tokens", type=int, default=1024)
     one.set_defaults(run=train)
-    other = commands.add_parser("sample", parents=[common], help="prompts to preferences between sampled answers")
-    other.add_argument("model", help="who answers")
+    other = commands.add_parser("sample", parents=[common], help="sample answers and write preferences between them")
+    other.add_argument("model", help="the model that answers")
     other.add_argument("questions", help="JSON lines with prompt")
     other.add_argument("preferences", help="the file to write")
     other.add_argument("--prefer", default="shorter", help="shorter, longer, or a regular expression")

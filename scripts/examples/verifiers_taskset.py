@@ -1,12 +1,12 @@
-"""Train on a taskset of `verifiers`: its tasks are rows, and its rewards are the reward.
+"""Train on a taskset of `verifiers`: its tasks become rows, and its rewards become the reward.
 
     pip install 'verifiers>=0.4,<0.5'
     ippo-train task=jsonl task.train=verifiers_taskset.py:train task.eval=verifiers_taskset.py:held_out \
       "task.agents={solver: {template: '{prompt}'}}" \
       reward=function reward.function=verifiers_taskset.py:score reward.per_sample=true ...
 
-Copy this file, and say below which taskset. One answer is asked for: tasks that have tools, users or a container of
-their own are refused, and so are rewards that need a runtime. A task's system prompt stands before its prompt.
+Copy this file and set the taskset below. Each task gets a single response: tasks with tools, users or a container are
+rejected, and so are rewards that need a runtime. A task's system prompt is put before its prompt.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ TASKSET = os.environ.get("TASKSET", "my_taskset")
 """An installed package or a module on the path, as `--env.taskset.id` names it."""
 
 HELD_OUT = 100
-"""The first tasks, on which nothing is trained."""
+"""Number of first tasks that are excluded from training."""
 
 MOST = 10000
-"""Tasks that are read at most: some tasksets have no end."""
+"""Maximum number of tasks: some tasksets are endless."""
 
 
 def train() -> list[dict[str, Any]]:
-    """All tasks but those held out."""
+    """Return all tasks except the held-out ones."""
     return _rows()[HELD_OUT:]
 
 
@@ -39,7 +39,7 @@ def held_out() -> list[dict[str, Any]]:
 
 
 async def score(example: dict[str, Any], responses: dict[str, str]) -> dict[str, Any]:
-    """The task's weighted rewards of one answer; each of them, and its metrics, are reported by name."""
+    """Return the task's weighted reward of one answer; single rewards and metrics are reported by name."""
     task, (answer,) = _tasks()[example["number"]], responses.values()
     nodes = [
         vf.MessageNode(message=vf.UserMessage(content=example["prompt"])),
@@ -51,7 +51,7 @@ async def score(example: dict[str, Any], responses: dict[str, str]) -> dict[str,
     await task.score(trace)
     parts = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
     if len(parts) < len(trace.rewards) or not parts:
-        raise RuntimeError(f"{TASKSET}: not every reward of task {example['number']} gave a score")
+        raise RuntimeError(f"{TASKSET}: a reward of task {example['number']} returned no score")
     parts |= {name: float(value) for name, value in trace.metrics.items() if value is not None}
     return {"team": trace.reward, "parts": parts}
 
@@ -62,12 +62,12 @@ def _tasks() -> list[vf.Task]:
     tasks = list(taskset.take(MOST))
     for task in tasks:
         if _needs_more(task):
-            raise ValueError(f"{TASKSET}: {type(task).__name__} needs tools, a runtime, or a user that begins")
+            raise ValueError(f"{TASKSET}: {type(task).__name__} needs tools, a runtime, or a user who begins")
     return tasks
 
 
 def _needs_more(task: vf.Task) -> bool:
-    """Whether it is more than a prompt and rewards of an answer. (Rewards that need a runtime would be left out.)"""
+    """Whether a task needs more than a prompt and an answer's rewards. (Rewards that need a runtime are skipped.)"""
     scores = [*task.hooks("reward"), *(judge.score for judge in task.plugged_judges())]
     needed = [inspect.signature(score).parameters.get("runtime") for score in scores]
     in_runtime = any(parameter is not None and parameter.default is parameter.empty for parameter in needed)

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A SLURM cluster of two nodes, n1 and n2, on this machine alone: to try the batch scripts, and for tests/slurm.
+# A SLURM cluster of two nodes, n1 and n2, on this machine: to try the batch scripts, and for tests/slurm.
 #
 #   sudo scripts/slurm/local_cluster.sh start FOLDER     # then: export SLURM_CONF=FOLDER/slurm.conf
 #   sudo scripts/slurm/local_cluster.sh stop FOLDER
 #
-# It needs Debian's slurm-wlm and munge, and root, since SLURM starts jobs as the user who submitted them. Everything it
-# writes lies below FOLDER, which must not exist or be a stopped cluster's; munge's key is made there as well.
+# It needs Debian's slurm-wlm and munge, and root, since SLURM starts jobs as the user who submitted them. All files are
+# below FOLDER, which must be new or the folder of a stopped cluster; munge's key is created there too.
 set -euo pipefail
 
 usage() {
@@ -24,11 +24,11 @@ missing() {
   done
 }
 
-running() { # the process of a pid file
+running() { # whether the process of a pid file is alive
   [ -s "$1" ] && kill -0 "$(cat "$1")" 2>/dev/null
 }
 
-end() { # a daemon, by its pid file
+end() { # stop a daemon by its pid file
   running "$1" || return 0
   local pid
   pid="$(cat "$1")"
@@ -40,7 +40,7 @@ end() { # a daemon, by its pid file
   kill -9 "$pid"
 }
 
-free_ports() { # that many ports of this machine that nobody listens on
+free_ports() { # print N unused ports of this machine
   python3 - "$1" <<'PYTHON'
 import socket, sys
 sockets = [socket.socket() for _ in range(int(sys.argv[1]))]
@@ -55,7 +55,7 @@ start() {
   local lacking
   lacking="$(missing)"
   [ -z "$lacking" ] || { echo "local_cluster.sh: not installed:" $lacking "(apt-get install slurm-wlm munge)" >&2; exit 3; }
-  ! running "$folder/slurmctld.pid" || { echo "local_cluster.sh: $folder has a cluster that runs" >&2; exit 3; }
+  ! running "$folder/slurmctld.pid" || { echo "local_cluster.sh: $folder has a running cluster" >&2; exit 3; }
   export PATH="$PATH:/usr/sbin:/sbin"
   local port first second cpus
   read -r port first second <<<"$(free_ports 3)"
@@ -81,7 +81,7 @@ SlurmdLogFile=$folder/%n/slurmd.log
 SlurmdSpoolDir=$folder/%n
 StateSaveLocation=$folder/state
 MpiDefault=none
-# Two daemons on one machine cannot share its control groups: processes are found by their parents.
+# Two daemons on one machine cannot share control groups: processes are tracked by their parents.
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
@@ -94,7 +94,7 @@ ReturnToService=2
 InactiveLimit=0
 KillWait=30
 SchedulerParameters=sched_interval=5
-# Each node offers all of this machine's processors, which they share.
+# Each node offers all processors of this machine; the nodes share them.
 NodeName=n1 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=$first CPUs=$cpus State=UNKNOWN
 NodeName=n2 NodeHostname=$(hostname) NodeAddr=127.0.0.1 Port=$second CPUs=$cpus State=UNKNOWN
 PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
@@ -109,7 +109,7 @@ CONF
     fi
     sleep 0.2
   done
-  echo "local_cluster.sh: the nodes did not come up; see $folder/*.log and $folder/n?/slurmd.log" >&2
+  echo "local_cluster.sh: the nodes did not start; see $folder/*.log and $folder/n?/slurmd.log" >&2
   stop
   exit 3
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# A search: Optuna draws learning rates of actors and critics and the entropy bonus, two jobs at a time; jobs that fall
-# behind the median are saved and ended. Needs the extra: .venv/bin/pip install -e '.[sweeps]'
-# The same line again goes on with what is missing.
+# A search: Optuna samples learning rates of actors and critics and the entropy bonus, two jobs at a time; jobs below the
+# median are saved and stopped. Needs the extra: .venv/bin/pip install -e '.[sweeps]'
+# The same command resumes unfinished jobs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 folder="${SWEEP_FOLDER:-outputs/sweeps/optuna}"
-train="${IPPO_TRAIN:-.venv/bin/ippo-train}" # of one word or more
+train="${IPPO_TRAIN:-.venv/bin/ippo-train}" # one word or several
 report="${IPPO_SWEEP:-.venv/bin/ippo-sweep}"
 
 $train -m resume=auto hydra.sweep.dir="$folder" sweep=ppo_learning_rates sweep.trials=12 sweep.max_parallel=2 \

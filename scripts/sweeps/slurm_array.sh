@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A SLURM array: five seeds, each task a job with a run of its own that is requeued and resumed by itself. When it has
-# ended (--wait), one line with the mean over the seeds that are done; the exit code is that of the worst task. What is
-# typed behind it are more overrides. Seeds that failed: SEEDS=3 and the same line; of each the newest run counts.
+# A SLURM array: five seeds; each task has its own run, and is requeued and resumed separately. After the end (--wait) it
+# prints one line with the mean over finished seeds; the exit code is that of the worst task. Arguments are additional
+# overrides. To repeat a failed seed: SEEDS=3 and the same command; the newest run of each seed counts.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 name="${SWEEP_NAME:-seeds}"
@@ -11,10 +11,10 @@ mkdir -p outputs
 code=0
 sbatch --wait --array="${SEEDS:-1-5}" --output="outputs/$name-%a.out" \
   scripts/slurm/train.sbatch algorithm=ppo 'seed=%a' name="$name" "$@" \
-  || code=$? # of some the others' mean is told
+  || code=$? # if some tasks fail, print the mean of the others
 if [ -d "outputs/$name" ]; then
   $report "outputs/$name" || [ "$code" != 0 ] || code=1
 else
-  echo "no task has begun a run; why is in outputs/$name-*.out" >&2
+  echo "no task started a run; see outputs/$name-*.out" >&2
 fi
 exit "$code"

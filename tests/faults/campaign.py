@@ -1,9 +1,9 @@
-"""The whole of the fault matrix, as long as one likes: `scripts/faults.sh`. What came of it goes into
-`docs/reliability.md`, between the markers there.
+"""Run the whole fault matrix, for a chosen time: `scripts/faults.sh`. Results are written between the markers of
+`docs/reliability.md`.
 
 Parts: `kills` (SIGKILL at random times), `points` (SIGKILL at every point), `stops` (stop and resume at every step),
-`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (killed every minute), `zero` (every
-stage and offload against stage 0). With `--folder` a campaign goes on where it ended, and `--minutes` ends this piece.
+`signals` (every signal in every phase), `flips` (bits of a checkpoint), `soak` (a kill every minute), `zero` (every
+stage and offload against stage 0). With `--folder` a campaign continues an earlier one; `--minutes` limits the time.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ OF_RANK_0 = ("compose", "log", "save.rename", "save.pointer", "prune")
 SOAK = ("num_iterations=1000000", "evaluation.every=0", "checkpoint.every=0")
 KILLS_OF_A_RUN = 8
 PLACES = {"targets": 2, "generate": 70}
-"""Where a run of each kind is asked to leave: a point, and at which of its passes, of the second iteration or later."""
+"""Preemption points of the `families` part: point -> number of the pass, in the second iteration or later."""
 ADAPTERS = ("actor=tiny_lora", "actor.rank=4", "critic=adapter", "critic.rank=4")
 ENGINES: dict[str, tuple[str, ...]] = {
     **{str(stage): (f"deepspeed=zero{stage}",) for stage in range(4)},
@@ -90,24 +90,24 @@ KINDS: dict[str, tuple[str, ...]] = {
 
 
 def flips(book: Book, count: int, seed: int) -> str:
-    """Bits that flip in a checkpoint, one at a time."""
+    """Flip bits of a checkpoint, one at a time."""
 
     def all_of_them(place: Path) -> Found:
         folder, _ = stopped(place, *SHORT, "num_iterations=1", faults=[])
         newest, chance = list_checkpoints(folder / "checkpoints")[-1], random.Random(seed)
         seen = sum(damaged_by_a_flip(newest, chance) is not None for _ in range(count))
         if seen != count:
-            raise Failed(f"{count - seen} of {count} flipped bits were not seen")
+            raise Failed(f"{count - seen} of {count} flipped bits were not detected")
         return {"flips": count}
 
     book.do(f"flips-{count}", all_of_them)
-    return f"{total(book, 'flips')} flipped bits: all seen"
+    return f"{total(book, 'flips')} flipped bits: all detected"
 
 
 def kills(book: Book, count: int, seed: int, *overrides: str) -> str:
-    """SIGKILL at random times: of the whole job, or of one of its ranks."""
+    """Send SIGKILL at random times, to the whole job or to one of its ranks."""
     expected, _ = book.whole(*KILLED, *overrides)
-    _, seconds = book.whole(*KILLED, *overrides, name="timed")  # the first one waited for what is imported once
+    _, seconds = book.whole(*KILLED, *overrides, name="timed")  # the first run also waits for imports
 
     def one_run(number: int, place: Path) -> Found:
         chance, tally = random.Random(f"{seed}/{number}"), Tally()
@@ -123,7 +123,7 @@ def kills(book: Book, count: int, seed: int, *overrides: str) -> str:
 
 
 def of_kills(tally: Tally, *, most_lost: int | None) -> Found:
-    """What is kept of jobs that were killed. Raises `Failed` where a promise was broken."""
+    """Return the numbers to record for killed jobs. Raises `Failed` if a guarantee does not hold."""
     lost = max(tally.lost, default=0)
     broken = [*tally.unusable, *tally.differing]
     if broken or (most_lost is not None and lost > most_lost):
@@ -135,12 +135,12 @@ def said_of_kills(book: Book) -> str:
     lost = max((found.get("lost", 0) for found in book.cases.values()), default=0)
     return (
         f"{total(book, 'in_save')} of them while a checkpoint was being written or removed: 0 unusable checkpoints, "
-        f"at most {lost} iterations lost; {total(book, 'runs')} runs came to their end, all byte-equal"
+        f"at most {lost} iterations lost; {total(book, 'runs')} runs finished, all byte-equal"
     )
 
 
 def points(book: Book, ranks: int) -> str:
-    """SIGKILL at every point, of every rank, in the middle of the run."""
+    """Send SIGKILL at every point of every rank, in the middle of the run."""
     overrides = (*SHORT, *(TWO_RANKS if ranks > 1 else ()))
     expected, _ = book.whole(*overrides)
 
@@ -160,12 +160,12 @@ def points(book: Book, ranks: int) -> str:
     places = [(point, rank) for point in FAULT_POINTS for rank in range(ranks) if not rank or point not in OF_RANK_0]
     for point, rank in places:
         book.do(f"{point}_{rank}", partial(killed, point, rank))
-    done = f"{total(book, 'kills')} of {len(places)} kills at points of ranks{which(book, len(places))}"
+    done = f"{total(book, 'kills')} of {len(places)} kills, one at each point of each rank{which(book, len(places))}"
     return f"{done}: every run byte-equal"
 
 
 def hangs(book: Book) -> str:
-    """A rank of two that is stopped, or does nothing any more, at every point of an iteration; and one alone."""
+    """Stop or hang one of two ranks at every point of an iteration, and hang a single rank."""
     limits = ("launch.watchdog_s=3", "launch.watchdog_first_s=60")
     expected: dict[int, object] = {1: book.whole(*SHORT, name="one")[0], 2: book.whole(*SHORT, *TWO_RANKS)[0]}
 
@@ -196,7 +196,7 @@ def hangs(book: Book) -> str:
 
 
 def families(book: Book) -> str:
-    """A run of every kind that is asked to leave in its second iteration: while it writes, and before an update."""
+    """Preempt a run of every kind in its second iteration: within a response, and before an update."""
 
     def here(name: str, point: str, place: Path) -> Found:
         keys = (*SHORT, *KINDS[name])
@@ -211,19 +211,19 @@ def families(book: Book) -> str:
             raise Failed(f"{name}, {faults}: ended with {code}: {(place / 'errors').read_text()[-300:]}")
         code, found = ended(start_job(place, *keys)), list(runs(place))
         if code != 0 or len(found) != 1 or fingerprint(found[0]) != expected:
-            raise Failed(f"{name}, {faults}: went on to {code}, or differs")
+            raise Failed(f"{name}, {faults}: the resumed run ended with {code}, or differs")
         return {"stops": 1}
 
     wanted = [(name, point) for name in KINDS for point in PLACES]
     for name, point in wanted:
-        several = "launch.processes=2" in KINDS[name]  # one rank needs no process of its own, and a third of the time
+        several = "launch.processes=2" in KINDS[name]  # one rank needs no separate process and a third of the time
         book.do(f"{name}_{point}", partial(in_ranks if several else here, name, point))
     done = [name for name in KINDS if all(f"{name}_{point}" in book.cases for point in PLACES)]
     return f"{total(book, 'stops')} of {len(wanted)} stops ({', '.join(done)}): every run byte-equal"
 
 
 def reshard(book: Book) -> str:
-    """Runs of one rank and of two that are asked to leave and go on with two and with one, at every stage."""
+    """Preempt runs of one rank and of two, and resume them with two and with one, at every stage."""
 
     def changed(stage: int, ranks: int, place: Path) -> Found:
         keys = (*SHORT, "num_iterations=5", f"deepspeed=zero{stage}")
@@ -242,14 +242,14 @@ def reshard(book: Book) -> str:
         book.do(f"zero{stage}_from_{ranks}", partial(changed, stage, ranks))
     worst = max((found.get("difference", 0.0) for found in book.cases.values()), default=0.0)
     return (
-        f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two gone on with by two and by one"
+        f"{total(book, 'changes')} of {len(wanted)} runs of one rank and of two resumed with two and with one"
         f"{which(book, len(wanted))}: metrics of five iterations within {worst:.1e} of the undisturbed run on one rank"
     )
 
 
 def zero(book: Book) -> str:
-    """Runs of five iterations with two steps each, at every ZeRO stage, with what may be offloaded, on one rank and on
-    two; held against the run at stage 0 on one rank."""
+    """Compare runs of five iterations with two steps each, at every ZeRO stage and offload, on one rank and two, with
+    the run at stage 0 on one rank."""
     keys = (*SHORT, "num_iterations=5", "algorithm=ppo", "algorithm.mini_batch_size=8")
 
     def run(name: str, ranks: int, place: Path) -> Path:
@@ -289,15 +289,15 @@ def zero(book: Book) -> str:
 
 
 def greatest_difference(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> float:
-    """Between two runs' numbers, as a part of their size. Raises `Failed` where other things were logged."""
+    """Return the largest relative difference of two runs' numbers. Raises `Failed` if their logged keys differ."""
     if [sorted(row) for row in found] != [sorted(row) for row in expected]:
-        raise Failed("other rows, or other metrics")
+        raise Failed("the runs have different rows or metrics")
     pairs = [(one[key], other[key]) for one, other in zip(found, expected, strict=True) for key in one]
     return max(abs(a - b) / max(1.0, abs(b)) for a, b in pairs if a is not None and b is not None)
 
 
 def stops(book: Book, stride: int, *overrides: str) -> str:
-    """SIGTERM at every pass of every point, and resume."""
+    """Send SIGTERM at every pass of every point, and resume."""
     expected, passes = compared(book, *overrides)
     wanted = [
         (point, time_)
@@ -315,14 +315,14 @@ def stops(book: Book, stride: int, *overrides: str) -> str:
 
 
 def signals(book: Book) -> str:
-    """Every signal in every phase; twice as well, and another one while it is saved."""
+    """Send every signal in every phase, also twice, and another one during the save."""
     expected, passes = compared(book)
     wanted = {
         f"{point}_{kind}": [f"{point}:{kind}:{passed // 2 + 1 if passed > 1 else 1}"]
         for point, passed in passes.items()
         for kind in SIGNALS
     }
-    for kind in ("sigterm", "sigusr1", "sigusr2"):  # a second Ctrl-C means: at once
+    for kind in ("sigterm", "sigusr1", "sigusr2"):  # a second Ctrl-C exits at once
         wanted[f"twice_{kind}"] = ["targets:sigterm:2", f"save.write:{kind}:2", f"save.rename:{kind}:2"]
     for case, faults in wanted.items():
         book.do(case, lambda place, faults=faults: resume(place, expected, faults))
@@ -332,7 +332,7 @@ def signals(book: Book) -> str:
 
 
 def compared(book: Book, *overrides: str, name: str = "undisturbed") -> tuple[list[object], dict[str, int]]:
-    """What runs of this process are compared with, and how often they come by each point."""
+    """Return the fingerprint of an undisturbed run in this process, and how often it passes each point."""
 
     def make() -> object:
         place = book.folder / name
@@ -344,7 +344,7 @@ def compared(book: Book, *overrides: str, name: str = "undisturbed") -> tuple[li
 
 
 def resume(root: Path, expected: list[object], faults: list[str], *overrides: str, must_leave: bool = False) -> Found:
-    """One run with these faults, and to its end without. Raises `Failed` where it differs."""
+    """Run with these faults, then resume without faults to the end. Raises `Failed` if the result differs."""
     folder, state = stopped(root, *SHORT, *overrides, faults=faults)
     if must_leave and state != "preempted":
         raise Failed(f"{faults} ended as {state}: {folder}")
@@ -356,8 +356,8 @@ def resume(root: Path, expected: list[object], faults: list[str], *overrides: st
 
 
 def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
-    """One run of so many minutes, saved by time alone; then the same again, killed every so many seconds and started
-    anew. Both are asked to leave where a piece of the campaign ends before them, and go on in the next."""
+    """Run for `minutes` with checkpoints by time only; then repeat the run with a kill and a restart every `every_s`
+    seconds. Both are preempted if this part of the campaign ends first, and resume in the next part."""
     keys = (*SOAK, f"checkpoint.every_seconds={every_s / 12:g}")
     root, place = book.folder / "whole", book.folder / "killed"
     for folder in (root, place):
@@ -366,7 +366,7 @@ def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
         _undisturbed(book, root, *keys, limit_s=max(1.0, min(left, book.deadline - time.monotonic())))
     if left > 0:
         return f"{total(book, 'whole_seconds') / 60:.1f} of {minutes:g} minutes undisturbed so far"
-    # How far it comes in this time nobody knows beforehand: that is where both of them stop.
+    # The number of iterations in this time is unknown in advance; both runs stop at this number.
     iterations = book.remembered("iterations", lambda: len(rows(next(_unfinished(root)))))
     keys = (*keys, f"max_iterations_this_run={iterations}")
     if not list(runs(root)):
@@ -379,17 +379,17 @@ def soak(book: Book, minutes: float, every_s: float, seed: int) -> str:
         killed_once(place, expected, *keys, delay=every_s, chance=chance, tally=tally)
         found = of_kills(tally, most_lost=None)
         book.note(f"kill-{time.time()}", found | {"killed_seconds": time.monotonic() - began})
-    asked = f" (asked to leave {stops} times)" if (stops := total(book, "whole_stops")) else ""
+    preempted = f" (preempted {stops} times)" if (stops := total(book, "whole_stops")) else ""
     so_far = "" if total(book, "runs") else " so far"
     return (
-        f"{iterations} iterations, {total(book, 'whole_seconds') / 60:.1f} minutes undisturbed{asked}, killed every "
-        f"{every_s:g} s for {total(book, 'killed_seconds') / 60:.1f} minutes{so_far} and saved every "
+        f"{iterations} iterations, {total(book, 'whole_seconds') / 60:.1f} minutes undisturbed{preempted}, killed "
+        f"every {every_s:g} s for {total(book, 'killed_seconds') / 60:.1f} minutes{so_far} and saved every "
         f"{every_s / 12:g} s: {total(book, 'kills')} kills, {said_of_kills(book)}"
     )
 
 
 def _undisturbed(book: Book, root: Path, *keys: str, limit_s: float) -> None:
-    """The soak's run, as far as it comes in this time."""
+    """Continue the soak's undisturbed run for at most `limit_s` seconds."""
     began = time.monotonic()
     job = start_job(root, *keys)
     job.join(limit_s)
@@ -401,92 +401,94 @@ def _undisturbed(book: Book, root: Path, *keys: str, limit_s: float) -> None:
 
 
 def _unfinished(root: Path) -> Iterator[Path]:
-    """Folders of the runs below a job's root that were asked to leave."""
+    """Yield folders of the preempted runs below a job's root."""
     return (path.parent for path in root.glob("default/*/run.json") if read_run_state(path.parent) == "preempted")
 
 
 def total(book: Book, number: str) -> Any:
-    """The sum of a number over the cases that are done."""
+    """Return the sum of a number over the finished cases."""
     return sum(found.get(number, 0) for found in book.cases.values())
 
 
 def which(book: Book, wanted: int) -> str:
-    """The names of the cases that are done, where these are not all."""
+    """Return the names of the finished cases, if some cases are missing."""
     done = [case.replace("_", " ") for case, found in book.cases.items() if "seconds" in found]
     return f" ({', '.join(done)})" if len(done) < wanted else ""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/faults.sh", description=__doc__)
-    parser.add_argument("parts", nargs="*", help=f"of {' '.join(PARTS)}; all of them but soak without a name")
+    parser.add_argument("parts", nargs="*", help=f"of {' '.join(PARTS)}; default: all except soak")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--flips", type=int, default=100)
-    parser.add_argument("--stride", type=int, default=1, help="of generate, forward and backward: every N-th")
+    parser.add_argument(
+        "--stride", type=int, default=1, help="stop at every N-th pass of generate, forward and backward"
+    )
     parser.add_argument("--soak", type=float, default=0.0, metavar="MINUTES")
-    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="between two kills of the soak")
+    parser.add_argument("--every", type=float, default=60.0, metavar="SECONDS", help="time between kills of the soak")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", metavar="REGEX", help="the cases in whose names it is found; a row apart")
-    parser.add_argument("--folder", type=Path, help="where what was done is kept, to go on with it")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="after which nothing new is begun")
-    asked = parser.parse_args()
-    wanted = set(asked.parts) or set(PARTS) - (set() if asked.soak else {"soak"})
-    if "soak" in wanted and not asked.soak:
+    parser.add_argument("--only", default="", metavar="REGEX", help="select cases by name; they get a separate row")
+    parser.add_argument("--folder", type=Path, help="keep finished cases here, to continue later")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no case after this time")
+    arguments = parser.parse_args()
+    wanted = set(arguments.parts) or set(PARTS) - (set() if arguments.soak else {"soak"})
+    if "soak" in wanted and not arguments.soak:
         parser.error("soak needs --soak MINUTES")
     parts: dict[str, Callable[[Book], str]] = {
-        "flips": lambda book: flips(book, asked.flips, asked.seed),
+        "flips": lambda book: flips(book, arguments.flips, arguments.seed),
         "points, one rank": lambda book: points(book, 1),
         "points, two ranks": lambda book: points(book, 2),
-        "kills, one rank": lambda book: kills(book, asked.kills, asked.seed, ONE_AGENT),
-        "kills, two ranks": lambda book: kills(book, max(1, asked.kills // 10), asked.seed, *TWO_RANKS),
+        "kills, one rank": lambda book: kills(book, arguments.kills, arguments.seed, ONE_AGENT),
+        "kills, two ranks": lambda book: kills(book, max(1, arguments.kills // 10), arguments.seed, *TWO_RANKS),
         "hangs": hangs,
         "families": families,
         "reshard": reshard,
         "zero": zero,
         "signals": signals,
-        "soak": lambda book: soak(book, asked.soak, asked.every, asked.seed),
-        "stops, two agents": lambda book: stops(book, asked.stride),
-        "stops, one agent": lambda book: stops(book, asked.stride, ONE_AGENT),
+        "soak": lambda book: soak(book, arguments.soak, arguments.every, arguments.seed),
+        "stops, two agents": lambda book: stops(book, arguments.stride),
+        "stops, one agent": lambda book: stops(book, arguments.stride, ONE_AGENT),
     }
     if wanted - set(PARTS) - set(parts):
-        parser.error(f"parts are {' '.join(PARTS)}; one half of two is named as in 'kills, one rank'")
+        parser.error(f"parts are {' '.join(PARTS)}; name one of two halves as in 'kills, one rank'")
     chosen = {name: part for name, part in parts.items() if {name, name.partition(",")[0]} & wanted}
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
-        deadline = time.monotonic() + 60 * asked.minutes
-        return run_parts(chosen, asked.folder or Path(temporary), deadline, asked.only)
+        deadline = time.monotonic() + 60 * arguments.minutes
+        return run_parts(chosen, arguments.folder or Path(temporary), deadline, arguments.only)
 
 
 def run_parts(parts: dict[str, Callable[[Book], str]], folder: Path, deadline: float, only: str = "") -> int:
-    """Do what is left of these parts until the deadline, and put what came of them into the page. The exit code."""
+    """Run missing cases of these parts until the deadline, write results into the page, and return the exit code."""
     lines, failed = [], False
     for name, part in parts.items():
         book = Book(folder / name.replace(", ", "-").replace(" ", "-"), deadline, only)
         print(f"{name} ...", flush=True)
         try:
-            with redirect_stdout(io.StringIO()):  # what the runs themselves say
-                said = part(book)
+            with redirect_stdout(io.StringIO()):  # the output of the runs
+                summary = part(book)
         except Failed as broken:
             book.note("undisturbed", {"broken": str(broken)})
-            said = ""
+            summary = ""
         if not book.cases:
-            continue  # there was no time for any
+            continue  # no time for any case
         broken = [f"{case}: {found['broken']}" for case, found in book.cases.items() if "broken" in found]
         failed = failed or bool(broken)
         minutes = (total(book, "seconds") + total(book, "whole_seconds") + total(book, "killed_seconds")) / 60
-        came = f"**broken**: {'; '.join(broken)}" if broken else said
-        lines.append(f"| {name} | {told(book, 'commit')} | {came} | {minutes:.1f} | {told(book, 'where')} |")
+        result = f"**broken**: {'; '.join(broken)}" if broken else summary
+        lines.append(f"| {name} | {told(book, 'commit')} | {result} | {minutes:.1f} | {told(book, 'where')} |")
         print(lines[-1], flush=True)
         write_report(lines, beside=bool(only) or math.isfinite(deadline))
     return int(failed)
 
 
 def told(book: Book, what: str) -> str:
-    """Of which commits, or on which machines, the cases of a part were done: each once."""
+    """Join the commits or the machines of a part's cases, each once."""
     return "; ".join(dict.fromkeys(found[what] for found in book.cases.values() if what in found))
 
 
 def write_report(lines: Sequence[str], page: Path = PAGE, *, beside: bool = False) -> None:
-    """Put what came of these parts into the page. What was known of parts that were not run now stays; and what was
-    known of these at other commits, where this is but a piece: `beside`."""
+    """Write the results of these parts into the page. Rows of parts that did not run now stay; with `beside`, for a
+    partial campaign, rows of the same parts at other commits stay too."""
     text = page.read_text()
     before, rest = text.split(MARKERS[0])
     old, after = rest.split(MARKERS[1])
@@ -499,12 +501,12 @@ def write_report(lines: Sequence[str], page: Path = PAGE, *, beside: bool = Fals
 
     order = list(dict.fromkeys(of_row(line)[0] for line in (*known, *lines)))
     rows = sorted([*filter(stays, known), *lines], key=lambda line: order.index(of_row(line)[0]))
-    head = ["| part | program | what came of it | minutes | on |", "|---|---|---|---|---|"]
+    head = ["| part | program | result | minutes | on |", "|---|---|---|---|---|"]
     page.write_text(before + "\n".join([MARKERS[0], *head, *rows, MARKERS[1]]) + after)
 
 
 def of_row(line: str) -> tuple[str, set[str]]:
-    """The part that a row of the page is of, and the commits of the program that it was done with."""
+    """Return the part of a row of the page, and the commits of the program that produced it."""
     part, commits = line.removeprefix("| ").split(" | ")[:2]
     return part, set(commits.split("; "))
 

@@ -1,6 +1,6 @@
-"""The fault matrix: what is promised, what is made to go wrong, what must come of it, and what shows it.
+"""The fault matrix: guarantees, injected faults, expected results, and the tests that show them.
 
-`python tests/faults/matrix.py` writes it into `docs/reliability.md`; test_matrix.py sees that it is up to date.
+`python tests/faults/matrix.py` writes it into `docs/reliability.md`; test_matrix.py checks that the page is up to date.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ MARKERS = ("<!-- matrix: begin -->", "<!-- matrix: end -->")
 
 @dataclass(frozen=True)
 class Row:
-    """One promise or fault. `shown`: tests as `folder/file::test`, parts of the campaign as `campaign NAME`."""
+    """One guarantee or fault. `shown`: tests as `folder/file::test`, parts of the campaign as `campaign NAME`."""
 
     what: str
     expected: str
     shown: tuple[str, ...] = ()
-    missing: str = ""  # of what the project wants and does not have yet
+    missing: str = ""  # what is wanted but not covered yet
 
 
 SURVIVAL = "faults/test_survival.py::"
@@ -31,7 +31,7 @@ WATCHDOG = "runs/test_watchdog.py::"
 PROMISES = (
     Row(
         "P1 exact resume",
-        "rows without times and weights byte-equal, wherever a run was stopped",
+        "metric rows (except times) and weights are byte-equal, wherever the run is stopped",
         (
             "training/test_resume.py::test_stop_at_any_reward_call_and_resume_exactly",
             "training/test_episodes.py::test_preemption_within_an_episode_resumes_exactly",
@@ -44,10 +44,10 @@ PROMISES = (
     ),
     Row(
         "P2 SIGKILL at any moment",
-        "no published checkpoint is unusable; at most `checkpoint.every` iterations, or `checkpoint.every_seconds` and "
-        "one iteration, are lost",
+        "every published checkpoint is usable; at most `checkpoint.every` iterations, or `checkpoint.every_seconds` "
+        "and one iteration, are lost",
         (
-            SURVIVAL + "test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte",
+            SURVIVAL + "test_job_killed_in_any_part_of_a_save_resumes_to_the_byte",
             CHECKPOINT + "test_due_by_time_since_last_checkpoint",
             "campaign kills",
             "campaign soak",
@@ -55,10 +55,10 @@ PROMISES = (
     ),
     Row(
         "P3 SIGTERM, SIGUSR1, SIGUSR2 on any rank",
-        "heard between two tokens, after the reward, after each agent's forwards; an update that was begun is "
-        "finished; saved, 75",
+        "checked between two tokens, after the reward, and after the forward passes of each agent; an update that has "
+        "started is completed; the run saves and exits with code 75",
         (
-            SURVIVAL + "test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte",
+            SURVIVAL + "test_run_stopped_in_any_phase_resumes_to_the_byte",
             LEAVING + "test_other_rank_stops_within_a_long_rollout",
             LEAVING + "test_one_preempted_rank_stops_the_other_during_rollout",
             "campaign signals",
@@ -66,7 +66,7 @@ PROMISES = (
     ),
     Row(
         "P4 time limit",
-        "saved before it, with the longest update and save so far as a margin; 75",
+        "saved before the limit, with a margin of the longest update and save so far; exit code 75",
         (
             "runs/test_deadline.py::test_run_saves_before_time_limit",
             "runs/test_deadline.py::test_deadline_allows_update_and_save",
@@ -76,7 +76,8 @@ PROMISES = (
     ),
     Row(
         "P5 retention",
-        "two or more intact ones are kept, older ones go after the next is there, the best is kept apart",
+        "two or more intact checkpoints are kept; older ones are removed after the next one is published; the best one "
+        "is kept in addition",
         (
             CHECKPOINT + "test_newest_and_best_are_kept",
             CHECKPOINT + "test_only_newest_are_kept_without_best",
@@ -85,7 +86,7 @@ PROMISES = (
     ),
     Row(
         "P6 integrity",
-        "size and sha256 of every file, read by all ranks; a damaged one is passed over, and named",
+        "ranks share the check of size and SHA-256 of every file; a damaged checkpoint is reported and skipped",
         (
             CHECKPOINT + "test_every_damage_is_reported_and_skipped",
             CHECKPOINT + "test_load_skips_damaged_checkpoint",
@@ -95,8 +96,8 @@ PROMISES = (
         ),
     ),
     Row(
-        "P7 numbers that are not finite",
-        "never stepped on, never saved; five steps in a row end the run with 10",
+        "P7 non-finite numbers",
+        "no optimizer step, no checkpoint; five such steps in a row end the run with exit code 10",
         (
             "engine/test_zero.py::test_nonfinite_gradient_skipped",
             "training/test_update.py::test_non_finite_gradients_are_skipped_and_end_the_run",
@@ -105,23 +106,24 @@ PROMISES = (
     ),
     Row(
         "P8 hang",
-        "stacks of all ranks in the run's folder, exit 11, nothing that was started is left; it goes on to the byte",
+        "stacks of all ranks in the run's folder, exit code 11, no child process remains; the run resumes exactly",
         (
             WATCHDOG + "test_hanging_ranks_write_stacks_and_kill_children",
             WATCHDOG + "test_waiting_or_suspended_ranks_do_not_hang",
-            SURVIVAL + "test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte",
+            SURVIVAL + "test_hanging_run_exits_with_11_and_resumes_to_the_byte",
             "campaign hangs",
         ),
-        "one process whose main thread never gives Python's lock back: stacks, and no end",
+        "a single process with a main thread that never releases Python's global lock writes stacks and does not exit",
     ),
     Row(
         "P9 one rank dies",
-        "the job ends within a minute, and names it last",
+        "the job ends within a minute, and its last message names the rank",
         (LEAVING + "test_killed_rank_is_reported_first_and_last", "campaign points"),
     ),
     Row(
-        "P10 rewards that fail",
-        "retried, then left out and counted; beyond the budget the run ends with 12; never 0 instead",
+        "P10 failing rewards",
+        "retried, then excluded and counted; above the failure budget the run ends with exit code 12; a failure never "
+        "counts as score 0",
         (
             "rewards/test_retry.py::test_only_failing_rows_have_no_reward",
             "rewards/test_score.py::test_exceeded_failure_budget_has_exit_code_12",
@@ -131,7 +133,7 @@ PROMISES = (
     ),
     Row(
         "P11 another number of processes",
-        "refused before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the "
+        "rejected before anything is loaded, unless `checkpoint.reshard=true`: then prompts and their order are the "
         "same, and numbers agree within rounding",
         (
             "runs/test_folder.py::test_other_world_size_is_rejected",
@@ -143,7 +145,8 @@ PROMISES = (
     ),
     Row(
         "P12 disk full",
-        "refused beforehand where it shows; a failed checkpoint is removed and training goes on; three in a row: 13",
+        "rejected in advance if it can be detected; a failed checkpoint is removed and training continues; three "
+        "failures in a row: exit code 13",
         (
             "training/test_full_disk.py::test_temporarily_full_disk_costs_only_checkpoints",
             "training/test_full_disk.py::test_full_disk_ends_run_which_resumes_later",
@@ -151,8 +154,8 @@ PROMISES = (
         ),
     ),
     Row(
-        "P13 no code from outside, no secrets inside",
-        "shards run none when loaded; no file of a run holds a secret, and the run goes on with it",
+        "P13 no foreign code, no stored secrets",
+        "loading shards runs no code; no file of a run contains a secret, and the run still resumes with it",
         (
             "engine/test_zero.py::test_shards_loaded_as_data",
             "training/test_secrets.py::test_no_file_of_a_run_has_its_secrets",
@@ -160,8 +163,8 @@ PROMISES = (
         ),
     ),
     Row(
-        "P14 another configuration on resume",
-        "the difference is said; what a run is cannot change",
+        "P14 changed configuration on resume",
+        "changes are reported; keys that identify the run cannot change",
         (
             "compose/test_resume.py::test_frozen_keys",
             "compose/test_resume.py::test_config_changes",
@@ -173,7 +176,7 @@ FAULTS = (
         "SIGKILL at every point, of rank 0 and of rank 1",
         "as P2 and P9",
         (
-            SURVIVAL + "test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte",
+            SURVIVAL + "test_job_killed_in_any_part_of_a_save_resumes_to_the_byte",
             "campaign points",
             "campaign kills",
         ),
@@ -188,7 +191,7 @@ FAULTS = (
     ),
     Row(
         "two resumes of one run at once",
-        "the second is refused, and changes nothing",
+        "the second one is rejected and changes nothing",
         (
             "training/test_resume.py::test_rejected_resume_does_not_change_the_run",
             "compose/test_resume.py::test_active_run_cannot_be_resumed",
@@ -197,32 +200,32 @@ FAULTS = (
     ),
     Row(
         "TERM, USR1, USR2, INT in every phase, twice, during a save",
-        "saved, 75 (130 after Ctrl-C), byte-equal after resume",
-        (SURVIVAL + "test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte", "campaign signals"),
+        "saved, exit code 75 (130 after Ctrl-C), byte-equal after resume",
+        (SURVIVAL + "test_run_stopped_in_any_phase_resumes_to_the_byte", "campaign signals"),
     ),
     Row(
-        "a signal to one rank inside minutes of writing",
-        "all ranks abandon it within seconds",
+        "a signal to one rank during a rollout of several minutes",
+        "all ranks abandon the rollout within seconds",
         (LEAVING + "test_other_rank_stops_within_a_long_rollout",),
     ),
     Row(
-        "a signal while models warm up",
-        "leaves at the next step",
+        "a signal during the warm start of models",
+        "the run exits at the next step",
         ("training/test_process.py::test_signal_during_warm_start_ends_the_run",),
     ),
     Row(
-        "a signal while a run that has ended puts away what it used",
-        "its exit code stays; Ctrl-C ends it",
+        "a signal during the cleanup of a finished run",
+        "the exit code is unchanged; Ctrl-C ends the cleanup",
         ("training/test_process.py::test_signal_after_the_end_keeps_the_result",),
     ),
     Row(
         "SIGSTOP of a rank",
-        "exit 11",
+        "exit code 11",
         (WATCHDOG + "test_stopped_rank_ends_others_with_exit_code_11", "campaign hangs"),
     ),
     Row(
-        "an exception in one rank",
-        "both save where both can; one block, its exit code",
+        "an exception on one rank",
+        "both ranks save if both can; one error block; the exit code of the exception",
         (
             LEAVING + "test_failure_on_one_rank_saves_on_both",
             "runs/test_launch.py::test_error_in_one_rank_ends_all",
@@ -230,7 +233,7 @@ FAULTS = (
     ),
     Row(
         "NaN or infinity in gradients, parameters, rewards, values, logits",
-        "as P7; a row without a finite number does not train",
+        "as P7; a row without a finite number is excluded from training",
         (
             "engine/test_zero.py::test_nonfinite_gradient_skipped",
             "rewards/test_score.py::test_non_finite_row_is_excluded",
@@ -240,8 +243,8 @@ FAULTS = (
         ),
     ),
     Row(
-        "flipped bits, cut, missing and further files, garbled manifest and pointer, step_9 against step_10",
-        "seen, named, passed over",
+        "flipped bits; truncated, missing and extra files; corrupt manifest and pointer; order of step_9 and step_10",
+        "detected, reported, skipped",
         (
             SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
             CHECKPOINT + "test_every_damage_is_reported_and_skipped",
@@ -251,23 +254,23 @@ FAULTS = (
     ),
     Row(
         "all checkpoints damaged",
-        "the run stops with 14 and never begins anew",
+        "the run ends with exit code 14 and never starts from the beginning",
         (
             CHECKPOINT + "test_no_checkpoint_if_none_is_intact",
             "training/test_resume.py::test_rejected_resume_does_not_change_the_run",
         ),
     ),
     Row(
-        "no room, input/output error, no permission",
-        "a warning, no number lost",
+        "disk full, input/output error, no permission",
+        "a warning; no metric is lost",
         (
             SURVIVAL + "test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number",
             "training/test_full_disk.py::test_temporarily_full_disk_costs_only_checkpoints",
         ),
     ),
     Row(
-        "another rank's files not there, late, or cut; each rank with a disk of its own",
-        "awaited for a while; then no checkpoint is published, and that disks are not shared is said",
+        "files of another rank are missing, late or truncated; each rank has its own disk",
+        "the rank waits; after the timeout no checkpoint is published, and a message says that disks are not shared",
         (
             SAVING + "test_checkpoint_without_other_ranks_files_fails",
             SAVING + "test_failed_checkpoint_leaves_no_files",
@@ -276,8 +279,8 @@ FAULTS = (
         ),
     ),
     Row(
-        "stale temporary folders, a folder that cannot be made",
-        "cleared away; refused on all ranks together",
+        "stale temporary folders; a folder that cannot be created",
+        "removed; an error on all ranks",
         (
             CHECKPOINT + "test_temporary_folders_are_removed",
             SAVING + "test_all_ranks_raise_if_rank_0_cannot_create_folder",
@@ -289,8 +292,8 @@ FAULTS = (
         ("runs/test_folder.py::test_runs_of_the_same_second_get_different_folders",),
     ),
     Row(
-        "a signal, or the end of who starts them, while ranks are being started",
-        "every rank hears it; 75 (130 after Ctrl-C); none is left",
+        "a signal, or the death of the parent process, during the start of ranks",
+        "every rank receives it; exit code 75 (130 after Ctrl-C); no rank remains",
         (
             "runs/test_launch.py::test_starting_rank_receives_earlier_signals",
             "runs/test_launch.py::test_preemption_before_rank_start_is_not_a_failure",
@@ -298,22 +301,22 @@ FAULTS = (
         ),
     ),
     Row(
-        "two runs that begin on one machine at the same time",
-        "their ranks meet at different ports, and only at 127.0.0.1",
+        "two runs that start on one machine at the same time",
+        "ranks rendezvous at different ports, and only at 127.0.0.1",
         ("runs/test_launch.py::test_rendezvous_port_is_reserved",),
     ),
     Row(
-        "ranks started by somebody else",
-        "one folder",
+        "ranks started by an external launcher",
+        "one folder for all ranks",
         ("runs/test_launch.py::test_torchrun_ranks_agree_on_one_folder",),
     ),
     Row(
-        "another configuration on one rank",
-        "named on every rank",
+        "a different configuration on one rank",
+        "every rank reports that rank",
         ("engine/test_distributed.py::test_check_same_on_ranks",),
     ),
     Row(
-        "rewards that raise, give None, NaN, too few numbers, other types, call exit, fork",
+        "rewards that raise, return None, NaN, too few numbers or other types, call exit, or fork",
         "as P10",
         (
             "rewards/test_score.py::test_message_of_failing_reward",
@@ -325,21 +328,21 @@ FAULTS = (
         ),
     ),
     Row(
-        "rewards that sleep for ever, print a gigabyte, call `os._exit`",
-        "counted as failed, in a process of their own (`reward.process=true`)",
+        "rewards that sleep forever, print a gigabyte, or call `os._exit`",
+        "counted as failed, in a separate process (`reward.process=true`)",
         (
             "rewards/test_processes.py::test_results_are_in_call_order",
             "rewards/test_function.py::test_killed_process_fails_only_its_row",
         ),
     ),
     Row(
-        "an answer that takes for ever to be compared (a tower of powers)",
-        "that row has failed, and no other",
+        "an answer with an endless comparison (a tower of powers)",
+        "only that row fails",
         ("rewards/test_math.py::test_timeout_fails_only_its_row",),
     ),
     Row(
-        "no rows on one rank, equal rewards, empty and cut responses",
-        "finite numbers, the same on every rank",
+        "no rows on one rank, equal rewards, empty and truncated responses",
+        "finite numbers, equal on every rank",
         (
             "training/test_seldom_speaking.py::test_agent_that_acts_on_one_rank_matches_one_rank",
             "formulas/test_advantages.py::test_equal_scores_have_zero_advantage",
@@ -348,20 +351,20 @@ FAULTS = (
     ),
     Row(
         "curves that cannot be written",
-        "no row is lost",
+        "no metric row is lost",
         ("reporting/test_run_log.py::test_failed_curves_do_not_lose_rows",),
     ),
     Row(
         "markup, escape sequences, NUL, lone surrogates, ten megabytes on the console",
-        "spelled out, never acted upon, cut",
+        "escaped, never interpreted, truncated",
         (
             "reporting/test_console.py::test_model_text_is_escaped",
             "reporting/test_console.py::test_ten_megabytes_are_truncated_fast",
         ),
     ),
     Row(
-        "one job of a sweep fails or is stopped",
-        "the others go on; a rerun does that one alone",
+        "one job of a sweep fails or is preempted",
+        "the other jobs continue; a rerun repeats only that job",
         (
             "runs/test_launch.py::test_failed_job_does_not_stop_sweep_and_is_rerun",
             "runs/test_launch.py::test_preempted_sweep_starts_no_job_and_resumes",
@@ -372,11 +375,11 @@ FAULTS = (
 RESUME = "training/test_resume.py::test_stop_at_any_reward_call_and_resume_exactly"
 BASE = "training/test_shared_base.py::"
 FAMILIES = "campaign families"
-CALL, WRITING = "at a call of the reward", "in the middle of a response; before an update"
+CALL, WRITING = "at a reward call", "within a response; before an update"
 RESUMED = (
-    Row("independent PPO, two agents, separate critics, fp32", "at any call of the reward", (RESUME, FAMILIES)),
+    Row("independent PPO, two agents, separate critics, fp32", "at any reward call", (RESUME, FAMILIES)),
     Row(
-        "every `algorithm=`, with its own critic or none",
+        "every `algorithm=`, with its default critic or none",
         WRITING,
         (FAMILIES, "training/test_resume.py::test_preemption_with_greedy_responses_counts_scores_once"),
     ),
@@ -389,7 +392,7 @@ RESUMED = (
         ),
     ),
     Row(
-        "agents that learn in turn (HAPPO)",
+        "sequential updates of agents (HAPPO)",
         CALL,
         (
             "training/test_learning_order.py::test_resume_keeps_the_update_order",
@@ -406,8 +409,8 @@ RESUMED = (
     ),
     Row("a value head", WRITING, (FAMILIES,)),
     Row(
-        "adapters, alone and on a shared base",
-        "after an iteration, from checkpoints of each kind; in the middle of a response",
+        "adapters, on separate bases and on a shared base",
+        "after an iteration, from each kind of checkpoint; within a response",
         (
             BASE + "test_every_checkpoint_kind_resumes_and_evaluates",
             "models/test_lora.py::test_saved_adapter_bytes_deterministic",
@@ -423,7 +426,7 @@ RESUMED = (
         ),
     ),
     Row(
-        "partners, ratings, frozen agents, credit against the initial weights",
+        "opponent pool, ratings, frozen agents, credit relative to the initial weights",
         CALL,
         (
             "training/test_opponents.py::test_run_with_pool_and_ratings_resumes_exactly",
@@ -433,11 +436,11 @@ RESUMED = (
     ),
     Row(
         "a dialogue of several turns",
-        "in the middle of an episode",
+        "within an episode",
         ("training/test_episodes.py::test_preemption_within_an_episode_resumes_exactly",),
     ),
     Row(
-        "bf16: whole models, adapters, agents of two formats",
+        "bf16: full models, adapters, agents of two dtypes",
         CALL,
         (
             BASE + "test_bf16_adapters_resume_exactly",
@@ -445,30 +448,30 @@ RESUMED = (
             FAMILIES,
         ),
     ),
-    Row("ZeRO 3, in fp32 and bf16, on one rank and on two", WRITING, (FAMILIES,)),
+    Row("ZeRO 3 in fp32 and bf16, on one rank and on two ranks", WRITING, (FAMILIES,)),
     Row(
         "two ranks",
         "by a signal to the job",
         ("runs/test_launch.py::test_preempted_ranks_save_and_resume_exactly", FAMILIES),
     ),
     Row(
-        "a job of SLURM on two nodes",
-        "by its scheduler",
-        ("slurm/test_train.py::test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on_to_the_byte",),
+        "a SLURM job on two nodes",
+        "by the scheduler",
+        ("slurm/test_train.py::test_preempted_job_is_requeued_and_resumes_to_the_byte",),
     ),
 )
 
 
 def table() -> str:
-    """All tables in Markdown."""
+    """Return all tables in Markdown."""
     parts = []
-    for head, rows in (("promise", PROMISES), ("fault", FAULTS)):
-        parts += [f"| {head} | what must come of it | shown by | not there yet |", "|---|---|---|---|"]
+    for head, rows in (("guarantee", PROMISES), ("fault", FAULTS)):
+        parts += [f"| {head} | expected result | tests | not covered |", "|---|---|---|---|"]
         for row in rows:
             shown = "<br>".join(_shown(name) for name in row.shown)
             parts.append(f"| {row.what} | {row.expected} | {shown} | {row.missing} |")
         parts.append("")
-    parts += ["| resumed to the byte | stopped | shown by |", "|---|---|---|"]
+    parts += ["| resumes exactly | stopped | tests |", "|---|---|---|"]
     parts += [f"| {row.what} | {row.expected} | {'<br>'.join(map(_shown, row.shown))} |" for row in RESUMED]
     return "\n".join(parts).rstrip()
 
@@ -479,7 +482,7 @@ def _shown(name: str) -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the tables as they are now."""
+    """Return the page with current tables."""
     before, rest = page.split(MARKERS[0])
     return "\n".join([before + MARKERS[0], table(), MARKERS[1] + rest.split(MARKERS[1])[1]])
 

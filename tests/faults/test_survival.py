@@ -28,7 +28,7 @@ def whole(root: Path) -> tuple:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte(whole: tuple, root: Path) -> None:
+def test_run_stopped_in_any_phase_resumes_to_the_byte(whole: tuple, root: Path) -> None:
     expected, passes = whole
     folder = None
     for point, kind in (("generate", "sigterm"), ("targets", "sigusr1"), ("step", "sigusr2"), ("save.write", "sigint")):
@@ -41,7 +41,7 @@ def test_a_run_that_is_asked_to_leave_in_every_phase_goes_on_to_the_byte(whole: 
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole: tuple, tmp_path: Path) -> None:
+def test_job_killed_in_any_part_of_a_save_resumes_to_the_byte(whole: tuple, tmp_path: Path) -> None:
     for fault in ("save.write:sigkill", "save.rename:sigkill:2", "prune:sigkill"):  # nothing is there after the first
         assert ended(start_job(tmp_path, *KEYS, faults=[fault])) == -9, fault
     assert ended(start_job(tmp_path, *KEYS)) == 0
@@ -52,7 +52,7 @@ def test_a_job_that_is_killed_in_every_part_of_a_save_goes_on_to_the_byte(whole:
 
 
 @pytest.mark.slow
-def test_a_run_that_hangs_ends_with_eleven_and_goes_on_to_the_byte(whole: tuple, tmp_path: Path) -> None:
+def test_hanging_run_exits_with_11_and_resumes_to_the_byte(whole: tuple, tmp_path: Path) -> None:
     limits = ("launch.watchdog_s=2", "launch.watchdog_first_s=100")
     assert ended(start_job(tmp_path, *KEYS, *limits, faults=["score:hang:2"])) == 11
     assert "no rank made progress for 2 s" in (tmp_path / "errors").read_text()

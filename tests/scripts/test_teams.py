@@ -231,7 +231,7 @@ def test_tables_have_scores_aggregates_and_the_claim() -> None:
     ]
     text = "\n".join(tables(runs))
     assert "| `copy_1` | 0.55 (0.50 to 0.60) | 0.55 (0.50 to 0.60) | 0.65 (0.60 to 0.70) |" in text
-    line = next(line for line in text.splitlines() if "`comlrl_cc` less `comlrl_iac`" in line)
+    line = next(line for line in text.splitlines() if "`comlrl_cc` minus `comlrl_iac`" in line)
     cells = [cell.strip() for cell in line.split("|")[2:-1]]
     assert cells[0].startswith("+0.10 [")
     assert cells[5].startswith("+0.60 [")
@@ -245,7 +245,7 @@ def test_tables_have_scores_aggregates_and_the_claim() -> None:
 def test_critics_are_compared_on_the_seeds_that_both_have() -> None:
     runs = [recorded("copy_1", "comlrl_iac", seed, 0.2 + 0.3 * seed) for seed in (0, 1, 2)]
     runs.append(recorded("copy_1", "comlrl_cc", 0, 0.3))
-    line = next(line for line in tables(runs) if "`comlrl_cc` less `comlrl_iac`" in line)
+    line = next(line for line in tables(runs) if "`comlrl_cc` minus `comlrl_iac`" in line)
     assert line.split("|")[2].split() == ["+0.10", "(+0.05)"]
 
 

@@ -65,7 +65,7 @@ def test_a_job_on_two_nodes_makes_one_run_of_two_ranks(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on_to_the_byte(
+def test_preempted_job_is_requeued_and_resumes_to_the_byte(
     cluster: Cluster, whole: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "asked"
@@ -83,7 +83,7 @@ def test_a_job_that_is_asked_to_leave_is_queued_again_and_goes_on_to_the_byte(
     run = only_run(folder)
     assert json.loads((run / "run.json").read_text())["state"] == "preempted"
     assert 2 < len(rows(run)) < 7
-    assert "asked to leave, and queued again" in said
+    assert "train.sbatch: preempted; requeued" in said
     (folder / "slow").unlink()
     # SLURM lets it wait two minutes. Its nodes refuse a job that begins in the second in which it was taken from them.
     cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+5")

@@ -1,9 +1,9 @@
-"""One run of TRL's PPO trainer on a model folder, timed by the update, as JSON. `pretrained.py` calls it.
+"""Run TRL's PPO trainer on a model folder and print the seconds per update as JSON; `pretrained.py` calls it.
 
     ENV/bin/python trl_ppo.py FOLDER PROMPTS.json --length 32 [--until-end] --updates 4 --dtype bf16
 
-Needs an environment of its own: trl 1.10 (later ones have no PPO), torch, transformers, accelerate. `PROMPTS.json` has
-lists of token ids. Weights have `--dtype`, and so have its optimizer's: TRL keeps no float32 copy of them on a CPU.
+Needs a separate environment: trl 1.10 (later ones have no PPO), torch, transformers, accelerate. `PROMPTS.json` has
+lists of token ids. Weights and optimizer states have `--dtype`: TRL keeps no float32 copy of weights on a CPU.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from trl.experimental.ppo import PPOConfig, PPOTrainer  # pyright: ignore[report
 
 
 class _Length(nn.Module):
-    """Stands where the trainer expects a reward model's backbone: its state at a token is how many there are so far."""
+    """Replaces a reward model's backbone: its state at a token is the number of tokens so far."""
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(hidden_states=(attention_mask.float().cumsum(1)[..., None] / 100,))
 
 
 class Length(nn.Module):
-    """A reward without weights, in the form of a reward model."""
+    """A reward without weights, with the interface of a reward model."""
 
     base_model_prefix = "counted"
 
@@ -45,7 +45,7 @@ class Length(nn.Module):
 
 
 class Clock(TrainerCallback):
-    """When each update ended."""
+    """Records the end of each update."""
 
     def __init__(self) -> None:
         self.ends: list[float] = []
@@ -72,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(given.threads)
     dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[given.dtype]
     tokenizer = AutoTokenizer.from_pretrained(given.folder, padding_side="left")
-    if tokenizer.pad_token_id == tokenizer.eos_token_id:  # its attention mask is `ids != pad`
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:  # TRL's attention mask is `ids != pad`
         tokenizer.pad_token = tokenizer.convert_ids_to_tokens(0)
     policy, reference = (AutoModelForCausalLM.from_pretrained(given.folder, dtype=dtype) for _ in range(2))
     value = AutoModelForSequenceClassification.from_pretrained(given.folder, num_labels=1, dtype=dtype)
@@ -99,7 +99,7 @@ def main() -> None:
                 learning_rate=1e-6,
                 lr_scheduler_type="constant",
                 use_cpu=True,
-                bf16=False,  # of autocast: weights have --dtype already
+                bf16=False,  # no autocast: weights already have --dtype
                 gradient_checkpointing=False,
                 report_to="none",
                 save_strategy="no",

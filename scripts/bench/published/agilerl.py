@@ -1,4 +1,4 @@
-"""AgileRL's functions beside our formulas; methods are called with what they read of their algorithm."""
+"""Comparisons with AgileRL; methods are called with stubs of their algorithm."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from ippo_cli.formulas import (
 )
 
 READINGS = {"mean": "mean", "final_value": "final"}  # theirs to ours
-BROKEN = "every turn is an episode of its own: nothing crosses an observation; ours steps over it"
-BOUNDED = "0 where it is above 10 and the policy is below the reference, unbounded otherwise; ours is bounded to 10"
-UNITS = "the mean is over turns, a short one weighing as much as a long one; ours is over their tokens"
+BROKEN = "each turn is a separate episode: no credit crosses an observation; ours skips observations"
+BOUNDED = "0 if it is above 10 and the policy is below the reference, unbounded otherwise; ours is bounded to 10"
+UNITS = "mean over turns, with equal weights of short and long turns; ours is a mean over tokens"
 
 
 def last_tokens(c: Case) -> Tensor:
@@ -37,7 +37,7 @@ def last_tokens(c: Case) -> Tensor:
 
 
 def repeated(c: Case) -> Tensor:
-    """A turn's score on each of its tokens, which is how AgileRL's rewards arrive."""
+    """Return each turn's score on all its tokens: the format of AgileRL's rewards."""
     return c.kept(c.turn_scores.gather(1, c.turn.clamp(min=0)))
 
 
@@ -72,7 +72,7 @@ def their_by_token(c: Case) -> tuple[Tensor, Tensor]:
 
 
 def turn_by_turn(c: Case) -> tuple[Tensor, Tensor]:
-    """Our GAE of each turn as if it were alone in its row."""
+    """Our GAE of each turn as a separate row."""
     results = [
         gae(c.rewards, c.values, c.turn == turn, gamma=c.gamma, gae_lambda=c.gae_lambda)
         for turn in range(int(c.turn.max()) + 1)
@@ -81,7 +81,7 @@ def turn_by_turn(c: Case) -> tuple[Tensor, Tensor]:
 
 
 def to_go(c: Case) -> Tensor:
-    """Later turns' scores, z-scored over turns."""
+    """Our sum of scores from the turn on, z-scored over turns."""
     rewards = place_scores(c.turn_scores, c.mask, c.turn)
     found, _ = turn_gae(
         rewards, torch.zeros_like(rewards), c.mask, c.turn, gamma=c.gamma, gae_lambda=1.0, turn_value="first"
@@ -125,7 +125,7 @@ def their_kl(c: Case) -> tuple[Tensor, Tensor]:
 
 
 def bounded_kl(c: Case) -> tuple[Tensor, Tensor]:
-    """k3 without our bounds, and 0 past theirs."""
+    """k3 without our bounds, and 0 beyond theirs."""
 
     def penalty(new: Tensor) -> Tensor:
         apart = new - c.ref
@@ -166,7 +166,7 @@ def their_values(reading: str, unit: str) -> Side:
 COMPARISONS = (
     *(
         Comparison(
-            what=f"turn GAE and returns, turn_value={ours}, as it is and whitened",
+            what=f"turn GAE and returns, turn_value={ours}, raw and whitened",
             on=("holes", "empty rows"),
             ours=joined(by_turn(theirs, whiten=False), by_turn(theirs, whiten=True)),
             tolerance=SINGLE,
@@ -189,7 +189,7 @@ COMPARISONS = (
         ours=grpo,
         theirs=their_grpo("mean_std"),
         translated=with_epsilon(1e-8),
-        known="1e-8 beside the deviation; ours is 1e-6",
+        known="adds 1e-8 to the std; ours adds 1e-6",
     ),
     Comparison(
         what="Dr. GRPO",

@@ -1,4 +1,4 @@
-"""Random responses to compare formulas on, and what a comparison is."""
+"""Random responses for comparisons of formulas, and the type of a comparison."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass, fields, replace
 import torch
 from torch import Tensor
 
-# Largest difference that passes, |ours - theirs| / max(1, |theirs|), in float32 and float64; None is not compared.
+# Largest accepted |ours - theirs| / max(1, |theirs|) in float32 and float64; None: not compared.
 Tolerance = tuple[float, float | None]
 EXACT: Tolerance = (1e-5, 1e-12)
-EPSILON: Tolerance = (1e-5, 1e-7)  # they add 1e-8 to a count or clamp a variance there; ours does not
-SINGLE: Tolerance = (1e-5, None)  # they compute in float32 whatever comes in
+EPSILON: Tolerance = (1e-5, 1e-7)  # for peers that add 1e-8 to a count or clamp a variance; ours does not
+SINGLE: Tolerance = (1e-5, None)  # for peers that always compute in float32
 
 VOCABULARY = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """What the responses of a case look like."""
+    """Properties of the responses of a case."""
 
     holes: bool = True  # observations between turns; otherwise every response is one turn
     empty_rows: bool = False
-    far: bool = False  # log-ratios beyond every clamp, else about 0.4
+    far: bool = False  # log-ratios beyond every clamp; otherwise about 0.4
     equal_scores: bool = False  # within each group
-    lone: bool = False  # one row has a group of its own
-    own_tokens: int | None = None  # of the whole batch
+    lone: bool = False  # one row is a group of one
+    own_tokens: int | None = None  # number of action tokens of the whole batch
 
 
 KINDS = {
@@ -44,11 +44,11 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One batch of B rows: noise everywhere, off the mask as well, so that whoever reads there is found out."""
+    """One batch of B rows, with noise also outside the mask: a formula that uses it gives a wrong result."""
 
     mask: Tensor  # [B, R] bool: action tokens
-    turn: Tensor  # [B, R] int64: 0, 1, 2 .. without gaps, -1 off the mask
-    group: Tensor  # [B] int64: labels in any order, of unequal sizes
+    turn: Tensor  # [B, R] int64: 0, 1, 2 .. without gaps, -1 outside the mask
+    group: Tensor  # [B] int64: labels in any order; groups of unequal sizes
     block: int  # rows // block groups of consecutive rows
     logits: Tensor  # [B, R, VOCABULARY]
     ids: Tensor  # [B, R] int64
@@ -76,7 +76,7 @@ class Case:
 
     @property
     def m(self) -> Tensor:
-        """The mask as numbers."""
+        """The mask as floating-point numbers."""
         return self.mask.to(self.new.dtype)
 
     @property
@@ -93,11 +93,11 @@ class Case:
         return torch.arange(len(self.score)) // self.block
 
     def kept(self, x: Tensor) -> Tensor:
-        """`x` with 0 off the mask: what is there is nobody's business."""
+        """Return `x` with 0 outside the mask."""
         return torch.where(self.mask, x, 0.0)
 
     def on_tokens(self, rows: Tensor) -> Tensor:
-        """One number per row on each of its action tokens."""
+        """Place one number per row on each of its action tokens."""
         return rows[:, None] * self.m
 
     def to(self, dtype: torch.dtype) -> Case:
@@ -110,7 +110,7 @@ class Case:
 
 
 def make_case(seed: int, kind: str) -> Case:
-    """A batch in float64 that the seed determines."""
+    """Return the float64 batch of a seed."""
     like = KINDS[kind]
     generator = torch.Generator().manual_seed(seed)
 
@@ -129,7 +129,7 @@ def make_case(seed: int, kind: str) -> Case:
     mask = _mask(rows, width, like, generator)
     turn = _turns(mask)
     group = _groups(rows, generator)
-    # Sixteenths: groups of nearly equal scores, whose deviation is mostly rounding, are the business of `equal_scores`.
+    # Multiples of 1/16: groups with nearly equal scores have a std of rounding errors; `equal_scores` covers them.
     score = (16 * noise(rows)).round() / 16
     if like.lone:
         group[integer(0, rows - 1)] = -1
@@ -170,7 +170,7 @@ def make_case(seed: int, kind: str) -> Case:
 
 
 def _mask(rows: int, width: int, like: Kind, generator: torch.Generator) -> Tensor:
-    """Ragged, with the last row the longest of all; rows that are not to be empty have a token."""
+    """Return a ragged mask; the last row is the longest, and non-empty rows have at least one token."""
     lengths = torch.randint(1, width + 1, (rows, 1), generator=generator)
     lengths[-1] = width
     mask = torch.arange(width) < lengths
@@ -185,14 +185,14 @@ def _mask(rows: int, width: int, like: Kind, generator: torch.Generator) -> Tens
 
 
 def _turns(mask: Tensor) -> Tensor:
-    """Every stretch of action tokens is a turn."""
+    """Number the contiguous spans of action tokens as turns."""
     starts = mask.clone()
     starts[:, 1:] &= ~mask[:, :-1]
     return torch.where(mask, starts.cumsum(1) - 1, -1)
 
 
 def _groups(rows: int, generator: torch.Generator) -> Tensor:
-    """Labels of groups of two to five rows, in any order."""
+    """Return labels of groups of two to five rows, in random order."""
     labels, size = [0, 0], 2
     while len(labels) < rows:
         room = rows - len(labels) >= 2
@@ -208,10 +208,10 @@ Side = Callable[[Case], Result]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One quantity in our formulas and in a peer's.
+    """One quantity, computed by our formulas and by a peer.
 
-    A known difference has a reason and, where there is one, `translated`: ours after changing what the reason says.
-    That must agree, or the reason is not the whole reason.
+    A known difference has a reason (`known`) and optionally `translated`: our side, changed according to the reason.
+    It must agree with the peer; otherwise the reason is incomplete.
     """
 
     what: str
@@ -224,13 +224,13 @@ class Comparison:
 
     @property
     def limits(self) -> dict[torch.dtype, float]:
-        """The largest difference that passes, by the dtypes that are compared."""
+        """The largest accepted difference, by dtype."""
         single, double = self.tolerance
         return {torch.float32: single} | ({} if double is None else {torch.float64: double})
 
 
 def joined(*sides: Side) -> Side:
-    """All results of several sides in one."""
+    """Concatenate the results of several sides."""
 
     def results(c: Case) -> tuple[Tensor, ...]:
         found = (side(c) for side in sides)
@@ -240,7 +240,7 @@ def joined(*sides: Side) -> Side:
 
 
 def graded(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor, Tensor]:
-    """`function(at)`, and the gradient of its sum."""
+    """Return `function(at)` and the gradient of its sum."""
     at = at.detach().requires_grad_()
     value = function(at)
     (gradient,) = torch.autograd.grad(value.sum(), at)

@@ -1,4 +1,4 @@
-"""CoMLRL's methods beside our formulas, called with what they read of their trainer."""
+"""Comparisons with CoMLRL; methods are called with stubs of their trainer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from ippo_cli.formulas import (
     value_loss,
 )
 
-PROMPT = 2  # tokens before the response in the sequences that their functions take apart
+PROMPT = 2  # prompt tokens in the sequences of their functions
 
 
 class Fixed(torch.nn.Module):
-    """A model that gives the same logits whatever it reads."""
+    """A model that returns the same logits for every input."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Fixed(torch.nn.Module):
 
 
 def sequence(c: Case, row: int, logits: Tensor) -> tuple[Tensor, Tensor, int]:
-    """One row as prompt and response: ids `[1, T]`, logits `[1, T, V]` where the state is read, and the length."""
+    """Return one row as prompt and response: ids `[1, T]`, next-token logits `[1, T, V]`, and the response length."""
     length = int(c.mask[row].sum())
     ids = torch.cat([torch.zeros(PROMPT, dtype=torch.long), c.ids[row, :length]])
     before = torch.zeros(PROMPT - 1, logits.shape[-1], dtype=logits.dtype)
@@ -58,7 +58,7 @@ def their_response_logprobs(c: Case) -> Tensor:
 
 
 def apart(c: Case, by: float) -> Tensor:
-    """Logits of a reference that is nearer (0) or farther (1)."""
+    """Return the logits of a reference, from equal (0) to far (1)."""
     return torch.lerp(c.logits, c.logits.flip(-1), by)
 
 
@@ -108,7 +108,7 @@ def one_group(c: Case) -> Tensor:
 
 
 def step(c: Case) -> tuple[Tensor, Tensor]:
-    """Gradients of one update with respect to token log-probabilities and values before the response."""
+    """Return gradients of one update with respect to token log-probabilities and values before the response."""
     counts = {"num_tokens": c.num_tokens, "num_sequences": c.num_sequences}
 
     def policy(new: Tensor) -> Tensor:
@@ -118,13 +118,13 @@ def step(c: Case) -> tuple[Tensor, Tensor]:
 
     def critic(new: Tensor) -> Tensor:
         each = value_loss(new, c.greedy, c.score, value_clip_range=c.value_clip)
-        return 2 * c.coef * each.mean()  # their error is not halved
+        return 2 * c.coef * each.mean()  # their squared error has no factor 1/2
 
     return graded(policy, c.new)[1], graded(critic, c.turn_scores[:, 0])[1]
 
 
 def their_step(c: Case) -> tuple[Tensor, Tensor]:
-    """Their whole update with an optimizer that leaves gradients where they are."""
+    """Run their whole update with an optimizer that keeps gradients."""
     new, value = c.new.detach().requires_grad_(), c.turn_scores[:, 0].detach().requires_grad_()
     samples = [
         SimpleNamespace(
@@ -173,11 +173,11 @@ COMPARISONS = (
         ours=response_kl(1.0),
         on=("plain",),
         theirs=their_response_kl(1.0),
-        known="not bounded; ours is, to 10 per token",
+        known="unbounded; ours is bounded to 10 per token",
         translated=unbounded_kl(1.0),
     ),
     Comparison(
-        what="MAGRPO: score less the mean",
+        what="MAGRPO: score minus the mean",
         theirs=against_all("mean"),
         ours=lambda c: group_normalized(c.score, one_group(c), scale_by_std=False),
     ),
@@ -187,8 +187,8 @@ COMPARISONS = (
         ours=zscored,
         theirs=their_zscored,
         tolerance=SINGLE,
-        known="the population's deviation; ours has Bessel's correction, a factor of sqrt((n - 1) / n)",
+        known="population std; ours has Bessel's correction, a factor of sqrt((n - 1) / n)",
         translated=lambda c: zscored(c) * (len(c.score) / (len(c.score) - 1)) ** 0.5,
     ),
-    Comparison(what="IAC: an update's gradients, value clip on", ours=step, theirs=their_step),
+    Comparison(what="IAC: gradients of one update, with value clipping", ours=step, theirs=their_step),
 )

@@ -1,4 +1,4 @@
-"""OpenRLHF's functions beside our formulas."""
+"""Comparisons with OpenRLHF."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from ippo_cli.formulas import (
     reward_to_go,
 )
 
-# Packages whose own `__init__` imports kernels or servers that need a GPU, which their modules do not: left unrun.
+# The `__init__` of these packages imports kernels or servers that need a GPU; their modules do not, so it is not run.
 for package in ("openrlhf.models", "openrlhf.utils", "openrlhf.trainer.ray"):
     found = importlib.util.find_spec(package)
     assert found is not None
     sys.modules[package] = importlib.util.module_from_spec(found)
 launcher = ModuleType("openrlhf.trainer.ray.launcher")
-launcher.RayActorGroup = object  # a name in annotations
+launcher.RayActorGroup = object  # used in annotations only
 sys.modules[launcher.__name__] = launcher
 
 from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
@@ -53,13 +53,13 @@ from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  #
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController  # noqa: E402
 
 TEMPERATURE = 0.7
-HOLES = "discounts through observations and takes values there as 0; ours steps over them"
+HOLES = "discounts through observations, with values of 0 there; ours skips them"
 BASELINE = less_group_mean_whitened(lambda c: c.blocks)
-POPULATION = "the population's deviation; ours has Bessel's correction, a factor of sqrt((n - 1) / n)"
+POPULATION = "population std; ours has Bessel's correction, a factor of sqrt((n - 1) / n)"
 
 
 def over_holes(c: Case) -> tuple[Tensor, Tensor]:
-    """Our GAE with observations as tokens of value and reward 0."""
+    """Our GAE, with observations as tokens of value 0 and reward 0."""
     every = torch.ones_like(c.mask)
     advantages, returns = gae(c.kept(c.rewards), c.kept(c.values), every, gamma=c.gamma, gae_lambda=c.gae_lambda)
     return c.kept(advantages), c.kept(returns)
@@ -85,7 +85,7 @@ def to_go_over_holes(c: Case) -> Tensor:
 
 
 def their_advantages(estimator: str, coef: float = 0.0) -> Side:
-    """The whole of their way from scores to advantages, for one batch of responses."""
+    """Run OpenRLHF's whole computation from scores to advantages, for one batch of responses."""
 
     def theirs(c: Case) -> Tensor:
         batch = SimpleNamespace(
@@ -124,7 +124,7 @@ def as_population(x: Tensor, c: Case) -> Tensor:
 
 
 def rloo_with_kl(c: Case) -> Tensor:
-    """The group's part on every token, and the KL term of the tokens from there on."""
+    """The group advantage on every token, minus the KL terms from the token on."""
     return c.on_tokens(leave_one_out(c.score, c.blocks)) - reward_to_go(0.3 * (c.old - c.ref), c.mask, gamma=1.0)
 
 
@@ -163,7 +163,7 @@ def weights(c: Case, *, banded: bool, level: str = "token") -> Tensor:
 
 
 def gated_by_mean(c: Case) -> Tensor:
-    """Token weights of the rows whose geometric mean lies in the band."""
+    """Token weights of the rows with a geometric mean inside the band; 0 elsewhere."""
     gate = pool_logratio(c.old, c.sampler, c.mask, c.turn, level="sequence", pooling="mean").exp()
     each = behavior_weights(c.old, c.sampler, c.mask, level="token", cap=float("inf"))
     return torch.where((gate >= c.low) & (gate <= c.cap), each, 0.0)
@@ -213,7 +213,7 @@ COMPARISONS = (
         what="RLOO with KL in the reward",
         theirs=their_advantages("rloo", 0.3),
         ours=rows(lambda c: leave_one_out(c.score - 0.3 * c.kept(c.old - c.ref).sum(1), c.blocks)),
-        known="the KL term stays out of the baseline and counts from the token on; ours is part of the score",
+        known="the KL term is not in the baseline, and is summed from the token on; ours is part of the score",
         translated=rloo_with_kl,
     ),
     Comparison(
@@ -225,7 +225,7 @@ COMPARISONS = (
         what="GRPO (group_norm)",
         ours=rows(lambda c: group_normalized(c.score, c.blocks)),
         theirs=their_advantages("group_norm"),
-        known="1e-9 beside the deviation; ours is 1e-6",
+        known="adds 1e-9 to the std; ours adds 1e-6",
         translated=rows(with_epsilon(1e-9)),
     ),
     Comparison(
@@ -237,7 +237,7 @@ COMPARISONS = (
         translated=lambda c: as_population(BASELINE(c), c),
     ),
     Comparison(
-        what="scores on the last action token less the KL term",
+        what="scores on the last action token minus the KL term",
         ours=reward,
         theirs=lambda c: c.kept(compute_reward(c.score, c.coef, c.old - c.ref, c.m)),
     ),
@@ -279,7 +279,7 @@ COMPARISONS = (
         ours=lambda c: corrected(c, weights(c, banded=True, level="sequence")),
         theirs=their_corrected("seq", "mask", lambda c: c.low),
         translated=lambda c: corrected(c, gated_by_mean(c)),
-        known="the mean log-ratio decides and token weights apply; ours is the product in both places",
+        known="the band tests the mean log-ratio, and token weights apply; ours uses the product for both",
     ),
     Comparison(
         what="value loss, clipped, and gradient",
@@ -318,7 +318,7 @@ COMPARISONS = (
         on=("far",),
         theirs=joined(their_kl("k1"), their_kl("k2")),
         translated=joined(capped_kl("k1"), capped_kl("k2")),
-        known="bounded to +-10, where its gradient is 0; ours bounds k3 alone",
+        known="bounded to +-10, with gradient 0 outside; ours bounds only k3",
     ),
     Comparison(what="KL k3 and gradient", ours=kl("k3"), theirs=their_kl("k3"), on=("holes", "far"), tolerance=SINGLE),
     Comparison(

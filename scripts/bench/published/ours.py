@@ -1,4 +1,4 @@
-"""Our side of what several peers compute, as functions of a case."""
+"""Our side of comparisons with several peers, as functions of a case."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ Choice = Callable[[Case], Tensor]
 
 
 def per_token(c: Case) -> Tensor:
-    """Advantages of every token."""
+    """Return the advantage of every token."""
     return c.advantages
 
 
 def per_row(c: Case) -> Tensor:
-    """One advantage for all tokens of a row."""
+    """Return one advantage for all tokens of a row."""
     return c.on_tokens(c.row_advantages)
 
 
 def outcome_rewards(c: Case) -> Tensor:
-    """Each row's score on its last action token."""
+    """Place each row's score on its last action token."""
     return place_scores(c.score[:, None], c.mask, torch.where(c.mask, 0, -1))
 
 
 def aggregated(loss: Tensor, c: Case, mode: str, *, mask: Tensor | None = None, all_rows: bool = False) -> Tensor:
-    """Our aggregation over a batch that is the whole optimizer step; `all_rows` counts the empty ones too."""
+    """Aggregate over a batch that is the whole optimizer step; `all_rows` also counts empty rows."""
     mask = c.mask if mask is None else mask
     rows = len(mask) if all_rows else c.num_sequences
     return aggregate(loss, mask, mode=mode, num_tokens=int(mask.sum()), num_sequences=rows, norm=NORM)
@@ -61,7 +61,7 @@ def policy(
     all_rows: bool = False,
     upper: Callable[[Case], float] = lambda c: c.high,
 ) -> Side:
-    """The clipped policy loss and its gradient; `units` are the tokens that are averaged over, if not all own ones."""
+    """The clipped policy loss and its gradient; `units` selects the tokens of the average (default: all)."""
 
     def loss(new: Tensor, c: Case) -> Tensor:
         logratio = pool_logratio(new, c.old, c.mask, c.turn, level=level, pooling=pooling)
@@ -106,7 +106,7 @@ def less_group_mean_whitened(group: Choice) -> Side:
 
 
 def with_epsilon(epsilon: float) -> Side:
-    """GRPO over consecutive groups with another number beside the deviation than our 1e-6."""
+    """GRPO over consecutive groups with another constant added to the std than our 1e-6."""
 
     def rows(c: Case) -> Tensor:
         std = c.score.view(-1, c.block).std(dim=1).repeat_interleave(c.block)
@@ -132,7 +132,7 @@ def adaptive(c: Case) -> Tensor:
 
 
 def adapted(controller: type, c: Case) -> Tensor:
-    """The same by a controller of theirs, as Ziegler et al. wrote theirs."""
+    """The KL coefficient after a batch, from a peer's controller (Ziegler et al.)."""
     one = controller(c.coef, c.cap, HORIZON)
     one.update(float(c.score[0].abs()), len(c.score))
     return torch.tensor(float(one.value), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""TRL's functions beside our formulas; losses that are methods are called with what they read of their trainer."""
+"""Comparisons with TRL; loss methods are called with stubs of their trainer."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from ippo_cli.formulas import (
     masked_whiten,
 )
 
-ALL_ROWS = "rows without action tokens count in the mean over rows; ours leaves them out"
-UNBOUNDED = "the log-ratio is not bounded; ours is, to +-20, and k3 to 10"
+ALL_ROWS = "rows without action tokens count in the mean over rows; ours excludes them"
+UNBOUNDED = "the log-ratio is unbounded; ours bounds it to +-20, and k3 to 10"
 
 
 class Alone:
-    """The only process."""
+    """An accelerator with one process."""
 
     num_processes = 1
     sync_gradients = True
@@ -40,7 +40,7 @@ class Alone:
 
 
 def trainer(c: Case, new: Tensor, **settings: Any) -> SimpleNamespace:
-    """What the losses read of their trainer, with `new` as the model's log-probabilities."""
+    """Return a stub with the trainer's attributes that losses use; `new` are the model's log-probabilities."""
     reads = {
         "_get_per_token_logps_and_entropies": lambda *given, **named: (new, torch.zeros_like(new), None),
         "_metrics": {"train": defaultdict(list)},
@@ -176,10 +176,10 @@ COMPARISONS = (
         theirs=lambda c: c.kept(ppo_trainer.masked_whiten(c.rewards, c.m)),
     ),
     Comparison(
-        what="whitening, the mean left in",
+        what="whitening without centering",
         ours=lambda c: masked_whiten(c.rewards, c.mask, center=False),
         theirs=lambda c: c.kept(ppo_trainer.masked_whiten(c.rewards, c.m, shift_mean=False)),
-        known="the mean is added back unscaled; ours scales it like all else",
+        known="the mean is added back unscaled; ours scales it too",
         translated=lambda c: c.kept(masked_whiten(c.rewards, c.mask) + masked_mean(c.rewards, c.mask)),
     ),
     Comparison(

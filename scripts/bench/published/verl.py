@@ -1,4 +1,4 @@
-"""What verl makes of scores, rewards and values, beside our formulas."""
+"""Comparisons with verl: from scores, rewards and values to advantages."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from ippo_cli.formulas import (
     reweight,
 )
 
-ALONE = "the member of a group of one gets a score without a baseline; ours refuses it"
+ALONE = "the member of a group of one gets its score without a baseline; ours raises an error"
 METHODS = ("pow", "max_min", "max_random")
 
 
 def in_groups(estimator: Callable[..., tuple[Tensor, Tensor]], **settings: Any) -> Callable[[Case], Tensor]:
-    """An estimator of theirs that compares the responses to one prompt."""
+    """Wrap one of verl's estimators over the responses to one prompt."""
     return lambda c: estimator(outcome_rewards(c), c.m, index=c.group.numpy(), **settings)[0]
 
 
@@ -58,7 +58,7 @@ def grpo(c: Case) -> Tensor:
 
 
 def kl_in_reward(c: Case) -> tuple[Tensor, Tensor]:
-    """The rewards less the KL term, and the next coefficient."""
+    """Return rewards minus the KL term, and the next coefficient."""
     kl = kl_estimate(c.old, c.ref, estimator="k1")
     current = (c.kept(kl).sum(dim=1) / c.m.sum(dim=1).clamp(min=1)).mean()
     coef = adaptive_kl_step(c.coef, current, target=c.low, horizon=HORIZON, num_samples=len(c.score))
@@ -73,7 +73,7 @@ def their_kl_in_reward(c: Case) -> tuple[Tensor, Tensor]:
 
 
 def probabilities(draw: Callable[[], Any]) -> Tensor:
-    """What a draw of rows asks of the random numbers: the weights, scaled to add up to 1."""
+    """Return the weights that a draw of rows passes to `torch.multinomial`, normalized to sum 1."""
     caught: list[Tensor] = []
     multinomial = torch.multinomial
 
@@ -108,14 +108,14 @@ def floored(c: Case) -> Tensor:
 
 COMPARISONS = (
     Comparison(
-        what="GAE, whitened, and returns",
+        what="whitened GAE, and returns",
         ours=whitened_gae,
         theirs=their_gae,
         tolerance=EPSILON,
         on=("plain", "holes", "empty rows"),
     ),
     Comparison(
-        what="GAE, whitened, and returns",
+        what="whitened GAE, and returns",
         ours=whitened_gae,
         theirs=their_gae,
         on=("one token",),
@@ -127,7 +127,7 @@ COMPARISONS = (
         ours=grpo,
         theirs=in_groups(core.compute_grpo_outcome_advantage),
         on=("equal scores",),
-        known="rounding in the mean of equal scores, divided by 1e-6; ours is exactly 0",
+        known="rounding error in the mean of equal scores, divided by 1e-6; ours is exactly 0",
     ),
     Comparison(
         what="GRPO", ours=grpo, theirs=in_groups(core.compute_grpo_outcome_advantage), on=("lone row",), known=ALONE
@@ -176,11 +176,11 @@ COMPARISONS = (
         what="ReMax, rewards on every token",
         ours=lambda c: c.on_tokens(c.kept(c.rewards).sum(1) - c.greedy),
         theirs=lambda c: c.kept(core.compute_remax_outcome_advantage(c.rewards, c.greedy, c.m)[0]),
-        known="the rewards from the token on, less the baseline; ours is the row's whole reward less it",
+        known="sum of rewards from the token on, minus the baseline; ours: total reward of the row, minus the baseline",
         translated=lambda c: reward_to_go(c.rewards, c.mask, gamma=1.0) - c.on_tokens(c.greedy),
     ),
     Comparison(
-        what="KL in the reward and the adaptive coefficient after it",
+        what="KL in the reward, and the next adaptive coefficient",
         ours=kl_in_reward,
         theirs=their_kl_in_reward,
         on=("empty rows",),
@@ -199,7 +199,7 @@ COMPARISONS = (
         theirs=their_filtered("pow", 1e-4),
         tolerance=EPSILON,
         translated=floored,
-        known="1e-8 is added to every weight, which evens small scores out; ours asks for proportions only",
+        known="adds 1e-8 to every weight, so small scores are sampled almost uniformly; ours depends on ratios only",
     ),
     Comparison(
         what="PF-PPO, probabilities of pow where all scores are 0",

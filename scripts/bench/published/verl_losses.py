@@ -1,4 +1,4 @@
-"""verl's losses, KL terms, log-probabilities and weights beside our formulas."""
+"""Comparisons with verl: losses, KL terms, log-probabilities and weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def their_clipped(mode: str) -> Side:
 
 
 def gspo_token(c: Case) -> tuple[Tensor, Tensor]:
-    """Our GSPO with the sequence's ratio on each token, but each token's own gradient."""
+    """Our GSPO with the sequence ratio on each token and the gradient of the token itself."""
 
     def loss(new: Tensor) -> Tensor:
         ratio = pool_logratio(new, c.old, c.mask, c.turn, level="sequence", pooling="mean").detach()
@@ -85,7 +85,7 @@ def halves(c: Case) -> tuple[slice, slice]:
 
 
 def in_parts(mode: str) -> Side:
-    """The sum of two micro-batches' shares of a step."""
+    """Sum the parts of a step from two micro-batches."""
     return lambda c: sum(
         (
             aggregate(
@@ -103,7 +103,7 @@ def in_parts(mode: str) -> Side:
 
 
 def their_parts(mode: str) -> Side:
-    """The same of two ranks: averaging their gradients halves the sum."""
+    """Sum the parts from two ranks; averaging of gradients halves the sum."""
     return lambda c: sum(
         (
             core.agg_loss(
@@ -145,7 +145,7 @@ def correction(level: str, *, banded: bool) -> Side:
 
 def their_correction(level: str, *, banded: bool) -> Side:
     def theirs(c: Case) -> Tensor:
-        # One more row, of weight 1: where no weight is left, theirs divides by zero (compared below).
+        # One extra row of weight 1: without any nonzero weight, verl divides by zero (compared below).
         logratio, mask = (
             torch.nn.functional.pad(x, (0, 0, 0, 1), value=fill) for x, fill in ((c.old - c.sampler, 0.0), (c.m, 1.0))
         )
@@ -220,7 +220,7 @@ LOSSES = (
         ours=GSPO(per_token),
         theirs=their_gspo(per_token),
         tolerance=EPSILON,
-        known="each token's gradient takes its own advantage (the paper's GSPO-token), ours is of the ratio",
+        known="each token's gradient uses its own advantage (GSPO-token in the paper); ours is that of the ratio",
         translated=gspo_token,
     ),
     Comparison(
@@ -241,7 +241,7 @@ LOSSES = (
         what="aggregation, seq-mean-token-sum-norm without a norm",
         ours=lambda c: normed(c, None),
         theirs=lambda c: core.agg_loss(c.rewards, c.m, "seq-mean-token-sum-norm"),
-        known="divides by the tensor's width, which trimming changes; ours refuses",
+        known="divides by the tensor's width, which trimming changes; ours raises an error",
         translated=lambda c: normed(c, c.mask.shape[1]),
     ),
     Comparison(

@@ -176,7 +176,7 @@ def _value_clip_warning(rows: Sequence[Row], config: Config) -> str | None:
     if not names:
         return None
     return (
-        f"values of {join_names(names)} have an error of about {max(map(value_error, names)):.2g} but change by at "
+        f"values of {join_names(names)} are off by {max(map(value_error, names)):.2g} but change by at "
         f"most algorithm.value_clip_range={clip_range:g} per buffer; scale rewards (reward.processor) or increase it"
     )
 
