@@ -9,6 +9,7 @@ RENAMED = (
     (re.compile(rf"(?<=/)({FRACTIONS})_share(?=/|$)"), r"\1_fraction"),
     (re.compile(r"(?<=/targets/)advantage_spread(?=/|$)"), "advantage_std"),
     (re.compile(r"(?<=/targets/)drawn_share$"), "resampled_fraction"),
+    (re.compile(r"(?<=/targets/)silent_share$"), "zero_advantage_fraction"),
     (re.compile(r"(?<=/value/)left_out_share$"), "truncated_context_fraction"),
     (re.compile(r"(?<=/rollout/)filter_gap$"), "logprob_diff/filter"),
     (re.compile(r"(?<=/rollout/)sampler_gap(?=_max$|$)"), "prob_diff/sampler"),
