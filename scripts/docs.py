@@ -294,11 +294,15 @@ def config_page() -> str:
     lines[-1] = lines[-1].rstrip(",") + "."
     lines += ["`task.agents.<name>.actor=` and `.critic=` choose another kind for one agent.", ""]
     lines += ["## Top level", ""]
-    lines += _table([(key, {"": composed()}) for key in _keys(schema.RunConfig)], "")
+    lines += _table([(key, {"": composed()}) for key in group_keys(schema.RunConfig)], "")
     for group, options in ordered_groups().items():
         lines += [f"## `{group}=`", "", *_group(group, {name: composed(f"{group}={name}")[group] for name in options})]
     lines += by_actor()
-    lines += ["## One agent: `task.agents.<name>`", "", *_table([(key, {}) for key in _keys(schema.AgentConfig)], "")]
+    lines += [
+        "## One agent: `task.agents.<name>`",
+        "",
+        *_table([(key, {}) for key in group_keys(schema.AgentConfig)], ""),
+    ]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -310,7 +314,7 @@ class Key(NamedTuple):
     meaning: str
 
 
-def _keys(cls: type[Any], prefix: str = "") -> list[Key]:
+def group_keys(cls: type[Any], prefix: str = "") -> list[Key]:
     """The keys of a class, those of nested classes included."""
     keys: list[Key] = []
     notes = comments(cls)
@@ -318,7 +322,7 @@ def _keys(cls: type[Any], prefix: str = "") -> list[Key]:
         if leaf == "agents" or (cls is AgentConfig and leaf in PER_AGENT):
             keys.append(Key(f"{prefix}{leaf}", "", notes[leaf] or "the named agents"))
         elif isinstance(hint, type) and is_dataclass(hint):
-            keys += _keys(hint, f"{prefix}{leaf}.")
+            keys += group_keys(hint, f"{prefix}{leaf}.")
         else:
             keys.append(Key(f"{prefix}{leaf}", _short_type(hint), notes[leaf]))
     return keys
@@ -348,7 +352,7 @@ def _group(group: str, nodes: dict[str, Any]) -> list[str]:
     by_key: dict[Key, dict[str, Any]] = {}
     for option, node in nodes.items():
         by_class.setdefault(OmegaConf.get_type(node), []).append(option)
-        for key in _keys(OmegaConf.get_type(node)):
+        for key in group_keys(OmegaConf.get_type(node)):
             by_key.setdefault(key, {})[option] = node
     lines: list[str] = []
     for cls, options in by_class.items():
@@ -385,7 +389,7 @@ def _standard(group: str, nodes: dict[str, Any]) -> str:
     return default_choice(group) if default_choice(group) in nodes else next(named_like_kind, next(iter(nodes)))
 
 
-def _value(node: Any, name: str) -> str:
+def format_value(node: Any, name: str) -> str:
     """The value of a key as it is written, not resolved."""
     return shown(reduce(getitem, name.split("."), _container(node)))
 
@@ -401,9 +405,9 @@ def _other_values(group: str, by_key: dict[Key, dict[str, Any]], nodes: dict[str
     fitted = False
     for key, having in by_key.items():
         if key.name not in ("agents", "kind"):
-            usual = _value(having[_standard(group, having)], key.name)
+            usual = format_value(having[_standard(group, having)], key.name)
             for option, node in having.items():
-                if (value := _value(node, key.name)) != usual:
+                if (value := format_value(node, key.name)) != usual:
                     values.setdefault(option, []).append(f"`{key.name}={value.removesuffix(FITTED)}`")
                     fitted |= value.endswith(FITTED)
     if not values:
@@ -468,7 +472,7 @@ def _table(rows: list[tuple[Key, dict[str, Any]]], group: str) -> list[str]:
         if key.name == "kind" and len(nodes) > 1:
             cell = "by option"
         elif nodes and key.type:
-            value = _value(nodes[_standard(group, nodes)], key.name)
+            value = format_value(nodes[_standard(group, nodes)], key.name)
             cell = f"`{_bars(value)}`"
             if len(cell) > VALUE_WIDTH:
                 long += [f"Default of `{key.name}`:", "", "```text", *value.split("\\n"), "```", ""]

@@ -26,7 +26,18 @@ os.fsync = lambda file: None  # files of tests need not survive a power failure,
 # `survival`: runs that are stopped, killed and resumed;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
 # `host_reads`: how often the host waits for tensors
-for folder in ("config", "rewards", "training", "models", "formulas", "tasks", "rollout", "engine", "faults", "reporting"):
+for folder in (
+    "config",
+    "rewards",
+    "training",
+    "models",
+    "formulas",
+    "tasks",
+    "rollout",
+    "engine",
+    "faults",
+    "reporting",
+):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 
 install_import_hook("ippo_cli.formulas", "checker.checked")  # before any other import of them: every call is checked

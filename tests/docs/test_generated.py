@@ -62,8 +62,8 @@ def test_values_of_every_option_are_on_the_page(docs: ModuleType) -> None:
         for option in options:
             node = docs.composed(f"{group}={option}")[group]
             item = others.partition(f"- `{option}`:")[2].split(" - `")[0]
-            for key in docs._keys(docs.OmegaConf.get_type(node)):
-                value = " ".join(docs._value(node, key.name).replace("\\n", " ").split())
+            for key in docs.group_keys(docs.OmegaConf.get_type(node)):
+                value = " ".join(docs.format_value(node, key.name).replace("\\n", " ").split())
                 rows = re.findall(rf"\| `{re.escape(key.name)}` \| [^|]* \| `(.*?)` \| ", tables)
                 plain = value.removesuffix(docs.FITTED)
                 known = value in rows or f"`{key.name}={plain}`" in item or f"```text {value} ```" in tables

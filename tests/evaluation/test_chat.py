@@ -6,29 +6,29 @@ from collections.abc import Iterable
 
 import pytest
 
-from ippo_cli.evaluation.chat import COMMANDS, _ExitRequested, _read_line, _ResetRequested
+from ippo_cli.evaluation.chat import COMMANDS, ExitRequested, ResetRequested, read_line
 
 
 def line(*typed: str) -> tuple[str, list[str]]:
     """The line that is sent to a model, and the lines that were printed before."""
     lines: Iterable[str] = iter(typed)
     printed: list[str] = []
-    return _read_line(lambda prompt: next(lines, None), printed.append, "you> "), printed
+    return read_line(lambda prompt: next(lines, None), printed.append, "you> "), printed
 
 
 @pytest.mark.parametrize("command", ["/exit", "/quit", " /QUIT ", "/bye", "/q"])
 def test_exit_commands(command: str) -> None:
-    with pytest.raises(_ExitRequested):
+    with pytest.raises(ExitRequested):
         line(command)
 
 
 def test_end_of_input_exits() -> None:
-    with pytest.raises(_ExitRequested):
+    with pytest.raises(ExitRequested):
         line("", "  ")
 
 
 def test_reset_command() -> None:
-    with pytest.raises(_ResetRequested):
+    with pytest.raises(ResetRequested):
         line("/reset")
 
 

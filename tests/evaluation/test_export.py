@@ -163,7 +163,7 @@ def test_export_of_base_instead_of_agent_detected(half: Path, tmp_path: Path, mo
         base = load_file(Path(config.task.agents["low"].actor.model or "") / "model.safetensors")
         save_file(base, target / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setattr(module, "_write_generation_config", take_base)
+    monkeypatch.setattr(module, "write_generation_config", take_base)
     for dtype in (None, Dtype.bf16):
         with pytest.raises(StorageError, match="the exported agent low computes different outputs"):
             export_agents(config, wanted(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
@@ -214,7 +214,7 @@ def test_failed_or_interrupted_export_leaves_nothing(
         save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
 
     with monkeypatch.context() as spoiling:
-        spoiling.setattr(module, "_write_generation_config", spoil)
+        spoiling.setattr(module, "write_generation_config", spoil)
         with pytest.raises(StorageError, match="the exported agent high computes different outputs"):
             export_agents(config, wanted(run, to, agents=["high"]), print)
     assert not to.exists()
@@ -233,7 +233,7 @@ def test_failed_or_interrupted_export_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as stopping:
-        stopping.setattr(module, "_finalize", stopped)
+        stopping.setattr(module, "finalize_export", stopped)
         with pytest.raises(KeyboardInterrupt):
             export_agents(config, wanted(run, to, agents=["high"]), print)
     assert not to.exists()

@@ -98,8 +98,8 @@ def results(model: str) -> dict[str, Any]:
     size = sum(parameter.numel() for parameter in whole.parameters())
     del whole
     frozen = references.FrozenWeights(CPU)
-    policy = build._build_policy(config, name, agent, model, None, frozen)
-    critic = build._build_critic(config, name, agent, model, None, frozen)
+    policy = build.build_policy(config, name, agent, model, None, frozen)
+    critic = build.build_critic(config, name, agent, model, None, frozen)
     found: dict[str, Any] = {"policy": unmapped(policy), "critic": unmapped(critic)}
     del policy, critic
     with Memory() as memory:

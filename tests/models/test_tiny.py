@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Alphabet, TinyActorConfig
 from ippo_cli.models.actor import load_tokenizer
-from ippo_cli.models.tiny import _supervised_batch, character_tokenizer, make_lesson_tokenizer, tiny_config, warm_start
+from ippo_cli.models.tiny import character_tokenizer, make_lesson_tokenizer, supervised_batch, tiny_config, warm_start
 from ippo_cli.types import Lesson
 
 COMMON, RARE = ("ab>", "x"), ("cd>", "y")  # prompt, answer
@@ -85,7 +85,7 @@ def test_alphabet_from_all_turns() -> None:
 
 def test_lesson_encoding_matches_conversation() -> None:
     tokenizer = character_tokenizer("abxy>")
-    ids, answered = _supervised_batch(tokenizer, [[("a>", "x"), ("b>", "yy")], [("b>", "")]])
+    ids, answered = supervised_batch(tokenizer, [[("a>", "x"), ("b>", "yy")], [("b>", "")]])
     eos = tokenizer.eos_token_id
     a, b, x, y, more = (tokenizer.get_vocab()[character] for character in "abxy>")
     assert ids.tolist() == [[a, more, x, eos, b, more, y, y, eos], [b, more, eos, 0, 0, 0, 0, 0, 0]]
@@ -94,10 +94,10 @@ def test_lesson_encoding_matches_conversation() -> None:
 
 def test_long_lesson_cut_after_whole_turn() -> None:
     tokenizer = character_tokenizer("ax")
-    ids, answered = _supervised_batch(tokenizer, [[("a" * 98, "x")] * 4])
+    ids, answered = supervised_batch(tokenizer, [[("a" * 98, "x")] * 4])
     assert ids.shape == (1, 200)
     assert int(answered.sum()) == 4
-    ids, _ = _supervised_batch(tokenizer, [[("a" * 400, "x")] * 2])
+    ids, _ = supervised_batch(tokenizer, [[("a" * 400, "x")] * 2])
     assert ids.shape == (1, 402), "the first turn is always kept"
 
 

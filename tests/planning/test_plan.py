@@ -23,7 +23,7 @@ from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB, MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
-from ippo_cli.planning.plan import _show_memory, show_plan
+from ippo_cli.planning.plan import show_memory, show_plan
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.prompts import prompt_warnings
 from ippo_cli.planning.resources import (
@@ -278,7 +278,7 @@ def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
     task = load_task(config.task, config.seed)
     material = read_model_specs(config, task)
     memory = estimate_run_memory(config, compute_batch_sizes(config, 1, len(task.train)), task, material, 1, "cpu")
-    _show_memory(replace(memory, prefix_cache_bytes=2.0 * GIB), this_machine("cpu", 1), 1)
+    show_memory(replace(memory, prefix_cache_bytes=2.0 * GIB), this_machine("cpu", 1), 1)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
     assert all("0.00" not in line.split()[4:7] for line in lines[1:3])

@@ -13,7 +13,7 @@ from ippo_cli.config.schema import Config
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, length_warnings
 from ippo_cli.planning.placeholder_episodes import preview_episode
-from ippo_cli.planning.plan import _show_conversation
+from ippo_cli.planning.plan import show_conversation
 from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.task import Task, load_task
@@ -70,7 +70,7 @@ def test_dialogue_is_shown_with_placeholders() -> None:
 def test_long_dialogue_shows_first_turns(capsys) -> None:
     shown = preview_episode(*prepared(*TALK, "task.num_turns=5")[1:])
     assert (len(shown.turns), shown.remaining_turns) == (6, 4)
-    _show_conversation(shown)
+    show_conversation(shown)
     said = capsys.readouterr().out
     assert "... 4 more turns" in said
     assert max(map(len, said.splitlines())) <= 100

@@ -166,13 +166,13 @@ def test_concurrency_limit() -> None:
 
 def test_unreachable_server_stops_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     tries: list[int] = []
-    whole = remote.RemoteClient._request_json
+    whole = remote.RemoteClient.request_json
 
     async def counted(self: Any, content: bytes) -> Any:
         tries.append(1)
         return await whole(self, content)
 
-    monkeypatch.setattr(remote.RemoteClient, "_request_json", counted)
+    monkeypatch.setattr(remote.RemoteClient, "request_json", counted)
     with socket.socket() as bound:  # no server listens on this port
         bound.bind(("127.0.0.1", 0))
         found = asked(f"http://127.0.0.1:{bound.getsockname()[1]}", SORTED * 10, "reward.batch_size=1")

@@ -128,7 +128,7 @@ def test_interrupted_call_leaves_no_late_answer(make: Make, monkeypatch: pytest.
     processes = make()
     assert processes.call(calls(("", 1))) == [1]
     with monkeypatch.context() as patched:
-        patched.setattr(processes, "_wait_for_result", lambda results: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setattr(processes, "wait_for_result", lambda results: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             processes.call(calls(("", 2)))
     assert processes.call(calls(("", 3))) == [3]

@@ -145,16 +145,16 @@ def test_unrelated_errors_raised(error: type[BaseException], llama: Any, monkeyp
     def fails(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr(ContinuousBatching, "_forward", fails)
+    monkeypatch.setattr(ContinuousBatching, "compute_logits", fails)
     with pytest.raises(error):
         model_runner_for(llama)
-    assert llama not in model_runner._runner_types
+    assert llama not in model_runner.runner_types
 
 
 def test_all_runners_sample_same_tokens(asked: Any, llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = asked.decoded(llama)
     for way in (StaticBatching, Recompute):
-        monkeypatch.setitem(model_runner._runner_types, llama, way)
+        monkeypatch.setitem(model_runner.runner_types, llama, way)
         found = asked.decoded(llama, batch_size=4)
         assert torch.equal(found.response_ids, expected.response_ids)
         assert torch.equal(found.finished, expected.finished)
@@ -178,31 +178,31 @@ def test_positions_off_by_one_detected(
 ) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONTINUOUS[name](60)).to(dtype).eval()  # small weights
-    right = ContinuousBatching._forward
+    right = ContinuousBatching.compute_logits
     for by in (1, 3):
 
         def misplaced(self: Any, ids: Any, positions: Any, mask: Any, by: int = by, **options: Any) -> Any:
             return right(self, ids, positions + by * bool(getattr(self, part)), mask, **options)
 
-        monkeypatch.setattr(ContinuousBatching, "_forward", misplaced)
-        assert not model_runner._matches_full_forward(model, ContinuousBatching)
-    monkeypatch.setattr(ContinuousBatching, "_forward", right)
-    assert model_runner._matches_full_forward(model, ContinuousBatching)
+        monkeypatch.setattr(ContinuousBatching, "compute_logits", misplaced)
+        assert not model_runner.matches_full_forward(model, ContinuousBatching)
+    monkeypatch.setattr(ContinuousBatching, "compute_logits", right)
+    assert model_runner.matches_full_forward(model, ContinuousBatching)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_unmasked_padding_detected(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(OTHERS["bloom (ALiBi)"][1](60)).to(dtype).eval()
-    assert model_runner._matches_full_forward(model, StaticBatching)
+    assert model_runner.matches_full_forward(model, StaticBatching)
 
     def read_all(self: Any, ids: Any) -> Any:
         self._mask = torch.ones_like(self._mask)
         return right(self, ids)
 
-    right = StaticBatching._forward
-    monkeypatch.setattr(StaticBatching, "_forward", read_all)
-    assert not model_runner._matches_full_forward(model, StaticBatching)
+    right = StaticBatching.compute_logits
+    monkeypatch.setattr(StaticBatching, "compute_logits", read_all)
+    assert not model_runner.matches_full_forward(model, StaticBatching)
 
 
 def test_wrapped_model(asked: Any, llama: Any) -> None:
@@ -239,7 +239,7 @@ def test_equal_forwards_on_all_ranks(asked: Any, llama: Any, way: Any) -> None:
     expected = [asked.decoded(llama, rows=part) for part in parts]
 
     def decode_on(rank: int, model: Any, any_rank: AnyRank) -> Any:
-        model_runner._runner_types[model] = way
+        model_runner.runner_types[model] = way
         return asked.decoded(model, rows=parts[rank], batch_size=3, any_rank=any_rank)
 
     found, forwards = on_ranks(len(parts), llama, decode_on)

@@ -146,7 +146,7 @@ def test_other_runners_read_whole_prompts(
     way: Any, llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = dialogue(llama, tokenizer, None)
-    monkeypatch.setitem(model_runner._runner_types, llama, way)
+    monkeypatch.setitem(model_runner.runner_types, llama, way)
     prefixes = PrefixCache()
     same(dialogue(llama, tokenizer, prefixes), expected)
     assert len(prefixes) == prefixes.reused_tokens == 0
@@ -261,12 +261,12 @@ def shifted_mask(self: Any, keys: Any, window: Any) -> Tensor:
     return mask
 
 
-right_mask, right_unpark = ResumedCache._mask, ResumedCache._restore
+right_mask, right_restore = ResumedCache.build_mask, ResumedCache.restore_rows
 
 
 def shifted_restore(self: Any, block: Any, rows: Any, firsts: Any, counts: Any) -> None:
     """Cached tokens shifted by one position."""
-    right_unpark(self, block, rows, np.maximum(firsts - 1, 0), counts)
+    right_restore(self, block, rows, np.maximum(firsts - 1, 0), counts)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -276,8 +276,8 @@ def test_wrong_resumption_detected(
 ) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(attention_models(len(tokenizer))[name]).to(dtype).eval()  # small weights
-    assert model_runner._resume_matches_full_forward(model)
-    right = ContinuousBatching._forward
+    assert model_runner.resume_matches_full_forward(model)
+    right = ContinuousBatching.compute_logits
     for by in (1, -1, 3):
 
         def misplaced(self: Any, ids: Any, positions: Any, mask: Any, by: int = by, **options: Any) -> Any:
@@ -285,19 +285,19 @@ def test_wrong_resumption_detected(
             return right(self, ids, wrong, mask, **options)
 
         with monkeypatch.context() as patch:
-            patch.setattr(ContinuousBatching, "_forward", misplaced)
-            assert not model_runner._resume_matches_full_forward(model)
-    for part, wrong in (("_mask", shifted_mask), ("_restore", shifted_restore)):
+            patch.setattr(ContinuousBatching, "compute_logits", misplaced)
+            assert not model_runner.resume_matches_full_forward(model)
+    for part, wrong in (("build_mask", shifted_mask), ("restore_rows", shifted_restore)):
         with monkeypatch.context() as patch:
             patch.setattr(ResumedCache, part, wrong)
-            assert not model_runner._resume_matches_full_forward(model)
+            assert not model_runner.resume_matches_full_forward(model)
 
 
 def test_model_with_wrong_resumption_reads_whole_prompts(
     llama: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = dialogue(llama, tokenizer, None)
-    monkeypatch.setattr(ResumedCache, "_restore", shifted_restore)
+    monkeypatch.setattr(ResumedCache, "restore_rows", shifted_restore)
     prefixes = PrefixCache()
     same(dialogue(llama, tokenizer, prefixes), expected)
     assert prefixes.reused_tokens == 0
@@ -311,7 +311,7 @@ def test_equal_forwards_with_unequal_reuse(llama: Any, tokenizer: Any) -> None:
     caches = [PrefixCache(budget) for budget in budgets]
 
     def run(rank: int, model: Any, any_rank: AnyRank) -> Any:
-        model_runner._runner_types[model], model_runner._resumable[model] = ContinuousBatching, True
+        model_runner.runner_types[model], model_runner.resumable[model] = ContinuousBatching, True
         return dialogue(model, tokenizer, caches[rank], rows=parts[rank], any_rank=any_rank)
 
     found, forwards = on_ranks(len(parts), llama, run)

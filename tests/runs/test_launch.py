@@ -106,7 +106,7 @@ def test_rendezvous_port_is_reserved(tmp_path, monkeypatch):
         with pytest.raises(OSError, match="in use"):
             socket.create_server(("127.0.0.1", int(met[0])))
 
-    monkeypatch.setattr(launch, "_run_rank_processes", together)
+    monkeypatch.setattr(launch, "run_rank_processes", together)
     launch.run_ranks(tmp_path, 2, resumed=False)
     assert met
 

@@ -65,9 +65,7 @@ def test_a_job_on_two_nodes_makes_one_run_of_two_ranks(whole: Path) -> None:
 
 
 @pytest.mark.slow
-def test_preempted_job_is_requeued_and_resumes_to_the_byte(
-    cluster: Cluster, whole: Path, tmp_path: Path
-) -> None:
+def test_preempted_job_is_requeued_and_resumes_to_the_byte(cluster: Cluster, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "asked"
     job = submitted(cluster, folder, slow=True)
     output = folder / "output"

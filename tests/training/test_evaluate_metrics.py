@@ -17,7 +17,7 @@ from ippo_cli.formulas.estimates import wilson
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.tasks.eval_rows import select_eval_rows
 from ippo_cli.tasks.task import Task
-from ippo_cli.training.evaluate import _episode_values, _per_turn_means, evaluate, row_means
+from ippo_cli.training.evaluate import evaluate, evaluation_turn_means, row_means, values_by_episode
 from ippo_cli.types import Batch, Episode
 
 
@@ -35,7 +35,7 @@ def test_part_mean_uses_only_applicable_rows() -> None:
         valid=None,
     )
     numbers = torch.tensor(given.team)
-    found = row_means(_episode_values(given, {"solo": numbers}, numbers.isnan(), four_episodes()), 1)
+    found = row_means(values_by_episode(given, {"solo": numbers}, numbers.isnan(), four_episodes()), 1)
     assert found["exact"] == 1.0
     assert math.isnan(found["never"])
     assert found["score"] == found["solo/score"] == 2 / 3
@@ -46,7 +46,7 @@ def test_episodes_without_turns_are_not_truncated() -> None:
     played = [episode(("low", 0, "a"), terminated=False, truncation="environment") for _ in range(3)]
     played.append(episode(("high", 0, "a"), ("low", 1, "b")))
     numbers = {name: torch.zeros(4) for name in ("low", "high", "mute")}
-    found = row_means(_episode_values(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played), 1)
+    found = row_means(values_by_episode(Reward(team=[0.0] * 4), numbers, torch.zeros(4).bool(), played), 1)
     assert (found["low/truncated_fraction"], found["high/truncated_fraction"]) == (0.75, 0.0)
     assert math.isnan(found["mute/truncated_fraction"])
 
@@ -58,7 +58,7 @@ def test_turn_means_use_episodes_with_that_turn() -> None:
         episode(("low", 0, "", "", True, 1), ("low", 1, "", "", True, 6)),
     ]
     scores = torch.tensor([[0.5, 1.0], [0.25, 9.0], [9.0, 9.0]])
-    assert _per_turn_means(played, "low", scores, torch.tensor([True, True, False]), 3) == pytest.approx(
+    assert evaluation_turn_means(played, "low", scores, torch.tensor([True, True, False]), 3) == pytest.approx(
         {
             "response_length/turn/1": 2.0,
             "cut_fraction/turn/1": 1 / 3,

@@ -110,7 +110,7 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
         # The responses for the agent are those of the snapshot to these prompts, not those of the agent.
         says: dict[str, list[float]] = {"snapshot": [], "current": []}
         for name in ("low", "high"):
-            holder = trainer.opponents._policy_of_agent[name]  # type: ignore[union-attr]
+            holder = trainer.opponents.policy_of_agent[name]  # type: ignore[union-attr]
             lm = team_[name].policy.engine.module.lm
             for which, weights in (("snapshot", after[drawn][holder]), ("current", after[3][holder])):
                 lm.load_state_dict(weights)

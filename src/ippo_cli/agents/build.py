@@ -91,7 +91,7 @@ def build_team(
         ((name, names),) = agents_by_critic(config).items()
         place = None if saved is None else saved / name
         first = config.task.agents[names[0]]
-        model = _build_critic(config, name, first, str(weights[policy_by_agent(config)[names[0]]]), place, frozen)
+        model = build_critic(config, name, first, str(weights[policy_by_agent(config)[names[0]]]), place, frozen)
         member = _build_critic_learner(config, name, names, model, device)
         built = {agent: replace(built[agent], critic=member) for agent in built}
         learners.append(member)
@@ -145,7 +145,7 @@ def _build_agent(
     """The first of the agents that share these weights; the others differ from it only in name."""
     agent = config.task.agents[names[0]]
     tokenizer = load_actor_tokenizer(agent.actor, weights, agent.actor.revision)
-    policy = _build_policy(config, holder, agent, weights, saved, frozen)
+    policy = build_policy(config, holder, agent, weights, saved, frozen)
     check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
     # Before an engine shards it.
     vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
@@ -160,7 +160,7 @@ def _build_agent(
     actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
     critic = None
     if isinstance(agent.critic, OptimizedCriticConfig) and not shares_critic(config):
-        model = _build_critic(config, holder, agent, weights, saved, frozen)
+        model = build_critic(config, holder, agent, weights, saved, frozen)
         critic = _build_critic_learner(config, holder, names, model, frozen.device)
     return Agent(
         name=names[0],
@@ -175,7 +175,7 @@ def _build_agent(
     )
 
 
-def _build_policy(
+def build_policy(
     config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> Policy:
     """The actor's model with its initial or saved weights."""
@@ -254,7 +254,7 @@ def _build_actor_learner(
     )
 
 
-def _build_critic(
+def build_critic(
     config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
 ) -> ValueModel | AdapterCritic:
     """A critic with a separate engine: an adapter on the actor's frozen base, or a model."""

@@ -41,11 +41,11 @@ class ChatSettings:
     raw: bool
 
 
-class _ExitRequested(Exception):
+class ExitRequested(Exception):
     """The user wants to exit."""
 
 
-class _ResetRequested(Exception):
+class ResetRequested(Exception):
     """The user wants a new conversation."""
 
 
@@ -73,7 +73,7 @@ def chat(
             _chat_with_team(config, policies, settings, ask, say)
         else:
             _chat_with_agent(config, policies[agent], settings, ask, say)
-    except _ExitRequested:
+    except ExitRequested:
         return
     finally:
         distributed.shutdown()
@@ -99,21 +99,21 @@ def _chat_with_agent(
         try:
             if conversation is None or reply is None:
                 message = (
-                    _read_line(ask, say, "you> ")
+                    read_line(ask, say, "you> ")
                     if not fields
                     else first_message(name, template, _read_example(fields, ask, say))
                 )
                 (conversation,) = prompt_format.start_conversations([message])
             else:
-                prompt_format.extend([conversation], [reply], [_read_line(ask, say, "you> ")])
+                prompt_format.extend([conversation], [reply], [read_line(ask, say, "you> ")])
             limit = generator.context_limit(name)
             if not 0 < len(conversation.ids) < limit:
                 say(f"{len(conversation.ids)} tokens, and the limit of {name} is {limit}; starting a new conversation")
-                raise _ResetRequested
+                raise ResetRequested
             reply = _generate_reply(generator, name, conversation, settings, turns)
             turns += 1
             say(_format_reply(name, reply))
-        except _ResetRequested:
+        except ResetRequested:
             conversation = reply = None
 
 
@@ -149,7 +149,7 @@ def _chat_with_team(
         while True:
             try:
                 example = _read_example(fields, ask, say)
-            except _ResetRequested:
+            except ResetRequested:
                 continue
             batch = Batch(examples=[example], index=torch.tensor([count]))
             draws = SamplingStream(seed=settings.seed, purpose="chat", greedy=settings.greedy)
@@ -176,14 +176,14 @@ def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Examp
             "task.agents", "have prompts without fields, so that there is nothing to type", "use agent=NAME"
         )
     if len(fields) == 1:
-        return {fields[0]: _read_line(ask, say, "you> ")}
+        return {fields[0]: read_line(ask, say, "you> ")}
     example: dict[str, str] = {}
     for field in fields:
-        example[field] = _read_line(ask, say, f"{field}> ", missing_field=field if example else "")
+        example[field] = read_line(ask, say, f"{field}> ", missing_field=field if example else "")
     return example
 
 
-def _read_line(ask: ReadLine, say: PrintLine, prompt: str, *, missing_field: str = "") -> str:
+def read_line(ask: ReadLine, say: PrintLine, prompt: str, *, missing_field: str = "") -> str:
     """Read a non-empty line and handle commands. Raises `ConfigError` if input ends before `missing_field` is read."""
     while True:
         typed = ask(prompt)
@@ -192,9 +192,9 @@ def _read_line(ask: ReadLine, say: PrintLine, prompt: str, *, missing_field: str
                 "input", f"ended before the field {missing_field!r}", "give one line per field of the task"
             )
         if typed is None or (command := typed.strip().lower()) in EXITS:
-            raise _ExitRequested
+            raise ExitRequested
         if command == RESET:
-            raise _ResetRequested
+            raise ResetRequested
         if re.fullmatch(r"/[a-z]+", command):  # text that looks like a command is not sent to a model
             say(COMMANDS if command == HELP else f"{typed.strip()} is an unknown command; {COMMANDS}")
         elif command:

@@ -105,7 +105,7 @@ def export_agents(config: Config, request: ExportRequest, say: Callable[[str], N
                     if key in checked[name]
                 ]
                 say(f"{name}: verified to load identically: " + ", ".join(errors))
-            _finalize(partial, request, weights, checked)
+            finalize_export(partial, request, weights, checked)
     finally:
         distributed.shutdown()
     say(f"written to {display_path(request.target)}: " + " ".join(f"{name}/" for name in agents))
@@ -169,14 +169,14 @@ def _write_model(
         shutil.rmtree(work)
     if merged:
         ends = stop_ids(policy.policy.lm, policy.tokenizer)
-        _write_generation_config(target, config.task.agents[name].rollout, policy.tokenizer, ends)
+        write_generation_config(target, config.task.agents[name].rollout, policy.tokenizer, ends)
         return
     settings = json.loads((target / ADAPTER_CONFIG).read_text())
     # AutoPeftModelForCausalLM needs the task type; adapters in checkpoints have none, as they may belong to critics.
     (target / ADAPTER_CONFIG).write_text(json.dumps(settings | {"task_type": "CAUSAL_LM"}, indent=2) + "\n")
 
 
-def _write_generation_config(
+def write_generation_config(
     target: Path, sampling: SamplingConfig, tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]
 ) -> None:
     """Write the sampling settings of training as the defaults of `generate`.
@@ -330,7 +330,9 @@ def _verify_critic(policy: FrozenAgent, source: Path, folder: Path, name: str, h
     return relative_error(actual, expected)
 
 
-def _finalize(partial: Path, request: ExportRequest, subject: EvaluatedWeights, checked: Mapping[str, Any]) -> None:
+def finalize_export(
+    partial: Path, request: ExportRequest, subject: EvaluatedWeights, checked: Mapping[str, Any]
+) -> None:
     """Write `export.json` with checksums of all files, sync them to disk, and rename the folder to the target."""
     files = sorted(file for file in partial.rglob("*") if file.is_file())
     listed = {

@@ -141,7 +141,7 @@ def warm_start(
     weights = torch.tensor([1.0 / occurrences[answer] for answer in answers], dtype=torch.float64)
     for step in range(config.warm_start_steps):
         chosen = torch.multinomial(weights, config.warm_start_batch_size, replacement=True, generator=picks).tolist()
-        ids, answered = _supervised_batch(tokenizer, [lessons[row] for row in chosen])
+        ids, answered = supervised_batch(tokenizer, [lessons[row] for row in chosen])
         logits = lm(input_ids=ids).logits[:, :-1]
         loss = cross_entropy(logits[answered[:, 1:]], ids[:, 1:][answered[:, 1:]])
         optimizer.zero_grad()
@@ -150,7 +150,7 @@ def warm_start(
         progress(step + 1, config.warm_start_steps, loss.item())
 
 
-def _supervised_batch(
+def supervised_batch(
     tokenizer: PreTrainedTokenizerFast, lessons: Sequence[Lesson]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids `[B, L]`, right-padded, and the mask of the answers (end tokens included)."""

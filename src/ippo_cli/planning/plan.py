@@ -58,7 +58,7 @@ def show_plan(config: Config) -> None:
         report=lambda line: _print_labelled(*line.split(": ", 1)),
     )
     _show_sizes(prepared)
-    _show_memory(prepared.memory, machine, ranks, elsewhere=config.plan.devices is not None)
+    show_memory(prepared.memory, machine, ranks, elsewhere=config.plan.devices is not None)
     if machine.device == "cuda":
         _show_sharding_options(prepared, machine)
     _show_disk(prepared)
@@ -127,7 +127,7 @@ def _credit_cost(config: Config) -> str | None:
     return "; ".join(parts) or None
 
 
-def _show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
+def show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
     """Print one table of the models' memory, and one line for the phases, per rank."""
     sizes: dict[str, tuple[int, Sequence[float]]] = {}  # by model: parameters, and bytes by column
     for model in memory.trained:
@@ -276,7 +276,7 @@ def _show_prompts(prepared: Prepared) -> None:
     """Print the first two prompts of each agent, or a conversation, with special characters escaped."""
     config, task, formats = prepared.config, prepared.task, prepared.formats
     if not _is_single_turn(config, prepared.specs):
-        _show_conversation(preview_episode(task, formats))
+        show_conversation(preview_episode(task, formats))
         return
     for name, agent in config.task.agents.items():
         for row in range(min(2, len(task.train))):
@@ -298,7 +298,7 @@ def format_ids(prompt_format: PromptFormat, message: str) -> str:
     return " ".join(shown)
 
 
-def _show_conversation(shown: Preview) -> None:
+def show_conversation(shown: Preview) -> None:
     for turn in shown.turns:
         _print_labelled(f"{turn.agent} prompt", repr(turn.prompt))
         _print_labelled(f"{turn.agent} action", repr(turn.action))

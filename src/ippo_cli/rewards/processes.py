@@ -55,7 +55,7 @@ class ProcessPool:
             while waiting or self._busy:
                 while waiting and len(self._busy) < self.size:
                     self._dispatch(waiting.popleft(), calls, results)
-                self._wait_for_result(results)
+                self.wait_for_result(results)
         finally:  # after an interruption, no late answer may reach the next batch
             for child in self._busy:
                 child.kill()
@@ -92,7 +92,7 @@ class ProcessPool:
         except OSError:
             self._fail_call(child, results, "the process exited before the call")
 
-    def _wait_for_result(self, results: list[Any]) -> None:
+    def wait_for_result(self, results: list[Any]) -> None:
         """Wait until at least one call returns, fails or times out."""
         deadlines = [child.deadline for child in self._busy if child.deadline is not None]
         timeout_s = max(min(deadlines) - time.monotonic(), 0.0) if deadlines else None

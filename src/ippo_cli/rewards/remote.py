@@ -153,7 +153,7 @@ class RemoteClient:
         for left in reversed(range(MAX_TRIES)):
             try:
                 with progress.grant_time(self.timeout_s):
-                    return read(await self._request_json(content))
+                    return read(await self.request_json(content))
             except RequestFailed as failure:
                 if not left or not failure.can_retry:
                     raise
@@ -163,7 +163,7 @@ class RemoteClient:
             wait_s *= 2
         raise AssertionError("unreachable: the last try returns or raises")
 
-    async def _request_json(self, content: bytes) -> Any:
+    async def request_json(self, content: bytes) -> Any:
         import httpx2
 
         try:

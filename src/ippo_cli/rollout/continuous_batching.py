@@ -96,7 +96,7 @@ class ContinuousBatching:
         mask = None if (lengths == width).all() else positions >= 0
         self._prefilling = group, places
         try:
-            logits = self._forward(ids, positions.clamp(min=0), mask, logits_to_keep=1)
+            logits = self.compute_logits(ids, positions.clamp(min=0), mask, logits_to_keep=1)
         finally:
             self._prefilling = None
         assert group.keys.keys() == self._windows.keys(), "some layer does not use the attention interface"
@@ -110,7 +110,7 @@ class ContinuousBatching:
         starts = torch.from_numpy(group.starts).to(ids.device)
         positions = torch.arange(group.used - ids.shape[1], group.used, device=ids.device) - starts[:, None]
         try:
-            logits = self._forward(ids, positions.clamp(min=0), self._empty_mask(), logits_to_keep=1)
+            logits = self.compute_logits(ids, positions.clamp(min=0), self._empty_mask(), logits_to_keep=1)
         finally:
             self._resumed_cache = None
         self._add(group, group.used - starts)
@@ -131,7 +131,7 @@ class ContinuousBatching:
             group.advance()
         self._decoding = True
         try:
-            logits = self._forward(tokens[:, None], self._positions[:, None], self._empty_mask())
+            logits = self.compute_logits(tokens[:, None], self._positions[:, None], self._empty_mask())
         finally:
             self._decoding = False
         self._positions += 1
@@ -140,7 +140,7 @@ class ContinuousBatching:
     def dummy_forward(self) -> None:
         """Run the smallest possible forward, for ranks that must join another rank's collective."""
         token = torch.zeros(1, 1, dtype=torch.long, device=self._device)
-        self._forward(token, token, None)
+        self.compute_logits(token, token, None)
 
     def keep(self, alive: np.ndarray) -> np.ndarray:
         """Drop the rows that are not alive; return the previous index of each remaining row."""
@@ -183,7 +183,7 @@ class ContinuousBatching:
             row = part.stop
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs), None
 
-    def _forward(self, ids: Tensor, positions: Tensor, mask: Tensor | None, **options: int) -> Tensor:
+    def compute_logits(self, ids: Tensor, positions: Tensor, mask: Tensor | None, **options: int) -> Tensor:
         output = self._model(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False, **options)
         return output.logits[:, -1]
 

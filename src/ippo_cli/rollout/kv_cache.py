@@ -134,7 +134,7 @@ class ResumedCache:
             blocks.setdefault(prefix.block, []).append(row)
         for block, places in blocks.items():
             rows = np.array(places)
-            self._restore(block, rows, np.array([prefixes[row].first for row in rows]), known[rows])
+            self.restore_rows(block, rows, np.array([prefixes[row].first for row in rows]), known[rows])
         device = next(iter(self.group.keys.values())).device
         # Padding before a short row's new tokens overlaps the cached ones.
         columns = torch.arange(self._read, device=device)
@@ -148,10 +148,10 @@ class ResumedCache:
             newest = buffer[:, :, -self._read :]
             newest.copy_(torch.where(self._is_new[:, None, :, None], new, newest) if self._ragged else new)
         if window not in self._masks:
-            self._masks[window] = self._mask(keys, window)
+            self._masks[window] = self.build_mask(keys, window)
         return seen[0], seen[1], self._masks[window]
 
-    def _restore(self, block: CacheBlock, rows: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
+    def restore_rows(self, block: CacheBlock, rows: np.ndarray, firsts: np.ndarray, counts: np.ndarray) -> None:
         """Copy the cached tokens of some rows to the start of these rows."""
         starts, within = self.group.starts[rows], np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         row, column, token = (
@@ -171,7 +171,7 @@ class ResumedCache:
                     buffers[layer] = part.new_zeros(shape)
                 buffers[layer].transpose(1, 2)[to] = part[source]
 
-    def _mask(self, keys: Tensor, window: int | None) -> Tensor:
+    def build_mask(self, keys: Tensor, window: int | None) -> Tensor:
         """`[rows, 1, columns read, columns]`: every new token attends to its row's tokens up to itself."""
         columns = torch.arange(self.group.used, device=keys.device)
         readers = columns[-self._read :, None]

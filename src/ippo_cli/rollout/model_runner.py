@@ -21,7 +21,7 @@ from ippo_cli.rollout.prefix_cache import Prefix
 from ippo_cli.rollout.static_batching import Recompute, StaticBatching
 
 _log = logging.getLogger(__name__)
-_runner_types: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
+runner_types: WeakKeyDictionary[nn.Module, type[ContinuousBatching] | type[StaticBatching] | type[Recompute]] = (
     WeakKeyDictionary()
 )
 _SLOW_REASONS = {
@@ -29,7 +29,7 @@ _SLOW_REASONS = {
     "until all of rollout.decode_batch_size have finished, so decoding takes as long as the longest of them",
     Recompute: "no cache of its states works with padded prompts; decoding without one is slow",
 }
-_resumable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+resumable: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
 class ModelRunner(Protocol):
@@ -63,30 +63,30 @@ class ModelRunner(Protocol):
 
 def model_runner_for(model: nn.Module) -> ModelRunner:
     """The fastest implementation that this model supports, tested once per model on a few tokens."""
-    if model not in _runner_types:
+    if model not in runner_types:
         ways = (
             way
             for way in (ContinuousBatching, StaticBatching)
-            if way.supports(model) and _matches_full_forward(model, way)
+            if way.supports(model) and matches_full_forward(model, way)
         )
-        _runner_types[model] = next(ways, Recompute)
-        if _runner_types[model] in _SLOW_REASONS:
-            message = f"{type(language_model(model)).__name__}: {_SLOW_REASONS[_runner_types[model]]}"
+        runner_types[model] = next(ways, Recompute)
+        if runner_types[model] in _SLOW_REASONS:
+            message = f"{type(language_model(model)).__name__}: {_SLOW_REASONS[runner_types[model]]}"
             if distributed.claim_log_once(message):
                 _log.warning(message)
-    return _runner_types[model](model)
+    return runner_types[model](model)
 
 
 def can_resume(model: nn.Module) -> bool:
     """Whether rows of `ContinuousBatching` can resume from cached keys and values, tested once per model."""
-    if model not in _resumable:
-        _resumable[model] = _resume_matches_full_forward(model)
-        if not _resumable[model]:
+    if model not in resumable:
+        resumable[model] = resume_matches_full_forward(model)
+        if not resumable[model]:
             name = type(language_model(model)).__name__
             message = f"{name}: the cache of earlier turns cannot be reused; every prompt is read whole"
             if distributed.claim_log_once(message):
                 _log.warning(message)
-    return _resumable[model]
+    return resumable[model]
 
 
 PROMPTS, STEPS = (12, 12, 7, 9), 3
@@ -104,7 +104,7 @@ class _TracedContinuousBatching(ContinuousBatching):
 
     def forward_whole(self, ids: Tensor, positions: Tensor) -> None:
         """Read rows with the unmodified model, whatever rows are live."""
-        self._forward(ids, positions, torch.ones_like(ids))
+        self.compute_logits(ids, positions, torch.ones_like(ids))
 
     def attend(
         self,
@@ -152,7 +152,7 @@ class _ProbeRecord:
 
 
 @torch.no_grad()
-def _matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
+def matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type[StaticBatching]) -> bool:
     """Whether prompts of different lengths, of which one is dropped and one joins later, are read and continued as in a
     full forward of each sequence, and differ from a deliberate error.
     """
@@ -169,7 +169,7 @@ def _matches_full_forward(model: nn.Module, way: type[ContinuousBatching] | type
 
 
 @torch.no_grad()
-def _resume_matches_full_forward(model: nn.Module) -> bool:
+def resume_matches_full_forward(model: nn.Module) -> bool:
     """Whether rows that end and resume from the cache, in whole or in part and beside a live row, are read and
     continued as in a full forward of each sequence, and differ from the same deliberate error.
     """

@@ -49,12 +49,12 @@ class StaticBatching:
         self._state = {}
         starts = torch.from_numpy(ids.shape[1] - lengths).to(ids.device)
         self._mask = (torch.arange(ids.shape[1], device=ids.device) >= starts[:, None]).long()
-        return self._forward(ids)
+        return self.compute_logits(ids)
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Read one token for each row; logits `[n, V]` after it."""
         self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
-        return self._forward(tokens[:, None])
+        return self.compute_logits(tokens[:, None])
 
     def dummy_forward(self) -> None:
         """Run the smallest possible forward, for ranks that must join another rank's collective."""
@@ -69,7 +69,7 @@ class StaticBatching:
             cache.reorder_cache(places)  # pyright: ignore[reportArgumentType]
         return order
 
-    def _forward(self, ids: Tensor) -> Tensor:
+    def compute_logits(self, ids: Tensor) -> Tensor:
         width = ids.shape[1]
         # Recurrent state has no columns to mask: only the prompt needs a mask.
         columns = not self._state or any(_has_columns(cache) for cache in self._state.values())
@@ -115,14 +115,14 @@ class Recompute:
         self._widen()
         self._ids = torch.cat([self._ids, self._ids.new_zeros(len(lengths), self._ids.shape[1])])
         self._ids[old:, :width] = ids.gather(1, torch.from_numpy(columns).to(ids.device))
-        return self._forward(slice(old, None))
+        return self.compute_logits(slice(old, None))
 
     def decode(self, tokens: Tensor) -> Tensor:
         """Read one token for each row; logits `[n, V]` after it."""
         self._lengths = self._lengths + 1
         self._widen()
         self._ids[np.arange(len(tokens)), self._lengths - 1] = tokens
-        return self._forward(slice(None))
+        return self.compute_logits(slice(None))
 
     def dummy_forward(self) -> None:
         """Run the smallest possible forward, for ranks that must join another rank's collective."""
@@ -139,7 +139,7 @@ class Recompute:
         if missing > 0:
             self._ids = nn.functional.pad(self._ids, (0, missing))
 
-    def _forward(self, rows: slice) -> Tensor:
+    def compute_logits(self, rows: slice) -> Tensor:
         lengths = self._lengths[rows]
         logits = self._model(input_ids=self._ids[rows, : int(lengths.max())], use_cache=False).logits
         return logits[np.arange(len(lengths)), lengths - 1]

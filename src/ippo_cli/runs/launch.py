@@ -62,7 +62,7 @@ def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         environments = [_rank_environment(rank, processes, processes, port) for rank in range(processes)]
-        failure = _run_rank_processes(environments, command, listening if processes > 1 else None)
+        failure = run_rank_processes(environments, command, listening if processes > 1 else None)
     if failure is not None:
         with suppress(ResumeError):  # the run may have ended before it wrote run.json
             if failure.is_killed or (read_run_state(folder) == "running" and not failure.is_preempted):
@@ -80,12 +80,12 @@ def run_node_ranks(arguments: Sequence[str], processes: int, nodes: int) -> None
         _rank_environment(node * processes + local, nodes * processes, processes) | {"LOCAL_RANK": str(local)}
         for local in range(processes)
     ]
-    failure = _run_rank_processes(environments, ["ippo_cli.cli.node", *arguments])
+    failure = run_rank_processes(environments, ["ippo_cli.cli.node", *arguments])
     if failure is not None:
         raise failure
 
 
-def _run_rank_processes(
+def run_rank_processes(
     environments: Sequence[dict[str, str]], command: Sequence[str], listening: socket.socket | None = None
 ) -> RankFailure | None:
     """Run a module once per environment; returns the first failure. The first process inherits `listening`."""

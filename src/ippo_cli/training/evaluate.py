@@ -80,13 +80,13 @@ def evaluate(
             name: values.sum(dim=1).where(turn_counts(episodes, name) > 0, math.nan)
             for name, values in turn_scores.items()
         }
-        by_row = _episode_values(rewards, scores, failed, episodes)
+        by_row = values_by_episode(rewards, scores, failed, episodes)
         found = row_means(by_row, num_generations) | pass_at_k_metrics(by_row, num_generations)
         found["failed_fraction"] = float(distributed.all_sum(failed.sum().double())) / total
         found |= _multi_turn_metrics(episodes, several_turns, total)
         turns = logged_turn_counts(agents, episodes, max_turns_by_agent(config.task), config.tracker.turns)
         for name, count in turns.items():
-            found |= add_prefix(name, _per_turn_means(episodes, name, turn_scores[name], ~failures[name], count))
+            found |= add_prefix(name, evaluation_turn_means(episodes, name, turn_scores[name], ~failures[name], count))
         if found["failed_fraction"] > config.reward.failure_budget:
             raise RewardError(
                 f"evaluation: {found['failed_fraction']:.0%} of the rows got no reward from "
@@ -123,7 +123,7 @@ def _evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_gene
     )
 
 
-def _episode_values(
+def values_by_episode(
     rewards: Reward, scores: Mapping[str, torch.Tensor], failed: torch.Tensor, episodes: Sequence[Episode]
 ) -> dict[str, torch.Tensor]:
     """Per-episode values of the metrics that are means over rows, float64 `[local episodes]`; NaN: excluded."""
@@ -182,7 +182,7 @@ def pass_at_k_by_row(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]
     return {f"{name}/pass@{k}": pass_at_k(correct, count, k) for k in ks}
 
 
-def _per_turn_means(
+def evaluation_turn_means(
     episodes: Sequence[Episode], agent: str, scores: torch.Tensor, valid: torch.Tensor, turns: int
 ) -> dict[str, float]:
     """Means for each of an agent's first `turns` turns, over all ranks. Collective."""

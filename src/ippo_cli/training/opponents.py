@@ -91,7 +91,7 @@ class OpponentPool:
     def __init__(self, config: Config, folder: Path, state: PoolState, device: torch.device) -> None:
         self._config, self._folder, self._device = config, folder / "partners", device
         self._settings, self._state = config.team.opponent_pool, state
-        self._agents_by_policy, self._policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
+        self._agents_by_policy, self.policy_of_agent = trained_agents_by_policy(config), policy_by_agent(config)
         self._agents = [name for name, agent in config.task.agents.items() if not agent.frozen]
         self._loaded_snapshot: tuple[int, dict[str, FrozenAgent]] | None = None
 
@@ -217,7 +217,7 @@ class OpponentPool:
                     for name, names in self._agents_by_policy.items()
                 },
             )
-        return replace(self._loaded_snapshot[1][self._policy_of_agent[agent]], name=agent)
+        return replace(self._loaded_snapshot[1][self.policy_of_agent[agent]], name=agent)
 
     def _load_policy(self, iteration: int, policy: str) -> Policy:
         actor = self._config.task.agents[self._agents_by_policy[policy][0]].actor
@@ -242,7 +242,7 @@ class OpponentPool:
         first, second = self._agents
         for partners in (frozenset(), frozenset({second}), frozenset({first})):
             names = [
-                snapshot_name(self._policy_of_agent[name], drawn) if name in partners else self._policy_of_agent[name]
+                snapshot_name(self.policy_of_agent[name], drawn) if name in partners else self.policy_of_agent[name]
                 for name in (first, second)
             ]
             games = [episode for episode in episodes if episode.partners == partners]
