@@ -20,7 +20,7 @@ Carrier = TypeVar("Carrier", Rollout, Targets)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerStep:
-    """The micro-batches of one optimizer step on this rank, and where it stands in the update."""
+    """The micro-batches of one optimizer step on this rank, and its position in the update."""
 
     epoch: int
     is_first: bool  # of the update
