@@ -1,4 +1,4 @@
-"""Packages import only packages before them in one order; each outside library has its own place."""
+"""Packages import only packages of lower layers; each external library is imported only in its place."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ PLACES = {
 
 @cache
 def imports(file: Path) -> list[tuple[str, int]]:
-    """Every module that a file imports, anywhere in it, with the line."""
+    """Return every imported module of a file with its line."""
     return list(_imports(file))
 
 
@@ -84,7 +84,7 @@ def layer(file: Path) -> int:
     return LAYERS[part]
 
 
-def named(file: Path) -> str:
+def relative_path(file: Path) -> str:
     return str(file.relative_to(ROOT))
 
 
@@ -92,44 +92,44 @@ def module(file: Path) -> str:
     return ".".join(file.relative_to(ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != ROOT / "__init__.py"], ids=named)
-def test_a_module_imports_only_from_packages_before_its_own(file: Path) -> None:
+@pytest.mark.parametrize("file", [file for file in FILES if file != ROOT / "__init__.py"], ids=relative_path)
+def test_module_imports_only_lower_layers(file: Path) -> None:
     for module, line in imports(file):
         owner, _, rest = module.partition(".")
         if owner == "ippo_cli" and rest not in ("", "__version__"):
             other = LAYERS[rest.split(".")[0]]
-            assert other <= layer(file), f"{named(file)}:{line} imports {module}, which comes after it"
+            assert other <= layer(file), f"{relative_path(file)}:{line} imports {module} of a higher layer"
 
 
-def test_every_package_has_a_place_in_the_order() -> None:
+def test_every_package_has_a_layer() -> None:
     parts = {file.relative_to(ROOT).parts[0].removesuffix(".py") for file in FILES} - {"__init__"}
     assert parts == set(LAYERS)
 
 
 @pytest.mark.parametrize("library", PLACES)
-def test_a_library_is_imported_in_its_own_place_alone(library: str) -> None:
+def test_library_is_imported_only_in_its_place(library: str) -> None:
     for file in FILES:
         for module, line in imports(file):
             if module == library or module.startswith(library + "."):
-                assert named(file).startswith(PLACES[library]), f"{named(file)}:{line} imports {module}"
+                assert relative_path(file).startswith(PLACES[library]), f"{relative_path(file)}:{line} imports {module}"
 
 
-def test_formulas_know_torch_and_each_other_alone() -> None:
+def test_formulas_import_only_torch() -> None:
     allowed = {"torch", "jaxtyping", "__future__", *sys.stdlib_module_names}
     for file in (ROOT / "formulas").glob("*.py"):
         for module, line in imports(file):
-            fine = module.split(".")[0] in allowed or module.startswith("ippo_cli.formulas")
-            assert fine, f"{named(file)}:{line} imports {module}"
+            is_allowed = module.split(".")[0] in allowed or module.startswith("ippo_cli.formulas")
+            assert is_allowed, f"{relative_path(file)}:{line} imports {module}"
 
 
-def test_only_what_loads_the_configuration_knows_its_loader() -> None:
+def test_config_loader_is_imported_only_by_composition_and_commands() -> None:
     loaders = ("ippo_cli.compose.load",)
     for part in LAYERS.keys() - {"types", "compose", "sweeps", "cli"}:
         for file in (ROOT / part).rglob("*.py"):
-            assert [module for module, _ in imports(file) if module.startswith(loaders)] == [], named(file)
+            assert [module for module, _ in imports(file) if module.startswith(loaders)] == [], relative_path(file)
 
 
-def test_what_answers_before_training_imports_no_torch() -> None:
+def test_code_before_training_does_not_import_torch() -> None:
     modules = [
         "ippo_cli.cli.train",
         "ippo_cli.cli.evaluate",
@@ -143,21 +143,21 @@ def test_what_answers_before_training_imports_no_torch() -> None:
     ]
     code = f"import json, sys; [__import__(name) for name in {modules!r}]; print(json.dumps(list(sys.modules)))"
     code += "\nimport ippo_cli.planning.trial; print(json.dumps(list(sys.modules)))"
-    there = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": str(ROOT.parent)}, capture_output=True, check=True
     )
-    before, looked = ({name.split(".")[0] for name in json.loads(line)} for line in there.stdout.splitlines())
+    before, preview = ({name.split(".")[0] for name in json.loads(line)} for line in process.stdout.splitlines())
     assert before & {"torch", "transformers", "deepspeed", "datasets", "numpy", "tokenizers", "rich"} == set()
-    # Who starts ranks looks at task and data, and stays beside them for as long as they train.
-    assert looked & {"transformers", "deepspeed", "datasets", "tokenizers", "rich"} == set()
+    # The parent of ranks previews task and data, and stays in memory during training.
+    assert preview & {"transformers", "deepspeed", "datasets", "tokenizers", "rich"} == set()
 
 
-def test_no_module_has_a_name_that_says_nothing() -> None:
-    assert [named(file) for file in FILES if file.stem in ("utils", "helpers", "common", "misc", "base")] == []
+def test_no_module_has_a_meaningless_name() -> None:
+    assert [relative_path(file) for file in FILES if file.stem in ("utils", "helpers", "common", "misc", "base")] == []
 
 
-def test_every_module_begins_with_its_purpose() -> None:
+def test_every_module_has_a_docstring() -> None:
     for file in FILES:
         text = ast.get_docstring(ast.parse(file.read_text()))
-        assert text is not None, named(file)
-        assert text.splitlines()[0].rstrip().endswith((".", "?", "`")), named(file)
+        assert text is not None, relative_path(file)
+        assert text.splitlines()[0].rstrip().endswith((".", "?", "`")), relative_path(file)

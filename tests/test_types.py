@@ -1,4 +1,4 @@
-"""Rows of carriers move whole, and trimming cuts response columns alone."""
+"""Selecting, trimming and concatenating rows of rollouts, targets and minibatches."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ippo_cli.types import DetachedTurn, Minibatch, Rollout, Targets, concatenat
 
 B, R = 4, 5
 MASK = torch.tensor([[1, 1, 1, 0, 0], [1, 0, 1, 0, 0], [0, 0, 0, 0, 0], [1, 1, 1, 1, 1]], dtype=torch.bool)
-LENGTH = torch.tensor([3, 4, 0, 5])  # row 1 was told something after its last action token
+LENGTH = torch.tensor([3, 4, 0, 5])  # row 1 ends with an observation
 
 
 def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers whose tens, or more, say the row."""
+    """Return numbers `10 * row + column`."""
     rows = torch.arange(shape[0], dtype=dtype).reshape(-1, *[1] * (len(shape) - 1)) * 10
     return rows + (torch.arange(shape[1], dtype=dtype) if len(shape) == 2 else 0)
 
@@ -51,26 +51,26 @@ def targets() -> Targets:
     )
 
 
-def test_a_rollout_without_detached_turns_has_none_in_every_row() -> None:
+def test_detached_turns_default_to_empty_rows() -> None:
     assert rollout().detached == [[], [], [], []]
     turn = DetachedTurn(column=2, prompt=[5, 6])
     assert Rollout(**take_rows(replace(rollout(), detached=[[], [turn], [], []]), [1, 0])).detached == [[turn], []]
 
 
 @pytest.mark.parametrize("rows", [[2, 0, 0], torch.tensor([2, 0, 0]), range(0, 4, 2), []])
-def test_a_row_moves_whole(rows: object) -> None:
-    wanted = rows.tolist() if isinstance(rows, Tensor) else list(rows)  # type: ignore[call-overload]
+def test_take_rows_moves_all_fields(rows: object) -> None:
+    indices = rows.tolist() if isinstance(rows, Tensor) else list(rows)  # type: ignore[call-overload]
     whole = rollout()
     moved = Rollout(**take_rows(whole, rows))  # type: ignore[arg-type]
     for field in fields(Rollout):
         old, new = getattr(whole, field.name), getattr(moved, field.name)
-        assert len(new) == len(wanted)
-        for place, row in enumerate(wanted):
+        assert len(new) == len(indices)
+        for place, row in enumerate(indices):
             assert new[place] == old[row] if isinstance(old, list) else torch.equal(new[place], old[row])
 
 
 @pytest.mark.parametrize("prompt_width", [3, R, B])
-def test_trimming_cuts_response_columns_and_nothing_else(prompt_width: int) -> None:
+def test_trim_columns_cuts_only_response_columns(prompt_width: int) -> None:
     cut = trim_columns(rollout(prompt_width), R, 4)
     assert cut.response_ids.shape == cut.logprobs.shape == cut.turn.shape == cut.response_mask.shape == (B, 4)
     assert cut.prompt_ids.shape == cut.prompt_mask.shape == (B, prompt_width)
@@ -92,7 +92,7 @@ def minibatch() -> Minibatch:
     )
 
 
-def test_rows_of_a_minibatch_are_as_wide_as_the_columns_they_use_and_keep_the_global_counts() -> None:
+def test_select_rows_trims_columns_and_keeps_global_counts() -> None:
     whole = minibatch()
     part = whole.select_rows([1, 0])
     assert part.rollout.response_ids.shape == part.targets.returns.shape == (2, 4)
@@ -103,27 +103,27 @@ def test_rows_of_a_minibatch_are_as_wide_as_the_columns_they_use_and_keep_the_gl
     assert torch.equal(part.targets.final_values, targets().final_values[[1, 0]])
 
 
-def test_rows_that_are_all_empty_keep_one_column() -> None:
+def test_empty_rows_keep_one_column() -> None:
     part = minibatch().select_rows([2])
     assert part.rollout.response_mask.tolist() == [[False]]
 
 
-def test_ignored_rows_are_the_same_rows_with_nothing_to_learn() -> None:
+def test_mask_all_clears_only_loss_masks() -> None:
     whole = minibatch()
     ignored = whole.mask_all()
     assert not ignored.targets.loss_mask.any()
     assert not ignored.targets.value_mask.any()
     assert ignored.targets.loss_mask.shape == MASK.shape
     assert ignored.rollout is whole.rollout
-    assert whole.targets.loss_mask.any(), "the original is left alone"
+    assert whole.targets.loss_mask.any(), "the original is unchanged"
 
 
-def test_rows_of_a_single_carrier_are_that_carrier() -> None:
-    alone = rollout()
-    assert concatenate_rows([alone]) is alone
+def test_concatenating_one_rollout_returns_it() -> None:
+    single = rollout()
+    assert concatenate_rows([single]) is single
 
 
-def test_joined_rows_stand_one_carrier_after_another_with_padding_where_each_has_its_own() -> None:
+def test_concatenate_rows_pads_prompts_left_and_responses_right() -> None:
     turn = DetachedTurn(column=2, prompt=[5, 6])
     narrow = replace(trim_columns(rollout(2), R, 4), detached=[[], [turn], [], []])
     narrow = replace(narrow, behavior_logprobs=narrow.logprobs)
@@ -138,18 +138,18 @@ def test_joined_rows_stand_one_carrier_after_another_with_padding_where_each_has
     assert both.turn[:B, 4].tolist() == [-1] * B
     assert both.texts == [*narrow.texts, "a", "b", "c", "d"]
     assert both.detached == [*narrow.detached, *wide.detached]
-    assert both.behavior_logprobs is both.logprobs, "what was one tensor stays one"
+    assert both.behavior_logprobs is both.logprobs, "fields that share a tensor still share it"
     for field in fields(Rollout):
         column = getattr(both, field.name)
         if isinstance(column, Tensor):
             assert torch.equal(column[B:], getattr(wide, field.name)), field.name
-    own = concatenate_rows([trim_columns(targets(), R, 4), targets()])
-    assert torch.equal(own.advantages[B:], targets().advantages)
-    assert torch.equal(own.final_values, torch.cat([targets().final_values] * 2))
-    assert not own.value_mask[:B, 4].any()
+    joined = concatenate_rows([trim_columns(targets(), R, 4), targets()])
+    assert torch.equal(joined.advantages[B:], targets().advantages)
+    assert torch.equal(joined.final_values, torch.cat([targets().final_values] * 2))
+    assert not joined.value_mask[:B, 4].any()
 
 
-def test_carriers_cannot_be_written_into() -> None:
+def test_rollout_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         rollout().texts = []  # type: ignore[misc]
     assert replace(rollout(), texts=["other"] * B).texts[0] == "other"

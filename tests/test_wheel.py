@@ -1,4 +1,4 @@
-"""The wheel works anywhere: its commands run from another folder, with `conf/` inside it."""
+"""Commands of the wheel run from any folder, with the `conf/` inside the wheel."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROOT = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh environment with the wheel alone; everything else is seen from this one."""
+    """Programs of a new environment with only the wheel; other packages come from this environment."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
-    made = subprocess.run([sys.executable, "-c", build, str(folder)], cwd=ROOT, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr
-    wheel = folder / made.stdout.split()[-1]
+    code = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
+    build = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr
+    wheel = folder / build.stdout.split()[-1]
     names = zipfile.ZipFile(wheel).namelist()
     expected = {f"ippo_cli/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert expected <= set(names)
@@ -53,16 +53,16 @@ def run(program: Path, *arguments: str, folder: Path) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_the_wheels_commands_compose_from_another_folder(installed, tmp_path):
-    told = run(installed / "ippo-train", "--help", folder=tmp_path)
-    assert told.returncode == 0
-    assert told.stdout.startswith("ippo-train:")
+def test_installed_commands_compose_from_another_folder(installed, tmp_path):
+    help_result = run(installed / "ippo-train", "--help", folder=tmp_path)
+    assert help_result.returncode == 0
+    assert help_result.stdout.startswith("ippo-train:")
     composed = run(installed / "ippo-train", "--cfg", "job", "--resolve", "algorithm=ppo", folder=tmp_path)
     assert composed.returncode == 0, composed.stderr
     assert "objective: clip" in composed.stdout
-    where = run(
+    printed_path = run(
         installed / "python", "-c", "from ippo_cli.compose.load import config_dir; print(config_dir())", folder=tmp_path
     )
-    assert Path(where.stdout.strip()).is_relative_to(installed.parent), "the wheel's own conf/ is what is read"
+    assert Path(printed_path.stdout.strip()).is_relative_to(installed.parent), "conf/ of the wheel is used"
     assert run(installed / "ippo-eval", "--help", folder=tmp_path).returncode == 0
-    assert not list(tmp_path.iterdir()), "looking leaves nothing behind"
+    assert not list(tmp_path.iterdir()), "no file is written"

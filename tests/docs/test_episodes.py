@@ -1,4 +1,4 @@
-"""What docs/episodes.md shows can be typed: its files are read, its commands compose, its episodes can be played."""
+"""Examples of docs/episodes.md: files are valid, commands compose, episodes can be played."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMANDS = [
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """One with all files of the page in it."""
+    """Folder with all files of the page; the current directory."""
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
@@ -41,7 +41,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
-def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: list[str], folder: Path) -> None:
+def test_command_composes_and_its_episode_is_played(words: list[str], folder: Path) -> None:
     overrides = normalize_arguments(words)
     check_user_files(overrides)
     config = load_config(overrides)
@@ -52,17 +52,17 @@ def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: lis
     build_reward(config.reward, config.task.agents)
     tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])
     formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
-    shown = preview_episode(load_task(config.task, config.seed), formats)
-    assert not shown.ending.startswith("fails")
-    assert len(shown.turns) >= (1 if isinstance(config.task, ReasoningGymConfig) else 2)
+    preview = preview_episode(load_task(config.task, config.seed), formats)
+    assert not preview.ending.startswith("fails")
+    assert len(preview.turns) >= (1 if isinstance(config.task, ReasoningGymConfig) else 2)
     if isinstance(config.task, ConversationConfig):
-        assert all(turn.action for turn in shown.turns)
+        assert all(turn.action for turn in preview.turns)
 
 
-def test_every_protocol_and_world_has_a_command_and_every_key_of_a_sample_a_line() -> None:
-    typed = " ".join(word for words in COMMANDS for word in words) + "".join(FILES.values())
+def test_page_covers_protocols_environments_and_sample_keys() -> None:
+    commands = " ".join(word for words in COMMANDS for word in words) + "".join(FILES.values())
     for word in ("sequential", "dialogue", "gymnasium", "pettingzoo", "reasoning_gym", "environment", "task.protocol="):
-        assert word in typed
+        assert word in commands
     assert {
         "pass_on.yaml",
         "talk.yaml",

@@ -1,4 +1,4 @@
-"""What is generated from code is up to date, and says what it should."""
+"""Pages generated from code are up to date and complete."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def docs() -> ModuleType:
     return loaded(ROOT / "scripts" / "docs.py", "docs_script")
 
 
-def test_every_generated_page_is_up_to_date(
+def test_generated_pages_are_up_to_date(
     docs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["docs.py", "--check"])
@@ -32,7 +32,7 @@ def test_every_generated_page_is_up_to_date(
     assert code == 0
 
 
-def test_a_page_that_differs_from_the_code_is_named(
+def test_outdated_page_is_reported(
     docs: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["docs.py", "--check"])
@@ -41,7 +41,7 @@ def test_a_page_that_differs_from_the_code_is_named(
     assert capsys.readouterr().out == "out of date: docs/metrics.md\n"
 
 
-def test_the_pages_name_every_key_metric_and_alias() -> None:
+def test_pages_list_every_key_metric_and_alias() -> None:
     config = (ROOT / "docs/config.md").read_text()
     values = resolve_config(compose_node([]))
     for group in (*SINGLE_SCHEMAS, *KINDS):
@@ -51,10 +51,10 @@ def test_the_pages_name_every_key_metric_and_alias() -> None:
     metrics = (ROOT / "docs/metrics.md").read_text()
     assert all(f"| `{key}` |" in metrics for key in METRICS)
     migrating = (ROOT / "docs/migrating.md").read_text()
-    assert all(f"| `{theirs}` |" in migrating for project in read_projects().values() for theirs in project.keys)
+    assert all(f"| `{alias}` |" in migrating for project in read_projects().values() for alias in project.keys)
 
 
-def test_values_of_every_option_are_on_the_page(docs: ModuleType) -> None:
+def test_page_has_values_of_every_option(docs: ModuleType) -> None:
     page = " ".join((ROOT / "docs/config.md").read_text().replace("\\|", "|").split())
     for group, options in docs.ordered_groups().items():
         section = page.split(f" ## `{group}=` ")[1].split(" ## ")[0]
@@ -70,7 +70,7 @@ def test_values_of_every_option_are_on_the_page(docs: ModuleType) -> None:
                 assert known or key.name in ("agents", "kind"), (group, option, key.name, value)
 
 
-def test_tables_of_keys_are_as_wide_as_a_page() -> None:
+def test_tables_fit_page_width() -> None:
     lines = (ROOT / "docs/config.md").read_text().splitlines()
     assert max(map(len, lines)) <= 160
     assert max(len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")) <= 5
@@ -85,7 +85,7 @@ def test_help_lists_every_group_with_every_option() -> None:
         assert lines is None or sorted(re.split(r" ?\| ?", listed)) == sorted(options)
 
 
-def test_no_row_of_a_table_is_broken_by_a_bar_in_its_text() -> None:
+def test_bars_in_table_cells_are_escaped() -> None:
     for page in ("config.md", "metrics.md", "migrating.md"):
         width = 0
         for line in (ROOT / "docs" / page).read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Links and anchors of documents lead somewhere, and the index has every page on one shelf."""
+"""Links and anchors of documents resolve, and every page is in one toctree of the index."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG
 
 
 def without_code(text: str) -> str:
-    """A document without its code blocks."""
+    """Return a document without its code blocks."""
     return re.sub(r"^ *(```+|~~~+).*?^ *\1\s*$", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 @cache
 def anchors(file: Path) -> set[str]:
-    """The anchors that GitHub gives to the headings of a document."""
+    """Return the anchors that GitHub creates for the headings of a document."""
     text = without_code(file.read_text())
     found: Counter[str] = Counter()
     names = set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
@@ -62,27 +62,27 @@ def test_dead_links_are_found(tmp_path: Path) -> None:
     assert dead_links(tmp_path / "page.md") == ["none.md", "other.md#no-heading", "#there", "none.svg"]
 
 
-def shelves() -> dict[str, list[str]]:
-    """The pages of the site's four lists, by caption."""
+def toctrees() -> dict[str, list[str]]:
+    """Return the pages of the site's toctrees by caption."""
     trees = re.findall(r"```\{toctree\}\n:hidden:\n:caption: (\w+)\n\n(.*?)\n```", INDEX, re.DOTALL)
     return {caption: [f"{name}.md" for name in names.split("\n")] for caption, names in trees}
 
 
-def test_every_page_is_on_one_shelf() -> None:
-    assert list(shelves()) == ["Start", "Guides", "Reference", "Background"]
-    listed = Counter(name for names in shelves().values() for name in names)
+def test_every_page_is_in_one_toctree() -> None:
+    assert list(toctrees()) == ["Start", "Guides", "Reference", "Background"]
+    listed = Counter(name for names in toctrees().values() for name in names)
     pages = {file.name for file in (ROOT / "docs").glob("*.md")} - {"index.md"}
     assert set(listed.values()) == {1}
     assert {name for name in listed if "/" not in name} == pages
 
 
-@pytest.mark.parametrize("caption", shelves())
-def test_a_shelf_has_the_same_pages_in_the_text_and_in_the_navigation(caption: str) -> None:
+@pytest.mark.parametrize("caption", toctrees())
+def test_index_text_and_toctree_list_the_same_pages(caption: str) -> None:
     section = INDEX.split(f"\n## {caption}\n")[1].split("\n## ")[0].split("```")[0]
-    assert re.findall(r"\]\((\S+)\)", section) == shelves()[caption]
+    assert re.findall(r"\]\((\S+)\)", section) == toctrees()[caption]
 
 
-def test_the_index_of_decisions_has_every_record() -> None:
+def test_decision_index_lists_every_record() -> None:
     folder = ROOT / "docs" / "decisions"
     listed = Counter(re.findall(r"\]\((\d\S+\.md)\)", (folder / "README.md").read_text()))
     assert listed == Counter(file.name for file in folder.glob("0*.md"))

@@ -20,6 +20,8 @@ def test_coordinates_have_one_decimal(file: Path) -> None:
 
 
 def test_text_styles_and_scales_are_not_rounded() -> None:
-    drawn = '<path d="M 1.26 -0.04 L 2.0" style="opacity: 0.25"/><g transform="translate(1.26 2) scale(0.015 -0.015)">'
+    original = (
+        '<path d="M 1.26 -0.04 L 2.0" style="opacity: 0.25"/><g transform="translate(1.26 2) scale(0.015 -0.015)">'
+    )
     rounded = '<path d="M 1.3 0 L 2" style="opacity: 0.25"/><g transform="translate(1.3 2) scale(0.015 -0.015)">'
-    assert svg_files.round_coordinates(f"{drawn}0.975</g>") == f"{rounded}0.975</g>"
+    assert svg_files.round_coordinates(f"{original}0.975</g>") == f"{rounded}0.975</g>"

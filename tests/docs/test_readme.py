@@ -1,4 +1,4 @@
-"""Commands in the README and `docs/start.md` compose; commands for pretrained models get values that learn."""
+"""Commands in the README and `docs/start.md` compose; commands for pretrained models have suitable settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START = (ROOT / "docs" / "start.md").read_text()
 
 
 def commands() -> list[list[str]]:
-    """The overrides of every `ippo-train` command in a block of the README or of `docs/start.md`."""
+    """Return the overrides of every `ippo-train` command in a block of the README or of `docs/start.md`."""
     found: list[list[str]] = []
     for block in re.findall(r"```bash\n(.*?)```", README + START, re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
@@ -29,7 +29,7 @@ def commands() -> list[list[str]]:
     return found
 
 
-# Sweeps, flags and runs to go on from are composed by tests of their own.
+# Sweeps, flags and resumed runs have other tests.
 PLAIN = [words for words in commands() if not any(word.startswith(("-", "resume=")) for word in words)]
 
 

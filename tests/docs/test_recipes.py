@@ -1,4 +1,4 @@
-"""The page about recipes: every one that needs a pretrained model is on it, and what it names is there."""
+"""docs/recipes.md lists every recipe of a pretrained model, and its names exist."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ EXPERIMENTS = sorted(file.stem for file in (config_dir() / "experiment").glob("*
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_recipe_for_a_pretrained_model_is_in_the_table(name: str) -> None:
+def test_table_lists_recipes_of_pretrained_models(name: str) -> None:
     pretrained = resolve_config(compose_node([f"+experiment={name}"]))["actor"]["kind"] in ("full", "lora")
     assert (f"\n| `{name}` |" in PAGE) == pretrained
 
 
-def test_what_the_page_names_is_there() -> None:
+def test_recipes_and_functions_on_page_exist() -> None:
     assert set(re.findall(r"\+experiment=([\w.]+)", PAGE)) - {"NAME"} <= set(EXPERIMENTS)
     functions = [name for name in re.findall(r"ippo_cli\.[\w.]+:\w+", PAGE) if is_code_reference(name)]
     assert functions
@@ -40,8 +40,8 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_published_recipe_takes_the_values_for_a_laptop(name: str) -> None:
-    typed = re.findall(r"^ippo-train \+experiment=gsm8k_qwen2\.5_0\.5b (.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
-    values = typed.replace("\\\n", " ").split()
+def test_published_recipe_accepts_laptop_values(name: str) -> None:
+    command = re.findall(r"^ippo-train \+experiment=gsm8k_qwen2\.5_0\.5b (.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[0]
+    values = command.replace("\\\n", " ").split()
     assert all(value in PAGE for value in PUBLISHED[name])
     check_config(load_config([f"+experiment={name}", *values, *PUBLISHED[name]]), 1)

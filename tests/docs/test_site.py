@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning, and shows docstrings as they are meant."""
+"""The documentation site builds without a warning, and renders docstrings correctly."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def test_site_builds_without_warnings(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     api = (tmp_path / "site/docs/api.html").read_text()
     assert 'id="ippo_cli.formulas.advantages.gae"' in api
-    assert ">gae_lambda</span>" in api, "code in single backticks is code"
+    assert ">gae_lambda</span>" in api, "single backticks are rendered as code"
     assert "TypeAliasForwardRef" not in api
     assert (tmp_path / "site/docs/decisions/0001-compose-config-once.html").exists()

@@ -14,12 +14,12 @@ MARKERS = ("<!-- matrix: begin -->", "<!-- matrix: end -->")
 
 @dataclass(frozen=True)
 class Row:
-    """One guarantee or fault. `shown`: tests as `folder/file::test`, parts of the campaign as `campaign NAME`."""
+    """One guarantee or fault. `tests`: tests as `folder/file::test`, parts of the campaign as `campaign NAME`."""
 
-    what: str
+    subject: str
     expected: str
-    shown: tuple[str, ...] = ()
-    missing: str = ""  # what is wanted but not covered yet
+    tests: tuple[str, ...] = ()
+    missing: str = ""  # not covered yet
 
 
 SURVIVAL = "faults/test_survival.py::"
@@ -28,7 +28,7 @@ SAVING = "training/test_saving_ranks.py::"
 LEAVING = "training/test_leaving.py::"
 WATCHDOG = "runs/test_watchdog.py::"
 
-PROMISES = (
+GUARANTEES = (
     Row(
         "P1 exact resume",
         "metric rows (except times) and weights are byte-equal, wherever the run is stopped",
@@ -47,7 +47,7 @@ PROMISES = (
         "every published checkpoint is usable; at most `checkpoint.every` iterations, or `checkpoint.every_seconds` "
         "and one iteration, are lost",
         (
-            SURVIVAL + "test_job_killed_in_any_part_of_a_save_resumes_to_the_byte",
+            SURVIVAL + "test_job_killed_during_save_resumes_exactly",
             CHECKPOINT + "test_due_by_time_since_last_checkpoint",
             "campaign kills",
             "campaign soak",
@@ -58,7 +58,7 @@ PROMISES = (
         "checked between two tokens, after the reward, and after the forward passes of each agent; an update that has "
         "started is completed; the run saves and exits with code 75",
         (
-            SURVIVAL + "test_run_stopped_in_any_phase_resumes_to_the_byte",
+            SURVIVAL + "test_run_stopped_in_any_phase_resumes_exactly",
             LEAVING + "test_other_rank_stops_within_a_long_rollout",
             LEAVING + "test_one_preempted_rank_stops_the_other_during_rollout",
             "campaign signals",
@@ -91,7 +91,7 @@ PROMISES = (
             CHECKPOINT + "test_every_damage_is_reported_and_skipped",
             CHECKPOINT + "test_load_skips_damaged_checkpoint",
             SAVING + "test_ranks_share_verification_and_agree_on_damage",
-            SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
+            SURVIVAL + "test_flipped_bits_are_detected",
             "campaign flips",
         ),
     ),
@@ -110,7 +110,7 @@ PROMISES = (
         (
             WATCHDOG + "test_hanging_ranks_write_stacks_and_kill_children",
             WATCHDOG + "test_waiting_or_suspended_ranks_do_not_hang",
-            SURVIVAL + "test_hanging_run_exits_with_11_and_resumes_to_the_byte",
+            SURVIVAL + "test_hanging_run_exits_with_11_and_resumes_exactly",
             "campaign hangs",
         ),
         "a single process with a main thread that never releases Python's global lock writes stacks and does not exit",
@@ -176,7 +176,7 @@ FAULTS = (
         "SIGKILL at every point, of rank 0 and of rank 1",
         "as P2 and P9",
         (
-            SURVIVAL + "test_job_killed_in_any_part_of_a_save_resumes_to_the_byte",
+            SURVIVAL + "test_job_killed_during_save_resumes_exactly",
             "campaign points",
             "campaign kills",
         ),
@@ -201,7 +201,7 @@ FAULTS = (
     Row(
         "TERM, USR1, USR2, INT in every phase, twice, during a save",
         "saved, exit code 75 (130 after Ctrl-C), byte-equal after resume",
-        (SURVIVAL + "test_run_stopped_in_any_phase_resumes_to_the_byte", "campaign signals"),
+        (SURVIVAL + "test_run_stopped_in_any_phase_resumes_exactly", "campaign signals"),
     ),
     Row(
         "a signal to one rank during a rollout of several minutes",
@@ -246,7 +246,7 @@ FAULTS = (
         "flipped bits; truncated, missing and extra files; corrupt manifest and pointer; order of step_9 and step_10",
         "detected, reported, skipped",
         (
-            SURVIVAL + "test_a_hundred_flipped_bits_are_all_seen",
+            SURVIVAL + "test_flipped_bits_are_detected",
             CHECKPOINT + "test_every_damage_is_reported_and_skipped",
             CHECKPOINT + "test_invalid_pointer_is_none",
             CHECKPOINT + "test_checkpoints_are_sorted_numerically",
@@ -264,7 +264,7 @@ FAULTS = (
         "disk full, input/output error, no permission",
         "a warning; no metric is lost",
         (
-            SURVIVAL + "test_a_disk_that_fails_now_and_then_costs_checkpoints_and_no_number",
+            SURVIVAL + "test_failing_disk_costs_only_checkpoints",
             "training/test_full_disk.py::test_temporarily_full_disk_costs_only_checkpoints",
         ),
     ),
@@ -457,35 +457,35 @@ RESUMED = (
     Row(
         "a SLURM job on two nodes",
         "by the scheduler",
-        ("slurm/test_train.py::test_preempted_job_is_requeued_and_resumes_to_the_byte",),
+        ("slurm/test_train.py::test_preempted_job_is_requeued_and_resumes_exactly",),
     ),
 )
 
 
-def table() -> str:
+def format_tables() -> str:
     """Return all tables in Markdown."""
     parts = []
-    for head, rows in (("guarantee", PROMISES), ("fault", FAULTS)):
+    for head, rows in (("guarantee", GUARANTEES), ("fault", FAULTS)):
         parts += [f"| {head} | expected result | tests | not covered |", "|---|---|---|---|"]
         for row in rows:
-            shown = "<br>".join(_shown(name) for name in row.shown)
-            parts.append(f"| {row.what} | {row.expected} | {shown} | {row.missing} |")
+            tests = "<br>".join(_format_test(name) for name in row.tests)
+            parts.append(f"| {row.subject} | {row.expected} | {tests} | {row.missing} |")
         parts.append("")
     parts += ["| resumes exactly | stopped | tests |", "|---|---|---|"]
-    parts += [f"| {row.what} | {row.expected} | {'<br>'.join(map(_shown, row.shown))} |" for row in RESUMED]
+    parts += [f"| {row.subject} | {row.expected} | {'<br>'.join(map(_format_test, row.tests))} |" for row in RESUMED]
     return "\n".join(parts).rstrip()
 
 
-def _shown(name: str) -> str:
+def _format_test(name: str) -> str:
     file, _, test = name.partition("::")
     return f"`{file.rpartition('/')[2]}`: {test.removeprefix('test_').replace('_', ' ')}" if test else name
 
 
-def with_table(page: str) -> str:
+def replace_tables(page: str) -> str:
     """Return the page with current tables."""
     before, rest = page.split(MARKERS[0])
-    return "\n".join([before + MARKERS[0], table(), MARKERS[1] + rest.split(MARKERS[1])[1]])
+    return "\n".join([before + MARKERS[0], format_tables(), MARKERS[1] + rest.split(MARKERS[1])[1]])
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text()))
+    PAGE.write_text(replace_tables(PAGE.read_text()))

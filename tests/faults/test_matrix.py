@@ -1,4 +1,4 @@
-"""The fault matrix names what there is, and the page shows it."""
+"""Tests named by the fault matrix exist, and its page is up to date."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import re
 from pathlib import Path
 
 import pytest
-from matrix import FAULTS, PAGE, PROMISES, RESUMED, Row, with_table
+from matrix import FAULTS, GUARANTEES, PAGE, RESUMED, Row, replace_tables
 
 TESTS = Path(__file__).parents[1]
 
 
-@pytest.mark.parametrize("row", [*PROMISES, *FAULTS, *RESUMED], ids=lambda row: row.what)
-def test_what_shows_a_row_is_there(row: Row) -> None:
-    assert row.shown or row.missing, "neither shown nor said to be missing"
+@pytest.mark.parametrize("row", [*GUARANTEES, *FAULTS, *RESUMED], ids=lambda row: row.subject)
+def test_tests_of_row_exist(row: Row) -> None:
+    assert row.tests or row.missing, "a row needs tests or `missing`"
     [parts] = re.findall(r"^PARTS = \((.*)\)$", (TESTS / "faults" / "campaign.py").read_text(), re.MULTILINE)
-    for name in row.shown:
+    for name in row.tests:
         file, _, test = name.partition("::")
         if test:
             assert re.search(rf"^def {test}\(", (TESTS / file).read_text(), re.MULTILINE), name
@@ -23,6 +23,6 @@ def test_what_shows_a_row_is_there(row: Row) -> None:
             assert f'"{name.removeprefix("campaign ")}"' in parts, name
 
 
-def test_the_page_shows_the_matrix_as_it_is() -> None:
+def test_page_is_up_to_date() -> None:
     page = PAGE.read_text()
-    assert page == with_table(page), "run python tests/faults/matrix.py"
+    assert page == replace_tables(page), "run python tests/faults/matrix.py"

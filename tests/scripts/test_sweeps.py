@@ -1,4 +1,4 @@
-"""The example sweeps: what they type composes, and has the keys that it searches over."""
+"""The example sweeps compose, and the keys of their search spaces exist."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ SCRIPTS = sorted((Path(__file__).parents[2] / "scripts/sweeps").glob("*.sh"))
 
 
 def overrides(script: Path) -> list[str]:
-    """What a script types, as it would type it with nothing behind it."""
+    """Return the overrides of a script that is called without arguments."""
     text = script.read_text().replace("\\\n", " ")
     [line] = [line for line in text.splitlines() if re.match(r"(\$train -m|sbatch) ", line)]
-    typed_words = shlex.split(line.partition(" || ")[0])
-    words = [word.replace("%a", "1").replace("$name", "seeds") for word in typed_words]
+    arguments = shlex.split(line.partition(" || ")[0])
+    words = [word.replace("%a", "1").replace("$name", "seeds") for word in arguments]
     return [word for word in words[1:] if "=" in word and not word.startswith(("-", "resume=", "hydra."))]
 
 
-def no_options(group: str) -> list[str]:
+def list_no_options(group: str) -> list[str]:
     return []
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_an_example_composes(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ippo_cli.sweeps.optuna.find_spec", lambda name: "there")
-    typed_now = overrides(script)
-    of_sweep = [text for text in typed_now if text.startswith("sweep")]
-    of_jobs = [text for text in typed_now if text not in of_sweep]
-    sweep = build_sweep_config(compose_node(of_sweep))
+def test_example_composes(script: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ippo_cli.sweeps.optuna.find_spec", lambda name: "installed")
+    words = overrides(script)
+    sweep_keys = [text for text in words if text.startswith("sweep")]
+    job_keys = [text for text in words if text not in sweep_keys]
+    sweep = build_sweep_config(compose_node(sweep_keys))
     check_sweep(sweep)
-    search = build_search(sweep, of_jobs, no_options)
-    fixed = expand_grid(of_jobs, no_options)[0] if isinstance(search, FixedJobs) else search.fixed  # type: ignore[attr-defined]
+    search = build_search(sweep, job_keys, list_no_options)
+    fixed = expand_grid(job_keys, list_no_options)[0] if isinstance(search, FixedJobs) else search.fixed  # type: ignore[attr-defined]
     node = compose_node(fixed)
     for dimension in getattr(search, "space", ()):
         assert OmegaConf.select(node, dimension.key, default="none") != "none", dimension.key
@@ -50,5 +50,5 @@ def test_an_example_composes(script: Path, monkeypatch: pytest.MonkeyPatch) -> N
     check_sweep_job(sweep, config)
 
 
-def test_there_is_an_example_of_each_kind() -> None:
+def test_every_kind_has_an_example() -> None:
     assert [script.stem for script in SCRIPTS] == ["grid", "optuna", "population", "slurm_array"]

@@ -1,4 +1,4 @@
-"""A taskset of `verifiers` as rows and a reward; skipped where the package is missing."""
+"""A taskset of `verifiers` as rows and a reward; skipped if the package is missing."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Sums(vf.Taskset[Sum, vf.TasksetConfig]):
 """
 
 
-def example(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, runtime: str = "") -> ModuleType:
-    """The example, of a taskset that is a module of this name."""
+def load_example(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, runtime: str = "") -> ModuleType:
+    """Load the example script with a taskset in a module of this name."""
     (folder / f"{name}.py").write_text(TASKSET.format(runtime=runtime))
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("TASKSET", name)
@@ -52,8 +52,8 @@ def example(folder: Path, monkeypatch: pytest.MonkeyPatch, name: str, runtime: s
     return module
 
 
-def test_tasks_are_rows_and_their_weighted_rewards_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = example(tmp_path, monkeypatch, "sums_of_one_answer")
+def test_taskset_gives_rows_and_weighted_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load_example(tmp_path, monkeypatch, "sums_of_one_answer")
     assert len(module.held_out()) == 100
     row, *others = module.train()
     assert (row["prompt"], len(others)) == ("Add.\n\n100 + 1 =", 2)
@@ -62,7 +62,7 @@ def test_tasks_are_rows_and_their_weighted_rewards_the_reward(tmp_path: Path, mo
     assert wrong == {"team": 0.0, "parts": {"right": 0.0, "characters": 3.0}}
 
 
-def test_rewards_that_need_a_runtime_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = example(tmp_path, monkeypatch, "sums_in_a_runtime", ", runtime")
+def test_reward_that_needs_a_runtime_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = load_example(tmp_path, monkeypatch, "sums_in_a_runtime", ", runtime")
     with pytest.raises(ValueError, match="needs tools, a runtime"):
         module.train()

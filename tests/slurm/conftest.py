@@ -1,4 +1,4 @@
-"""A SLURM cluster of two nodes on this machine, for the tests that need one."""
+"""A SLURM cluster of two nodes on this machine, for tests."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SBIN = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    lacking = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name, path=SBIN) is None]
-    if lacking:
-        pytest.skip(f"SLURM is not installed: no {' '.join(lacking)} (apt-get install slurm-wlm munge)")
+    missing = [name for name in ("sbatch", "slurmctld", "slurmd", "munged") if shutil.which(name, path=SBIN) is None]
+    if missing:
+        pytest.skip(f"SLURM is not installed: no {' '.join(missing)} (apt-get install slurm-wlm munge)")
     if os.geteuid() != 0:
-        pytest.skip("a local SLURM cluster needs root, and this is another user")
+        pytest.skip("a local SLURM cluster needs root")
     folder = tmp_path_factory.mktemp("cluster")
     folder.parent.chmod(0o755)
     run(str(SCRIPTS / "local_cluster.sh"), "start", str(folder))

@@ -1,4 +1,4 @@
-"""`scripts/slurm/train.sbatch` beside commands that only note what they were given."""
+"""`scripts/slurm/train.sbatch` with fake SLURM commands that log their arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BATCH_FILE = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
-NOTES = '#!/bin/sh\necho "$(basename "$0") $@" >> "$NOTED"\n'
+FAKE_COMMAND = '#!/bin/sh\necho "$(basename "$0") $@" >> "$LOG"\n'
 ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
 
 
@@ -18,29 +18,29 @@ ARRAY = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     [
         (75, {}, "scontrol requeue 7"),
         (138, {}, "scontrol requeue 7"),
-        # The number of one of an array's tasks is that of the array: it would take all of them from their work.
+        # The job id alone would requeue all tasks of the array.
         (75, ARRAY, "scontrol requeue 7_3"),
         (75, {"SLURM_RESTART_COUNT": "100"}, None),
         (12, {}, None),
         (0, ARRAY, None),
     ],
 )
-def test_a_job_that_has_saved_goes_back_into_the_queue_by_itself_alone(
+def test_preempted_job_requeues_only_itself(
     tmp_path: Path, code: int, variables: dict[str, str], requeued: str | None
 ) -> None:
-    commands, noted = tmp_path / "bin", tmp_path / "noted"
+    commands, log = tmp_path / "bin", tmp_path / "log"
     commands.mkdir()
     for name, after in (("scontrol", ""), ("srun", f"exit {code}\n")):
-        (commands / name).write_text(NOTES + after)
+        (commands / name).write_text(FAKE_COMMAND + after)
         (commands / name).chmod(0o755)
-    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_SUBMIT_DIR": str(tmp_path), "NOTED": str(noted)}
+    job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_SUBMIT_DIR": str(tmp_path), "LOG": str(log)}
     done = subprocess.run(
         ["bash", str(BATCH_FILE), "seed=%a"],
         env={"PATH": f"{commands}:{os.environ['PATH']}", "IPPO_TRAIN": "program"} | job | variables,
         capture_output=True,
     )
     assert done.returncode == (75 if code == 138 else code)
-    lines = noted.read_text().splitlines()
+    lines = log.read_text().splitlines()
     assert [line for line in lines if "requeue" in line] == ([] if requeued is None else [requeued])
     [run] = [line for line in lines if line.startswith("srun")]
     assert run.endswith(f"program seed={variables.get('SLURM_ARRAY_TASK_ID', '%a')} resume=auto")

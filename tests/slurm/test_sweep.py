@@ -1,4 +1,4 @@
-"""`hydra/launcher=submitit_slurm`: each job of a sweep is a job of SLURM."""
+"""`hydra/launcher=submitit_slurm`: each job of a sweep is a SLURM job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import LIMIT_S, Cluster, until
+from cluster import LIMIT_S, Cluster, wait_until
 from small import SMALL, rows
 
 pytest.importorskip("hydra_plugins.hydra_submitit_launcher", reason="the extra `slurm` is not installed")
@@ -27,11 +27,11 @@ def bad(examples, responses):
         raise ValueError("broken on purpose")
     return good(examples, responses)
 """
-SUBMITTED = ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "hydra.launcher.cpus_per_task=1")
+LAUNCHER = ("hydra/launcher=submitit_slurm", "hydra.launcher.timeout_min=30", "hydra.launcher.cpus_per_task=1")
 
 
-def started(cluster: Cluster, folder: Path, *overrides: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "ippo_cli.cli.train", "-m", *SMALL, *SUBMITTED, "evaluation.every=0", *overrides]
+def start_sweep(cluster: Cluster, folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ippo_cli.cli.train", "-m", *SMALL, *LAUNCHER, "evaluation.every=0", *overrides]
     (folder / "reward.py").write_text(REWARD)
     return subprocess.Popen(
         [*command, "reward=function", "resume=auto"],
@@ -43,10 +43,10 @@ def started(cluster: Cluster, folder: Path, *overrides: str) -> subprocess.Popen
     )
 
 
-def ended(sweep: subprocess.Popen[str], code: int) -> str:
-    said, _ = sweep.communicate(timeout=LIMIT_S)
-    assert sweep.returncode == code, said
-    return said
+def wait_for_exit(sweep: subprocess.Popen[str], code: int) -> str:
+    output, _ = sweep.communicate(timeout=LIMIT_S)
+    assert sweep.returncode == code, output
+    return output
 
 
 def jobs(folder: Path) -> list[dict]:
@@ -55,36 +55,34 @@ def jobs(folder: Path) -> list[dict]:
 
 
 @pytest.mark.slow
-def test_of_four_jobs_the_one_that_fails_is_named_and_is_the_only_one_to_run_again(
-    cluster: Cluster, tmp_path: Path
-) -> None:
+def test_failed_job_is_reported_and_rerun(cluster: Cluster, tmp_path: Path) -> None:
     functions = "reward.function=reward.py:good,reward.py:other,reward.py:bad,reward.py:third"
     (tmp_path / "broken").touch()
-    said = ended(started(cluster, tmp_path, functions, "num_iterations=1"), 12)
-    assert "3 of 4 jobs are done" in said
-    assert f"job 3 of 4: reward.function={tmp_path}/reward.py:bad: failed: " in " ".join(said.split())
+    output = wait_for_exit(start_sweep(cluster, tmp_path, functions, "num_iterations=1"), 12)
+    assert "3 of 4 jobs are done" in output
+    assert f"job 3 of 4: reward.function={tmp_path}/reward.py:bad: failed: " in " ".join(output.split())
     assert [job["state"] for job in jobs(tmp_path)] == ["done", "done", "failed", "done"]
     metrics = sorted(tmp_path.glob("outputs/default/*/*/metrics.jsonl"))
     before = {file: file.stat().st_mtime_ns for file in metrics if file.parent.name != "3"}
     assert len(before) == 3
     (tmp_path / "broken").unlink()
-    said = ended(started(cluster, tmp_path, functions, "num_iterations=1"), 0)
-    assert "a sweep of 4 jobs, 3 of them done" in said
+    output = wait_for_exit(start_sweep(cluster, tmp_path, functions, "num_iterations=1"), 0)
+    assert "a sweep of 4 jobs, 3 of them done" in output
     assert [job["state"] for job in jobs(tmp_path)] == ["done"] * 4
     assert {file: file.stat().st_mtime_ns for file in before} == before
 
 
 @pytest.mark.slow
-def test_a_job_that_is_near_its_time_limit_is_queued_again_and_goes_on(cluster: Cluster, tmp_path: Path) -> None:
+def test_job_near_its_time_limit_is_requeued_and_resumes(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "slow").touch()
-    sweep = started(cluster, tmp_path, "reward.function=reward.py:good", "num_iterations=5", "checkpoint.every=0")
+    sweep = start_sweep(cluster, tmp_path, "reward.function=reward.py:good", "num_iterations=5", "checkpoint.every=0")
 
-    def begun() -> bool:
+    def has_two_iterations() -> bool:
         return any(
             len(file.read_text().splitlines()) >= 3 for file in tmp_path.glob("outputs/default/*/1/metrics.jsonl")
         )
 
-    until(begun, lambda: str(sorted(tmp_path.rglob("*"))))
+    wait_until(has_two_iterations, lambda: str(sorted(tmp_path.rglob("*"))))
     number = str(jobs(tmp_path)[0]["slurm"])
     cluster.run("scancel", "--signal=USR2", number)  # as SLURM does before the limit
     cluster.wait_for(number, "PENDING", "COMPLETED", "FAILED", output=tmp_path / "none")
@@ -93,7 +91,7 @@ def test_a_job_that_is_near_its_time_limit_is_queued_again_and_goes_on(cluster: 
     assert sweep.poll() is None
     (tmp_path / "slow").unlink()
     cluster.run("scontrol", "update", f"JobId={number}", "StartTime=now+5")  # see test_train.py
-    ended(sweep, 0)
+    wait_for_exit(sweep, 0)
     [run] = tmp_path.glob("outputs/default/*/1/")
     assert [row["iteration"] for row in rows(run)] == list(range(6))
     assert not list(run.parent.glob("*.attempt-*"))

@@ -1,4 +1,4 @@
-"""`scripts/slurm/train.sbatch` on two nodes: one run of two ranks, saved and put back into the queue when asked."""
+"""`scripts/slurm/train.sbatch` on two nodes: one run of two ranks, saved and requeued on preemption."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cluster import SCRIPTS, Cluster, until
+from cluster import SCRIPTS, Cluster, wait_until
 from small import SMALL, final_weights, rows
 
 TWO_NODES = ("--nodes=2", "--cpus-per-task=1", str(SCRIPTS / "train.sbatch"))
@@ -15,10 +15,10 @@ REWARD = '''
 import os, random, time
 
 def reward(examples, responses):
-    """Depends on the global random stream, which must be restored; takes its time while `slow` is there."""
+    """Use the global random stream, which must be restored; sleep while `slow` exists."""
     time.sleep(0.5 * os.path.exists("slow"))
-    alike = [len(set(low) & set(row["low"])) for low, row in zip(responses["low"], examples)]
-    return {"team": [count + 0.1 * random.random() for count in alike]}
+    counts = [len(set(low) & set(row["low"])) for low, row in zip(responses["low"], examples)]
+    return {"team": [count + 0.1 * random.random() for count in counts]}
 '''
 JOB = (
     *SMALL,
@@ -31,7 +31,7 @@ JOB = (
 )
 
 
-def submitted(cluster: Cluster, folder: Path, *, slow: bool) -> int:
+def submit_job(cluster: Cluster, folder: Path, *, slow: bool) -> int:
     folder.mkdir()
     (folder / "reward.py").write_text(REWARD)
     if slow:
@@ -45,51 +45,57 @@ def only_run(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a job that nobody disturbed."""
-    folder = tmp_path_factory.mktemp("slurm") / "whole"
-    job = submitted(cluster, folder, slow=False)
+def reference(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an undisturbed job."""
+    folder = tmp_path_factory.mktemp("slurm") / "reference"
+    job = submit_job(cluster, folder, slow=False)
     cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", output=folder / "output")
     assert cluster.fields(job)["ExitCode"] == "0:0", (folder / "output").read_text()
     return folder
 
 
 @pytest.mark.slow
-def test_a_job_on_two_nodes_makes_one_run_of_two_ranks(whole: Path) -> None:
-    run = only_run(whole)
+def test_two_nodes_make_one_run_of_two_ranks(reference: Path) -> None:
+    run = only_run(reference)
     assert json.loads((run / "run.json").read_text())["state"] == "done"
     assert [row["iteration"] for row in rows(run)] == list(range(7))
     manifest = json.loads((run / "checkpoints" / "step_00000006" / "manifest.json").read_text())
     assert "rng_rank_1.json" in manifest["files"]
-    assert (whole / "output").read_text().count("2 processes") == 1
+    assert (reference / "output").read_text().count("2 processes") == 1
 
 
 @pytest.mark.slow
+<<<<<<< HEAD
 def test_preempted_job_is_requeued_and_resumes_to_the_byte(cluster: Cluster, whole: Path, tmp_path: Path) -> None:
     folder = tmp_path / "asked"
     job = submitted(cluster, folder, slow=True)
+=======
+def test_preempted_job_is_requeued_and_resumes_exactly(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "preempted"
+    job = submit_job(cluster, folder, slow=True)
+>>>>>>> docs31
     output = folder / "output"
 
-    def begun() -> bool:
+    def has_two_iterations() -> bool:
         return any(len(file.read_text().splitlines()) >= 3 for file in folder.glob("outputs/default/*/metrics.jsonl"))
 
-    until(begun, lambda: output.read_text() if output.exists() else str(cluster.fields(job)))
+    wait_until(has_two_iterations, lambda: output.read_text() if output.exists() else str(cluster.fields(job)))
     cluster.run("scancel", "--signal=USR1", str(job))
     cluster.wait_for(job, "PENDING", "COMPLETED", "FAILED", "CANCELLED", output=output)
-    said = output.read_text()
-    assert cluster.fields(job)["Restarts"] == "1", said
+    text_before = output.read_text()
+    assert cluster.fields(job)["Restarts"] == "1", text_before
     run = only_run(folder)
     assert json.loads((run / "run.json").read_text())["state"] == "preempted"
     assert 2 < len(rows(run)) < 7
-    assert "train.sbatch: preempted; requeued" in said
+    assert "train.sbatch: preempted; requeued" in text_before
     (folder / "slow").unlink()
-    # SLURM lets it wait two minutes. Its nodes refuse a job that begins in the second in which it was taken from them.
+    # SLURM delays it by two minutes. Nodes reject a job that starts in the second in which it was requeued.
     cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now+5")
     cluster.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", output=output)
     assert cluster.state(job) == "COMPLETED", output.read_text()
     assert only_run(folder) == run
-    assert output.read_text().startswith(said)  # it is appended to
+    assert output.read_text().startswith(text_before)  # appended to
     assert f"resumed from {run}" in output.read_text()
-    assert rows(run) == rows(only_run(whole))
-    expected, found = final_weights(only_run(whole)), final_weights(run)
+    assert rows(run) == rows(only_run(reference))
+    expected, found = final_weights(only_run(reference)), final_weights(run)
     assert all(torch.equal(found[name], value) for name, value in expected.items())

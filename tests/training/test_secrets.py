@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from survival import ended, start_job
+from survival import start_job, wait_for_exit
 
 from ippo_cli.compose.resume import saved_overrides
 
@@ -39,7 +39,7 @@ def test_no_file_of_a_run_has_its_secrets(tmp_path: Path, monkeypatch: pytest.Mo
         "evaluation.greedy=false",
         "rollout.stop_strings=['${oc.env:PIT_API_KEY}']",
     )
-    assert ended(start_job(tmp_path, *keys)) == 12
+    assert wait_for_exit(start_job(tmp_path, *keys)) == 12
     [folder] = [path.parent for path in tmp_path.glob("default/*/run.json")]
     assert "<PIT_API_KEY>" in (tmp_path / "errors").read_text()
     assert "<PIT_API_KEY>" in json.loads((folder / "run.json").read_text())["error"]
@@ -48,7 +48,7 @@ def test_no_file_of_a_run_has_its_secrets(tmp_path: Path, monkeypatch: pytest.Mo
     assert any("${oc.env:PIT_API_KEY}" in text for text in saved_overrides(folder))
     assert hits(tmp_path) == []
     monkeypatch.setenv("CALM", "1")
-    assert ended(start_job(tmp_path, *keys)) == 0
+    assert wait_for_exit(start_job(tmp_path, *keys)) == 0
     assert json.loads((folder / "run.json").read_text())["state"] == "done"
     assert hits(tmp_path) == []
 
