@@ -65,15 +65,9 @@ def test_two_nodes_make_one_run_of_two_ranks(reference: Path) -> None:
 
 
 @pytest.mark.slow
-<<<<<<< HEAD
-def test_preempted_job_is_requeued_and_resumes_to_the_byte(cluster: Cluster, whole: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "asked"
-    job = submitted(cluster, folder, slow=True)
-=======
 def test_preempted_job_is_requeued_and_resumes_exactly(cluster: Cluster, reference: Path, tmp_path: Path) -> None:
     folder = tmp_path / "preempted"
     job = submit_job(cluster, folder, slow=True)
->>>>>>> docs31
     output = folder / "output"
 
     def has_two_iterations() -> bool:
