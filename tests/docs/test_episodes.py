@@ -45,7 +45,7 @@ def test_command_composes_and_its_episode_is_played(words: list[str], folder: Pa
     overrides = normalize_arguments(words)
     check_user_files(overrides)
     config = load_config(overrides)
-    package = config.task.kind.value
+    package = config.task.kind
     if package in ("gymnasium", "pettingzoo", "reasoning_gym") and find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     check_config(config, config.launch.processes)
