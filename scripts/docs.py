@@ -33,9 +33,11 @@ from ippo_cli.compose.load import (
     compose_node,
     config_dir,
     iter_leaves,
+    read_kind,
 )
 from ippo_cli.config import schema
 from ippo_cli.config.constraints import OneOf, constraint_from_hint
+from ippo_cli.config.marks import remove_marks
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.reporting.metrics import METRICS
 
@@ -115,7 +117,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def comments(cls: type[Any]) -> dict[str, str]:
-    """What stands behind each field of a schema class, at its end where it has several lines."""
+    """What stands behind each field of a schema class: at the end of its line, or in the line after it."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__[:-1]):
         source = inspect.getsource(base)
@@ -126,13 +128,14 @@ def comments(cls: type[Any]) -> dict[str, str]:
         }
         for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
             if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-                found[node.target.id] = by_line.get(node.end_lineno or node.lineno) or by_line.get(node.lineno, "")
+                end = node.end_lineno or node.lineno
+                found[node.target.id] = by_line.get(end) or by_line.get(end + 1, "")
     return found
 
 
 def hints(cls: type[Any]) -> dict[str, Any]:
     """Each field's type, its constraint included, in the order of the classes that it comes from."""
-    return get_type_hints(cls, include_extras=True)
+    return {name: remove_marks(hint) for name, hint in get_type_hints(cls, include_extras=True).items()}
 
 
 def spelled(hint: Any) -> str:
@@ -270,7 +273,7 @@ def _first_comment(file: Path) -> str:
 
 def _comment(node: DictConfig, group: str, leaf: str) -> str:
     cls = {"": schema.RunConfig, "algorithm.kl.reward": schema.KlRewardConfig}.get(group)
-    cls = cls or SINGLE_SCHEMAS.get(group) or KINDS[group][str(node[group].kind.value)]
+    cls = cls or SINGLE_SCHEMAS.get(group) or KINDS[group][read_kind(node[group])]
     return comments(cls)[leaf]
 
 

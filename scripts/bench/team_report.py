@@ -99,7 +99,7 @@ def _bounds() -> list[str]:
     for name, task in TASKS.items():
         bounds = task.bounds()
         lines.append(
-            f"| `{name}` | {task.about} | {task.kind.value} | {task.turns} | {task.episodes} "
+            f"| `{name}` | {task.about} | {task.kind} | {task.turns} | {task.episodes} "
             f"| {bounds.random:.3f} | {bounds.best:.3f} |"
         )
     return lines

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import product
 from typing import Any
 
-from ippo_cli.config.schema import AgentConfig, IllegalMove, ObservationForm, Opponent, PettingzooConfig, TaskKind
+from ippo_cli.config.schema import AgentConfig, IllegalMove, ObservationForm, Opponent, PettingzooConfig
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.environments.build import make_environment_factory
 
@@ -250,7 +250,7 @@ class Consultation:
 
 def _one_side(env_id: str) -> PettingzooConfig:
     return PettingzooConfig(
-        kind=TaskKind.pettingzoo,
+        kind="pettingzoo",
         agents={"side": AgentConfig(template="{observation}")},
         primary_metric="sampled/score",
         train_size=1,

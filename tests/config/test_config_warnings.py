@@ -167,7 +167,7 @@ def test_no_warning_for_usual_settings(config: Callable[..., Config]) -> None:
 def test_no_warning_for_experiments(experiment: tuple[str, ...], config: Callable[..., Config]) -> None:
     made = config(experiment)
     sizes = {"probe_grid": 56, "openai/gsm8k": 7473}
-    source = getattr(made.task, "train", made.task.kind.value)
+    source = getattr(made.task, "train", made.task.kind)
     assert told(made, rows=sizes.get(source, 1024)) == {}
 
 

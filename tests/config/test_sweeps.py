@@ -8,13 +8,13 @@ import pytest
 from omegaconf import OmegaConf
 
 from ippo_cli.compose.load import (
-    SWEEP_SCHEMAS,
     build_sweep_config,
     compose_node,
     config_dir,
     load_config,
     resolve_config,
 )
+from ippo_cli.config import schema
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OptunaSweepConfig, PopulationSweepConfig, SearchSweepConfig
@@ -28,7 +28,7 @@ MISSING = object()
 def test_sweep_options_compose(option: str) -> None:
     node = compose_node([f"sweep={option}", "algorithm=ppo"])
     sweep = build_sweep_config(node)
-    assert type(sweep) is SWEEP_SCHEMAS[sweep.kind.value]
+    assert type(sweep) is schema.OPTIONS["sweep"][sweep.kind.value]
     check_sweep(sweep)
     for key in sweep.space if isinstance(sweep, SearchSweepConfig) else ():
         assert OmegaConf.select(node, key, default=MISSING) is not MISSING, key

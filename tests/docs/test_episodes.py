@@ -45,7 +45,7 @@ def test_a_command_of_the_page_can_be_typed_and_its_episode_is_played(words: lis
     overrides = normalize_arguments(words)
     check_user_files(overrides)
     config = load_config(overrides)
-    package = config.task.kind.value
+    package = config.task.kind
     if package in ("gymnasium", "pettingzoo", "reasoning_gym") and find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     check_config(config, config.launch.processes)

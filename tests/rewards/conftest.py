@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig, RewardKind
+from ippo_cli.config.schema import CreditAssignment, FunctionRewardConfig
 
 
 @pytest.fixture(scope="session")
 def settings() -> Callable[..., FunctionRewardConfig]:
     """Makes reward settings: unmodified team numbers by default, with the given values changed."""
     plain = FunctionRewardConfig(
-        kind=RewardKind.function,
+        kind="function",
         team_weight=1.0,
         agent_weight=0.0,
         turn_weight=1.0,

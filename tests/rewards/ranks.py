@@ -19,7 +19,6 @@ from ippo_cli.config.schema import (
     MixRewardConfig,
     Processor,
     RewardConfig,
-    RewardKind,
 )
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import Reward
@@ -60,7 +59,7 @@ def settings(**changes: Any) -> FunctionRewardConfig:
         "process": False,
         "timeout_s": None,
     }
-    return FunctionRewardConfig(kind=RewardKind.function, **{**values, **changes})  # type: ignore[arg-type]
+    return FunctionRewardConfig(kind="function", **{**values, **changes})  # type: ignore[arg-type]
 
 
 def own_parts(episodes: Any) -> Reward:
@@ -136,7 +135,7 @@ def mixed_of(numbers: Callable[[Any], list[float]], rows: Sequence[Episode]) -> 
     }
     common = {leaf.name: getattr(settings(processor=[]), leaf.name) for leaf in fields(RewardConfig)}
     own = {"parts": dict.fromkeys(parts, settings()), "weights": {"b": 2.0}, "normalize": ["a"]}
-    config = MixRewardConfig(**{**common, "kind": RewardKind.mix}, **own)  # type: ignore[arg-type]
+    config = MixRewardConfig(**{**common, "kind": "mix"}, **own)  # type: ignore[arg-type]
     scored = score(MixReward(parts, ["low"], 1.0), rows, config, {"low": ScoreMoments()})
     return scored.scores["low"].score[:, 0].tolist()
 

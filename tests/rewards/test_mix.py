@@ -26,7 +26,6 @@ from ippo_cli.config.schema import (
     LengthRewardConfig,
     MixRewardConfig,
     RewardConfig,
-    RewardKind,
 )
 from ippo_cli.rewards.build import build_reward, uses_environment_reward
 from ippo_cli.rewards.contract import Reward, close_reward
@@ -107,7 +106,7 @@ def test_normalization_excludes_rows_with_failed_parts(settings: Any) -> None:
 
     common = {leaf.name: getattr(settings(), leaf.name) for leaf in fields(RewardConfig)}
     mix = MixRewardConfig(
-        **{**common, "kind": RewardKind.mix, "failure_budget": 1.0},
+        **{**common, "kind": "mix", "failure_budget": 1.0},
         parts={"a": settings(), "b": settings()},
         weights={},
         normalize=["a"],
@@ -128,7 +127,7 @@ def test_normalized_scores_have_mean_0_and_deviation_1(settings: Any, turn_weigh
 
     config = settings(team_weight=0.0, agent_weight=1.0, turn_weight=turn_weight)
     common = {leaf.name: getattr(config, leaf.name) for leaf in fields(RewardConfig)}
-    mix = MixRewardConfig(**{**common, "kind": RewardKind.mix}, parts={"a": config}, weights={}, normalize=["a"])
+    mix = MixRewardConfig(**{**common, "kind": "mix"}, parts={"a": config}, weights={}, normalize=["a"])
     parts = {"a": MixPart(reward=part, weight=1.0, splittable=True)}
     found = score(MixReward(parts, ["solver"], 1.0), said, mix, {"solver": ScoreMoments()}).scores["solver"]
     totals = found.score.sum(dim=1)[:3]

@@ -18,7 +18,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import JsonlConfig, OverlongPrompts, PromptConfig, TaskKind
+from ippo_cli.config.schema import JsonlConfig, OverlongPrompts, PromptConfig
 from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
 from ippo_cli.tasks.sources import load_table
 from ippo_cli.tasks.task import load_task
@@ -43,7 +43,7 @@ def file(tmp_path: Path) -> str:
 
 def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConfig:
     return JsonlConfig(
-        kind=TaskKind.jsonl,
+        kind="jsonl",
         agents={},
         protocol="parallel",
         num_turns=1,

@@ -10,14 +10,14 @@ from spoken import spoken_once
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import GridConfig, LettersConfig, TaskKind
+from ippo_cli.config.schema import GridConfig, LettersConfig
 from ippo_cli.rewards.build import build_reward
 from ippo_cli.tasks.probes import grid_examples, letters_examples
-from ippo_cli.tasks.task import SOURCES, load_task
+from ippo_cli.tasks.task import load_task, make_examples
 from ippo_cli.tasks.templates import render_template
 
 LETTERS = LettersConfig(
-    kind=TaskKind.probe_letters,
+    kind="probe_letters",
     agents={},
     protocol="parallel",
     num_turns=1,
@@ -28,7 +28,7 @@ LETTERS = LettersConfig(
     eval_size=100,
 )
 GRID = GridConfig(
-    kind=TaskKind.probe_grid,
+    kind="probe_grid",
     agents={},
     protocol="parallel",
     num_turns=1,
@@ -42,7 +42,7 @@ BOTH = [(LETTERS, "letters"), (GRID, "start goal")]
 
 def shown(config: LettersConfig | GridConfig, fields: str, seed: int = 0) -> tuple[list[str], list[str]]:
     """The prompt fields of training and held-out examples, as text."""
-    train, held_out = SOURCES[config.kind](config, seed)
+    train, held_out = make_examples(config, seed)
     texts = [[" ".join(str(row[field]) for field in fields.split()) for row in rows] for rows in (train, held_out)]
     return texts[0], texts[1]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import SortingConfig, TaskKind
+from ippo_cli.config.schema import SortingConfig
 from ippo_cli.tasks.sorting import sorting_examples
 
 
 def config(**changes: object) -> SortingConfig:
     values = {"alphabet": "abcdefghij", "length": 6, "train_size": 500, "eval_size": 100}
     return SortingConfig(
-        kind=TaskKind.sorting,
+        kind="sorting",
         agents={},
         protocol="parallel",
         num_turns=1,

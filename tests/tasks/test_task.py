@@ -10,12 +10,7 @@ import pytest
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import TaskKind
-from ippo_cli.tasks.task import SOURCES, load_task
-
-
-def test_every_task_kind_has_a_source() -> None:
-    assert set(SOURCES) == set(TaskKind)
+from ippo_cli.tasks.task import load_task
 
 
 def test_default_task_has_configured_sizes() -> None:

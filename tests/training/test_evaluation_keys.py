@@ -22,7 +22,7 @@ from ippo_cli.compose.load import KINDS, SINGLE_SCHEMAS, load_config
 from ippo_cli.config import schema
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.evaluation import EVALUATION_KEYS, MODEL_EVALUATION_KEYS, check_evaluation_overrides
+from ippo_cli.config.evaluation import check_evaluation_overrides, evaluation_keys
 from ippo_cli.evaluation.evaluate_run import evaluate_model
 
 # Read, but without effect.
@@ -209,7 +209,7 @@ def test_every_key_is_used_or_rejected(tmp_path: Path, monkeypatch: pytest.Monke
     read &= known
     groups = (".actor.", ".rollout.", ".reward.")  # group values that apply to all agents
     read |= {key.removeprefix("task.agents.*.") for key in read if any(group in key for group in groups)}
-    allowed = {key for key in (*EVALUATION_KEYS, *MODEL_EVALUATION_KEYS) if "." in key or key not in ("task", "reward")}
+    allowed = {key for key in evaluation_keys(of_model=True) if "." in key or key not in ("task", "reward")}
     assert allowed <= known
     elsewhere = {"hub"}  # read when names are resolved to folders, before a configuration is evaluated
     assert {key for key in allowed - read - elsewhere if not key.endswith(".kind")} == set(), "nothing reads these"
@@ -218,7 +218,7 @@ def test_every_key_is_used_or_rejected(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("of_model", [False, True])
 def test_unused_key_is_rejected_with_supported_keys(of_model: bool) -> None:
-    allowed = {*EVALUATION_KEYS, *(MODEL_EVALUATION_KEYS if of_model else ())}
+    allowed = {*evaluation_keys(of_model=of_model)}
     for key in every_key() - allowed:
         typed = key.replace("*", "low")
         with pytest.raises(ConfigError, match="has no effect on") as raised:

@@ -201,7 +201,7 @@ def _start_line(config: Config, folder: Path, processes: int) -> str:
     from ippo_cli.config.text import LINE_WIDTH, join_names, text_width
 
     parts = [
-        f"{join_names(list(config.task.agents))} on task={config.task.kind.value}",
+        f"{join_names(list(config.task.agents))} on task={config.task.kind}",
         f"objective={config.algorithm.objective.value}",
         _critic_label(config),
         *([] if config.team.kind is TeamKind.independent else [f"team={config.team.kind.value}"]),

@@ -11,6 +11,7 @@ from ippo_cli.compose.path_keys import PATH_PATTERN, TEXT_KEYS, escape_interpola
 from ippo_cli.config.commands import PATH_KEYS, last_value, parse_path, quote_for_shell
 from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.errors import ConfigError, combine_errors
+from ippo_cli.config.marked_keys import is_mapping_key
 
 SWEEP_FLAGS = ("-m", "--multirun")
 SWEEP_MODE = "hydra.mode=MULTIRUN"
@@ -28,13 +29,6 @@ UNSUPPORTED_HYDRA_KEYS = {
     "hydra.output_subdir": "Hydra writes no files; set the folder with output_dir= and name=",
     "hydra.job.chdir": "the working directory stays unchanged",
 }
-
-
-FREE_KEYS = (
-    r"(task\.(environment|dataset)_args|task\.columns|team\.groups|reward\.(parts|weights)"
-    r"|(task\.agents\.\w+\.)?((actor|critic)\.(rank|alpha)_pattern|actor\.model_args))(\..+)?"
-)
-"""Keys with user-defined subkeys."""
 
 
 def normalize_arguments(typed: Sequence[str]) -> list[str]:
@@ -61,7 +55,7 @@ def normalize_arguments(typed: Sequence[str]) -> list[str]:
         if key in UNSUPPORTED_HYDRA_KEYS:
             raise ConfigError(text, "is not supported", UNSUPPORTED_HYDRA_KEYS[key])
         _check_has_effect(text, key, sweeps=sweeps)
-        if re.fullmatch(FREE_KEYS, key):
+        if is_mapping_key(key):
             text = "++" + text.lstrip("+")  # user-defined subkeys are in no schema
         text = _normalize_choice(text)
         text, files = _resolve_option_files(text)

@@ -13,11 +13,12 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from ippo_cli.compose.aliases import find_suggestion
-from ippo_cli.compose.load import KINDS, SWEEP_SCHEMAS, compose_node, iter_leaves
+from ippo_cli.compose.load import compose_node, iter_leaves, read_kind
 from ippo_cli.compose.plugins import PACKAGES, missing_plugin_error
 from ippo_cli.compose.searchpath import search_path_entries, user_option_files
 from ippo_cli.compose.yaml_source import shorten_path
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import OPTIONS
 from ippo_cli.config.text import closest_hint
 
 LIST_RULE = "must be a list"
@@ -144,12 +145,12 @@ def explain_key(
 ) -> ConfigError:
     """Explain an unknown key: suggest another option, a counterpart of another project's key, or similar keys."""
     group, _, leaf = name.partition(".")
-    kinds = SWEEP_SCHEMAS if group == "sweep" else KINDS.get(group, {})
-    others = [kind for kind, cls in kinds.items() if leaf in {field.name for field in fields(cls)}]
+    kinds = OPTIONS.get(group, {}).items()
+    others = [kind for kind, cls in kinds if kind and leaf in {field.name for field in fields(cls)}]
     if others:
         return ConfigError(
             text,
-            f"is no key of {group}={node[group].kind.value}",
+            f"is no key of {group}={read_kind(node[group])}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))

@@ -109,7 +109,8 @@ def _check_leaf(
         OmegaConfBaseException,
     ):  # for example an anchor defined elsewhere; composition reports such errors
         return
-    if any(_is_valid_value(cls, key, value) for cls in classes):
+    kinds = _kinds_of_group(classes) if key == "kind" else ()
+    if any(_is_valid_value(cls, key, value) for cls in classes) and (not kinds or value in kinds):
         return
     if isinstance(node, yaml.MappingNode) and node.flow_style:
         source.raise_error(
@@ -118,7 +119,13 @@ def _check_leaf(
             f"is a mapping, and must be {describe_type(hint)}",
             f'put quotes around it: {key}: "{written}"',
         )
-    source.raise_error(line, full, f"is {_describe_node(source, node)}", f"it must be {describe_type(hint)}")
+    allowed = "one of " + " ".join(kinds) if kinds else describe_type(hint)
+    source.raise_error(line, full, f"is {_describe_node(source, node)}", f"it must be {allowed}")
+
+
+def _kinds_of_group(classes: Sequence[type[Any]]) -> Sequence[str]:
+    """The kinds of the group that one of the classes belongs to."""
+    return next((list(kinds) for kinds in schema.OPTIONS.values() if any(cls in classes for cls in kinds.values())), ())
 
 
 def _is_valid_value(cls: type[Any], key: str, value: Any) -> bool:

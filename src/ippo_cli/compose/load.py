@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -29,86 +29,19 @@ from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
 
 T = TypeVar("T")
 
-# Schema of a group by its `kind`.
-KINDS: dict[str, dict[str, type[Any]]] = {
-    "task": {
-        "sorting": schema.SortingConfig,
-        "jsonl": schema.JsonlConfig,
-        "probe_letters": schema.LettersConfig,
-        "probe_grid": schema.GridConfig,
-        "signalling": schema.SignallingConfig,
-        "relay": schema.RelayConfig,
-        "ladder": schema.LadderConfig,
-        "gymnasium": schema.GymnasiumConfig,
-        "pettingzoo": schema.PettingzooConfig,
-        "reasoning_gym": schema.ReasoningGymConfig,
-        "environment": schema.UserEnvironmentConfig,
-    },
-    "actor": {
-        "tiny": schema.TinyActorConfig,
-        "full": schema.ActorConfig,
-        "lora": schema.LoraActorConfig,
-        "tiny_lora": schema.TinyLoraActorConfig,
-    },
-    "critic": {
-        "separate": schema.SeparateCriticConfig,
-        "centralized": schema.CentralizedCriticConfig,
-        "value_head": schema.ValueHeadCriticConfig,
-        "adapter": schema.AdapterCriticConfig,
-        "none": schema.NoCriticConfig,
-    },
-    "reward": {
-        "code": schema.CodeRewardConfig,
-        "code_pair": schema.CodePairRewardConfig,
-        "environment": schema.EnvironmentRewardConfig,
-        "exact_match": schema.ExactMatchConfig,
-        "format": schema.FormatRewardConfig,
-        "function": schema.FunctionRewardConfig,
-        "grid": schema.GridRewardConfig,
-        "gsm8k": schema.Gsm8kRewardConfig,
-        "http": schema.HttpRewardConfig,
-        "judge": schema.JudgeRewardConfig,
-        "length": schema.LengthRewardConfig,
-        "math": schema.MathRewardConfig,
-        "mix": schema.MixRewardConfig,
-        "model": schema.ModelRewardConfig,
-        "number": schema.NumberRewardConfig,
-    },
-    "rollout": {"hf": schema.RolloutConfig},
-    "team": {
-        "independent": schema.IndependentTeamConfig,
-        "shared_policy": schema.SharedPolicyConfig,
-        "shared_base": schema.SharedBaseConfig,
-    },
-    "tracker": {
-        "none": schema.TrackerConfig,
-        "tensorboard": schema.TrackerConfig,
-        "wandb": schema.WandbTrackerConfig,
-        "mlflow": schema.MlflowTrackerConfig,
-        "wandb_mlflow": schema.WandbMlflowTrackerConfig,
-    },
-}
-# Groups with a single schema.
-SINGLE_SCHEMAS: dict[str, type[Any]] = {
-    "algorithm": schema.AlgorithmConfig,
-    "deepspeed": schema.DeepspeedConfig,
-    "checkpoint": schema.CheckpointConfig,
-    "evaluation": schema.EvaluationConfig,
-    "launch": schema.LaunchConfig,
-    "plan": schema.PlanConfig,
-}
-# Kinds of `sweep=`, which is not part of a run's configuration.
-SWEEP_SCHEMAS: dict[str, type[schema.SweepConfig]] = {
-    "grid": schema.GridSweepConfig,
-    "optuna": schema.OptunaSweepConfig,
-    "population": schema.PopulationSweepConfig,
-}
+# The groups of a run: those with several kinds, with the schema of each kind, and those with a single schema.
+GROUPS = [field.name for field in fields(schema.Config) if field.name in schema.OPTIONS]
+KINDS = {group: schema.OPTIONS[group] for group in GROUPS if schema.SINGLE not in schema.OPTIONS[group]}
+SINGLE_SCHEMAS = {group: schema.OPTIONS[group][schema.SINGLE] for group in GROUPS if group not in KINDS}
 # Groups that agents may override: all keys and the kind (KINDS_PER_AGENT), or some keys (KEYS_PER_AGENT).
-KINDS_PER_AGENT = ("actor", "critic")
+_AGENT_GROUPS: dict[str, type[Any]] = {
+    name: hint
+    for name, hint in get_type_hints(schema.AgentConfig).items()
+    if isinstance(hint, type) and is_dataclass(hint)
+}
+KINDS_PER_AGENT = tuple(group for group, cls in _AGENT_GROUPS.items() if "kind" in get_type_hints(cls))
 KEYS_PER_AGENT: dict[str, type[Any]] = {
-    "rollout": schema.SamplingConfig,
-    "algorithm": schema.StepsConfig,
-    "reward": schema.RewardWeightsConfig,
+    group: cls for group, cls in _AGENT_GROUPS.items() if group not in KINDS_PER_AGENT
 }
 PER_AGENT = (*KINDS_PER_AGENT, *KEYS_PER_AGENT)
 
@@ -118,14 +51,17 @@ def config_dir() -> Path:
     return BUILTIN_OPTIONS
 
 
-@cache
 def register_schemas() -> None:
     """Register all schemas with Hydra, so that YAML files can list them first, and register user option files."""
     register_option_files()
     OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
-    store = ConfigStore.instance()
     for name, node in schema.SCHEMAS.items():
-        store.store(group="schema", name=name, node=node)
+        _register_schema(name, node)
+
+
+@cache
+def _register_schema(name: str, node: type[Any]) -> None:
+    ConfigStore.instance().store(group="schema", name=name, node=node)
 
 
 def compose_node(overrides: Sequence[str]) -> DictConfig:
@@ -173,7 +109,7 @@ def _make_paths_absolute(value: Any, key: str = "") -> Any:
 def _complete_reward_models(reward: dict[str, Any]) -> None:
     """Make folders of reward models absolute, in place; a judge's model is a name at a server."""
     for part in (reward, *(reward.get("parts") or {}).values()):
-        if part["kind"] == schema.RewardKind.model.value and part.get("model"):
+        if part["kind"] == "model" and part.get("model"):
             part["model"] = absolute_path(part["model"])
 
 
@@ -198,7 +134,7 @@ def build_config(plain: dict[str, Any]) -> schema.Config:
 def build_sweep_config(node: DictConfig) -> schema.SweepConfig:
     """The sweep of a composition."""
     plain = _to_container(node.sweep)
-    return _to_object(SWEEP_SCHEMAS[str(plain["kind"])], plain, "sweep.")
+    return _to_object(schema.OPTIONS["sweep"][str(plain["kind"])], plain, "sweep.")
 
 
 def to_yaml(plain: dict[str, Any]) -> str:
@@ -241,11 +177,18 @@ def iter_leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix, plain
 
 
+def read_kind(node: DictConfig) -> str:
+    """The kind of a group, which is an enumeration in some schemas."""
+    return str(getattr(node.kind, "value", node.kind))
+
+
 def _check_kinds(node: DictConfig) -> None:
     """Raise `ConfigError` if only `kind` was changed, because the group's other keys belong to another kind."""
     for group, kinds in KINDS.items():
-        kind = str(getattr(node[group].kind, "value", node[group].kind))
-        if kind in kinds and OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
+        kind = read_kind(node[group])
+        if kind not in kinds:
+            raise ConfigError(f"{group}.kind={kind}", "is not known", "use one of " + " ".join(kinds))
+        if OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
             remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
             raise ConfigError(f"{group}.kind={kind}", "cannot be set alone: it depends on the option", remedy)
@@ -265,10 +208,10 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
     the run's values; if only its critic has another kind, only its critic does.
     """
     kinds = {group: _agent_kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
-    others = [group for group, kind in kinds.items() if kind != node[group].kind.value]
+    others = [group for group, kind in kinds.items() if kind != read_kind(node[group])]
     if others:
         node = copy.deepcopy(node)
-        options = _compose_kinds(node.task.kind.value, kinds)
+        options = _compose_kinds(node.task.kind, kinds)
         for group in KINDS_PER_AGENT if "actor" in others else others:
             node[group] = options[group]
     found: dict[str, Any] = {}
@@ -292,8 +235,7 @@ def _compose_kinds(task: str, kinds: Mapping[str, str]) -> DictConfig:
 
 def _agent_kind(own: DictConfig, shared: DictConfig) -> str:
     """An agent's kind of a group: its own, else the run's."""
-    kind = shared.kind if OmegaConf.is_missing(own, "kind") else own.kind
-    return str(kind.value)
+    return read_kind(shared if OmegaConf.is_missing(own, "kind") else own)
 
 
 def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> DictConfig:
@@ -303,7 +245,7 @@ def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> D
         if leaf not in node[group]:
             raise ConfigError(
                 f"task.agents.{agent}.{group}.{leaf}={value}",
-                f"is no key of {group}={node[group].kind.value}",
+                f"is no key of {group}={read_kind(node[group])}",
                 "it has: " + " ".join(node[group]),
             )
     return OmegaConf.merge(node[group], overrides)  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import MixRewardConfig, RewardConfig, RewardKind
+from ippo_cli.config.schema import OPTIONS, MixRewardConfig, RewardConfig
 
 BuildReward = Callable[[dict[str, Any], str], RewardConfig]
 COMMON_KEYS = tuple(leaf.name for leaf in fields(RewardConfig))
@@ -18,7 +18,7 @@ COMMON_KEYS = tuple(leaf.name for leaf in fields(RewardConfig))
 
 def complete_parts(reward: dict[str, Any], options: Path) -> None:
     """Fill missing keys of each part of a mix, in place, from the option of its kind in the folder `options`."""
-    if reward.get("kind") != RewardKind.mix.value:
+    if reward.get("kind") != "mix":
         return
     reward["parts"] = {name: _complete_part(name, part, options) for name, part in reward["parts"].items()}
 
@@ -41,7 +41,7 @@ def build_parts(mix: MixRewardConfig, typed: BuildReward) -> dict[str, RewardCon
 def _complete_part(name: str, part: Any, options: Path) -> Any:
     kind = part.get("kind") if isinstance(part, Mapping) else None
     where = f"reward.parts.{name}"
-    known = [member.value for member in RewardKind if member is not RewardKind.mix]
+    known = [kind for kind in OPTIONS["reward"] if kind != "mix"]
     if kind is None:
         raise ConfigError(where, "has no kind", "use a mapping such as {kind: length, high: 200}")
     if kind not in known:

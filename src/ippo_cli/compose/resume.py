@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,7 +14,7 @@ from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves
 from ippo_cli.compose.renamed_keys import rename_override
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import ConfigError, ResumeError
-from ippo_cli.config.schema import SamplingConfig
+from ippo_cli.config.marked_keys import is_frozen_key
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.engine.launchers import detect_ranks, job_id
 from ippo_cli.runs.folder import (
@@ -25,44 +24,6 @@ from ippo_cli.runs.folder import (
     read_owner_job,
     read_run_state,
     run_folders,
-)
-
-# Prefixes of keys that must not change within a run; another value of `deepspeed.` keys could not read its shards.
-FROZEN_KEYS = (
-    "seed",
-    "task.",
-    "actor.model",
-    "actor.kind",
-    "actor.dtype",
-    "actor.reference",
-    "critic.kind",
-    "critic.model",
-    "critic.dtype",
-    "critic.shared",
-    "critic.context_limit",
-    "rollout.buffer_size",
-    "rollout.num_generations",
-    "team.kind",
-    "team.groups",
-    "deepspeed.stage",
-    "deepspeed.offload_",
-)
-# Keys below task.agents.<name>.actor, .critic, .rollout and .algorithm that may change, as in the groups themselves.
-CHANGEABLE_AGENT_KEYS = (
-    "learning_rate",
-    "lr_schedule",
-    "warmup_iterations",
-    "min_lr_ratio",
-    "weight_decay",
-    "adam_beta1",
-    "adam_beta2",
-    "adam_epsilon",
-    "max_grad_norm",
-    "gradient_checkpointing",
-    "mini_batch_size",
-    "ppo_epochs",
-    "warm_start",
-    *(field.name for field in fields(SamplingConfig)),
 )
 
 
@@ -289,8 +250,3 @@ def saved_config(folder: Path) -> dict[str, Any]:
     except ConfigError as error:
         raise ResumeError(f"{folder} is not a run that can be resumed: {error}") from error
     return plain
-
-
-def is_frozen_key(key: str) -> bool:
-    """Whether a key must keep its value when a run is resumed."""
-    return key.startswith(FROZEN_KEYS) and key.rsplit(".", 1)[-1] not in CHANGEABLE_AGENT_KEYS

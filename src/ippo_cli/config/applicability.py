@@ -221,7 +221,7 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
     if correction.level is not WeightLevel.none and not filters and not rollout.recompute_logprobs:
         yield ConfigError(
             f"algorithm.behavior_correction.level={correction.level.value}",
-            f"has no effect: rollout={rollout.kind.value} without filters samples from the policy",
+            f"has no effect: rollout={rollout.kind} without filters samples from the policy",
             "use none, or set rollout.recompute_logprobs=true, or one of rollout.top_p top_k min_p repetition_penalty",
         )
     low, high = correction.band_low, correction.band_high

@@ -355,7 +355,7 @@ def _check_world(task: EnvironmentTaskConfig, history: ContextMode) -> None:
         if getattr(task, key, None) == 1 and history not in at_rest:
             raise ConfigError(
                 f"rollout.context={history.value}",
-                f"has no effect: task.kind={task.kind.value} task.{key}=1 has no later turns",
+                f"has no effect: task.kind={task.kind} task.{key}=1 has no later turns",
                 "use prefix",
             )
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Protocol, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Protocol, get_type_hints
+
+from ippo_cli.config.marks import Mark, find_metadata
 
 
 class Constraint(Protocol):
@@ -121,15 +123,9 @@ def constraints(cls: type[Any]) -> dict[str, Constraint]:
 def typical_ranges(cls: type[Any]) -> dict[str, TypicalRange]:
     """Usual ranges by field of a schema class."""
     hints = get_type_hints(cls, include_extras=True).items()
-    return {name: usual for name, hint in hints for usual in _find_metadata(hint) if isinstance(usual, TypicalRange)}
+    return {name: usual for name, hint in hints for usual in find_metadata(hint) if isinstance(usual, TypicalRange)}
 
 
 def constraint_from_hint(hint: Any) -> Constraint | None:
     """Return the constraint annotated to a type, or to a member of a union."""
-    return next((part for part in _find_metadata(hint) if not isinstance(part, TypicalRange)), None)
-
-
-def _find_metadata(hint: Any) -> tuple[Any, ...]:
-    if get_origin(hint) is Annotated:
-        return hint.__metadata__
-    return next((found for part in get_args(hint) if (found := _find_metadata(part))), ())
+    return next((part for part in find_metadata(hint) if not isinstance(part, TypicalRange | Mark)), None)

@@ -74,7 +74,7 @@ def _check_answer_substitution(config: Config) -> None:
         return
     setting = f"reward.credit_assignment={method.value}"
     if not isinstance(task, ConversationConfig) or task.protocol != "parallel" or task.num_turns != 1:
-        reason = f"task.kind={task.kind.value} has an environment that reacts to responses"
+        reason = f"task.kind={task.kind} has an environment that reacts to responses"
         if isinstance(task, ConversationConfig):
             reason = f"with task.protocol={task.protocol} task.num_turns={task.num_turns} later turns may depend on it"
         raise ConfigError(

@@ -2,172 +2,30 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ippo_cli.config.checks import constrained_leaves
 from ippo_cli.config.errors import ConfigError, combine_errors
+from ippo_cli.config.marked_keys import schema_keys, wildcard_key
+from ippo_cli.config.marks import Mark
 from ippo_cli.config.schema import Config, JsonlConfig
 
-# Groups and keys; `*` is an agent's name.
-EVALUATION_KEYS = (
-    "task",
-    "reward",
-    "task.primary_metric",
-    "task.eval",
-    "task.eval_split",
-    "task.eval_size",
-    "task.eval_share",
-    "task.columns",
-    "task.map",
-    "task.filter",
-    "task.overlong",
-    "task.streaming",
-    "task.data_config",
-    "task.chat_template",
-    "task.alphabet",
-    "task.length",
-    "task.size",
-    "task.signals",
-    "task.strides",
-    "task.num_rungs",
-    "task.protocol",
-    "task.num_turns",
-    "task.num_workers",
-    "task.env_id",
-    "task.environment",
-    "task.environment_args",
-    "task.max_turns",
-    "task.observation",
-    "task.invalid_reward",
-    "task.illegal_move",
-    "task.opponent",
-    "task.seat",
-    "task.dataset",
-    "task.dataset_args",
-    "task.answer_tag",
-    "task.agents.*.template",
-    "task.agents.*.turn_template",
-    "task.agents.*.system",
-    "task.agents.*.answer",
-    "actor.dtype",
-    "task.agents.*.actor.dtype",
-    "rollout.temperature",
-    "rollout.top_p",
-    "rollout.top_k",
-    "rollout.min_p",
-    "rollout.repetition_penalty",
-    "rollout.max_new_tokens",
-    "rollout.min_new_tokens",
-    "rollout.stop_strings",
-    "task.agents.*.rollout.temperature",
-    "task.agents.*.rollout.top_p",
-    "task.agents.*.rollout.top_k",
-    "task.agents.*.rollout.min_p",
-    "task.agents.*.rollout.repetition_penalty",
-    "task.agents.*.rollout.max_new_tokens",
-    "task.agents.*.rollout.min_new_tokens",
-    "task.agents.*.rollout.stop_strings",
-    "task.agents.*.reward.team_weight",
-    "task.agents.*.reward.agent_weight",
-    "task.agents.*.reward.turn_weight",
-    "rollout.decode_batch_size",
-    "rollout.max_prompt_tokens",
-    "rollout.context_limit",
-    "rollout.context",
-    "reward.team_weight",
-    "reward.turn_weight",
-    "reward.agent_weight",
-    "reward.failure_budget",
-    "reward.whole_batch",
-    "reward.match",
-    "reward.exact_weight",
-    "reward.near_weight",
-    "reward.format_weight",
-    "reward.function",
-    "reward.step_cost",
-    "reward.per_sample",
-    "reward.concurrency",
-    "reward.process",
-    "reward.timeout_s",
-    "reward.unit",
-    "reward.low",
-    "reward.high",
-    "reward.margin",
-    "reward.pattern",
-    "reward.workers",
-    "reward.sandbox",
-    "reward.prompt",
-    "reward.test",
-    "reward.entry_point",
-    "reward.helper",
-    "reward.parses",
-    "reward.defines",
-    "reward.calls",
-    "reward.tests",
-    "reward.parts",
-    "reward.weights",
-    "reward.url",
-    "reward.token_env",
-    "reward.batch_size",
-    "reward.model",
-    "reward.revision",
-    "reward.template",
-    "reward.field",
-    "reward.min_score",
-    "reward.max_score",
-    "reward.max_tokens",
-    "reward.dtype",
-    "reward.device",
-    "reward.batch_tokens",
-    "reward.overlong",
-    "evaluation.seed",
-    "evaluation.size",
-    "evaluation.sampled",
-    "evaluation.num_generations",
-    "evaluation.greedy",
-    "tracker.console",
-    "tracker.samples",
-    "tracker.turns",
-    "launch.device",
-    "launch.threads",
-    "launch.timeout_s",
-    "deterministic",
-)
-# Additional keys for the evaluation of a Hugging Face model; for a run they are fixed.
-MODEL_EVALUATION_KEYS = (
-    "seed",
-    "hub",
-    "task.train",
-    "task.train_split",
-    "output_dir",
-    "actor.revision",
-    "actor.tokenizer",
-    "actor.tokenizer_revision",
-    "actor.model_args",
-    "task.agents.*.actor.kind",
-    "task.agents.*.actor.model",
-    "task.agents.*.actor.revision",
-    "task.agents.*.actor.tokenizer",
-    "task.agents.*.actor.tokenizer_revision",
-    "task.agents.*.actor.model_args",
-)
-# Keys in EVALUATION_KEYS that affect speed or hardware, but not prompts, samples or scores.
-COMPUTE_KEYS = (
-    "actor.dtype",
-    "task.agents.*.actor.dtype",
-    "rollout.decode_batch_size",
-    "task.num_workers",
-    "reward.workers",
-    "reward.concurrency",
-    "reward.token_env",
-    "reward.batch_size",
-    "reward.device",
-    "reward.batch_tokens",
-)
 SEARCH_PATH = "hydra.searchpath"
 EXPERIMENT = "experiment"
+
+
+def evaluation_keys(*, of_model: bool) -> list[str]:
+    """Groups and keys with an effect on an evaluation, of a run or a Hugging Face model; `*` is an agent's name."""
+    wanted = {Mark.evaluation, Mark.evaluation_compute} | ({Mark.model_evaluation} if of_model else set())
+    groups, keys = [], []
+    for key in schema_keys():
+        group, _, leaf = key.name.rpartition(".")
+        if key.marks & wanted and leaf == "kind" and not key.is_of_agent:
+            groups.append(group)
+        elif key.marks & wanted or (of_model and key.is_of_agent and Mark.agent_model_evaluation in key.marks):
+            keys.append(key.name)
+    return groups + keys
 
 
 def check_comparable_runs(first: str, config: Config, run: str, other: Config) -> None:
@@ -215,9 +73,9 @@ def _check_same_split(first: str, config: Config, run: str, other: Config) -> No
 
 def _scoring_settings(config: Config) -> Iterator[tuple[str, Any]]:
     """Keys and values that determine prompts, samples and scores."""
-    known = {*EVALUATION_KEYS, "task.kind", "reward.kind"} - {*COMPUTE_KEYS}
+    known = {key.name for key in schema_keys() if Mark.evaluation in key.marks}
     for key, value, _ in constrained_leaves(config):
-        if key.startswith(("task.", "rollout.", "reward.", "evaluation.")) and _wildcard_key(key) in known:
+        if key.startswith(("task.", "rollout.", "reward.", "evaluation.")) and wildcard_key(key) in known:
             yield key, value
 
 
@@ -225,22 +83,13 @@ def _format_value(value: Any) -> str:
     return "null" if value is None else str(getattr(value, "value", value))
 
 
-def _wildcard_key(key: str) -> str:
-    """Replace an agent's name by `*`, and cut user-defined subkeys."""
-    return re.sub(
-        r"^((?:task|(?:task\.agents\.\*\.)?actor)\.(?:\w+_args|columns)|reward\.(?:parts|weights))\..*",
-        r"\1",
-        re.sub(r"^task\.agents\.\w+\.", "task.agents.*.", key),
-    )
-
-
 def check_evaluation_overrides(overrides: Iterable[str], *, of_model: bool) -> None:
     """Raise `ConfigError` with every override that has no effect on an evaluation."""
-    known = (*EVALUATION_KEYS, *MODEL_EVALUATION_KEYS) if of_model else EVALUATION_KEYS
+    known = evaluation_keys(of_model=of_model)
     errors: list[ConfigError] = []
     for text in overrides:
         key = text.partition("=")[0].lstrip("+~")
-        if _wildcard_key(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
+        if wildcard_key(key) in known or key == SEARCH_PATH or (of_model and key == EXPERIMENT):
             continue
         of = "a model's" if of_model else "a run's"
         errors.append(ConfigError(text, f"has no effect on {of} evaluation", _suggest_keys(key, known)))
@@ -253,7 +102,7 @@ def _suggest_keys(key: str, known: Sequence[str]) -> str:
 
     Other groups are not searched, because the meaning differs: `reward.model` is not `actor.model`.
     """
-    group, _, leaf = _wildcard_key(key).rpartition(".")
+    group, _, leaf = wildcard_key(key).rpartition(".")
     same = [other for other in known if not group and other.rpartition(".")[2] == leaf and "*" not in other]
     if same:
         return "did you mean " + " or ".join(f"{other}=" for other in same) + "?"

@@ -119,6 +119,6 @@ def _check_opponent_pool(config: Config) -> None:
     if isinstance(config.task, ConversationConfig) and not config.task.protocol.partition(":")[0].endswith(".py"):
         raise ConfigError(
             "team.opponent_pool.elo=true",
-            f"compares rewards of the environment, and task.kind={config.task.kind.value} has none",
+            f"compares rewards of the environment, and task.kind={config.task.kind} has none",
             "use false, or task=pettingzoo, task=environment or your own protocol that returns rewards",
         )

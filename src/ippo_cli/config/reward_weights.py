@@ -40,7 +40,7 @@ def check_reward_weights(config: Config) -> None:
 
 def _check_unused_weights(config: Config, where: str, weights: RewardWeightsConfig) -> None:
     """Raise for weights without effect: these rewards give no turn rewards, and some give no agent rewards."""
-    kind = config.reward.kind.value
+    kind = config.reward.kind
     if weights.turn_weight != 1.0:
         raise ConfigError(
             f"{where}.turn_weight={weights.turn_weight}",

@@ -212,13 +212,13 @@ def _check_reward_of_task(config: Config, where: str) -> None:
     if isinstance(reward, EnvironmentRewardConfig) and not (is_environment or own_protocol):
         raise ConfigError(
             f"{where}.kind=environment",
-            f"needs an environment or your own protocol, and task.kind={config.task.kind.value} has neither",
+            f"needs an environment or your own protocol, and task.kind={config.task.kind} has neither",
             "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
         )
     if isinstance(reward, EXAMPLE_REWARDS) and is_environment:
         raise ConfigError(
-            f"{where}.kind={reward.kind.value}",
-            f"compares responses with examples, and examples of task.kind={config.task.kind.value} are seeds",
+            f"{where}.kind={reward.kind}",
+            f"compares responses with examples, and examples of task.kind={config.task.kind} are seeds",
             "use reward=environment or reward=function",
         )
     if isinstance(reward, GridRewardConfig) and not isinstance(config.task, GridConfig):
@@ -237,6 +237,6 @@ def _check_reward_of_task(config: Config, where: str) -> None:
     if isinstance(reward, REFERENCE_REWARDS) and not answers:
         raise ConfigError(
             f"task.agents.{next(iter(config.task.agents))}.answer=null",
-            f"is not a reference answer, and reward={reward.kind.value} needs one",
+            f"is not a reference answer, and reward={reward.kind} needs one",
             "set it to a template of the reference answer, such as '{answer}'",
         )

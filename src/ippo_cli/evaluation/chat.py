@@ -17,7 +17,7 @@ from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, load_policies
 from ippo_cli.reporting.sample_table import ending_message, escape_lines
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import GENERATORS, Generator, Request, SamplingStream, sampling_settings
+from ippo_cli.rollout.generator import Generator, Request, SamplingStream, build_generator, sampling_settings
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import can_reuse_prefix, make_task_factory
@@ -60,7 +60,7 @@ def chat(
         raise ConfigError(f"agent={agent}", "is an unknown agent", f"use one of {' '.join(config.task.agents)}")
     if agent is None and not isinstance(config.task, ConversationConfig):
         raise ConfigError(
-            f"task.kind={config.task.kind.value}",
+            f"task.kind={config.task.kind}",
             "is an environment, and a chat with a team needs a conversation task",
             "choose one agent with agent=NAME",
         )
@@ -166,7 +166,7 @@ def _chat_with_team(
 
 def _build_generator(config: Config, policies: dict[str, FrozenAgent]) -> Generator:
     settings = sampling_settings(config.task)
-    return GENERATORS[config.rollout.kind](policies, config.rollout, settings, continues=can_reuse_prefix(config))
+    return build_generator(policies, config.rollout, settings, continues=can_reuse_prefix(config))
 
 
 def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Example:

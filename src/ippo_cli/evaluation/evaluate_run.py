@@ -38,7 +38,7 @@ from ippo_cli.rewards.contract import (
     validate_reward_examples,
 )
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import GENERATORS, SamplingStream, context_limit, sampling_settings
+from ippo_cli.rollout.generator import SamplingStream, build_generator, context_limit, sampling_settings
 from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
 from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, write_atomically
 from ippo_cli.runs.output import print_status
@@ -109,7 +109,7 @@ def configured_weights(config: Config) -> EvaluatedWeights:
     parents = {Path(place).parent for place in places}
     team = next(iter(parents)) if len(places) > 1 and len(parents) == 1 else Path(next(iter(models.values()))["model"])
     name = team.name or Path(next(iter(places))).name
-    task = {"task": config.task.kind.value, "seed": config.seed}
+    task = {"task": config.task.kind, "seed": config.seed}
     return EvaluatedWeights(name=name, models=models, metadata=task)
 
 
@@ -122,7 +122,7 @@ def single_model_weights(
     return EvaluatedWeights(
         name=Path(model).name,
         models={name: records[place] for name, place in places.items()},
-        metadata={"task": config.task.kind.value, "model": model},
+        metadata={"task": config.task.kind, "model": model},
     )
 
 
@@ -218,7 +218,7 @@ class EvaluationTask:
         config = self.config
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
-            generator = GENERATORS[config.rollout.kind](
+            generator = build_generator(
                 policies,
                 config.rollout,
                 sampling_settings(config.task),

@@ -16,7 +16,7 @@ from ippo_cli.config.schema import (
     SortingConfig,
     TaskConfig,
 )
-from ippo_cli.tasks.task import SOURCES
+from ippo_cli.tasks.task import make_examples
 from ippo_cli.types import Example
 
 # Tasks that split a small set of rows into training and held-out rows by seed. Environments of runs with different
@@ -34,14 +34,14 @@ def exclude_trained_rows(task: TaskConfig, held_out: Sequence[Example], runs: Ma
         return places
     names = list(_row_keys(held_out)) if runs else []
     for folder, trained in runs.items():
-        if trained.task.kind is not task.kind:
+        if trained.task.kind != task.kind:
             continue
-        rows = set(_row_keys(SOURCES[trained.task.kind](trained.task, trained.seed)[0]))
+        rows = set(_row_keys(make_examples(trained.task, trained.seed)[0]))
         places = [place for place in places if names[place] not in rows]
         if not places:
             raise PreflightError(
                 f"run={folder}: the runs were trained on every held-out row of the first one (task.kind="
-                f"{task.kind.value} divides its rows by seed, here seed={trained.seed}); compare runs of one seed, or "
+                f"{task.kind} divides its rows by seed, here seed={trained.seed}); compare runs of one seed, or "
                 "of a task with far more rows than runs are trained on"
             )
     return places

@@ -283,7 +283,7 @@ def _show_episodes(config: Config, material: ModelSpecs) -> None:
     if _is_single_turn(config, material):
         return
     is_environment = isinstance(config.task, EnvironmentTaskConfig)
-    parts = [f"task={config.task.kind.value}"]
+    parts = [f"task={config.task.kind}"]
     if isinstance(config.task, ConversationConfig):
         parts.append(f"protocol {config.task.protocol}")
     for key in ("env_id", "dataset", "environment"):

@@ -52,7 +52,7 @@ def check_primary_metric(config: Config, task: Task) -> None:
     if answer is not None and not answer.failures and part not in answer.parts:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",
-            f"is not reported by reward={config.reward.kind.value}",
+            f"is not reported by reward={config.reward.kind}",
             "use one of " + " ".join(f"{mode}/{name}" for name in ("score", *sorted(answer.parts))),
         )
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ippo_cli.config.schema import EnvironmentRewardConfig
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.credit import num_steps, turn_for_step, turn_steps
+from ippo_cli.rewards.response_adapter import Agents
 from ippo_cli.types import Episode
 
 
@@ -47,3 +49,8 @@ def _rewards_by_turn(episode: Episode, agent: str) -> list[float]:
         if steps and agent in paid:
             paid_by_turn[turn_for_step(steps, step)] += float(paid[agent])
     return paid_by_turn
+
+
+def build_environment_reward(config: EnvironmentRewardConfig, agents: Agents) -> EnvironmentReward:
+    """Build the reward of the configuration."""
+    return EnvironmentReward(list(agents))

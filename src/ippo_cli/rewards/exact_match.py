@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ippo_cli.config.schema import Match
+from ippo_cli.config.schema import ExactMatchConfig, Match
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.references import reference_answers
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
@@ -49,3 +50,8 @@ class ExactMatchReward:
 
 def _accuracy(correct: int, longest: int) -> float:
     return correct / longest if longest else 1.0  # both reference and answer are empty
+
+
+def build_exact_match_reward(config: ExactMatchConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    return adapt_response_reward(ExactMatchReward(reference_answers(config, agents), config.match), agents)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ippo_cli.config.schema import FormatRewardConfig
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.patterns import MATCH_TIMEOUT_S, PatternMatcher
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Example
 
@@ -41,3 +42,9 @@ def _score_row(matches: Mapping[str, bool | Exception]) -> Row | Exception:
             return match
         own[name] = float(match)
     return {"team": sum(own.values()) / len(own), "agent": own}
+
+
+def build_format_reward(config: FormatRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    assert config.pattern is not None
+    return adapt_response_reward(FormatReward(config.pattern), agents)

@@ -8,10 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import FunctionRewardConfig
 from ippo_cli.engine import progress
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import Call, CallFailed, ProcessPool
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.rewards.retry import as_failure
 from ippo_cli.rewards.rows import stack_rows
 from ippo_cli.types import Episode, Example
@@ -223,3 +224,17 @@ def _accepts_parameter(function: Callable[..., Any], parameter: str, per_sample:
             f"accept these two parameters, and optionally {parameter!r}",
         ) from None
     return present
+
+
+def build_function_reward(config: FunctionRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    if config.function is None:
+        raise ConfigError("reward.function=null", "is not a function", "set reward.function=path/to/file.py:function")
+    function = FunctionReward(
+        config.function,
+        per_sample=config.per_sample,
+        concurrency=config.concurrency,
+        process=config.process,
+        timeout_s=config.timeout_s,
+    )
+    return adapt_response_reward(function, agents, with_episodes=function.with_episodes)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
+from ippo_cli.config.schema import GridRewardConfig
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.types import Example
 
 MOVES = {"l": (-1, 0), "r": (1, 0), "u": (0, 1), "d": (0, -1)}
@@ -51,3 +52,8 @@ def simulate_walk(example: Example, texts: Sequence[str]) -> tuple[int, int, int
 def parse_cell(name: str) -> tuple[int, int]:
     """`c2` as (2, 1)."""
     return ord(name[0]) - ord("a"), int(name[1:]) - 1
+
+
+def build_grid_reward(config: GridRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    return adapt_response_reward(GridReward(config.step_cost), agents)

@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
-from ippo_cli.config.schema import NumberMatch
+from ippo_cli.config.schema import Gsm8kRewardConfig, NumberMatch
 from ippo_cli.rewards.contract import Reward
-from ippo_cli.rewards.references import check_references, render_reference
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.references import check_references, reference_answers, render_reference
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Example
 
@@ -103,3 +103,8 @@ def _score_numbers(wanted: Sequence[Decimal | None], numbers: Iterable[Decimal |
     return [
         math.nan if right is None else float(right == number) for right, number in zip(wanted, numbers, strict=True)
     ]
+
+
+def build_gsm8k_reward(config: Gsm8kRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    return adapt_response_reward(Gsm8kReward(reference_answers(config, agents), config.match), agents)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ippo_cli.config.schema import LengthUnit
+from ippo_cli.config.schema import LengthRewardConfig, LengthUnit
 from ippo_cli.rewards.contract import Reward
+from ippo_cli.rewards.response_adapter import Agents
 from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Completion, Episode
 
@@ -45,3 +46,8 @@ def _measure_length(completion: Completion, unit: LengthUnit) -> int:
             return len(completion.text.split())
         case LengthUnit.characters:
             return len(completion.text)
+
+
+def build_length_reward(config: LengthRewardConfig, agents: Agents) -> LengthReward:
+    """Build the reward of the configuration."""
+    return LengthReward(list(agents), config.unit, config.low, config.high, config.margin)

@@ -8,12 +8,13 @@ from importlib.util import find_spec
 from typing import Any
 
 from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import MathRewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import ProcessPool
-from ippo_cli.rewards.references import check_references, render_reference
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.references import check_references, reference_answers, render_reference
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.types import Example
 
@@ -79,3 +80,9 @@ def _score_row(results: Mapping[str, Any], agents: Sequence[str]) -> Row | Excep
         "agent": own,
         "parts": {"found": sum(result["found"] for result in results.values()) / len(results)},
     }
+
+
+def build_math_reward(config: MathRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    reward = MathReward(reference_answers(config, agents), config.workers, config.timeout_s)
+    return adapt_response_reward(reward, agents)

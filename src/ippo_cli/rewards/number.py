@@ -7,10 +7,11 @@ import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
+from ippo_cli.config.schema import NumberRewardConfig
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.gsm8k import NUMBER, check_number_references, last_number, reference_number
-from ippo_cli.rewards.references import render_reference
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.references import reference_answers, render_reference
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.rewards.rows import mean_over_agents
 from ippo_cli.types import Example
 
@@ -65,3 +66,9 @@ def score_parts(text: str, wanted: Decimal | None) -> dict[str, float]:
 def nearness(number: Decimal, wanted: Decimal) -> float:
     """`max(0, 1 - |number - wanted| / max(|wanted|, 1))`."""
     return float(max(Decimal(0), 1 - abs(number - wanted) / max(abs(wanted), Decimal(1))))
+
+
+def build_number_reward(config: NumberRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    weights = {"right": config.exact_weight, "near": config.near_weight, "bare": config.format_weight}
+    return adapt_response_reward(NumberReward(reference_answers(config, agents), weights), agents)

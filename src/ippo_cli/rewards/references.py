@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import AgentConfig, RewardConfig
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
 
@@ -44,3 +45,15 @@ def check_references(
             f"{excerpt}; their rows have no score and count as failed; {remedy}"
         )
     return warnings
+
+
+def reference_answers(config: RewardConfig, agents: Mapping[str, AgentConfig]) -> dict[str, str]:
+    """The templates of the reference answers by agent; `ConfigError` if no agent has one."""
+    answers = {name: agent.answer for name, agent in agents.items() if agent.answer is not None}
+    if not answers:
+        raise ConfigError(
+            f"task.agents.{next(iter(agents))}.answer=null",
+            f"is not a reference answer, and reward={config.kind} needs one",
+            "set a template such as '{answer}'",
+        )
+    return answers

@@ -65,7 +65,7 @@ class RemoteClient:
 
     def __init__(self, config: RemoteRewardConfig, url: str) -> None:
         if find_spec("httpx2") is None:
-            raise PreflightError(f"reward.kind={config.kind.value} needs httpx2; pip install 'ippo-cli[http]'")
+            raise PreflightError(f"reward.kind={config.kind} needs httpx2; pip install 'ippo-cli[http]'")
         self.url, self.timeout_s, self.concurrency = url, config.timeout_s, config.concurrency
         self._token_env = config.token_env
         self._token = _read_token(config.token_env)

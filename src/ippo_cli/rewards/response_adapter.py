@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from ippo_cli.config.schema import AgentConfig
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.types import Episode, Example
 
@@ -12,6 +13,7 @@ Responses = Mapping[str, Sequence[str]]
 """The text of each agent's last turn in each episode."""
 ResponseReward = Callable[..., Reward]
 """`function(examples, responses)`, or `function(examples, responses, episodes=episodes)`."""
+Agents = Mapping[str, AgentConfig]
 
 
 class ResponseRewardAdapter:
@@ -39,6 +41,13 @@ class ResponseRewardAdapter:
         close = getattr(self.function, "close", None)
         if close is not None:
             close()
+
+
+def adapt_response_reward(
+    function: ResponseReward, agents: Agents, *, with_episodes: bool = False
+) -> ResponseRewardAdapter:
+    """Adapt a function of examples and response texts for the agents of a task."""
+    return ResponseRewardAdapter(function, list(agents), with_episodes=with_episodes)
 
 
 def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, list[str]]:

@@ -347,7 +347,7 @@ def check_failure_budget(failed: Tensor, failure: Exception | None, config: Rewa
 def reward_name(config: RewardConfig) -> str:
     """The reward's overrides, as on the command line: `reward=function reward.function=my.py:score`."""
     own = f" reward.function={config.function}" if isinstance(config, FunctionRewardConfig) else ""
-    return f"reward={config.kind.value}{own}"
+    return f"reward={config.kind}{own}"
 
 
 def first_failure_message(failure: Exception | None) -> str:

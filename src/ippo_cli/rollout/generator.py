@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ippo_cli.config.errors import NonFiniteError, PreemptionRequested
-from ippo_cli.config.schema import RolloutConfig, RolloutKind, SamplingConfig, TaskConfig, Zero3Gather
+from ippo_cli.config.schema import RolloutConfig, SamplingConfig, TaskConfig, Zero3Gather, load_implementation
 from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
@@ -224,8 +224,18 @@ class _LockstepPoll:
         return bool(up)
 
 
-# Generators by `rollout.kind`.
-GENERATORS = {RolloutKind.hf: HfGenerator}
+def build_generator(
+    policies: Mapping[str, GenerationPolicy],
+    config: RolloutConfig,
+    sampling: Mapping[str, SamplingConfig],
+    poll: Poll | None = None,
+    *,
+    continues: bool = False,
+) -> Generator:
+    """Build the generator of the configured kind, with the arguments of `HfGenerator`."""
+    return load_implementation("rollout", config.kind, "generator")(
+        policies, config, sampling, poll, continues=continues
+    )
 
 
 def sampling_settings(task: TaskConfig) -> dict[str, SamplingConfig]:

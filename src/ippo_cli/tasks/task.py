@@ -17,19 +17,13 @@ from ippo_cli.config.schema import (
     ReasoningGymConfig,
     SteppedEnvironmentConfig,
     TaskConfig,
-    TaskKind,
+    load_implementation,
 )
 from ippo_cli.tasks.dry_run import DryRun, run_dry_episode
 from ippo_cli.tasks.environment import Environment
 from ippo_cli.tasks.environments.build import make_environment_factory
-from ippo_cli.tasks.environments.examples import seed_examples
-from ippo_cli.tasks.jsonl import held_out_rows, jsonl_examples
-from ippo_cli.tasks.ladder import ladder_examples, make_ladder_factory
-from ippo_cli.tasks.probes import grid_examples, letters_examples
+from ippo_cli.tasks.jsonl import held_out_rows
 from ippo_cli.tasks.protocols import TemplatedEnvironment, make_protocol_factory
-from ippo_cli.tasks.relay import relay_examples
-from ippo_cli.tasks.signalling import signalling_examples
-from ippo_cli.tasks.sorting import sorting_examples
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.tasks.warm_start import take_examples
 from ippo_cli.types import Example
@@ -48,19 +42,9 @@ class Task:
     dry_run: DryRun = field(default_factory=DryRun)  # the beginning of an episode with a training example
 
 
-SOURCES: dict[TaskKind, Callable[..., tuple[Sequence[Example], Sequence[Example]]]] = {
-    TaskKind.sorting: sorting_examples,
-    TaskKind.jsonl: jsonl_examples,
-    TaskKind.probe_letters: letters_examples,
-    TaskKind.probe_grid: grid_examples,
-    TaskKind.signalling: signalling_examples,
-    TaskKind.relay: relay_examples,
-    TaskKind.ladder: ladder_examples,
-    TaskKind.gymnasium: seed_examples,
-    TaskKind.pettingzoo: seed_examples,
-    TaskKind.reasoning_gym: seed_examples,
-    TaskKind.environment: seed_examples,
-}
+def make_examples(config: TaskConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+    """Read or generate the training examples and the held-out examples."""
+    return load_implementation("task", config.kind, "examples")(config, seed)
 
 
 def load_task(config: TaskConfig, seed: int) -> Task:
@@ -68,7 +52,7 @@ def load_task(config: TaskConfig, seed: int) -> Task:
 
     Raises `ConfigError`.
     """
-    train, held_out = SOURCES[config.kind](config, seed)
+    train, held_out = make_examples(config, seed)
     _check_templates(config, (train[0], held_out[0]))
     return Task(
         train=train, held_out=held_out, dry_run=dry_run_examples(config, take_examples(train, NUM_TRIED_EXAMPLES), seed)
@@ -77,7 +61,7 @@ def load_task(config: TaskConfig, seed: int) -> Task:
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     """Load only the held-out examples of a task; files of training examples are not read."""
-    held_out = held_out_rows(config, seed) if isinstance(config, JsonlConfig) else SOURCES[config.kind](config, seed)[1]
+    held_out = held_out_rows(config, seed) if isinstance(config, JsonlConfig) else make_examples(config, seed)[1]
     _check_templates(config, (held_out[0],))
     return held_out
 
@@ -87,7 +71,7 @@ def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
     if isinstance(config, ConversationConfig):
         return make_protocol_factory(config)
     assert isinstance(config, EnvironmentTaskConfig)
-    make = make_ladder_factory(config) if isinstance(config, LadderConfig) else make_environment_factory(config)
+    make = make_environment_factory(config)
     return lambda: TemplatedEnvironment(make(), config.agents)
 
 
@@ -118,7 +102,7 @@ def task_setting(config: TaskConfig) -> str:
     for key in ("protocol", "environment", "env_id", "dataset"):
         if (value := getattr(config, key, None)) is not None:
             return f"task.{key}={value}"
-    return f"task.kind={config.kind.value}"
+    return f"task.kind={config.kind}"
 
 
 def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:

@@ -40,7 +40,7 @@ def environment_reward_warnings(
         if uses_environment_reward(reward):
             return {}
         return {
-            "unread_payments": f"task.protocol={task.protocol} returns rewards, but reward={config.reward.kind.value} "
+            "unread_payments": f"task.protocol={task.protocol} returns rewards, but reward={config.reward.kind} "
             "does not use them; set reward=environment, or return no rewards"
         }
     if iteration == 0 and isinstance(reward, EnvironmentReward) and distributed.any_rank(bool(played)):

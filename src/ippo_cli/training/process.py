@@ -62,7 +62,7 @@ from ippo_cli.rewards.contract import (
 )
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.processors import check_processor_functions
-from ippo_cli.rollout.generator import GENERATORS, Generator, sampling_settings
+from ippo_cli.rollout.generator import Generator, build_generator, sampling_settings
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import arm_faults, fault_point
@@ -382,9 +382,7 @@ def _build_generator(
         preemption.raise_if_requested()
 
     sampling = sampling_settings(config.task)
-    return GENERATORS[config.rollout.kind](
-        speakers, config.rollout, sampling, report_progress, continues=can_reuse_prefix(config)
-    )
+    return build_generator(speakers, config.rollout, sampling, report_progress, continues=can_reuse_prefix(config))
 
 
 def _build_initial_generator(

@@ -11,8 +11,6 @@ Enum members are spelled as in YAML, so that a value looks the same on the comma
 
 from __future__ import annotations
 
-from typing import Any
-
 from ippo_cli.config.schema.actor import (
     ActorConfig,
     ActorKind,
@@ -63,6 +61,7 @@ from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.plan import PlanConfig
+from ippo_cli.config.schema.registry import OPTIONS, SCHEMAS, SINGLE, load_implementation, option
 from ippo_cli.config.schema.reward import (
     CodePairRewardConfig,
     CodeRewardConfig,
@@ -88,12 +87,11 @@ from ippo_cli.config.schema.reward import (
     Processor,
     RemoteRewardConfig,
     RewardConfig,
-    RewardKind,
     RewardWeightsConfig,
     Sandbox,
     TestMatch,
 )
-from ippo_cli.config.schema.rollout import ContextMode, RolloutConfig, RolloutKind, SamplingConfig, Zero3Gather
+from ippo_cli.config.schema.rollout import ContextMode, RolloutConfig, SamplingConfig, Zero3Gather
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     CheckpointWeights,
@@ -124,7 +122,6 @@ from ippo_cli.config.schema.task import (
     SignallingConfig,
     SortingConfig,
     TaskConfig,
-    TaskKind,
 )
 from ippo_cli.config.schema.team import (
     IndependentTeamConfig,
@@ -156,60 +153,3 @@ from ippo_cli.config.schema.world import (
     SteppedEnvironmentConfig,
     UserEnvironmentConfig,
 )
-
-SCHEMAS: dict[str, type[Any]] = {
-    "config": Composition,
-    "task_sorting": SortingConfig,
-    "task_jsonl": JsonlConfig,
-    "task_probe_letters": LettersConfig,
-    "task_probe_grid": GridConfig,
-    "task_signalling": SignallingConfig,
-    "task_relay": RelayConfig,
-    "task_ladder": LadderConfig,
-    "task_gymnasium": GymnasiumConfig,
-    "task_pettingzoo": PettingzooConfig,
-    "task_reasoning_gym": ReasoningGymConfig,
-    "task_environment": UserEnvironmentConfig,
-    "algorithm": AlgorithmConfig,
-    "actor_tiny": TinyActorConfig,
-    "actor_full": ActorConfig,
-    "actor_lora": LoraActorConfig,
-    "actor_tiny_lora": TinyLoraActorConfig,
-    "critic_separate": SeparateCriticConfig,
-    "critic_centralized": CentralizedCriticConfig,
-    "critic_value_head": ValueHeadCriticConfig,
-    "critic_adapter": AdapterCriticConfig,
-    "critic_none": NoCriticConfig,
-    "rollout": RolloutConfig,
-    "reward_code": CodeRewardConfig,
-    "reward_code_pair": CodePairRewardConfig,
-    "reward_environment": EnvironmentRewardConfig,
-    "reward_exact_match": ExactMatchConfig,
-    "reward_format": FormatRewardConfig,
-    "reward_function": FunctionRewardConfig,
-    "reward_grid": GridRewardConfig,
-    "reward_gsm8k": Gsm8kRewardConfig,
-    "reward_http": HttpRewardConfig,
-    "reward_judge": JudgeRewardConfig,
-    "reward_length": LengthRewardConfig,
-    "reward_math": MathRewardConfig,
-    "reward_mix": MixRewardConfig,
-    "reward_model": ModelRewardConfig,
-    "reward_number": NumberRewardConfig,
-    "team_independent": IndependentTeamConfig,
-    "team_shared_policy": SharedPolicyConfig,
-    "team_shared_base": SharedBaseConfig,
-    "deepspeed": DeepspeedConfig,
-    "checkpoint": CheckpointConfig,
-    "evaluation": EvaluationConfig,
-    "tracker_tensorboard": TrackerConfig,
-    "tracker_wandb": WandbTrackerConfig,
-    "tracker_mlflow": MlflowTrackerConfig,
-    "tracker_wandb_mlflow": WandbMlflowTrackerConfig,
-    "launch": LaunchConfig,
-    "plan": PlanConfig,
-    "sweep_grid": GridSweepConfig,
-    "sweep_optuna": OptunaSweepConfig,
-    "sweep_population": PopulationSweepConfig,
-}
-"""Schema by name; a YAML file lists its schema first in `defaults` (`/schema/NAME@_here_`)."""

@@ -7,8 +7,10 @@ from enum import Enum
 from typing import Any
 
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, PositiveLearningRate
+from ippo_cli.config.marks import AgentInModelEval, Changeable, EvalCompute, Frozen, InModelEval
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
+from ippo_cli.config.schema.registry import option
 
 
 class ActorKind(str, Enum):
@@ -28,22 +30,28 @@ class Alphabet(str, Enum):
     printable = "printable"
 
 
+@option("actor", "full")
 @dataclass
 class ActorConfig(OptimizerConfig):
     """The policy: a causal language model."""
 
-    kind: ActorKind  # tiny (created locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
-    model: Name | None  # folder or hub id of a causal language model in safetensors format
-    revision: str | None  # commit, branch or tag of a hub model
-    tokenizer: Name | None  # folder or hub id of another tokenizer for the model; null = the model's own
-    tokenizer_revision: str | None  # commit, branch or tag of a tokenizer on a hub
-    model_args: dict[str, Any]  # arguments of from_pretrained: {attn_implementation: eager}, {load_in_4bit: true}, ...
-    dtype: Dtype  # fp32 | bf16 (the optimizer keeps fp32 master weights)
-    gradient_checkpointing: bool  # recompute activations in the backward pass: less memory, more time
-    reference: Name  # reference of KL terms: initial (initial weights) | base (the adapter's base model) | a folder
-    reference_update_every: PositiveInt | None  # iterations between copies of the actor to the reference; null = never
+    kind: AgentInModelEval[Frozen[ActorKind]]
+    # tiny (created locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
+    model: AgentInModelEval[Frozen[Name | None]]  # folder or hub id of a causal language model in safetensors format
+    revision: InModelEval[str | None]  # commit, branch or tag of a hub model
+    tokenizer: InModelEval[Name | None]  # folder or hub id of another tokenizer for the model; null = the model's own
+    tokenizer_revision: InModelEval[str | None]  # commit, branch or tag of a tokenizer on a hub
+    model_args: InModelEval[Frozen[dict[str, Any]]]
+    # arguments of from_pretrained: {attn_implementation: eager}, {load_in_4bit: true}, ...
+    dtype: EvalCompute[Frozen[Dtype]]  # fp32 | bf16 (the optimizer keeps fp32 master weights)
+    gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass: less memory, more time
+    reference: Frozen[Name]
+    # reference of KL terms: initial (initial weights) | base (the adapter's base model) | a folder
+    reference_update_every: Frozen[PositiveInt | None]
+    # iterations between copies of the actor to the reference; null = never
 
 
+@option("actor", "tiny")
 @dataclass
 class TinyActorConfig(ActorConfig):
     """A small transformer with a character tokenizer, created and warm-started locally."""
@@ -57,6 +65,7 @@ class TinyActorConfig(ActorConfig):
     warm_start_learning_rate: PositiveLearningRate  # learning rate of the supervised steps
 
 
+@option("actor", "lora")
 @dataclass
 class LoraActorConfig(LoraConfig, ActorConfig):
     """A LoRA adapter on a frozen causal language model."""
@@ -64,6 +73,7 @@ class LoraActorConfig(LoraConfig, ActorConfig):
     adapter: Name | None  # folder of an adapter to start from (PEFT format); null = a new adapter with B A = 0
 
 
+@option("actor", "tiny_lora")
 @dataclass
 class TinyLoraActorConfig(LoraActorConfig, TinyActorConfig):
     """A LoRA adapter on a small transformer that is created and warm-started locally, then frozen."""

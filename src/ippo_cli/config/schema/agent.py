@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import TypeVar
 
+from ippo_cli.config.marks import InEval
 from ippo_cli.config.schema.actor import TinyLoraActorConfig
 from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import AnyCriticConfig
@@ -27,10 +28,11 @@ def build_unset(schema: type[T]) -> T:
 class PromptConfig:
     """Prompts and reference answers of an agent."""
 
-    template: str  # the prompt; {field} is replaced by that field of the example
-    turn_template: str | None = None  # prompt of later turns; null = new messages of others; in environments: template
-    system: str | None = None  # system message; needs a chat template
-    answer: str | None = None  # template of the reference answer; exact_match, gsm8k and the warm start use it
+    template: InEval[str]  # the prompt; {field} is replaced by that field of the example
+    turn_template: InEval[str | None] = None
+    # prompt of later turns; null = new messages of others; in environments: template
+    system: InEval[str | None] = None  # system message; needs a chat template
+    answer: InEval[str | None] = None  # template of the reference answer; exact_match, gsm8k and the warm start use it
     warm_start_answer: str | None = None  # template of the targets of actor=tiny's warm start; null = answer
 
 

@@ -19,6 +19,8 @@ from ippo_cli.config.constraints import (
     Range,
     UnitFloat,
 )
+from ippo_cli.config.marks import Changeable
+from ippo_cli.config.schema.registry import option
 
 
 class Objective(str, Enum):
@@ -162,10 +164,12 @@ class SequentialCorrectionConfig:
 class StepsConfig:
     """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
-    ppo_epochs: PositiveInt  # passes over the buffer
-    mini_batch_size: PositiveInt | None  # an agent's sequences per step, all ranks; null = rollout.buffer_size
+    ppo_epochs: Changeable[PositiveInt]  # passes over the buffer
+    mini_batch_size: Changeable[PositiveInt | None]
+    # an agent's sequences per step, all ranks; null = rollout.buffer_size
 
 
+@option("algorithm")
 @dataclass
 class AlgorithmConfig(StepsConfig):
     """Objective, advantages, KL terms and epochs. null: not used by this algorithm."""

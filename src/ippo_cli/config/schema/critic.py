@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.constraints import LearningRate, Name, PositiveInt
+from ippo_cli.config.marks import Changeable, Frozen
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
+from ippo_cli.config.schema.registry import option
 
 
 class CriticKind(str, Enum):
@@ -22,9 +24,10 @@ class CriticKind(str, Enum):
 class CriticConfig:
     """Keys of all value functions."""
 
-    kind: CriticKind  # separate | centralized | value_head | adapter | none
+    kind: Frozen[CriticKind]  # separate | centralized | value_head | adapter | none
 
 
+@option("critic", "none")
 @dataclass
 class NoCriticConfig(CriticConfig):
     """No value function: for algorithms with a baseline computed from scores."""
@@ -35,9 +38,11 @@ class TrainedCriticConfig(CriticConfig):
     """A trained value function."""
 
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
-    learning_rate: LearningRate  # learning rate of the critic; with value_head, of the head's parameter group
+    learning_rate: Changeable[LearningRate]
+    # learning rate of the critic; with value_head, of the head's parameter group
 
 
+@option("critic", "value_head")
 @dataclass
 class ValueHeadCriticConfig(TrainedCriticConfig):
     """A value head on the actor's last hidden state; actor and head minimise one joint loss."""
@@ -47,29 +52,34 @@ class ValueHeadCriticConfig(TrainedCriticConfig):
 class OptimizedCriticConfig(TrainedCriticConfig, OptimizerConfig):
     """A critic with a separate optimizer and separate steps."""
 
-    warm_start: Name | None  # initial weights, head included: a run's `critic/` folder or a reward model (one label)
-    mini_batch_size: PositiveInt | None  # sequences per step, all ranks; null = the algorithm's, else 1/8 of the buffer
-    ppo_epochs: PositiveInt | None  # passes over the buffer; null = algorithm.ppo_epochs
+    warm_start: Changeable[Name | None]
+    # initial weights, head included: a run's `critic/` folder or a reward model (one label)
+    mini_batch_size: Changeable[PositiveInt | None]
+    # sequences per step, all ranks; null = the algorithm's, else 1/8 of the buffer
+    ppo_epochs: Changeable[PositiveInt | None]  # passes over the buffer; null = algorithm.ppo_epochs
 
 
+@option("critic", "separate")
 @dataclass
 class SeparateCriticConfig(OptimizedCriticConfig):
     """A separate model: a backbone without a language-model head, and a value head."""
 
-    model: Name | None  # folder or hub id of the backbone; null = the actor's initial weights
+    model: Frozen[Name | None]  # folder or hub id of the backbone; null = the actor's initial weights
     revision: str | None  # commit, branch or tag of a hub model
-    dtype: Dtype  # fp32 | bf16
-    gradient_checkpointing: bool  # recompute activations in the backward pass
+    dtype: Frozen[Dtype]  # fp32 | bf16
+    gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass
 
 
+@option("critic", "centralized")
 @dataclass
 class CentralizedCriticConfig(SeparateCriticConfig):
     """A separate model that reads the observations and responses of all agents."""
 
-    shared: bool  # one critic for all agents; false = one per agent, or per group of team.groups
-    context_limit: PositiveInt | None  # tokens per sequence of the critic; null = the model's context length
+    shared: Frozen[bool]  # one critic for all agents; false = one per agent, or per group of team.groups
+    context_limit: Frozen[PositiveInt | None]  # tokens per sequence of the critic; null = the model's context length
 
 
+@option("critic", "adapter")
 @dataclass
 class AdapterCriticConfig(LoraConfig, OptimizedCriticConfig):
     """A separate LoRA adapter on the actor's frozen base, and a value head."""

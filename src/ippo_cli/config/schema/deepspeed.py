@@ -6,15 +6,18 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range
+from ippo_cli.config.marks import Frozen
+from ippo_cli.config.schema.registry import option
 
 
+@option("deepspeed")
 @dataclass
 class DeepspeedConfig:
     """Sharding of models over ranks, and sizes of forward and backward passes."""
 
-    stage: Annotated[int, Range(0, 3)]  # ZeRO stage: 0 | 1 | 2 | 3
-    offload_optimizer: bool  # keep optimizer state in host memory (stages 1 to 3)
-    offload_params: bool  # keep parameters in host memory (stage 3)
+    stage: Frozen[Annotated[int, Range(0, 3)]]  # ZeRO stage: 0 | 1 | 2 | 3
+    offload_optimizer: Frozen[bool]  # keep optimizer state in host memory (stages 1 to 3)
+    offload_params: Frozen[bool]  # keep parameters in host memory (stage 3)
     reduce_bucket_size: PositiveInt  # elements per gradient reduction
     persistence_threshold: NonNegativeInt  # stage 3: smaller parameters are not sharded
     max_live_parameters: NonNegativeInt | None  # stage 3: gathered elements, plus one parameter; null = 1/8, <= 10^9

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.constraints import PositiveFloat, PositiveInt
+from ippo_cli.config.marks import InEval
+from ippo_cli.config.schema.registry import option
 
 
 class Device(str, Enum):
@@ -14,14 +16,15 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
+@option("launch")
 @dataclass
 class LaunchConfig:
     """Processes and devices."""
 
     processes: PositiveInt  # ranks started on this machine (ignored under torchrun, the deepspeed launcher and srun)
     nodes: PositiveInt  # machines; run the same command on each, with MASTER_ADDR, MASTER_PORT and NODE_RANK set
-    device: Device  # auto (cuda if available) | cpu | cuda
-    threads: PositiveInt | None  # CPU threads per rank; null = cores divided by ranks
-    timeout_s: PositiveInt  # seconds after which an unfinished collective is an error
+    device: InEval[Device]  # auto (cuda if available) | cpu | cuda
+    threads: InEval[PositiveInt | None]  # CPU threads per rank; null = cores divided by ranks
+    timeout_s: InEval[PositiveInt]  # seconds after which an unfinished collective is an error
     watchdog_s: PositiveFloat | None  # seconds without progress after which a run exits (code 11); null = never
     watchdog_first_s: PositiveFloat  # the same limit until the first iteration is done; loading takes longer

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Annotated
 
 from ippo_cli.config.constraints import Epsilon, GradNorm, LearningRate, NonNegativeInt, Range, UnitFloat, WeightDecay
+from ippo_cli.config.marks import Changeable
 
 
 class Dtype(str, Enum):
@@ -24,12 +25,13 @@ class Schedule(str, Enum):
 class OptimizerConfig:
     """Keys of trained models: AdamW, learning-rate schedule, gradient clipping."""
 
-    learning_rate: LearningRate  # peak learning rate of AdamW
-    lr_schedule: Schedule  # constant | linear | cosine decay over the run, after the warm-up
-    warmup_iterations: NonNegativeInt  # iterations over which the learning rate rises linearly from 0
-    min_lr_ratio: UnitFloat  # fraction of the peak learning rate at which linear and cosine schedules end
-    weight_decay: WeightDecay  # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
-    adam_beta1: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's first-moment decay
-    adam_beta2: Annotated[float, Range(0.0, 1.0, open_high=True)]  # AdamW's second-moment decay
-    adam_epsilon: Epsilon  # AdamW's epsilon
-    max_grad_norm: GradNorm  # global gradient-norm clip; 0 switches it off
+    learning_rate: Changeable[LearningRate]  # peak learning rate of AdamW
+    lr_schedule: Changeable[Schedule]  # constant | linear | cosine decay over the run, after the warm-up
+    warmup_iterations: Changeable[NonNegativeInt]  # iterations over which the learning rate rises linearly from 0
+    min_lr_ratio: Changeable[UnitFloat]  # fraction of the peak learning rate at which linear and cosine schedules end
+    weight_decay: Changeable[WeightDecay]
+    # AdamW's decoupled weight decay (applied to matrices, not to biases and norms)
+    adam_beta1: Changeable[Annotated[float, Range(0.0, 1.0, open_high=True)]]  # AdamW's first-moment decay
+    adam_beta2: Changeable[Annotated[float, Range(0.0, 1.0, open_high=True)]]  # AdamW's second-moment decay
+    adam_epsilon: Changeable[Epsilon]  # AdamW's epsilon
+    max_grad_norm: Changeable[GradNorm]  # global gradient-norm clip; 0 switches it off

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ippo_cli.config.constraints import PositiveFloat, PositiveInt
+from ippo_cli.config.schema.registry import option
 
 
+@option("plan")
 @dataclass
 class PlanConfig:
     """Hardware that mode=plan assumes. Set all keys, or none (this machine); training ignores them."""

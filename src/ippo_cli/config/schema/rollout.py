@@ -7,10 +7,8 @@ from enum import Enum
 from typing import Annotated
 
 from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range, RepetitionPenalty, Temperature
-
-
-class RolloutKind(str, Enum):
-    hf = "hf"
+from ippo_cli.config.marks import Changeable, EvalCompute, Frozen, InEval
+from ippo_cli.config.schema.registry import option
 
 
 class ContextMode(str, Enum):
@@ -28,14 +26,16 @@ class Zero3Gather(str, Enum):
 class SamplingConfig:
     """How tokens are sampled: the keys of `rollout` that an agent may override."""
 
-    temperature: Temperature  # divides the logits, also in log-probs, entropy and KL
-    top_p: Annotated[float, Range(0.0, 1.0, open_low=True)]  # nucleus filter; 1 = off
-    top_k: NonNegativeInt  # keep the k most likely tokens; 0 = off
-    min_p: Annotated[float, Range(0.0, 1.0, open_high=True)]  # minimum probability relative to the top token; 0 = off
-    repetition_penalty: RepetitionPenalty  # divides the logits of tokens that occurred before; 1 = off
-    max_new_tokens: PositiveInt  # maximum tokens of a response
-    min_new_tokens: NonNegativeInt  # no stop token before this many tokens
-    stop_strings: list[str]  # strings that end a response
+    temperature: InEval[Changeable[Temperature]]  # divides the logits, also in log-probs, entropy and KL
+    top_p: InEval[Changeable[Annotated[float, Range(0.0, 1.0, open_low=True)]]]  # nucleus filter; 1 = off
+    top_k: InEval[Changeable[NonNegativeInt]]  # keep the k most likely tokens; 0 = off
+    min_p: InEval[Changeable[Annotated[float, Range(0.0, 1.0, open_high=True)]]]
+    # minimum probability relative to the top token; 0 = off
+    repetition_penalty: InEval[Changeable[RepetitionPenalty]]
+    # divides the logits of tokens that occurred before; 1 = off
+    max_new_tokens: InEval[Changeable[PositiveInt]]  # maximum tokens of a response
+    min_new_tokens: InEval[Changeable[NonNegativeInt]]  # no stop token before this many tokens
+    stop_strings: InEval[Changeable[list[str]]]  # strings that end a response
 
     @property
     def has_filters(self) -> bool:
@@ -44,16 +44,20 @@ class SamplingConfig:
         return changes_logits or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
+@option("rollout", "hf", schema="rollout", generator="ippo_cli.rollout.generator:HfGenerator")
 @dataclass
 class RolloutConfig(SamplingConfig):
     """How responses are sampled."""
 
-    kind: RolloutKind  # hf: batched decoding with the training model
-    buffer_size: PositiveInt  # joint samples per iteration over all ranks: prompts x num_generations
-    num_generations: PositiveInt  # responses per prompt and agent, aligned by index across agents
-    decode_batch_size: PositiveInt  # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
-    max_prompt_tokens: PositiveInt  # a longer first prompt is an error; later (context=last_only) it ends the episode
-    context_limit: Annotated[int, Range(2)] | None  # limit of prompt + response; null = the model's context length
-    context: ContextMode  # of later turns: append | retokenize (if rewritten by the chat template) | last_only
+    kind: str  # hf: batched decoding with the training model
+    buffer_size: Frozen[PositiveInt]  # joint samples per iteration over all ranks: prompts x num_generations
+    num_generations: Frozen[PositiveInt]  # responses per prompt and agent, aligned by index across agents
+    decode_batch_size: EvalCompute[PositiveInt]
+    # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
+    max_prompt_tokens: InEval[PositiveInt]
+    # a longer first prompt is an error; later (context=last_only) it ends the episode
+    context_limit: InEval[Annotated[int, Range(2)] | None]
+    # limit of prompt + response; null = the model's context length
+    context: InEval[ContextMode]  # of later turns: append | retokenize (if rewritten by the chat template) | last_only
     recompute_logprobs: bool  # old log-probs from a forward of the training model, not from the sampler
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)

@@ -7,12 +7,14 @@ from enum import Enum
 from typing import Annotated
 
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt, Range, Seed
+from ippo_cli.config.marks import Frozen, InEval, InModelEval
 from ippo_cli.config.schema.actor import ActorConfig
 from ippo_cli.config.schema.algorithm import AlgorithmConfig
 from ippo_cli.config.schema.critic import CriticConfig
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
 from ippo_cli.config.schema.launch import LaunchConfig
 from ippo_cli.config.schema.plan import PlanConfig
+from ippo_cli.config.schema.registry import option
 from ippo_cli.config.schema.reward import RewardConfig
 from ippo_cli.config.schema.rollout import RolloutConfig
 from ippo_cli.config.schema.task import TaskConfig
@@ -35,15 +37,15 @@ class RunConfig:
     """Top-level keys of a run."""
 
     name: str  # experiment name: runs are written to output_dir/name
-    seed: Seed  # seed of data order, initial weights and sampling
+    seed: InModelEval[Frozen[Seed]]  # seed of data order, initial weights and sampling
     num_iterations: PositiveInt | None  # iterations of generate, score, update; set exactly one of this and num_epochs
     num_epochs: PositiveFloat | None  # passes over the training prompts
     max_iterations_this_run: PositiveInt | None  # save and exit early after this many iterations; null = after the last
-    hub: Hub  # huggingface | modelscope: hub for models that are not local folders
-    output_dir: Name  # root of all runs
+    hub: InModelEval[Hub]  # huggingface | modelscope: hub for models that are not local folders
+    output_dir: InModelEval[Name]  # root of all runs
     mode: Mode  # train | plan (check everything and print the computed sizes; no model is loaded)
     resume: str  # never | auto | must | the folder of a run
-    deterministic: bool  # bitwise deterministic operations where PyTorch has them; not attention on GPUs
+    deterministic: InEval[bool]  # bitwise deterministic operations where PyTorch has them; not attention on GPUs
     debug_faults: list[str]  # for tests only: inject faults, POINT:KIND[:TIME[:RANK]] (docs/reliability.md)
 
 
@@ -52,6 +54,7 @@ class CheckpointWeights(str, Enum):
     full = "full"
 
 
+@option("checkpoint")
 @dataclass
 class CheckpointConfig:
     """When runs are saved, and which checkpoints are kept."""
@@ -66,23 +69,24 @@ class CheckpointConfig:
     optimizer: bool  # save optimizer states; without them checkpoints are smaller and a resume resets the optimizers
 
 
+@option("evaluation")
 @dataclass
 class EvaluationConfig:
     """When held-out data is scored."""
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
-    size: PositiveInt | None  # maximum number of held-out rows, sampled by evaluation.seed; null = all
-    seed: Seed  # seed of the sampled evaluation and of confidence intervals
-    sampled: bool  # sample responses as in training
-    num_generations: PositiveInt  # sampled responses per held-out row; if above 1, pass@k is reported
-    greedy: bool  # also decode greedily
+    size: InEval[PositiveInt | None]  # maximum number of held-out rows, sampled by evaluation.seed; null = all
+    seed: InEval[Seed]  # seed of the sampled evaluation and of confidence intervals
+    sampled: InEval[bool]  # sample responses as in training
+    num_generations: InEval[PositiveInt]  # sampled responses per held-out row; if above 1, pass@k is reported
+    greedy: InEval[bool]  # also decode greedily
 
 
 @dataclass
 class Config(RunConfig):
     """The configuration of a run."""
 
-    task: TaskConfig
+    task: Frozen[TaskConfig]
     algorithm: AlgorithmConfig
     actor: ActorConfig
     critic: CriticConfig

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Annotated
 
 from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range, Seed
+from ippo_cli.config.schema.registry import option
 from ippo_cli.config.schema.run import Config
 
 
@@ -24,6 +25,7 @@ class SweepConfig:
     max_parallel: PositiveInt  # parallel jobs on this machine; they share its cores and GPUs
 
 
+@option("sweep", "grid")
 @dataclass
 class GridSweepConfig(SweepConfig):
     """Every combination of the given values."""
@@ -37,6 +39,7 @@ class SearchSweepConfig(SweepConfig):
     space: dict[str, str]  # by key: interval(LOW, HIGH), int(interval(..)), tag(log, interval(..)), choice(..)
 
 
+@option("sweep", "optuna")
 @dataclass
 class OptunaSweepConfig(SearchSweepConfig):
     """Optuna's TPE sampler proposes the values of each job from the results of earlier jobs."""
@@ -47,6 +50,7 @@ class OptunaSweepConfig(SearchSweepConfig):
     prune_after: NonNegativeInt  # iterations before a job may be pruned
 
 
+@option("sweep", "population")
 @dataclass
 class PopulationSweepConfig(SearchSweepConfig):
     """Population-based training: after each generation the better members continue, with one value changed each."""
@@ -58,6 +62,7 @@ class PopulationSweepConfig(SearchSweepConfig):
     grow: Annotated[float, Range(1.0, open_low=True)]  # factor that raises a number; a choice moves to a neighbour
 
 
+@option("config")
 @dataclass
 class Composition(Config):
     """The composed configuration: a run and its sweep."""

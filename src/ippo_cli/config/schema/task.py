@@ -7,22 +7,9 @@ from enum import Enum
 from typing import Annotated, Any
 
 from ippo_cli.config.constraints import NotEmpty, PositiveInt, Range
+from ippo_cli.config.marks import InEval, InModelEval
 from ippo_cli.config.schema.agent import AgentConfig
-
-
-class TaskKind(str, Enum):
-    sorting = "sorting"
-    jsonl = "jsonl"
-    probe_letters = "probe_letters"
-    probe_grid = "probe_grid"
-    signalling = "signalling"
-    relay = "relay"
-    ladder = "ladder"
-    gymnasium = "gymnasium"
-    pettingzoo = "pettingzoo"
-    reasoning_gym = "reasoning_gym"
-    environment = "environment"
-
+from ippo_cli.config.schema.registry import option
 
 PROTOCOLS = ("parallel", "sequential", "dialogue")  # built-in protocols
 
@@ -39,17 +26,18 @@ Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or None
 class TaskConfig:
     """The source of examples, and the agents that work on them."""
 
-    kind: TaskKind  # kind of the task; choose it with task=
+    kind: InEval[str]  # kind of the task; choose it with task=
     agents: dict[str, AgentConfig]  # agents by name
-    primary_metric: str  # evaluation metric that ranks checkpoints and jobs: `sampled/...` or `greedy/...`
+    primary_metric: InEval[str]  # evaluation metric that ranks checkpoints and jobs: `sampled/...` or `greedy/...`
 
 
 @dataclass
 class ConversationConfig(TaskConfig):
     """Agents receive an example and possibly each other's responses; a reward scores the responses."""
 
-    protocol: str  # parallel (no messages) | sequential (from earlier agents) | dialogue (from all) | path.py:Name
-    num_turns: PositiveInt  # turns per agent
+    protocol: InEval[str]
+    # parallel (no messages) | sequential (from earlier agents) | dialogue (from all) | path.py:Name
+    num_turns: InEval[PositiveInt]  # turns per agent
 
     @property
     def is_one_turn_per_agent(self) -> bool:
@@ -57,75 +45,81 @@ class ConversationConfig(TaskConfig):
         return self.num_turns == 1 and self.protocol in ("parallel", "sequential")
 
 
+@option("task", "sorting", examples="ippo_cli.tasks.sorting:sorting_examples")
 @dataclass
 class SortingConfig(ConversationConfig):
     """Sort distinct letters; examples are generated from the seed."""
 
-    alphabet: str  # letters of the examples
-    length: PositiveInt  # letters per example
+    alphabet: InEval[str]  # letters of the examples
+    length: InEval[PositiveInt]  # letters per example
     train_size: PositiveInt  # number of training examples
-    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
+    eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
 
+@option("task", "jsonl", examples="ippo_cli.tasks.jsonl:jsonl_examples")
 @dataclass
 class JsonlConfig(ConversationConfig):
     """Rows of JSON Lines, CSV or Parquet files, of a Python function, or of a hub dataset."""
 
-    train: Data  # file (.jsonl, .json, .csv, .tsv, .parquet), pattern, folder, list; path.py:function; hub dataset id
-    train_split: str  # split of a hub dataset
+    train: InModelEval[Data]
+    # file (.jsonl, .json, .csv, .tsv, .parquet), pattern, folder, list; path.py:function; hub dataset id
+    train_split: InModelEval[str]  # split of a hub dataset
     train_size: PositiveInt | None  # use only the first rows; null = all
-    eval: Data  # held-out rows; same kinds of sources as train
-    eval_split: str  # split of a hub dataset
-    eval_size: PositiveInt | None  # use only the first rows; null = all
-    eval_share: Annotated[
-        float | None, Range(0.0, 1.0, open_low=True, open_high=True)
-    ]  # fraction of train to hold out; null = use eval
+    eval: InEval[Data]  # held-out rows; same kinds of sources as train
+    eval_split: InEval[str]  # split of a hub dataset
+    eval_size: InEval[PositiveInt | None]  # use only the first rows; null = all
+    eval_share: InEval[Annotated[float | None, Range(0.0, 1.0, open_low=True, open_high=True)]]
+    # fraction of train to hold out; null = use eval
     weights: Data  # sampling weights of several sources in train; null = proportional to their rows
-    columns: dict[str, Any]  # column of a field: {question: problem}; of a list the first that exists; a.b.0 = nested
-    map: str | None  # path.py:function that converts a row to an example; return None to exclude the row
-    filter: str | None  # rows to keep: a Jinja expression such as level == 'easy', or path.py:function
-    overlong: (
-        OverlongPrompts  # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
-    )
-    streaming: bool  # download only the first train_size and eval_size rows, and keep them in memory
-    data_config: str | None  # configuration name of a hub dataset
-    chat_template: bool | str  # apply the tokenizer's chat template: auto (if it has one) | true | false
+    columns: InEval[dict[str, Any]]
+    # column of a field: {question: problem}; of a list the first that exists; a.b.0 = nested
+    map: InEval[str | None]  # path.py:function that converts a row to an example; return None to exclude the row
+    filter: InEval[str | None]  # rows to keep: a Jinja expression such as level == 'easy', or path.py:function
+    overlong: InEval[OverlongPrompts]
+    # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
+    streaming: InEval[bool]  # download only the first train_size and eval_size rows, and keep them in memory
+    data_config: InEval[str | None]  # configuration name of a hub dataset
+    chat_template: InEval[bool | str]  # apply the tokenizer's chat template: auto (if it has one) | true | false
 
 
+@option("task", "probe_letters", examples="ippo_cli.tasks.probes:letters_examples")
 @dataclass
 class LettersConfig(ConversationConfig):
     """A probe: random strings of letters; the answer is constant, or depends on the last letter."""
 
-    alphabet: str  # the letters that may occur; the letter after the last one is the first
-    length: PositiveInt  # letters per example, repetitions allowed
+    alphabet: InEval[str]  # the letters that may occur; the letter after the last one is the first
+    length: InEval[PositiveInt]  # letters per example, repetitions allowed
     train_size: PositiveInt  # number of training examples
-    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
+    eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
 
+@option("task", "probe_grid", examples="ippo_cli.tasks.probes:grid_examples")
 @dataclass
 class GridConfig(ConversationConfig):
     """A probe: walk from a start to a goal on a square grid, one letter per step; `reward=grid` scores the walk."""
 
-    size: Annotated[int, Range(2, 9)]  # cells per side, 2 to 9; cells have chess-board names
+    size: InEval[Annotated[int, Range(2, 9)]]  # cells per side, 2 to 9; cells have chess-board names
     train_size: PositiveInt  # number of training examples
-    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
+    eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
 
+@option("task", "signalling", examples="ippo_cli.tasks.signalling:signalling_examples")
 @dataclass
 class SignallingConfig(ConversationConfig):
     """One agent observes a signal, the other acts on its message; agents must learn the meaning of messages."""
 
-    signals: str  # possible signals, one character per example
+    signals: InEval[str]  # possible signals, one character per example
     symbols: str  # characters of messages in the warm start
     message_length: PositiveInt  # length of messages in the warm start
     train_size: PositiveInt  # number of training examples; signals occur equally often
-    eval_size: PositiveInt  # number of held-out examples, with the same signals
+    eval_size: InEval[PositiveInt]  # number of held-out examples, with the same signals
 
 
+@option("task", "relay", examples="ippo_cli.tasks.relay:relay_examples")
 @dataclass
 class RelayConfig(ConversationConfig):
     """The first agent writes the letter after its own; the second writes the later of that letter and its own."""
 
-    alphabet: str  # the letters that may occur; the letter after the last one is the first
+    alphabet: InEval[str]  # the letters that may occur; the letter after the last one is the first
     train_size: PositiveInt  # number of training examples
-    eval_size: PositiveInt  # number of held-out examples; none of them is a training example
+    eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example

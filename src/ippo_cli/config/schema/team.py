@@ -7,6 +7,8 @@ from enum import Enum
 from typing import Annotated
 
 from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range
+from ippo_cli.config.marks import Frozen
+from ippo_cli.config.schema.registry import option
 
 
 class TeamKind(str, Enum):
@@ -35,26 +37,30 @@ class OpponentPoolConfig:
 class TeamConfig:
     """Weight sharing and update order of agents."""
 
-    kind: TeamKind  # shared in a group: independent: nothing | shared_policy: actor, critic | shared_base: frozen base
+    kind: Frozen[TeamKind]
+    # shared in a group: independent: nothing | shared_policy: actor, critic | shared_base: frozen base
     update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
     round_robin_every: PositiveInt | None  # consecutive iterations per policy with round_robin; null otherwise
     opponent_pool: OpponentPoolConfig
 
 
+@option("team", "independent")
 @dataclass
 class IndependentTeamConfig(TeamConfig):
     """Every agent has its own actor and critic."""
 
 
+@option("team", "shared_policy")
 @dataclass
 class SharedPolicyConfig(TeamConfig):
     """The agents of a group share one actor and one critic; prompts distinguish the agents."""
 
-    groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared
+    groups: Frozen[dict[str, list[str]]]  # agents of each group by its name; {} = all agents in one, named shared
 
 
+@option("team", "shared_base")
 @dataclass
 class SharedBaseConfig(TeamConfig):
     """The agents of a group share one frozen base in memory; each has its own adapter."""
 
-    groups: dict[str, list[str]]  # agents of each group by its name; {} = all agents in one, named shared
+    groups: Frozen[dict[str, list[str]]]  # agents of each group by its name; {} = all agents in one, named shared

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat
+from ippo_cli.config.marks import InEval
+from ippo_cli.config.schema.registry import option
 
 
 class TrackerKind(str, Enum):
@@ -22,6 +24,8 @@ class Console(str, Enum):
     plain = "plain"
 
 
+@option("tracker", "tensorboard")
+@option("tracker", "none", schema="tracker_tensorboard")
 @dataclass
 class TrackerConfig:
     """Console output and logged files."""
@@ -29,10 +33,10 @@ class TrackerConfig:
     kind: TrackerKind  # none | tensorboard (files only) | wandb | mlflow | wandb_mlflow (both)
     tensorboard: bool  # write event files to the run's folder
     callback: Name | None  # path.py:function, called on rank 0 with a dict of each iteration's metrics; NaN is None
-    console: Console  # auto (live display on a terminal) | rich | plain (one line per iteration)
+    console: InEval[Console]  # auto (live display on a terminal) | rich | plain (one line per iteration)
     samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
-    samples: NonNegativeInt  # rows of a sample table
-    turns: NonNegativeInt  # log metrics per turn for this many first turns; 0 = none
+    samples: InEval[NonNegativeInt]  # rows of a sample table
+    turns: InEval[NonNegativeInt]  # log metrics per turn for this many first turns; 0 = none
     profile: bool  # trace one iteration to the run's folder (profile/), and print its time per operation
 
 
@@ -44,6 +48,7 @@ class RemoteTrackerConfig(TrackerConfig):
     finish_timeout_s: PositiveFloat  # seconds to send remaining metrics at the end; at most 5 if the run is not done
 
 
+@option("tracker", "wandb")
 @dataclass
 class WandbTrackerConfig(RemoteTrackerConfig):
     """Weights & Biases. WANDB_MODE, WANDB_API_KEY and WANDB_BASE_URL are environment variables."""
@@ -54,6 +59,7 @@ class WandbTrackerConfig(RemoteTrackerConfig):
     tags: list[str]  # tags of the run
 
 
+@option("tracker", "mlflow")
 @dataclass
 class MlflowTrackerConfig(RemoteTrackerConfig):
     """MLflow at MLFLOW_TRACKING_URI; output_dir/mlruns if it is not set."""
@@ -61,6 +67,7 @@ class MlflowTrackerConfig(RemoteTrackerConfig):
     experiment: Name | None  # experiment of the run; null = `name`. The tag `group` is the sweep, else `name`
 
 
+@option("tracker", "wandb_mlflow")
 @dataclass
 class WandbMlflowTrackerConfig(MlflowTrackerConfig, WandbTrackerConfig):
     """Weights & Biases and MLflow together, with the keys of both: `tracker=[wandb,mlflow]`."""

@@ -14,7 +14,7 @@ from ippo_cli.rewards.code.judge import check_prompt_code, read_tests
 from ippo_cli.rewards.code.sandbox import START_TIMEOUT_S, find_sandbox_problem
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.processes import ProcessPool
-from ippo_cli.rewards.response_adapter import Responses
+from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, Responses, adapt_response_reward
 from ippo_cli.rewards.rows import Row, stack_rows
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example
@@ -159,3 +159,13 @@ def _create_judges(config: CodeRunConfig) -> ProcessPool:
         raise PreflightError(f"reward.sandbox={config.sandbox.value}: {reason}")
     workers = config.workers or cores_per_rank(os.environ, distributed.world_size())
     return ProcessPool("ippo_cli.rewards.code.judge:judge", "reward.kind", workers, config.timeout_s + START_TIMEOUT_S)
+
+
+def build_code_reward(config: CodeRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    return adapt_response_reward(CodeReward(config), agents)
+
+
+def build_code_pair_reward(config: CodePairRewardConfig, agents: Agents) -> ResponseRewardAdapter:
+    """Build the reward of the configuration."""
+    return adapt_response_reward(CodePairReward(config), agents)

@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ippo_cli.config.schema import (
-    EnvironmentTaskConfig,
-    GymnasiumConfig,
-    PettingzooConfig,
-    ReasoningGymConfig,
-    UserEnvironmentConfig,
-)
+from ippo_cli.config.schema import EnvironmentTaskConfig, GymnasiumConfig, load_implementation
 from ippo_cli.tasks.dry_run import SupportsActions
 from ippo_cli.tasks.environments.checks import check_environment
 
@@ -21,23 +15,7 @@ def make_environment_factory(config: EnvironmentTaskConfig) -> Callable[[], Supp
     Environments are independent: several may be stepped in parallel, each in one thread. Raises `ConfigError`.
     """
     check_environment(config)
-    # Optional packages are imported only if they are used.
-    if isinstance(config, GymnasiumConfig):
-        from ippo_cli.tasks.environments.gymnasium import make_gymnasium_factory
-
-        return make_gymnasium_factory(config)
-    if isinstance(config, PettingzooConfig):
-        from ippo_cli.tasks.environments.pettingzoo import make_pettingzoo_factory
-
-        return make_pettingzoo_factory(config)
-    if isinstance(config, ReasoningGymConfig):
-        from ippo_cli.tasks.environments.reasoning_gym import make_reasoning_gym_factory
-
-        return make_reasoning_gym_factory(config)
-    assert isinstance(config, UserEnvironmentConfig)
-    from ippo_cli.tasks.environments.user_environment import make_user_environment_factory
-
-    return make_user_environment_factory(config)
+    return load_implementation("task", config.kind, "environment")(config)
 
 
 def newer_environment(config: EnvironmentTaskConfig) -> str | None:

@@ -26,6 +26,8 @@ REQUIREMENTS: dict[type[EnvironmentTaskConfig], tuple[str | None, str, str]] = {
 
 def check_environment(config: EnvironmentTaskConfig) -> None:
     """Raise `ConfigError` for the first rule that an environment's configuration violates."""
+    if type(config) not in REQUIREMENTS:
+        return
     package, key, example = REQUIREMENTS[type(config)]
     if getattr(config, key) is None:
         raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
