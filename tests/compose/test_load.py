@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import enum
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -121,6 +122,12 @@ def test_gsm8k_lora_recipe_has_published_values() -> None:
     assert made.num_iterations == 7473 // 64
     assert isinstance(actor, schema.LoraActorConfig)
     assert (actor.rank, actor.alpha, actor.learning_rate) == (32, 32.0, 3e-5)
+
+
+def test_readme_describes_all_folders() -> None:
+    described = re.findall(r"^\| `([\w/]+)/` \|", (config_dir() / "README.md").read_text(), re.MULTILINE)
+    folders = {file.parent.relative_to(config_dir()).as_posix() for file in config_dir().rglob("*.yaml")} - {"."}
+    assert {folder for folder in folders if not folder.startswith("base/by_actor/")} | {"base/by_actor"} == {*described}
 
 
 def test_groups_match_the_schema() -> None:

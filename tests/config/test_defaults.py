@@ -58,7 +58,7 @@ def test_embodied_preset_has_published_values() -> None:
         config = composed("+experiment=embodied", *actor)
         assert embodied(config)
         assert config.critic.kind.value == "value_head"
-        assert config.reward.kind.value == "environment"
+        assert config.reward.kind == "environment"
         assert (config.reward.team_weight, config.reward.agent_weight) == (0.0, 1.0)
 
 
@@ -142,7 +142,7 @@ def test_typed_values_override_actor_and_task() -> None:
 def test_gsm8k_defaults() -> None:
     config = composed("task=gsm8k", *MODEL)
     assert_fit_for_a_pretrained_model(config)
-    assert (config.reward.kind.value, config.reward.match.value) == ("gsm8k", "strict")  # type: ignore[attr-defined]
+    assert (config.reward.kind, config.reward.match.value) == ("gsm8k", "strict")  # type: ignore[attr-defined]
     assert config.task.primary_metric == "greedy/score"
     assert config.rollout.max_new_tokens == 512
     task = config.task
@@ -153,12 +153,12 @@ def test_gsm8k_defaults() -> None:
 @pytest.mark.parametrize("reward", [FUNCTION, ("reward=exact_match",)])
 def test_typed_reward_overrides_task(reward: tuple[str, ...]) -> None:
     for overrides in (("task=gsm8k", *MODEL, *reward), (*reward, "task=gsm8k", *MODEL)):
-        assert composed(*overrides).reward.kind.value == reward[0].partition("=")[2]
+        assert composed(*overrides).reward.kind == reward[0].partition("=")[2]
 
 
 def test_other_tasks_do_not_keep_gsm8k_defaults() -> None:
     assert composed(*DATA, *MODEL, *FUNCTION).task.primary_metric == "sampled/score"
-    assert composed("task=sorting", *MODEL).reward.kind.value == "exact_match"
+    assert composed("task=sorting", *MODEL).reward.kind == "exact_match"
 
 
 def test_experiment_overrides_actor_defaults() -> None:
@@ -168,10 +168,12 @@ def test_experiment_overrides_actor_defaults() -> None:
 
 def test_actor_defaults_are_known_keys() -> None:
     known = {name for name, _ in iter_leaves(resolve_config(compose_node([])))}
-    files = {"run": "", "critic": "critic.", "gae": "algorithm."} | {
-        group: f"{group}." for group in ("rollout", "evaluation", "checkpoint")
+    by_actor = config_dir() / "base" / "by_actor"
+    files = {"run": ""} | {
+        group: f"{group}." for group in ("critic", "algorithm", "rollout", "evaluation", "checkpoint")
     }
-    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {*files, "actor"}
+    assert {path.parent.name for path in by_actor.glob("*/*.yaml")} == {*files}
+    assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {"actor"}
     kinds = {file.stem for file in (config_dir() / "base/actor").iterdir()}
     chosen = {
         str(entry["override /base/kind"])
@@ -181,7 +183,7 @@ def test_actor_defaults_are_known_keys() -> None:
     }
     assert kinds == chosen == {"gymnasium", "pettingzoo", "reasoning_gym", "environment"}
     for folder, prefix in files.items():
-        for file in (config_dir() / "base" / folder).glob("*.yaml"):
+        for file in (by_actor / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"
             values = OmegaConf.to_container(OmegaConf.load(file))
             given = {f"{prefix}{name}" for name, _ in iter_leaves(values) if name != "defaults"}
