@@ -39,8 +39,8 @@ UNBOUNDED = {
     "invalid_reward",
     "seat",
     "weights",
-    "lowest",
-    "highest",
+    "min_score",
+    "max_score",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"

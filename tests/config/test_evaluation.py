@@ -24,7 +24,7 @@ def config(*changes: str) -> Any:
 def test_compared_runs_need_the_same_split(change: str) -> None:
     check_comparable_runs("one", config("seed=7"), "other", config("seed=7"))
     with pytest.raises(
-        ConfigError, match=r"^run=other has .*hold.*\(task.eval_share=0.2\) may be training rows of the other"
+        ConfigError, match=r"^run=other has .*held-out rows .*\(task.eval_share=0.2\) may be training rows of the other"
     ):
         check_comparable_runs("one", config("seed=7"), "other", config("seed=7", change))
     new = ("task.eval_share=null", "task.eval=new.jsonl")

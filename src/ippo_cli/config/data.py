@@ -107,7 +107,9 @@ def _check_weights(task: JsonlConfig) -> None:
 def _check_streaming(task: JsonlConfig, *, training: bool) -> None:
     if task.eval_share is not None:
         raise ConfigError(
-            "task.streaming=true", "reads the first rows only, and task.eval_share needs all rows", "use one of them"
+            "task.streaming=true",
+            "reads the first rows only, and task.eval_share needs all rows",
+            "set task.streaming=false or task.eval_share=null",
         )
     for key in ("train_size", "eval_size") if training else ("eval_size",):
         if getattr(task, key) is None:
