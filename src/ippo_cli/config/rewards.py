@@ -134,7 +134,7 @@ def _check_mix(config: Config, mix: MixRewardConfig) -> None:
         raise ConfigError(
             f"reward.normalize={mix.normalize}",
             f"normalises scores within a buffer, and {setting} compares scores of different buffers",
-            "use one of them",
+            "use either",
         )
 
 
