@@ -40,6 +40,8 @@ def keys(plain: Make) -> set[str]:
         ("reward=http",),
         ("reward=mix",),
         ("reward=code",),
+        ("reward=number", "task=arithmetic"),
+        ("reward=judge",),
     ]
     return {name for choice in choices for name, _ in iter_leaves(plain(choice))}
 
@@ -200,7 +202,7 @@ def test_table_keys_are_unique_and_lower_case() -> None:
         ("+actor.lora_dropout=0.1", "actor.lora_dropout has no counterpart here (TRL has it); responses are sampled"),
         ("++actor.bias=all", "actor.bias has no counterpart here (PEFT has it); biases belong to the base"),
         ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is no key here (verl has it)"),
-        ("+actor.unknown=1", "actor.unknown is no key here; there are learning_rate "),
+        ("+actor.unknown=1", "actor.unknown is an unknown key; use one of learning_rate "),
         ("+plan.tflops=989", "plan.tflops was removed; mode=plan estimates memory and disk space"),
     ],
 )

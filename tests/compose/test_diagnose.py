@@ -43,7 +43,7 @@ def blamed(overrides: Sequence[str]) -> str:
         (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
         (
             ["task.agents.bob.template=x"],
-            "task.agents.bob.template=x names no agent; known agents: low high;  +task.agents.bob.template= adds one",
+            "task.agents.bob.template=x names no agent; known agents: low high; +task.agents.bob.template= adds one",
         ),
         (
             ["+task.agents.my-agent.template=x"],
@@ -131,7 +131,7 @@ def test_exit_codes(error: BaseException, code: int, capsys: pytest.CaptureFixtu
 
 LEAVING = """
 import atexit, sys
-from ippo_cli.compose.exits import leave
+from ippo_cli.compose.exits import exit_process
 from ippo_cli.engine import distributed
 class Loud:
     def __del__(self):
@@ -141,7 +141,7 @@ atexit.register(print, "handlers run")
 if {ran}:
     distributed.init(device="cpu", timeout_s=60)
     distributed.shutdown()
-leave(3)
+exit_process(3)
 """
 
 

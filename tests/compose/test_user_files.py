@@ -46,7 +46,7 @@ def refused(group: str, text: str, folder: Path) -> str:
         ),
         (TASK + AGENT + "{q} is it?\n", "line 7: template: {q} is it? is invalid YAML"),
         (TASK + AGENT + "Q: {q}\n", "line 7: template: Q: {q} is invalid YAML"),
-        (TASK + "agents:\n  - solo\n", "line 5: agents is a list, and must be named agents; write"),
+        (TASK + "agents:\n  - solo\n", "line 5: agents is a list, and must be named agents; add one line per agent"),
         (TASK + "agents:\n  solo: hello\n", "line 6: agents.solo is 'hello', and must be an agent"),
         (TASK + "agents:\n  solo: {answer: x}\n", "line 6: agents.solo.template is missing; give the prompt"),
         (TASK + "agents: {}\n", "line 5: agents is empty"),
