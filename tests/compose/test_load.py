@@ -439,7 +439,7 @@ def test_all_schema_fields_have_a_comment() -> None:
     nested = {cls.__name__ for cls in CLASSES}
     seen: set[str] = set()
     for file in (SOURCE / "config" / "schema").glob("*.py"):
-        lines = file.read_text().splitlines()
+        lines = [*file.read_text().splitlines(), ""]
         for node in ast.parse("\n".join(lines)).body:
             for field in node.body if isinstance(node, ast.ClassDef) and node.name in nested else ():
                 if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
