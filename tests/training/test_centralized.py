@@ -74,7 +74,7 @@ def test_single_agent_view_equals_separate_critic(tmp_path: Path, task: tuple[st
         central = train(tmp_path, *task, *SHORT, CENTRAL, f"critic.shared={shared}")
         for before, after in zip(rows(separate), rows(central), strict=True):
             renamed = {key.replace("team/value/", f"{name}/value/"): value for key, value in after.items()}
-            assert without(renamed, "read_tokens", "left_out") == before
+            assert without(renamed, "read_tokens", "truncated_context_fraction") == before
         assert rows(central)[-1][f"{name}/value/truncated_context_fraction"] == 0
         checkpoint = newest_intact_checkpoint(central / "checkpoints")
         assert checkpoint is not None

@@ -26,7 +26,7 @@ RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.adva
 def corridor(trainer):
     """Rollouts, scores and targets of the first iteration, and the KL coefficients for the next one."""
     experience = experience_of(trainer)
-    targets, kl_coef = trainer.state.algorithm.targets(trainer.state.team, experience)
+    targets, kl_coef = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
     return experience.rollouts, experience.scores, targets, kl_coef
 
 
