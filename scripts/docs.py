@@ -56,7 +56,7 @@ Examples
              reward=function reward.function=reward.py:score
   ippo-train --new-task mine.yaml                   write a task file with agents of your own
   ippo-train task=mine.yaml                         train on it
-  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep; sweep.max_parallel=2 trains two at a time
+  ippo-train -m algorithm=ippo,ppo seed=1,2,3       a sweep; sweep.max_parallel=2: two at a time
   ippo-train -m sweep=ppo_learning_rates            a search by Optuna; sweep=ppo_population: PBT
   ippo-train resume=outputs/default/RUN             continue a run exactly where it stopped
   ippo-train mode=plan                              check everything, show the arithmetic
