@@ -52,6 +52,7 @@ def run(program: Path, *arguments: str, folder: Path) -> subprocess.CompletedPro
     return subprocess.run([str(program), *arguments], cwd=folder, capture_output=True, text=True)
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_installed_commands_compose_from_another_folder(installed, tmp_path):
     help_result = run(installed / "ippo-train", "--help", folder=tmp_path)

@@ -49,6 +49,7 @@ def test_run_stopped_in_any_phase_resumes_exactly(reference: tuple, root: Path) 
     assert fingerprint(folder) == expected
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_job_killed_during_save_resumes_exactly(reference: tuple, tmp_path: Path) -> None:
     for fault in ("save.write:sigkill", "save.rename:sigkill:2", "prune:sigkill"):  # the first one leaves no checkpoint
@@ -60,6 +61,7 @@ def test_job_killed_during_save_resumes_exactly(reference: tuple, tmp_path: Path
     assert not list(done[0].rglob("*.tmp"))
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_hanging_run_exits_with_11_and_resumes_exactly(reference: tuple, tmp_path: Path) -> None:
     limits = ("launch.watchdog_s=2", "launch.watchdog_first_s=100")

@@ -19,6 +19,7 @@ def reward(examples, responses):
 """
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_adapter_trains_for_one_iteration(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

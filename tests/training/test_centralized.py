@@ -183,6 +183,7 @@ def test_team_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_match_one_rank(tmp_path: Path) -> None:
     # Also by turn and as text, in which case critic rows differ from the agents' rows.

@@ -196,6 +196,7 @@ def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
             assert torch.equal(experience.scores[name].credit["difference"], experience.scores[name].raw - there)
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_with_zero3_replay_as_one_rank(tmp_path: Path) -> None:
     layered = ["deepspeed=zero3", "rollout.zero3_gather=layer", "rollout.buffer_size=6"]

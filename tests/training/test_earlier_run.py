@@ -49,6 +49,8 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.core
+@pytest.mark.slow
 def test_earlier_run_resumes_with_equal_metrics(run: Path) -> None:
     saved = yaml.safe_load((run / "config.yaml").read_text())
     assert (saved["stop_after"], saved["rollout"]["history"]) == (1, "latest"), "the archive has former names"
@@ -65,6 +67,8 @@ def test_earlier_run_resumes_with_equal_metrics(run: Path) -> None:
     assert not uninterrupted[2].keys() - shared, "a metric that this version does not have"
 
 
+@pytest.mark.core
+@pytest.mark.slow
 def test_earlier_run_is_evaluated(run: Path) -> None:
     output = command("evaluate", f"run={run}", "evaluation.size=2", folder=run.parent)
     assert "sampled/score" in output

@@ -74,6 +74,7 @@ def longest(log: Path) -> list[list[int]]:
     return [[max(part[at : at + 2]) for at in range(0, len(part), 2)] for part in lengths]
 
 
+@pytest.mark.core
 def test_uneven_episodes_under_zero3_match_one_rank(tmp_path: Path) -> None:
     one = rows(train(tmp_path / "one", *normalize_arguments(overrides(tmp_path, "one.log"))))
     folder = train_on_two_ranks(

@@ -131,6 +131,7 @@ class Polls:
         self.turns, self.stop_at = [], stop_at
 
 
+@pytest.mark.core
 def test_preemption_within_an_episode_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # With one worker, the polls are deterministic on a slow machine, too.
     polls, keys = Polls(monkeypatch), [*talk(tmp_path, "talk"), "task.num_workers=1"]

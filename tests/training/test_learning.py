@@ -31,6 +31,7 @@ EASY = [
 ]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("algorithm", "critic", "task", "iterations"),

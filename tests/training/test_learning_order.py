@@ -178,6 +178,7 @@ def test_no_joint_actions_warns(tmp_path: Path) -> None:
     assert rows(folder)[-1]["low/policy/correction_max"] == rows(folder)[-1]["high/policy/correction_max"] == 1.0
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_correct_as_one_rank(tmp_path: Path) -> None:
     keys = [*SHORT, *HAPPO, *LARGE_STEPS, "rollout.zero3_gather=all"]

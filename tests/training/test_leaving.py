@@ -174,6 +174,7 @@ def test_killed_rank_is_reported_first_and_last(tmp_path, victim):
     assert "Traceback" in (folder / "errors" / f"rank_{1 - int(victim)}.txt").read_text()
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_failure_on_one_rank_saves_on_both(tmp_path):
     code, said, folder = leaves(tmp_path, "fails_on_rank_0", "launch.processes=2", "deepspeed=zero2")

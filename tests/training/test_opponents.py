@@ -125,6 +125,7 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
         assert max(says["current"]) > 1e-3
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_run_with_pool_and_ratings_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STOP_AT_EPISODE", raising=False)

@@ -35,6 +35,7 @@ def overrides(root: Path) -> list[str]:
     ]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_stop_at_any_reward_call_and_resume_exactly(tmp_path, monkeypatch):
     monkeypatch.delenv("STOP_AT_CALL", raising=False)

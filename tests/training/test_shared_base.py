@@ -237,6 +237,7 @@ def test_full_models_resume_without_optimizer_states(
     assert abs(rows(folder)[-1]["low/kl/reference"]) > 1e-5  # the reference is the initial model, not the resumed one
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_train_adapters_as_one_rank(tmp_path: Path) -> None:
     keys = [*BASE, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "algorithm.kl.reward.coef=0.1"]

@@ -123,6 +123,7 @@ def test_group_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_two_ranks_train_group_as_one_rank(tmp_path: Path) -> None:
     keys = [SHARED, *SHORT, "algorithm=ppo", "algorithm.mini_batch_size=8", "rollout.zero3_gather=all"]

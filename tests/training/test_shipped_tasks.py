@@ -83,6 +83,7 @@ def ran(root: Path, model: Path, task: str, *overrides: str) -> dict[str, Any]:
     return rows(run)[-1]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 @pytest.mark.parametrize("task", CASES)
 def test_every_task_trains_and_evaluates(task: str, model: Path, tmp_path: Path) -> None:
