@@ -170,7 +170,7 @@ def test_program_ends_with_killed_judge(tmp_path: Path) -> None:
         sandbox = Sandbox(LOCAL, 3600.0)
         sandbox.load("import time\\ndef f(it):\\n    open(it, 'w').close(); time.sleep(3600)", "f")
         print(sandbox._process.pid, flush=True)
-        sandbox.ask(sys.argv[1])
+        sandbox.call(sys.argv[1])
     """
     begun = tmp_path / "begun"
     judge = subprocess.Popen(
