@@ -21,7 +21,7 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
 scarce = sys.argv[1] == "scarce"
-module.host_memory = lambda: module.HostMemory(total=100, left=1 if scarce else 99)
+module.host_memory = lambda: module.HostMemory(total=100, available=1 if scarce else 99)
 raises = torch.ones(2**22)  # glibc maps smaller blocks no longer one by one once this one was freed
 del raises
 freed, kept = [], []
