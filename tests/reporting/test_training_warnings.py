@@ -114,7 +114,7 @@ CASES: dict[str, tuple[str, int, Callable[[int], dict[str, float]], str]] = {
         "far_values",
         3,
         lambda _: {"value/loss": 11.0},
-        "error of about 4.7 but change by at most algorithm.value_clip_range=0.2",
+        "off by 4.7 but change by at most algorithm.value_clip_range=0.2",
     ),
     "a critic that knows nothing": (
         "explained_variance",
