@@ -64,7 +64,7 @@ def test_help_without_reader() -> None:
 
 def test_other_closed_pipe_is_not_a_closed_output() -> None:
     program = (
-        "import os\nfrom ippo_cli.runs.output import detect_closed_output\nwatch_readers()\n"
+        "import os\nfrom ippo_cli.runs.output import detect_closed_output\ndetect_closed_output()\n"
         "one, two = os.pipe(); os.close(one)\nprint('first', flush=True)\n"
         "try:\n    os.write(two, b'x')\nexcept BrokenPipeError:\n    raise SystemExit(3)"
     )
