@@ -25,10 +25,10 @@ from ippo_cli.tasks.warm_start import SupportsActions, play_lessons, take_exampl
 INVALID = -0.25
 
 
-def common(agents: str, **values: Any) -> dict[str, Any]:
+def common(kind: str, agents: str, **values: Any) -> dict[str, Any]:
     named = {name: AgentConfig(template="{observation}") for name in agents.split()}
     return {
-        "kind": None,
+        "kind": kind,
         "agents": named,
         "primary_metric": "sampled/score",
         "train_size": 1000,
@@ -42,7 +42,7 @@ def gymnasium(
     env_id: str | None, form: str = "short", *, max_turns: int | None = 32, agents: str = "solo", **arguments: Any
 ) -> GymnasiumConfig:
     return GymnasiumConfig(
-        **common(agents, environment_args=arguments, max_turns=max_turns),
+        **common("gymnasium", agents, environment_args=arguments, max_turns=max_turns),
         env_id=env_id,
         observation=ObservationForm(form),
         invalid_reward=INVALID,
@@ -60,7 +60,7 @@ def pettingzoo(
     **arguments: Any,
 ) -> PettingzooConfig:
     return PettingzooConfig(
-        **common(agents, environment_args=arguments, max_turns=max_turns),
+        **common("pettingzoo", agents, environment_args=arguments, max_turns=max_turns),
         env_id=env_id,
         observation=ObservationForm(form),
         invalid_reward=INVALID,
@@ -74,7 +74,7 @@ def reasoning_gym(
     dataset: str | None, num_turns: int = 1, *, tag: str | None = None, agents: str = "solo", **arguments: Any
 ) -> ReasoningGymConfig:
     return ReasoningGymConfig(
-        **common(agents), dataset=dataset, dataset_args=arguments, num_turns=num_turns, answer_tag=tag
+        **common("reasoning_gym", agents), dataset=dataset, dataset_args=arguments, num_turns=num_turns, answer_tag=tag
     )
 
 
@@ -82,7 +82,7 @@ def own(
     environment: str | None, agents: str = "solo", *, max_turns: int | None = 32, **arguments: Any
 ) -> UserEnvironmentConfig:
     return UserEnvironmentConfig(
-        **common(agents, environment_args=arguments, max_turns=max_turns), environment=environment
+        **common("environment", agents, environment_args=arguments, max_turns=max_turns), environment=environment
     )
 
 
