@@ -69,7 +69,7 @@ def test_hanging_run_exits_with_11_and_resumes_exactly(reference: tuple, tmp_pat
     assert "no rank made progress for 2 s" in (tmp_path / "errors").read_text()
     [folder] = [path.parent for path in tmp_path.glob("default/*/run.json")]
     assert read_run_state(folder) == "failed"
-    assert "in _sampled" in (folder / "errors" / "stacks_rank_0.txt").read_text()
+    assert "in _collect_sampled" in (folder / "errors" / "stacks_rank_0.txt").read_text()
     assert wait_for_exit(start_job(tmp_path, *KEYS, *limits)) == 0
     assert fingerprint(folder) == reference[0]
 
