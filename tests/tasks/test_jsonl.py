@@ -26,7 +26,7 @@ from ippo_cli.tasks.templates import render_template
 
 ROWS = [{"prompt": f"{row} + 1 = ", "answer": str(row + 1), "n": row, "tags": ["a", "b"]} for row in range(7)]
 AS_THEY_ARE: dict[str, Any] = {"train_size": None, "eval_size": None, "eval_share": None, "weights": None}
-AS_THEY_ARE |= {"columns": {}, "map": None, "filter": None, "too_long": OverlongPrompts.error, "streaming": False}
+AS_THEY_ARE |= {"columns": {}, "map": None, "filter": None, "overlong": OverlongPrompts.error, "streaming": False}
 
 
 @pytest.fixture(autouse=True)
