@@ -139,7 +139,9 @@ def read(found: Rollout, decode: Callable[[Sequence[int]], str] = written) -> li
     return texts
 
 
-def expected(episode: Episode, agent: str, *, is_last_only: bool, reads_text: bool = False) -> tuple[list[str], str]:
+def expected_states(
+    episode: Episode, agent: str, *, is_last_only: bool, reads_text: bool = False
+) -> tuple[list[str], str]:
     """The text before every action token (or turn) of the agent, and before the end; a readable reference."""
     states: list[str] = []
     text, since, after = "", "", ""
@@ -191,7 +193,7 @@ def test_token_states_match_reference(make: Any, context_mode: str, played: Mapp
         own, found = rows(episodes, agent), view(episodes, agent, layout(context_mode))
         assert not found.is_truncated.any()
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
-            states, end = expected(episode, agent, is_last_only=context_mode == "last_only")
+            states, end = expected_states(episode, agent, is_last_only=context_mode == "last_only")
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
             assert texts[-1] == end
             mask, there = own.response_mask[row], found.rollout.response_mask[row]
@@ -209,7 +211,7 @@ def test_text_states_match_reference(make: Any, context_mode: str, played: Mappi
             return reader.decode(ids).replace("<eos>", END)
 
         for episode, texts in zip(episodes, read(found.rollout, decode), strict=True):
-            states, end = expected(episode, agent, is_last_only=context_mode == "last_only", reads_text=True)
+            states, end = expected_states(episode, agent, is_last_only=context_mode == "last_only", reads_text=True)
             assert [texts[column] for column in sorted(texts) if column >= 0] == states
             assert texts[-1] == end
 
@@ -318,7 +320,7 @@ def test_truncation_drops_oldest_parts(
     for agent in AGENTS:
         found = view(episodes, agent, layout(context_mode, context=context))
         for row, (episode, texts) in enumerate(zip(episodes, read(found.rollout), strict=True)):
-            states, end = expected(episode, agent, is_last_only=context_mode == "last_only")
+            states, end = expected_states(episode, agent, is_last_only=context_mode == "last_only")
             have = [texts[column] for column in sorted(texts) if column >= 0]
             told = [
                 turn.observation[-8:] + written(turn.completion.ids)[:number]

@@ -49,7 +49,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def wanted(run: Path, to: Path, **changes: object) -> ExportRequest:
+def export_request(run: Path, to: Path, **changes: object) -> ExportRequest:
     values = {
         "checkpoint": "latest",
         "agents": (),
@@ -63,7 +63,7 @@ def wanted(run: Path, to: Path, **changes: object) -> ExportRequest:
 @pytest.mark.slow
 def test_exported_agents_load_with_transformers(run: Path, tmp_path: Path) -> None:
     config, output = from_yaml(run / "config.yaml"), list[str]()
-    to = export_agents(config, wanted(run, tmp_path / "all", needs_critic=True), output.append)
+    to = export_agents(config, export_request(run, tmp_path / "all", needs_critic=True), output.append)
     assert sorted(path.name for path in to.iterdir()) == ["export.json", "high", "low"]
     assert not list(tmp_path.glob(".*")), "the temporary folder is removed"
     checkpoint = run / "checkpoints" / "step_00000001"
@@ -105,19 +105,19 @@ def test_exported_agents_load_with_transformers(run: Path, tmp_path: Path) -> No
     assert 0 < record["agents"]["low"]["deviation"] < 1e-4, "an adapter that was merged differs by rounding"
     assert "low/model.safetensors" in record["files"]
     with pytest.raises(ConfigError, match="already exists"):
-        export_agents(config, wanted(run, to), output.append)
+        export_agents(config, export_request(run, to), output.append)
 
 
 @pytest.mark.slow
 def test_export_of_adapter_only(run: Path, tmp_path: Path) -> None:
     config = from_yaml(run / "config.yaml")
     with pytest.raises(ConfigError, match="merged=false exports adapters, and agent high has no adapter"):
-        export_agents(config, wanted(run, tmp_path / "adapter", is_merged=False), print)
-    to = export_agents(config, wanted(run, tmp_path / "adapter", is_merged=False, agents=["low"]), print)
+        export_agents(config, export_request(run, tmp_path / "adapter", is_merged=False), print)
+    to = export_agents(config, export_request(run, tmp_path / "adapter", is_merged=False, agents=["low"]), print)
     assert (to / "low" / "adapter_model.safetensors").is_file()
     assert not (to / "low" / "model.safetensors").exists()
     beside = export_agents(
-        config, wanted(run, tmp_path / "with_head", is_merged=False, agents=["low"], needs_critic=True), print
+        config, export_request(run, tmp_path / "with_head", is_merged=False, agents=["low"], needs_critic=True), print
     )
     head, own = beside / "low" / "critic", run / "checkpoints" / "step_00000001" / "low" / "critic"
     assert load_value_head(head).state_dict().keys() == load_value_head(own).state_dict().keys()
@@ -146,19 +146,19 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_rounding_loss_of_bf16_merge_reported(half: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, output = from_yaml(half / "config.yaml"), list[str]()
-    to = export_agents(config, wanted(half, tmp_path / "whole", needs_critic=True), output.append)
+    to = export_agents(config, export_request(half, tmp_path / "whole", needs_critic=True), output.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.float32
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert (record["dtype"], record["kept_share"]) == ("float32", pytest.approx(1.0, abs=0.01))
     assert "of the adapter's effect is kept (float32 weights)" in output[0]
     assert "warning" not in capsys.readouterr().out
-    to = export_agents(config, wanted(half, tmp_path / "rounded", dtype=Dtype.bf16), output.append)
+    to = export_agents(config, export_request(half, tmp_path / "rounded", dtype=Dtype.bf16), output.append)
     assert AutoModelForCausalLM.from_pretrained(to / "low").dtype == torch.bfloat16
     record = json.loads((to / "export.json").read_text())["agents"]["low"]
     assert record["kept_share"] < 0.9
     assert "of the adapter's effect is lost to rounding" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="dtype=bf16 is the type of merged weights, and merged=false does not merge"):
-        export_agents(config, wanted(half, tmp_path / "alone", dtype=Dtype.bf16, is_merged=False), print)
+        export_agents(config, export_request(half, tmp_path / "alone", dtype=Dtype.bf16, is_merged=False), print)
 
 
 @pytest.mark.slow
@@ -172,7 +172,7 @@ def test_export_of_base_instead_of_agent_detected(half: Path, tmp_path: Path, mo
     monkeypatch.setattr(module, "write_generation_config", take_base)
     for dtype in (None, Dtype.bf16):
         with pytest.raises(StorageError, match="the exported agent low computes different outputs"):
-            export_agents(config, wanted(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
+            export_agents(config, export_request(half, tmp_path / "base", dtype=dtype, agents=["low"]), print)
 
 
 @pytest.mark.slow
@@ -222,7 +222,7 @@ def test_failed_or_interrupted_export_leaves_nothing(
     with monkeypatch.context() as spoiling:
         spoiling.setattr(module, "write_generation_config", spoil)
         with pytest.raises(StorageError, match="the exported agent high computes different outputs"):
-            export_agents(config, wanted(run, to, agents=["high"]), print)
+            export_agents(config, export_request(run, to, agents=["high"]), print)
     assert not to.exists()
 
     def shifted(self: Any, folder: Path, **options: Any) -> None:
@@ -232,7 +232,7 @@ def test_failed_or_interrupted_export_leaves_nothing(
     with monkeypatch.context() as spoiling:
         spoiling.setattr(ValueModel, "save_pretrained", shifted, raising=False)
         with pytest.raises(StorageError, match="the exported critic of agent low computes different outputs"):
-            export_agents(config, wanted(run, to, agents=["low"], needs_critic=True), print)
+            export_agents(config, export_request(run, to, agents=["low"], needs_critic=True), print)
     assert not to.exists()
 
     def stopped(*_: object) -> None:
@@ -241,15 +241,15 @@ def test_failed_or_interrupted_export_leaves_nothing(
     with monkeypatch.context() as stopping:
         stopping.setattr(module, "finalize_export", stopped)
         with pytest.raises(KeyboardInterrupt):
-            export_agents(config, wanted(run, to, agents=["high"]), print)
+            export_agents(config, export_request(run, to, agents=["high"]), print)
     assert not to.exists()
-    assert export_agents(config, wanted(run, to, agents=["high"]), print) == to, (
+    assert export_agents(config, export_request(run, to, agents=["high"]), print) == to, (
         "a remaining temporary folder does not block the next export"
     )
     with pytest.raises(ConfigError, match="agent=solo is not an agent of this run; use "):
-        export_agents(config, wanted(run, tmp_path / "solo", agents=["solo"]), print)
+        export_agents(config, export_request(run, tmp_path / "solo", agents=["solo"]), print)
     with pytest.raises(ConfigError, match="initial weights have none"):
-        export_agents(config, wanted(run, tmp_path / "critic", checkpoint="initial", needs_critic=True), print)
+        export_agents(config, export_request(run, tmp_path / "critic", checkpoint="initial", needs_critic=True), print)
 
 
 @pytest.mark.slow

@@ -343,6 +343,15 @@ def test_small_effects_of_positions_detected(dtype: torch.dtype, monkeypatch: py
     assert enable_packing(model)
 
 
+def test_fault_of_this_package_is_not_lack_of_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(packing.Group, "unpack")
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
+    )
+    with pytest.raises(AttributeError, match="unpack"):
+        enable_packing(LlamaForCausalLM(config).model)
+
+
 def test_packed_row_rejected_without_support() -> None:
     model, ids = llama(), torch.arange(5)[None]
     with pytest.raises(RuntimeError, match="LlamaModel received a packed row"):

@@ -13,7 +13,7 @@ from ippo_cli.models.prefixes import PrefixGroup, group_by_shared_prefix
 SHORT = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=9).map(np.array), max_size=9)
 
 
-def saved(found: tuple[PrefixGroup, ...]) -> int:
+def count_saved_tokens(found: tuple[PrefixGroup, ...]) -> int:
     return sum(family.prefix * (len(family.members) - 1) for family in found)
 
 
@@ -45,7 +45,7 @@ def test_grouping_optimal_for_single_prefix(sequences: list[np.ndarray], shortes
         for size in range(shortest, len(sequence)):
             alike = sum(len(each) > size and (each[:size] == sequence[:size]).all() for each in sequences)
             best = max(best, size * (alike - 1))
-    assert saved(found) >= best
+    assert count_saved_tokens(found) >= best
 
 
 def test_groups_by_prompt_and_system_message() -> None:

@@ -42,7 +42,7 @@ class Guess:
 """
 
 
-def prepared(*overrides: str) -> tuple[Config, Task, dict[str, PromptFormat]]:
+def prepare_task(*overrides: str) -> tuple[Config, Task, dict[str, PromptFormat]]:
     config = build_config(resolve_config(compose_node([*overrides])))
     tokenizer = character_tokenizer([*(chr(code) for code in range(32, 127)), "\n"])
     formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
@@ -51,11 +51,11 @@ def prepared(*overrides: str) -> tuple[Config, Task, dict[str, PromptFormat]]:
 
 def own_world(step: str = "", actions: str = "") -> tuple[Config, Task, dict[str, PromptFormat]]:
     Path("my_env.py").write_text(OWN % (step, actions) + "\ndef make():\n    return Guess()\n")
-    return prepared("task=environment", "task.environment=my_env.py:make")
+    return prepare_task("task=environment", "task.environment=my_env.py:make")
 
 
 def test_dialogue_is_shown_with_placeholders() -> None:
-    _, task, formats = prepared(*TALK, "task.num_turns=2")
+    _, task, formats = prepare_task(*TALK, "task.num_turns=2")
     letters = task.train[0]["letters"]
     shown = preview_episode(task, formats)
     assert [(turn.agent, turn.prompt, turn.action) for turn in shown.turns] == [
@@ -68,7 +68,7 @@ def test_dialogue_is_shown_with_placeholders() -> None:
 
 
 def test_long_dialogue_shows_first_turns(capsys) -> None:
-    shown = preview_episode(*prepared(*TALK, "task.num_turns=5")[1:])
+    shown = preview_episode(*prepare_task(*TALK, "task.num_turns=5")[1:])
     assert (len(shown.turns), shown.remaining_turns) == (6, 4)
     show_conversation(shown)
     said = capsys.readouterr().out
@@ -77,7 +77,7 @@ def test_long_dialogue_shows_first_turns(capsys) -> None:
 
 
 def test_environment_with_known_actions_is_played() -> None:
-    _, task, formats = prepared("task=ladder")
+    _, task, formats = prepare_task("task=ladder")
     shown = preview_episode(task, formats)
     first = task.train[0]
     assert shown.turns[0].prompt == f"{first['start']}{first['stride']}>"
@@ -110,7 +110,7 @@ def test_environment_that_fails_on_placeholder_warns(tmp_path, monkeypatch) -> N
 def test_end_of_preview_is_shown(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert preview_episode(*own_world(actions="def actions(self): return ['1', '2']")[1:]).ending == "terminated"
-    assert preview_episode(*prepared("task=ladder")[1:]).ending == "not over after these turns"
+    assert preview_episode(*prepare_task("task=ladder")[1:]).ending == "not over after these turns"
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_always_failing_environment_is_rejected(step: str, actions: str, said: s
 
 
 def test_lengths_include_all_turns_and_other_responses() -> None:
-    config, task, formats = prepared(*TALK, "task.num_turns=3", "rollout.max_new_tokens=10")
+    config, task, formats = prepare_task(*TALK, "task.num_turns=3", "rollout.max_new_tokens=10")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 60})
     # Later messages are "\nhigh: ", a response, "\n": a prompt of 7, three responses, two messages with a response.
     assert lengths["low"] == EpisodeLength(
@@ -148,7 +148,7 @@ def test_lengths_include_all_turns_and_other_responses() -> None:
 
 
 def test_single_turn_length_uses_longest_first_prompt() -> None:
-    config, task, formats = prepared("rollout.max_new_tokens=10", "task.agents.low.template='{letters} and more<'")
+    config, task, formats = prepare_task("rollout.max_new_tokens=10", "task.agents.low.template='{letters} and more<'")
     lengths = episode_lengths(config, task, formats, {"low": 1000, "high": 12})
     assert lengths == {
         "low": EpisodeLength(turns=1, sequence_tokens=16 + 10, row_tokens=16 + 10, first_turn_tokens=26),
@@ -163,7 +163,7 @@ def test_single_turn_length_uses_longest_first_prompt() -> None:
 def test_latest_history_has_many_short_sequences(turns: int, row: int, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     own_world()
-    config, task, formats = prepared(
+    config, task, formats = prepare_task(
         "task=environment",
         "task.environment=my_env.py:make",
         f"task.max_turns={turns}",

@@ -34,7 +34,7 @@ THREE = [
 ]
 
 
-def scored(
+def score_turns(
     reward: Any, episodes: Sequence[Episode], config: RewardConfig, agents: Sequence[str] = AGENTS
 ) -> ScoreResult:
     function = (lambda episodes: reward) if isinstance(reward, Reward) else reward
@@ -43,7 +43,7 @@ def scored(
 
 def test_episode_numbers_on_last_turn(settings: Make) -> None:
     reward = Reward(team=[1, 2, 3], agent={"low": [10, 20, 30], "high": [40, 50, 60]})
-    found = scored(reward, THREE, settings(agent_weight=0.5)).scores
+    found = score_turns(reward, THREE, settings(agent_weight=0.5)).scores
     assert found["low"].score.tolist() == [[0, 6], [12, 0], [18, 0]]
     assert found["high"].score.tolist() == [[21, 0], [0, 0], [0, 33]]
 
@@ -55,13 +55,13 @@ def test_numbers_by_turn_and_by_step(settings: Make) -> None:
         agent={"low": [1000, 0, 0], "high": [0, 0, 2000]},
         agent_by_turn={"low": [[0.25, 0.5], [0.75], [1.0]], "high": [[1.25], [], [1.5, 1.75]]},
     )
-    team = scored(reward, THREE, settings()).scores
+    team = score_turns(reward, THREE, settings()).scores
     assert team["low"].score.tolist() == [[3, 103], [204, 0], [311, 0]]  # step 1 belongs to the turn at 0
     assert team["high"].score.tolist() == [[106, 0], [0, 0], [5, 306]]  # step 0 belongs to the first turn, at 1
-    own = scored(reward, THREE, settings(team_weight=0.0, agent_weight=2.0)).scores
+    own = score_turns(reward, THREE, settings(team_weight=0.0, agent_weight=2.0)).scores
     assert own["low"].score.tolist() == [[0.5, 2001], [1.5, 0], [2, 0]]
     assert own["high"].score.tolist() == [[2.5, 0], [0, 0], [3, 4003.5]]
-    both = scored(reward, THREE, settings(team_weight=0.5, agent_weight=2.0)).scores
+    both = score_turns(reward, THREE, settings(team_weight=0.5, agent_weight=2.0)).scores
     for name in AGENTS:
         assert torch.equal(both[name].score, 0.5 * team[name].score + own[name].score)
 
@@ -73,18 +73,18 @@ def test_turn_weight(settings: Make) -> None:
     both = Reward(team=whole.team, agent=whole.agent, team_by_step=single.team_by_step, agent_by_turn=by_turn)
     weights = {"team_weight": 0.5, "agent_weight": 2.0}
     expected = {
-        name: scored(whole, THREE, settings(**weights)).scores[name].score
-        + 0.25 * scored(single, THREE, settings(**weights)).scores[name].score
+        name: score_turns(whole, THREE, settings(**weights)).scores[name].score
+        + 0.25 * score_turns(single, THREE, settings(**weights)).scores[name].score
         for name in AGENTS
     }
-    found = scored(both, THREE, settings(**weights, turn_weight=0.25)).scores
+    found = score_turns(both, THREE, settings(**weights, turn_weight=0.25)).scores
     assert all(torch.equal(found[name].score, expected[name]) for name in AGENTS)
-    ended = scored(both, THREE, settings(**weights, turn_weight=0.0)).scores
+    ended = score_turns(both, THREE, settings(**weights, turn_weight=0.0)).scores
     assert ended["low"].score.tolist() == [[0, 2050], [100, 0], [150, 0]]
     with pytest.raises(
         ConfigError, match=r"reward\.turn_weight=0\.0 makes every score 0: the reward returns only numbers by turn"
     ):
-        scored(single, THREE, settings(**weights, turn_weight=0.0))
+        score_turns(single, THREE, settings(**weights, turn_weight=0.0))
 
 
 def test_weights_by_agent(settings: Make) -> None:
@@ -98,7 +98,7 @@ def test_weights_by_agent(settings: Make) -> None:
     moments = dict.fromkeys(AGENTS, ScoreMoments())
     found = score(lambda _: team, THREE, settings(), moments, weights=weights).scores
     for name, own in weights.items():
-        assert torch.equal(found[name].score, scored(team, THREE, own).scores[name].score)
+        assert torch.equal(found[name].score, score_turns(team, THREE, own).scores[name].score)
     assert found["high"].score.tolist() == [[-100, 0], [0, 0], [0, -300]]
     with pytest.raises(ConfigError, match=r"^task\.agents\.high\.reward\.turn_weight=0\.0 makes every score 0"):
         score(lambda _: single, THREE, settings(), moments, weights=weights)
@@ -125,7 +125,7 @@ def test_unused_agent_weight_raises(given: dict[str, Any], key: str, said: str, 
 
 def test_agent_without_turns_is_neither_valid_nor_failed(settings: Make) -> None:
     config = settings(failure_budget=0.0, processor=[Processor.shift, Processor.zscore], shift=5.0)
-    found = scored(Reward(team=[1, 2, 3]), THREE, config)
+    found = score_turns(Reward(team=[1, 2, 3]), THREE, config)
     assert found.failure is None
     assert found.scores["high"].valid.tolist() == [True, False, True]
     assert found.scores["high"].score[1].tolist() == found.scores["high"].raw[1].tolist() == [0, 0]
@@ -138,17 +138,17 @@ def test_agent_without_turns_is_neither_valid_nor_failed(settings: Make) -> None
 def test_non_finite_turn_invalidates_row(settings: Make) -> None:
     config = settings(team_weight=0.0, agent_weight=1.0)
     by_turn = {"low": [[1, math.nan], [1], [1]], "high": [[1], [], [math.inf, 1]]}
-    found = scored(Reward(agent_by_turn=by_turn), THREE, config).scores
+    found = score_turns(Reward(agent_by_turn=by_turn), THREE, config).scores
     assert found["low"].valid.tolist() == [False, True, True]
     assert found["high"].failed.tolist() == [False, False, True]
     assert found["low"].score.tolist() == [[0, 0], [1, 0], [1, 0]]
     huge = {"low": [[3e38, 3e38], [1], [1]], "high": [[1], [], [1, 1]]}
-    assert scored(Reward(agent_by_turn=huge), THREE, config).scores["low"].failed.tolist() == [True, False, False]
+    assert score_turns(Reward(agent_by_turn=huge), THREE, config).scores["low"].failed.tolist() == [True, False, False]
 
 
 def test_failed_episode_is_reported_and_excluded(settings: Make) -> None:
     broken = [THREE[0], THREE[1], episode(("low", 0, ""), failure=RuntimeError("no such level"))]
-    found = scored(lambda episodes: Reward(team=[1.0] * len(episodes)), broken, settings(failure_budget=0.5))
+    found = score_turns(lambda episodes: Reward(team=[1.0] * len(episodes)), broken, settings(failure_budget=0.5))
     expected = "1 of 3 rows have no reward and are excluded from training; RuntimeError: no such level"
     assert found.failure == expected
     for name in AGENTS:
@@ -160,7 +160,7 @@ def test_environment_rewards_by_turn(settings: Make) -> None:
     walk = episode(
         *(("low", step, "") for step in range(3)), rewards=[{"low": -1.0}, {"low": -1.0}, {"low": 20.0}], parts={"n": 3}
     )
-    found = scored(EnvironmentReward(["low"]), [walk], settings(), ["low"]).scores["low"]
+    found = score_turns(EnvironmentReward(["low"]), [walk], settings(), ["low"]).scores["low"]
     assert found.score.tolist() == [[-1, -1, 20]]
     assert found.parts["n"].tolist() == [3]
 
@@ -172,7 +172,7 @@ def test_processors_by_turn(settings: Make) -> None:
     deviation = 8**0.5
 
     def after(*processor: Processor, **values: float) -> list[list[float]]:
-        found = scored(reward, rows, settings(processor=list(processor), **values), ["low"])
+        found = score_turns(reward, rows, settings(processor=list(processor), **values), ["low"])
         return found.scores["low"].score.tolist()
 
     assert after(Processor.scale, scale=2.0) == [[2, 4, 6], [4, 0, 0]]
@@ -216,7 +216,7 @@ def test_processor_chains_match_reference(seed: int, settings: Make) -> None:
     speakers = [[agent for agent in draw.choices(["low", "high"], k=draw.randint(1, 6))] for _ in range(9)]
     rows = [episode(*((agent, step, "") for step, agent in enumerate(one))) for one in speakers]
     paid = [[draw.uniform(-2, 2) for _ in one] for one in speakers]
-    found = scored(Reward(team_by_step=paid), rows, config).scores
+    found = score_turns(Reward(team_by_step=paid), rows, config).scores
     for name in AGENTS:
         turns = []
         for one, numbers in zip(speakers, paid, strict=True):
@@ -282,11 +282,11 @@ def test_function_as_processor(settings: Make, tmp_path: Path) -> None:
     rows = [episode(("low", 0, ""), ("low", 1, ""), ("low", 2, "")), episode(("low", 0, ""))]
     reward = Reward(team_by_step=[[1, 2, 3], [2]])
     halve, fail, lose = (f"{tmp_path / 'mine.py'}:{name}" for name in ("halve", "fail", "lose"))
-    found = scored(reward, rows, settings(processor=[halve, "shift"], shift=1.0), ["low"])
+    found = score_turns(reward, rows, settings(processor=[halve, "shift"], shift=1.0), ["low"])
     assert found.scores["low"].score.tolist() == [[0.5, 1, 2.5], [2, 0, 0]]
     check_processor_functions([halve, "clip"])
     check_processor_functions([fail])  # the probe scores 0 and 1 pass
     with pytest.raises(RewardError, match=r"fail\]: .*mine.py:6: ZeroDivisionError"):
-        scored(reward, rows, settings(processor=[fail]), ["low"])
+        score_turns(reward, rows, settings(processor=[fail]), ["low"])
     with pytest.raises(ConfigError, match=r"returns nan for the score 0"):
         check_processor_functions([lose])

@@ -54,8 +54,8 @@ Readings = tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]
 def readings_match(model: nn.Module, readings: Callable[[], Readings], method: str) -> bool:
     """Whether the readings of a model agree in its own dtype or, if rounding may be the cause, in float32.
 
-    An exception of a reading, in either precision, means False and is logged; out-of-memory errors are raised, since
-    they do not concern the method.
+    An exception of a reading, in either precision, means False and is logged. Raised are out-of-memory errors, since
+    they do not concern the method, and missing attributes of this package's own objects, which are faults of it.
     """
     try:
         first = readings()
@@ -69,6 +69,8 @@ def readings_match(model: nn.Module, readings: Callable[[], Readings], method: s
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # any exception: custom models may raise anything
+        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("ippo_cli."):
+            raise
         _log.info("%s cannot be read by %s: %r", type(model).__name__, method, error)
         return False
 
