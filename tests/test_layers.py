@@ -45,7 +45,7 @@ PLACES = {
     "peft": ("models/lora.py", "models/linear_maps.py"),
     "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py"),
     "omegaconf": ("compose/", "sweeps/", "cli/train.py"),
-    "yaml": ("compose/", "sweeps/"),
+    "yaml": ("compose/", "sweeps/", "runs/records.py"),
     "vllm": ("rollout/vllm.py",),
     "tensorboard": ("reporting/trackers/tensorboard_files.py",),
     "torch.utils.tensorboard": ("reporting/trackers/tensorboard_files.py",),
