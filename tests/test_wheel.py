@@ -1,9 +1,11 @@
-"""Commands of the wheel run from any folder, with the `conf/` inside the wheel."""
+"""The wheel, built from the source distribution, runs and trains from any folder with the `conf/` inside it."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tarfile
 import venv
 import zipfile
 from pathlib import Path
@@ -13,14 +15,22 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def build_distribution(kind: str, folder: Path, *, source: Path) -> Path:
+    """Build the wheel or the source distribution of a source tree."""
+    code = f"import hatchling.build, sys; print(hatchling.build.build_{kind}(sys.argv[1]))"
+    build = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=source, capture_output=True, text=True)
+    assert build.returncode == 0, build.stderr
+    return folder / build.stdout.split()[-1]
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Programs of a new environment with only the wheel; other packages come from this environment."""
     folder = tmp_path_factory.mktemp("wheel")
-    code = "import hatchling.build, sys; print(hatchling.build.build_wheel(sys.argv[1]))"
-    build = subprocess.run([sys.executable, "-c", code, str(folder)], cwd=ROOT, capture_output=True, text=True)
-    assert build.returncode == 0, build.stderr
-    wheel = folder / build.stdout.split()[-1]
+    archive = build_distribution("sdist", folder, source=ROOT)
+    with tarfile.open(archive) as files:
+        files.extractall(folder, filter="data")
+    wheel = build_distribution("wheel", folder, source=folder / archive.name.removesuffix(".tar.gz"))
     names = zipfile.ZipFile(wheel).namelist()
     expected = {f"ippo_cli/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
     assert expected <= set(names)
@@ -67,3 +77,13 @@ def test_installed_commands_compose_from_another_folder(installed, tmp_path):
     assert Path(printed_path.stdout.strip()).is_relative_to(installed.parent), "conf/ of the wheel is used"
     assert run(installed / "ippo-eval", "--help", folder=tmp_path).returncode == 0
     assert not list(tmp_path.iterdir()), "no file is written"
+
+
+@pytest.mark.core
+@pytest.mark.slow
+def test_installed_command_trains_in_another_folder(installed, tmp_path):
+    small = ["num_iterations=1", "rollout.buffer_size=8", "algorithm.mini_batch_size=8", "evaluation.size=4"]
+    done = run(installed / "ippo-train", *small, folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [state] = tmp_path.glob("outputs/default/*/run.json")
+    assert json.loads(state.read_text())["state"] == "done"
