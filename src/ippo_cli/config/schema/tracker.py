@@ -36,6 +36,7 @@ class TrackerConfig:
     console: InEval[Console]  # auto (live display on a terminal) | rich | plain (one line per iteration)
     samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
     samples: InEval[NonNegativeInt]  # rows of a sample table
+    sample_tokens: NonNegativeInt  # tokens of each sampled turn with their values, advantages and ratios; 0 = none
     turns: InEval[NonNegativeInt]  # log metrics per turn for this many first turns; 0 = none
     profile: bool  # trace one iteration to the run's folder (profile/), and print its time per operation
 
