@@ -33,7 +33,7 @@ from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.team_update import update_team
-from ippo_cli.training.training_samples import training_samples
+from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
 
@@ -188,6 +188,7 @@ class Trainer:
             samples = training_samples(self.state.team, experience, targets, self.config)
             with distributed.synchronize_errors():
                 self.run.log_samples(f"train_{iteration:08d}", samples)
+                self.run.log_distributions(iteration, buffer_distributions(experience, targets))
                 self.console.show_samples(samples)
 
     def _finish_iteration(self) -> None:

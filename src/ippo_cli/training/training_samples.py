@@ -37,6 +37,19 @@ def training_samples(
     return sample_rows("train", experience.episodes, raw, count, details)
 
 
+def buffer_distributions(experience: Experience, targets: Mapping[str, Targets]) -> dict[str, list[float]]:
+    """Scores, response lengths and advantages of this rank's episodes, by `AGENT/distribution/NAME`."""
+    values: dict[str, list[float]] = {}
+    for name, scores in experience.scores.items():
+        rollout = experience.rollouts[name]
+        acted = rollout.response_mask.any(dim=1)
+        values[f"{name}/distribution/score"] = scores.raw.sum(dim=1)[scores.valid].tolist()
+        values[f"{name}/distribution/response_length"] = rollout.response_mask.sum(dim=1)[acted].tolist()
+        if name in targets:
+            values[f"{name}/distribution/advantage"] = targets[name].advantages[targets[name].loss_mask].tolist()
+    return values
+
+
 def _sum_credit(scores: Mapping[str, Scores]) -> dict[str, dict[str, list[float]]]:
     """The credit of each agent's rows by method, summed over turns; NaN if unknown."""
     return {
