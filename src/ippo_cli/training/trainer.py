@@ -121,7 +121,7 @@ class Trainer:
 
         Stores the metrics in `state.progress.row`; does not evaluate, log or save.
         """
-        state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
+        state, clock, iteration = self.state, Stopwatch(self.console.show_phase), self.state.progress.iteration
         team, algorithm = state.team, state.algorithm
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         if self.opponents is not None:
@@ -140,7 +140,7 @@ class Trainer:
         self.resume_point.has_changed_weights = True
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
-            stats = update_team(team, experience, targets, self.config, context, turns)
+            stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase)
             team.update_references(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)
         if self.opponents is not None:
@@ -213,6 +213,7 @@ class Trainer:
         self._set_resume_point()
         if self.checkpoints.is_due(iteration, self.plan.last_iteration, improved=improved):
             began = time.perf_counter()
+            self.console.show_phase("save")
             saved = self.checkpoints.save(self.state, best=improved)
             if last and not saved:
                 raise StorageError(
@@ -228,6 +229,7 @@ class Trainer:
             self.preemption.raise_if_any_rank_requested()
 
     def _evaluate(self) -> Evaluation:
+        self.console.show_phase("evaluation")
         settings = self.config.evaluation
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
