@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ippo_cli.reporting.sample_table import escape_and_cut, escape_lines
+from ippo_cli.reporting.escape import escape_lines, escape_to_width
 
 TURN_COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
 TEXT_COLUMNS = ("observation", "response")
 MAX_MARKDOWN_TURNS, MAX_CELL = 64, 400  # turns of a Markdown table, and characters of a cell
-MARKUP = re.compile(r"[^\w\s]", re.ASCII)  # characters that may have a meaning in Markdown or HTML
+MARKUP = re.compile(r"[^a-zA-Z0-9\s]")  # characters that may have a meaning in Markdown or HTML
 
 
 def without_tokens(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -45,5 +45,5 @@ def markdown_table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """A text of at most `MAX_CELL` characters in which every character stands for itself in Markdown and HTML."""
-    return MARKUP.sub(lambda match: f"&#{ord(match[0])};", escape_and_cut(text, MAX_CELL).plain).replace("_", "&#95;")
+    """A text truncated to `MAX_CELL` characters, none of which has a meaning in Markdown or HTML."""
+    return MARKUP.sub(lambda match: f"&#{ord(match[0])};", escape_to_width(text, MAX_CELL))

@@ -12,8 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ippo_cli.config.errors import is_disk_full
 from ippo_cli.reporting.trackers.chart_layout import chart_layout
 from ippo_cli.reporting.trackers.sample_turns import markdown_table
@@ -50,6 +48,8 @@ class TensorBoardTracker:
             writer.add_text(f"samples/{kind}", markdown_table(rows), int(iteration))
 
     def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        import numpy as np
+
         with self._open_writer(iteration) as writer:
             for name, numbers in values.items():
                 if finite := [number for number in numbers if math.isfinite(number)]:
