@@ -148,6 +148,8 @@ def test_trackers_combined_or_disabled(command: Call) -> None:
     shown = yaml.safe_load(out)["tracker"]
     assert shown["kind"] == "wandb_mlflow"
     assert {"project", "experiment", "tensorboard"} <= shown.keys()
+    _, out, _ = command("ippo-train", "--cfg", "job", "tracker=[trackio, wandb]")
+    assert yaml.safe_load(out)["tracker"]["kind"] == "wandb_trackio"
     _, out, _ = command("ippo-train", "--cfg", "job", "tracker=none")
     assert yaml.safe_load(out)["tracker"]["tensorboard"] is False
 

@@ -20,7 +20,7 @@ import ippo_cli
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import text_width
 from ippo_cli.reporting.console import Console, series_by_metric
-from ippo_cli.reporting.console_format import COLUMNS, sparkline
+from ippo_cli.reporting.console_format import COLUMNS, resample, sparkline
 from ippo_cli.reporting.metrics import METRICS
 from ippo_cli.reporting.sample_table import escape_and_cut
 
@@ -261,6 +261,83 @@ def test_display_of_any_width_shows_every_number(
         assert shown.count("0.038") >= agents  # the score of the last iteration
         assert "explained" in shown
         assert "kl/reference" in shown
+
+
+@pytest.mark.parametrize("width", [60, 100, 200])
+@pytest.mark.parametrize("agents", [1, 2, 12])
+def test_panel_is_at_most_100_columns(
+    agents: int, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("LINES", "40")
+    names = [f"agent_with_a_rather_long_name_{place}" for place in range(agents)]
+    with Console(Style.rich, names) as console:
+        for iteration in range(1, 200):
+            console._recent_seconds.append(1.0)
+            for name in names:
+                console._history[name].append(iteration % 9)
+        console.show_phase(f"update {names[0]} value")
+        console.show_iteration(crowd(names, iteration=99_999), 100_000)
+        console.show_progress(f"generating responses of {names[-1]}", 10_000, 20_000)
+        drawn = [line.split("\r")[-1] for line in frame(console)]
+    assert max(map(text_width, drawn)) <= min(width, 100)
+    text = "\n".join(drawn)
+    for word in ("iteration 99999 of 100000", "score", "entropy", "approx", "explained", "clip", "tok/s", "ETA"):
+        assert word in text
+    assert "update agent_with" in text
+    assert "10000/20000" in text
+    assert any(set("▁▂▃▄▅▆▇█") & set(line) for line in drawn)
+    assert sum(line.count("0.125") for line in drawn) >= agents
+
+
+def frame(console: Console) -> list[str]:
+    """The lines of the live display as it is drawn at present."""
+    assert console._live is not None
+    out = RichConsole(file=io.StringIO(), width=console._out.width, height=40, force_terminal=True, color_system=None)
+    out.print(console._live.renderable)
+    return out.file.getvalue().splitlines()  # type: ignore[attr-defined]
+
+
+def test_panel_fits_the_height_of_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("LINES", "24")
+    names = [f"agent{place}" for place in range(40)]
+    scores = {f"{name}/score/mean": float(place) for place, name in enumerate(names)}
+    with Console(Style.rich, names) as console:
+        console.show_phase("rollout")
+        console.show_iteration(crowd(names) | scores, 60)
+        drawn = frame(console)
+    assert len(drawn) <= 24
+    assert any(line.startswith("│  agent10 ") for line in drawn)
+    assert any(re.match(r"│  29 more +25\.00 ", line) for line in drawn), "the mean score of those left out"
+
+
+def test_phases_are_shown_on_a_live_display_only(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with Console(Style.rich, ["low"]) as console:
+        for phase in ("rollout", "update low policy", "save"):
+            console.show_phase(phase)
+            assert frame(console)[0].strip() == phase
+        began = console._phase._began
+        monkeypatch.setattr(time, "monotonic", lambda: began + 75.5)
+        assert frame(console)[0].strip() == "save  1:15"
+        console.show_phase("")
+        assert not "".join(frame(console)).strip()
+    capsys.readouterr()
+    with Console(Style.plain, ["low"]) as console:
+        console.show_phase("rollout")
+    assert capsys.readouterr().out == ""
+
+
+def test_score_curve_covers_the_whole_run() -> None:
+    assert resample([1.0, 2.0, 3.0], 5) == [1.0, 2.0, 3.0]
+    assert resample([1.0, 3.0, 5.0, math.nan, 9.0], 3) == [2.0, 5.0, 9.0]
+    assert resample([], 3) == []
+    assert len(resample(list(range(1000)), 60)) <= 60
 
 
 def test_live_display_shows_agents_with_trend(capsys: pytest.CaptureFixture[str]) -> None:

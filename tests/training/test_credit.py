@@ -171,7 +171,7 @@ def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *SHORT, *ON_A_BASE, DIFFERENCE) as trainer:
         moved(trainer)
         for _ in range(2):
-            experience = trainer.step()
+            experience, _ = trainer.step()
         config, folder = trainer.config, str(trainer.run.folder / "initial" / "shared")
         model = Policy(load_causal_lm(folder, None, Dtype.fp32)).eval()
         plain = FrozenAgent(name="low", tokenizer=load_tokenizer(folder, None), policy=model)

@@ -40,7 +40,7 @@ def test_frozen_weights_do_not_change(overrides: tuple[str, ...], tmp_path: Path
         initial = load_file(trainer.run.folder / "initial" / "high" / "model.safetensors")
         before = [weight.detach().clone() for weight in team["low"].policy.engine.module.parameters()]
         for _ in range(2):
-            experience = trainer.step()
+            experience, _ = trainer.step()
         assert all(torch.equal(dict(policy.lm.named_parameters())[name], value) for name, value in initial.items())
         after = team["low"].policy.engine.module.parameters()
         assert any(not torch.equal(one, other) for one, other in zip(before, after, strict=True))

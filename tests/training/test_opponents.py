@@ -79,7 +79,7 @@ def test_snapshots_act_but_are_not_trained_on(team: str, tmp_path: Path) -> None
         }
         after: dict[int, dict[str, dict[str, torch.Tensor]]] = {0: initial}
         for iteration in range(3):
-            experience = trainer.step()
+            experience, _ = trainer.step()
             after[iteration + 1] = {
                 learner.name: {key.removeprefix("lm."): value for key, value in weights.items()}
                 for learner in team_.learners

@@ -37,7 +37,7 @@ def test_different_families_train_together(protocol: str, second: str, tmp_path:
         assert formats == [torch.bfloat16, torch.float32]
         before = [learner.engine.module.state_dict() for learner in team.learners]
         before = [{name: value.clone() for name, value in weights.items()} for weights in before]
-        experience = trainer.step()
+        experience, _ = trainer.step()
         for episode in experience.episodes:
             said = next(turn.completion.text for turn in episode.turns if turn.agent == "writer")
             read = next(turn.prompt for turn in episode.turns if turn.agent == "reader")

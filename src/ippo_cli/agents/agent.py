@@ -129,6 +129,20 @@ class Agent:
             return rollout.logprobs
         return self._logprobs(self.reference, rollout)
 
+    @torch.no_grad()
+    def evaluate_actions(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of the action tokens and entropies before them, `[B, R]` each, of the current policy."""
+        logprobs, entropies = torch.zeros_like(rollout.logprobs), torch.zeros_like(rollout.logprobs)
+        self.policy.engine.eval()
+        for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
+            output = self.policy.engine(
+                sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, with_entropy=True
+            )
+            assert output.entropy is not None
+            logprobs[rows, : output.logprobs.shape[1]] = output.logprobs
+            entropies[rows, : output.entropy.shape[1]] = output.entropy
+        return logprobs, entropies
+
     def _logprobs(self, policy: Callable[..., PolicyOutput], rollout: Rollout) -> Tensor:
         result = torch.zeros_like(rollout.logprobs)
         for rows, sequences in self.policy.iterate_sequences(rollout, final=False):

@@ -19,7 +19,7 @@ RUN_HYDRA_KEYS = ("hydra.searchpath", "hydra.callbacks", "hydra.job.env_")
 SWEEP_HYDRA_KEYS = ("hydra/launcher", "hydra.launcher", "hydra/sweeper", "hydra.sweep", "hydra.job.", "hydra.mode")
 """Prefixes of Hydra keys that have an effect; hydra.sweep also covers `hydra.sweeper`."""
 FOLDER_FLAGS = ("--config-dir", "-cd")
-REMOTE_TRACKERS = ("wandb", "mlflow")  # in the order of the option wandb_mlflow
+REMOTE_TRACKERS = ("wandb", "mlflow", "trackio")  # in the order of the option wandb_mlflow_trackio
 LAUNCHER_FLAGS = ("--local_rank", "--local-rank")  # added by the deepspeed launcher
 YAML_FILES = (".yaml", ".yml")
 AGENTS_KEY = "task.agents"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import MlflowTrackerConfig, TrackerConfig, WandbTrackerConfig
+from ippo_cli.config.schema import MlflowTrackerConfig, TrackerConfig, TrackioTrackerConfig, WandbTrackerConfig
 
 
 def remote_trackers(config: TrackerConfig) -> list[str]:
     """Packages of the tracking services of a run."""
-    kinds = {"wandb": WandbTrackerConfig, "mlflow": MlflowTrackerConfig}
+    kinds = {"wandb": WandbTrackerConfig, "mlflow": MlflowTrackerConfig, "trackio": TrackioTrackerConfig}
     return [name for name, kind in kinds.items() if isinstance(config, kind)]
 
 

@@ -20,12 +20,14 @@ from rich.text import Text
 
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.schema import Console as Style
-from ippo_cli.config.text import LINE_WIDTH, NAME_WIDTH, join_fitting, truncate_text
+from ippo_cli.config.text import COLUMN_WIDTH, LINE_WIDTH, NAME_WIDTH, join_fitting, truncate_text
 from ippo_cli.engine import distributed
-from ippo_cli.reporting.console_format import COLUMNS, agent_metric, format_number, iteration_line, iteration_panel
+from ippo_cli.reporting.console_format import COLUMNS, agent_metric, format_number, iteration_line
+from ippo_cli.reporting.console_panel import PhaseLine, iteration_panel
 from ippo_cli.reporting.sample_table import sample_table
 from ippo_cli.runs.folder import display_path, resume_command
 
+BAR_WIDTH = 45  # columns of a progress bar beside its label
 PROGRESS_INTERVAL_S = 30.0  # minimum time without output before a progress line, without a terminal
 
 
@@ -45,10 +47,15 @@ class Console:
         self._is_rich = style is Style.rich or (style is Style.auto and live)
         self._live: Live | None = None
         self._bars = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=self._out
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=self._out,
         )
         self._tasks: dict[str, Any] = {}
-        self._panel: Any = Text("")
+        self._panel: Panel | None = None
+        self._phase = PhaseLine()
         self._history: dict[str, list[float]] = {name: [] for name in agents}
         self._seen_columns: set[str] = set()  # the columns with a value in any row so far
         self._recent_seconds: deque[float] = deque(maxlen=20)  # durations of the last iterations
@@ -62,7 +69,7 @@ class Console:
 
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
-            self._clear_bars()
+            self.show_phase("")
             self._live.stop()
             self._live = None
 
@@ -78,6 +85,13 @@ class Console:
         for text in texts:
             self.print_line(truncate_text(f"warning: {text}"), style="yellow")
 
+    def show_phase(self, phase: str) -> None:
+        """Show what the run does at present, on a live display only. An empty name ends the phase."""
+        if self._live is not None:
+            self._clear_bars()
+            self._phase.begin(phase)
+            self._redraw()
+
     def show_progress(self, label: str, done: int, total: int) -> None:
         """Show a progress bar; without a terminal, a line if nothing was printed for `PROGRESS_INTERVAL_S`."""
         if not self._is_main:
@@ -85,7 +99,8 @@ class Console:
         if self._live is not None:
             if label not in self._tasks:
                 self._clear_bars()
-                self._tasks[label] = self._bars.add_task(truncate_text(label, 2 * NAME_WIDTH), total=total)
+                room = min(max(self._out.width - BAR_WIDTH, COLUMN_WIDTH), 2 * NAME_WIDTH)
+                self._tasks[label] = self._bars.add_task(truncate_text(label, room), total=total)
             self._bars.update(self._tasks[label], completed=done, total=total)
         elif time.monotonic() - self._last_line_at > PROGRESS_INTERVAL_S:
             self.print_line(f"  {truncate_text(label, 2 * NAME_WIDTH)}: {done}/{total}")
@@ -107,9 +122,14 @@ class Console:
             self.print_line(iteration_line(row, self.agents, self._columns(), num_iterations, left))
             return
         self._clear_bars()
-        room = self._out.width
-        self._panel = iteration_panel(row, self.agents, self._columns(), self._history, num_iterations, left, room)
-        self._live.update(Group(self._panel, self._bars))
+        size = (self._out.width, self._out.height)
+        self._panel = iteration_panel(row, self.agents, self._columns(), self._history, num_iterations, left, size)
+        self._redraw()
+
+    def _redraw(self) -> None:
+        assert self._live is not None
+        phase = self._phase if self._phase.phase else None
+        self._live.update(Group(*(part for part in (self._panel, phase, self._bars) if part is not None)))
 
     def _shared_policy_metrics(self, row: Mapping[str, float]) -> dict[str, float]:
         """Metrics of shared policies, under the name of each agent."""

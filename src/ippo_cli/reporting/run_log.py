@@ -178,6 +178,11 @@ class RunLog:
                 write_atomically(self.folder / "samples" / f"{name}.jsonl", lines)
             self._trackers.log_samples(name, rows)
 
+    def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Send the values of an iteration's episodes on rank 0, by name, to the trackers."""
+        if self._is_main:
+            self._trackers.log_distributions(iteration, values)
+
     def write_table(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Replace a table, which is rewritten after each iteration."""
         if self._is_main:

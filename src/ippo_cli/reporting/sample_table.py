@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ippo_cli.config.text import LINE_WIDTH, shorten_name
+from ippo_cli.reporting.escape import escape_to_width
 
 FIRST_TURNS, LAST_TURNS = 5, 3  # turns of a long conversation to show
 ENDINGS = {
@@ -37,18 +38,7 @@ def sample_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 
 def escape_and_cut(text: str, width: int = 60) -> Text:
     """Model text, escaped and truncated to a width, without markup."""
-    spelled = _escape(text[: 4 * width])
-    return Text(spelled if len(spelled) <= width and len(text) <= 4 * width else spelled[: width - 1] + "…")
-
-
-def escape_lines(text: str) -> str:
-    """Model text with control characters escaped, except newlines, so that it cannot control a terminal."""
-    return "\n".join(map(_escape, text.split("\n")))
-
-
-def _escape(text: str) -> str:
-    spelled = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return spelled.encode("utf-8", "backslashreplace").decode()
+    return Text(escape_to_width(text, width))
 
 
 def _is_conversation(row: Mapping[str, Any]) -> bool:

@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
+from ippo_cli.reporting.token_values import TurnTokens
 from ippo_cli.types import Episode
 from ippo_cli.user_code.errors import format_user_error
 
 SCORE_DIGITS = 6  # significant digits
-NO_PARTS: Mapping[str, Sequence[float]] = {}
 
 # docs/episodes.md documents the keys; later versions must be able to read these files.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleDetails:
+    """What sample rows show beyond episodes and scores; rows of all fields are those of the episodes."""
+
+    parts: Mapping[str, Sequence[float]] = field(default_factory=dict)  # of the reward, `[B]`, by name; NaN: none
+    groups: Sequence[int] | None = None  # the prompt of each episode
+    credit: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # by agent and method; `[B]`
+    tokens: Mapping[str, Sequence[Sequence[TurnTokens]]] = field(default_factory=dict)  # by agent, row and turn
+
+
+NO_DETAILS = SampleDetails()
 
 
 def sample_rows(
@@ -22,28 +36,35 @@ def sample_rows(
     episodes: Sequence[Episode],
     scores: Mapping[str, Tensor],
     count: int,
-    parts: Mapping[str, Sequence[float]] = NO_PARTS,
+    details: SampleDetails = NO_DETAILS,
 ) -> list[dict[str, Any]]:
-    """The first `count` episodes with their turns, scores and ends.
-
-    `scores`: `[B, K]` by turn, NaN (written as None) if missing. `parts`: additional numbers of the reward, `[B]`,
-    added to those of the environment.
-    """
-    return [
-        _episode_row(
-            mode,
-            episode,
-            {name: numbers[row].tolist() for name, numbers in scores.items()},
-            {**episode.parts, **{name: value[row] for name, value in parts.items() if math.isfinite(value[row])}},
-        )
-        for row, episode in enumerate(episodes[:count])
-    ]
+    """The first `count` episodes with their turns, scores and ends. `scores`: `[B, K]` by turn, NaN if missing."""
+    rows = []
+    for row, episode in enumerate(episodes[:count]):
+        by_turn = {name: numbers[row].tolist() for name, numbers in scores.items()}
+        reward_parts = {name: value[row] for name, value in details.parts.items() if math.isfinite(value[row])}
+        tokens = {name: by_row[row] for name, by_row in details.tokens.items()}
+        sample = _episode_row(mode, episode, by_turn, {**episode.parts, **reward_parts}, tokens)
+        if details.groups is not None:
+            sample["group"] = details.groups[row]
+        if details.credit:
+            sample["credit"] = {
+                name: {method: _round_score(numbers[row]) for method, numbers in by_method.items()}
+                for name, by_method in details.credit.items()
+            }
+        rows.append(sample)
+    return rows
 
 
 def _episode_row(
-    mode: str, episode: Episode, scores: Mapping[str, list[float]], parts: Mapping[str, float]
+    mode: str,
+    episode: Episode,
+    scores: Mapping[str, list[float]],
+    parts: Mapping[str, float],
+    tokens: Mapping[str, Sequence[TurnTokens]],
 ) -> dict[str, Any]:
     remaining_scores = {name: iter(numbers) for name, numbers in scores.items()}
+    remaining_tokens = {name: iter(turns) for name, turns in tokens.items()}
     return {
         "mode": mode,
         "index": episode.index,
@@ -56,6 +77,7 @@ def _episode_row(
                 "response": turn.completion.text,
                 "cut": not turn.completion.finished,
                 "score": _round_score(next(remaining_scores[turn.agent])),
+                **({"tokens": next(remaining_tokens[turn.agent])} if turn.agent in remaining_tokens else {}),
             }
             for turn in episode.turns
         ],

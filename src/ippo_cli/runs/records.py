@@ -18,7 +18,9 @@ from ippo_cli.runs.folder import is_run_locked
 from ippo_cli.runs.metric_names import present_metric_name
 
 SAMPLE_FILE = re.compile(r"(?P<mode>train|eval)_(?P<iteration>\d+)\.jsonl")
-SKIPPED_FOLDERS = frozenset({"checkpoints", "samples", "tb", "inputs", "evaluations", "profile", "mlruns", "wandb"})
+SKIPPED_FOLDERS = frozenset(
+    {"checkpoints", "samples", "tb", "inputs", "evaluations", "profile", "mlruns", "trackio", "wandb"}
+)
 INTERRUPTED = "interrupted"  # `running` in run.json, but no process holds the folder
 
 

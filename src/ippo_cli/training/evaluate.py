@@ -16,7 +16,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas.estimates import pass_at_k
 from ippo_cli.reporting.iteration_metrics import add_prefix, count_turns, ratio
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, sum_turn
-from ippo_cli.reporting.samples import sample_rows
+from ippo_cli.reporting.samples import SampleDetails, sample_rows
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import (
     call_reward,
@@ -98,7 +98,10 @@ def evaluate(
         rows_of |= {f"{mode}/{name}": values for name, values in by_row.items()}
         shown = {name: values.where(~failures[name][:, None], math.nan) for name, values in turn_scores.items()}
         shown_count = len(episodes) if keep_all_samples else config.tracker.samples
-        samples += sample_rows(mode, episodes, shown, shown_count, rewards.parts)
+        details = SampleDetails(
+            parts=rewards.parts, groups=[episode.index % len(task.held_out) for episode in episodes]
+        )
+        samples += sample_rows(mode, episodes, shown, shown_count, details)
     if config.task.primary_metric not in metrics:
         raise ConfigError(
             f"task.primary_metric={config.task.primary_metric}",

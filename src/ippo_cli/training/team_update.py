@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from ippo_cli.config.schema import Config, SequentialCorrectionConfig, UpdateOrd
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import sequential_factor, step_logratio
 from ippo_cli.reporting.iteration_metrics import ratio
+from ippo_cli.reporting.stopwatch import ignore_phase
 from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.training.update import UpdateStats, update_learner
 from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
@@ -43,10 +44,11 @@ def update_team(
     config: Config,
     context: StepContext,
     turns: Mapping[str, int] = MappingProxyType({}),
+    show_phase: Callable[[str], None] = ignore_phase,
 ) -> list[UpdateStats]:
     """Train every learner for one iteration; returns their metrics by full name, in the order of `team.learners`.
 
-    `turns`: by agent, the number of first turns with metrics.
+    `turns`: by agent, the number of first turns with metrics. `show_phase` receives the name of each update.
 
     Critics learn in every iteration, from uncorrected targets. A policy with a value head updates neither when it is
     not its turn, because they share weights.
@@ -64,6 +66,7 @@ def update_team(
             learner_targets, correction_metrics = changes.correct_advantages(learner, targets, turns)
             correction_metrics[f"{name}/policy/order"] = float(place)
         before = None if changes is None or place == len(order) else changes.compute_logprobs(team, learner)
+        show_phase(f"update {name} {learner.stage}")
         stats[id(learner)] = correction_metrics | update_learner(
             learner, experience.rollouts, learner_targets, context, experience.views, turns=turns
         )
@@ -71,6 +74,7 @@ def update_team(
             changes.record_update(learner, before, changes.compute_logprobs(team, learner))
     for learner in team.learners:
         if id(learner) not in stats:
+            show_phase(f"update {learner.name} {learner.stage}")
             stats[id(learner)] = update_learner(
                 learner,
                 experience.rollouts,

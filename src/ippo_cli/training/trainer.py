@@ -7,9 +7,6 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
-
-import torch
 
 from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
@@ -21,7 +18,6 @@ from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timi
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
 from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
-from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.reporting.training_warnings import training_warnings
 from ippo_cli.rollout.generator import SamplingStream
@@ -37,6 +33,7 @@ from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.team_update import update_team
+from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Batch, Episode, Experience, StepContext, Targets
 
@@ -90,9 +87,9 @@ class Trainer:
                 if is_profiled
                 else nullcontext()
             ):
-                experience = self.step()
-            self._show_training_samples(experience)
-            del experience  # free its memory before the evaluation
+                experience, targets = self.step()
+            self._show_training_samples(experience, targets)
+            del experience, targets  # free their memory before the evaluation
             self._finish_iteration()
 
     def _set_resume_point(self) -> None:
@@ -119,12 +116,12 @@ class Trainer:
         self.collector.close()
         self.state.team.release_engines()
 
-    def step(self) -> Experience:
-        """Run the next training iteration; returns its experience.
+    def step(self) -> tuple[Experience, dict[str, Targets]]:
+        """Run the next training iteration; returns its experience and the targets by agent.
 
         Stores the metrics in `state.progress.row`; does not evaluate, log or save.
         """
-        state, clock, iteration = self.state, Stopwatch(), self.state.progress.iteration
+        state, clock, iteration = self.state, Stopwatch(self.console.show_phase), self.state.progress.iteration
         team, algorithm = state.team, state.algorithm
         context = StepContext(seed=self.config.seed, iteration=iteration, num_iterations=self.plan.num_iterations)
         if self.opponents is not None:
@@ -143,7 +140,7 @@ class Trainer:
         self.resume_point.has_changed_weights = True
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
-            stats = update_team(team, experience, targets, self.config, context, turns)
+            stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase)
             team.update_references(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)
         if self.opponents is not None:
@@ -155,7 +152,7 @@ class Trainer:
         progress.record_iteration()
         if self.opponents is not None:
             self.opponents.remove_unused_snapshots()
-        return experience
+        return experience, targets
 
     def _build_row(
         self,
@@ -184,23 +181,15 @@ class Trainer:
             with distributed.synchronize_errors():
                 self.console.print_warnings(self.run.record_warnings(unusual))
 
-    def _show_training_samples(self, experience: Experience) -> None:
+    def _show_training_samples(self, experience: Experience, targets: Mapping[str, Targets]) -> None:
+        """Write and display the first episodes of an iteration where that is due. Collective."""
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
-        samples = []
         if every > 0 and iteration % every == 0:
-            raw = {
-                name: scores.raw.where(scores.valid[:, None], torch.nan) for name, scores in experience.scores.items()
-            }
-            parts = {
-                name: values.tolist() for scores in experience.scores.values() for name, values in scores.parts.items()
-            }
-            samples = sample_rows("train", experience.episodes, raw, self.config.tracker.samples, parts)
-        self._show_samples(f"train_{iteration:08d}", samples)
-
-    def _show_samples(self, name: str, samples: list[dict[str, Any]]) -> None:
-        with distributed.synchronize_errors():
-            self.run.log_samples(name, samples)
-            self.console.show_samples(samples)
+            samples = training_samples(self.state.team, experience, targets, self.config)
+            with distributed.synchronize_errors():
+                self.run.log_samples(f"train_{iteration:08d}", samples)
+                self.run.log_distributions(iteration, buffer_distributions(experience, targets))
+                self.console.show_samples(samples)
 
     def _finish_iteration(self) -> None:
         """Evaluate if due, log, display and save: the steps of an iteration that do not affect training."""
@@ -224,6 +213,7 @@ class Trainer:
         self._set_resume_point()
         if self.checkpoints.is_due(iteration, self.plan.last_iteration, improved=improved):
             began = time.perf_counter()
+            self.console.show_phase("save")
             saved = self.checkpoints.save(self.state, best=improved)
             if last and not saved:
                 raise StorageError(
@@ -239,6 +229,7 @@ class Trainer:
             self.preemption.raise_if_any_rank_requested()
 
     def _evaluate(self) -> Evaluation:
+        self.console.show_phase("evaluation")
         settings = self.config.evaluation
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:

@@ -18,7 +18,7 @@ from ippo_cli.runs.folder import TRACKER_ID
 from ippo_cli.sweeps.lineage import copy_parent_run
 
 
-@pytest.mark.parametrize("kind", ["wandb", "mlflow"])
+@pytest.mark.parametrize("kind", ["wandb", "mlflow", "trackio"])
 def test_missing_package_error_names_the_extra(kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, kind, None)  # as if it were not installed
     config = load_config([f"tracker={kind}", f"output_dir={tmp_path}"])

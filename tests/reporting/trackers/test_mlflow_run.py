@@ -26,6 +26,7 @@ from ippo_cli.reporting.run_log import RunLog, RunState
 from ippo_cli.reporting.trackers.build import plain_settings
 
 CANARY = "canary-5e1c-71f3"
+TURN = {"agent": "low", "step": 0, "observation": "cab", "response": "abc", "cut": False, "score": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +57,8 @@ def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatc
     run = begun(tmp_path / "default" / "20250101-000000-aaaaaa", "rollout.stop_strings=['${oc.env:PIT_API_KEY}']")
     for iteration in (0, 1):
         run.log_row({"iteration": iteration, "eval/sampled/score/pass@4": 0.5 + iteration, "time/iteration": math.nan})
-    run.log_samples("train_00000001", [{"text": f"a {CANARY}"}])
+    run.log_samples("train_00000001", [{"index": 3, "turns": [TURN | {"response": CANARY, "tokens": {"text": ["a"]}}]}])
+    run.log_samples("eval_00000001", [{"index": 3, "turns": []}])
     run.finish("done")
     client, there = recorded(tmp_path)
     assert there.info.run_name == "20250101-000000-aaaaaa"
@@ -70,7 +72,12 @@ def test_rows_settings_samples_and_state_are_recorded(tmp_path: Path, monkeypatc
     assert [(point.step, point.value) for point in history] == [(0, 0.5), (1, 1.5)]
     assert list(there.data.metrics) == ["eval/sampled/score/pass_at_4"], "what is not finite is left out"
     [samples] = (tmp_path / "mlruns").rglob("train_00000001.jsonl")
-    assert json.loads(samples.read_text()) == {"text": "a ${oc.env:PIT_API_KEY}"}
+    assert json.loads(samples.read_text()) == {"index": 3, "turns": [TURN | {"response": "${oc.env:PIT_API_KEY}"}]}
+    [table] = (tmp_path / "mlruns").rglob("train_00000001.json")
+    assert json.loads(table.read_text()) == {
+        "columns": ["index", "agent", "step", "observation", "response", "score", "cut"],
+        "data": [[3, "low", 0, "cab", "${oc.env:PIT_API_KEY}", 1.0, False]],
+    }
     files = [path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "samples"]
     assert not [path for path in files if CANARY.encode() in path.read_bytes()]
 

@@ -138,6 +138,7 @@ from ippo_cli.config.schema.tracker import (
     RemoteTrackerConfig,
     TrackerConfig,
     TrackerKind,
+    TrackioTrackerConfig,
     WandbMlflowTrackerConfig,
     WandbTrackerConfig,
 )

@@ -16,6 +16,7 @@ from ippo_cli.config.schema import (
     MlflowTrackerConfig,
     RemoteTrackerConfig,
     TrackerConfig,
+    TrackioTrackerConfig,
     WandbTrackerConfig,
 )
 from ippo_cli.config.secrets import mask_secrets
@@ -40,7 +41,9 @@ ENVIRONMENT: dict[str, Mapping[str, str]] = {
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
         "MLFLOW_ALLOW_FILE_STORE": "true",
     },
+    "trackio": {"TRACKIO_DIR": "{output_dir}/trackio"},
 }
+TRACKIO_SERVERS = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL")  # without these, runs are recorded locally
 
 
 def check_tracker_usable(config: TrackerConfig, *, loads_code: bool = True) -> None:
@@ -65,7 +68,7 @@ def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, A
                 kind,
                 _remote_run_settings(kind, config, folder, settings),
                 finish_timeout_s=config.finish_timeout_s,
-                environment={name: value.format(folder=folder) for name, value in ENVIRONMENT[kind].items()},
+                environment=_environment(kind, folder, settings),
             )
         )
     return TrackerGroup(found)
@@ -74,6 +77,19 @@ def build_trackers(config: TrackerConfig, folder: Path, settings: Mapping[str, A
 def plain_settings(config: Config) -> dict[str, Any]:
     """The whole configuration as plain values, with secrets masked as in `config.yaml`."""
     return mask_secrets(json.loads(json.dumps(asdict(config))))
+
+
+def _environment(kind: str, folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Default environment variables of a tracker's process."""
+    places = {"folder": folder, "output_dir": _output_dir(folder, settings)}
+    variables = {name: value.format(**places) for name, value in ENVIRONMENT[kind].items()}
+    if kind == "trackio" and not any(os.environ.get(name) for name in TRACKIO_SERVERS):
+        variables["HF_HUB_OFFLINE"] = "1"  # it would ask the hub for the user's name
+    return variables
+
+
+def _output_dir(folder: Path, settings: Mapping[str, Any]) -> Path:
+    return Path(settings.get("output_dir", folder.parent.parent)).absolute()
 
 
 def _remote_run_settings(
@@ -97,8 +113,13 @@ def _remote_run_settings(
         assert isinstance(config, WandbTrackerConfig)
         own = {"project": config.project, "entity": config.entity, "tags": config.tags, "group": config.group or group}
         return run | own
+    if kind == "trackio":
+        assert isinstance(config, TrackioTrackerConfig)
+        if config.run_name is not None:  # names identify runs, and several runs may have this one
+            run["name"] = f"{config.run_name} {run['id'][:6]}"
+        return run | {"project": config.project, "group": config.group or group}
     assert isinstance(config, MlflowTrackerConfig)
-    files = Path(settings.get("output_dir", folder.parent.parent)).absolute() / "mlruns"
+    files = _output_dir(folder, settings) / "mlruns"
     uri = os.environ.get("MLFLOW_TRACKING_URI") or files.as_uri()
     return run | {"experiment": config.experiment or experiment, "uri": uri}
 

@@ -36,6 +36,9 @@ class CallbackTracker:
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Does nothing: callbacks receive rows only."""
 
+    def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Does nothing: callbacks receive rows only."""
+
     def finish(self, state: str) -> None:
         """Does nothing: callbacks receive rows only."""
 

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 RUN_CLASSES = {
     "wandb": ("ippo_cli.reporting.trackers.wandb_run", "WandbRun"),
     "mlflow": ("ippo_cli.reporting.trackers.mlflow_run", "MlflowRun"),
+    "trackio": ("ippo_cli.reporting.trackers.trackio_run", "TrackioRun"),
 }
 MAX_PENDING_ROWS = 1000  # undelivered rows; beyond this the oldest are dropped
 PARENT_POLL_S = 1.0

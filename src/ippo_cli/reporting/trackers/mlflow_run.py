@@ -16,6 +16,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 from mlflow.exceptions import MlflowException
 
+from ippo_cli.reporting.trackers.sample_turns import TURN_COLUMNS, turn_table
+
 RUN_TAG = "ippo.run_id"
 STATUS = {"done": "FINISHED", "failed": "FAILED"}  # other states: KILLED
 MOST_METRICS, MOST_PARAMS, LONGEST_PARAM = 1000, 100, 6000  # limits per request
@@ -53,6 +55,9 @@ class MlflowRun:
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         self._client.log_text(self._id, lines, f"samples/{name}.jsonl")
+        columns = zip(TURN_COLUMNS, zip(*turn_table(rows), strict=True), strict=False)  # no turn: no column
+        if table := {column: list(values) for column, values in columns}:
+            self._client.log_table(self._id, table, f"samples/{name}.json")
 
     def finish(self, state: str) -> None:
         self._client.set_tag(self._id, "state", state)

@@ -17,6 +17,7 @@ from typing import IO, Any
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.engine import progress
 from ippo_cli.reporting.trackers import child as child_program
+from ippo_cli.reporting.trackers.sample_turns import without_tokens
 from ippo_cli.reporting.trackers.tracker import Row, TrackerError
 from ippo_cli.runs.watchdog import descendants, surviving_children
 
@@ -67,8 +68,11 @@ class RemoteTracker:
         self._handle_replies()
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Send samples with secrets masked, because they leave this machine."""
-        self._send_message({"name": name, "samples": mask_secrets(list(rows))})
+        """Send samples with secrets masked and without tokens, because they leave this machine."""
+        self._send_message({"name": name, "samples": mask_secrets(without_tokens(rows))})
+
+    def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Does nothing: servers receive metrics and samples."""
 
     def finish(self, state: str) -> None:
         problem = ""

@@ -7,11 +7,14 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ippo_cli.config.errors import is_disk_full
+from ippo_cli.reporting.trackers.chart_layout import chart_layout
+from ippo_cli.reporting.trackers.sample_turns import markdown_table
 from ippo_cli.reporting.trackers.tracker import Row
 
 if TYPE_CHECKING:
@@ -21,43 +24,59 @@ MIN_FREE_BYTES = 1 << 20  # free bytes needed before a retry, because every atte
 
 
 class TensorBoardTracker:
-    """Writes one scalar per number of a row."""
+    """Writes one scalar per number of a row, samples as tables, histograms, and a layout of charts by agent."""
 
     name = "tb/"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: SummaryWriter | None = None
-        self._has_failed = False
+        self._has_failed = self._has_layout = False
 
     def log(self, row: Row, iteration: int) -> None:
-        if self._has_failed and shutil.disk_usage(self._folder).free <= MIN_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        try:
-            self._write_scalars(row, iteration)
-        except Exception:
-            self._has_failed, self._writer = True, None  # its thread has ended; the next row starts a new file
-            raise
-        self._has_failed = False
+        with self._open_writer(iteration) as writer:
+            for key, value in row.items():
+                if key != "iteration":
+                    writer.add_scalar(key, math.nan if value is None else value, iteration)
+            if not self._has_layout and any(name.endswith("/score/mean") for name in row):  # a training iteration
+                writer.add_custom_scalars(chart_layout(row))
+                self._has_layout = True
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Does nothing: texts are in `samples/`."""
+        kind, _, iteration = name.rpartition("_")
+        with self._open_writer(int(iteration)) as writer:
+            writer.add_text(f"samples/{kind}", markdown_table(rows), int(iteration))
+
+    def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        import numpy as np
+
+        with self._open_writer(iteration) as writer:
+            for name, numbers in values.items():
+                if finite := [number for number in numbers if math.isfinite(number)]:
+                    writer.add_histogram(name, np.array(finite), iteration)
 
     def finish(self, state: str) -> None:
         if self._writer is not None:
             self._writer.close()
 
-    def _write_scalars(self, row: Row, iteration: int) -> None:
-        if self._writer is None:
-            from torch.utils.tensorboard import SummaryWriter
+    @contextmanager
+    def _open_writer(self, iteration: int) -> Iterator[SummaryWriter]:
+        """The writer, flushed at the end; after a failure the next call starts a new file."""
+        if self._has_failed and shutil.disk_usage(self._folder).free <= MIN_FREE_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        try:
+            if self._writer is None:
+                from torch.utils.tensorboard import SummaryWriter
 
-            threading.excepthook = _ignore_disk_full
-            # Purge later points of an earlier process: a resume abandons those iterations.
-            self._writer = SummaryWriter(str(self._folder / "tb"), purge_step=iteration)
-        for key, value in row.items():
-            if key != "iteration":
-                self._writer.add_scalar(key, math.nan if value is None else value, iteration)
-        self._writer.flush()
+                threading.excepthook = _ignore_disk_full
+                # Purge later points of an earlier process: a resume abandons those iterations.
+                self._writer = SummaryWriter(str(self._folder / "tb"), purge_step=iteration)
+            yield self._writer
+            self._writer.flush()
+        except Exception:
+            self._has_failed, self._has_layout, self._writer = True, False, None  # its thread has ended
+            raise
+        self._has_failed = False
 
 
 def _ignore_disk_full(args: threading.ExceptHookArgs) -> None:

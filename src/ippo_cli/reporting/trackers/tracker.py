@@ -35,6 +35,10 @@ class Tracker(Protocol):
         """Log a table of samples, as in `samples/`; the name ends in `_<iteration>`."""
         ...
 
+    def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Log the values of an iteration's episodes on rank 0, by name, as histograms."""
+        ...
+
     def finish(self, state: str) -> None:
         """Finish the run; `state`: done, preempted or failed."""
         ...
@@ -59,6 +63,11 @@ class TrackerGroup:
         """Log a table of samples to all trackers."""
         for tracker in self._trackers:
             self._call_tracker(tracker, lambda one=tracker: one.log_samples(name, rows), missed=0)
+
+    def log_distributions(self, iteration: int, values: Mapping[str, Sequence[float]]) -> None:
+        """Log histograms to all trackers."""
+        for tracker in self._trackers:
+            self._call_tracker(tracker, lambda one=tracker: one.log_distributions(iteration, values), missed=0)
 
     def finish(self, state: str) -> None:
         """Finish all trackers, once, and warn about missed rows."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import wandb
 
+from ippo_cli.reporting.trackers.sample_turns import TURN_COLUMNS, turn_table
+
 INIT_TIMEOUT_S = 20.0  # for the server's reply; without one, rows are written to offline files
 OFFLINE_MODES = ("offline", "disabled", "dryrun")
-SAMPLE_COLUMNS = ("index", "agent", "step", "observation", "response", "score", "cut")
 PREEMPTED, FAILED = 75, 1
 
 
@@ -59,10 +60,7 @@ class WandbRun:
 
     def log_samples(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         kind, _, iteration = name.rpartition("_")
-        turns = [{"index": row["index"], **turn} for row in rows for turn in row["turns"]]
-        table = wandb.Table(
-            columns=list(SAMPLE_COLUMNS), data=[[turn[column] for column in SAMPLE_COLUMNS] for turn in turns]
-        )
+        table = wandb.Table(columns=list(TURN_COLUMNS), data=turn_table(rows))
         self._run.log({f"samples/{kind}": table, "iteration": int(iteration)})
 
     def finish(self, state: str) -> None:
