@@ -29,12 +29,14 @@ ORDER = [
     "rollout",
     "agents",
     "runs",
+    "diagnosis",
     "reporting",
     "planning",
     "training",
     "evaluation",
     "compose",
     "sweeps",
+    "catalog",
     "cli",
 ]
 LAYERS = {part: place for place, part in enumerate(ORDER)}
