@@ -18,7 +18,7 @@ STATES = ("running", "done", "preempted", "failed", "interrupted", "unreadable")
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A key and the values that a run may have, separated by commas; `*` stands for any text."""
+    """A key and the values that a run may have, separated by commas; `*` matches any text."""
 
     key: str
     patterns: tuple[str, ...]
