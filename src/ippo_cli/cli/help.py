@@ -101,6 +101,21 @@ are one group of ippo-runs compare: their scores are means with 95 % t-intervals
 without confirm=true, and never a run that a process uses; ippo-runs clean keeps every run with a
 checkpoint. Links are not followed.
 """
+DOCTOR_HELP = """\
+ippo-doctor: examine this machine, or find out why a run does not learn.
+
+  ippo-doctor                            cores, memory, GPUs, packages, compilers, SLURM, disk
+  ippo-doctor --json                     the same for a bug report, without secrets
+  ippo-doctor output_dir=/scratch/runs   the disk of another folder
+  ippo-doctor network=true               also asks the model hub for an answer
+  ippo-doctor outputs/default/RUN        findings, evidence, and what to try
+  ippo-doctor outputs/default/RUN --json
+
+A diagnosis reads the metrics, samples and configuration of a run, running or not, and trains
+nothing. Findings are ordered from causes to consequences, with the keys to try; a finding that has
+other explanations is marked likely or possible. docs/doctor.md has the conditions and how often
+they are right.
+"""
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:

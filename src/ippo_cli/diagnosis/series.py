@@ -71,6 +71,18 @@ def score_change(observations: Observations, agent: str) -> Change | None:
     return measure_change(column(observations.rows, f"{agent}/score/mean"))
 
 
+def has_gained(observations: Observations, agent: str) -> bool:
+    """Whether the mean score of the last iterations is significantly above that of the first iteration.
+
+    The error is that of sampling; responses to one prompt count as one sample.
+    """
+    rows, rollout = observations.rows, observations.config.rollout
+    first, last = rows[0].get(f"{agent}/score/mean", math.nan), last_rows(rows)
+    prompts = rollout.buffer_size / rollout.num_generations
+    error = column_mean(rows, f"{agent}/score/std") * math.sqrt((1 + 1 / len(last)) / prompts)
+    return column_mean(last, f"{agent}/score/mean") - first > SIGNIFICANT * error
+
+
 def last_rows(rows: Sequence[Row]) -> Sequence[Row]:
     """The last quarter of the rows, at least two."""
     return rows[-max(len(rows) // 4, 2) :]

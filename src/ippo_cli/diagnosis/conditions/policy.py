@@ -25,6 +25,7 @@ from ippo_cli.diagnosis.series import (
     MIN_ROWS,
     column,
     column_mean,
+    has_gained,
     last_rows,
     measure_change,
     policy_key,
@@ -80,8 +81,7 @@ def find_large_updates(observations: Observations) -> Outcome:
 def _has_harmful_updates(observations: Observations, name: str) -> bool:
     kl, entropy = _update_sizes(observations, name)
     large = sum(value > LARGE_KL for value in kl), sum(value > LARGE_ENTROPY_STEP for value in entropy)
-    change = score_change(observations, name)
-    return max(large) >= MIN_LARGE_STEPS and change is not None and not change.has_risen
+    return max(large) >= MIN_LARGE_STEPS and not has_gained(observations, name)
 
 
 def _update_sizes(observations: Observations, name: str) -> tuple[list[float], list[float]]:
