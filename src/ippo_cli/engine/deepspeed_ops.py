@@ -12,7 +12,7 @@ def list_deepspeed_ops() -> dict[str, str]:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         from deepspeed.git_version_info import installed_ops
-        from deepspeed.ops.op_builder import ALL_OPS
+        from deepspeed.ops.op_builder.all_ops import ALL_OPS
 
         found = {}
         for name, builder in ALL_OPS.items():

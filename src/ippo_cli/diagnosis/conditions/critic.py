@@ -8,7 +8,16 @@ from statistics import fmean
 
 from ippo_cli.config.schema import Config, CriticKind, ValueUnit
 from ippo_cli.config.text import join_names
-from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, Observations, Outcome, Row, metric_evidence
+from ippo_cli.diagnosis.finding import (
+    Certainty,
+    Evidence,
+    Finding,
+    NotChecked,
+    Observations,
+    Outcome,
+    Row,
+    metric_evidence,
+)
 from ippo_cli.diagnosis.series import trained_agents
 
 WINDOW = 50  # iterations after which a critic has to explain something
@@ -56,7 +65,7 @@ def find_slow_critic(observations: Observations) -> Outcome:
     config, rows = observations.config, observations.rows
     done = int(rows[-1]["iteration"])
     if done < CRITIC_WARMUP_ROWS:
-        return None
+        return NotChecked(f"needs {CRITIC_WARMUP_ROWS} iterations")
     agents = trained_agents(config)
     names = [name for name in agents if _is_uninformative(observations, name)]
     if names:

@@ -86,7 +86,7 @@ def find_no_progress(observations: Observations) -> Outcome:
     """The score has not increased since the first iteration."""
     rows, config = observations.rows, observations.config
     if not observations.is_from_start or len(rows) < WINDOW:
-        return None
+        return NotChecked(f"needs {WINDOW} iterations")
     first, last = rows[:LAST_ROWS], rows[-LAST_ROWS:]
 
     def is_stuck(name: str) -> bool:
@@ -114,7 +114,9 @@ def find_no_progress(observations: Observations) -> Outcome:
 def find_score_drop(observations: Observations) -> Outcome:
     """The score fell after its best iterations."""
     rows, config = observations.rows, observations.config
-    if len(rows) < 2 * LAST_ROWS or config.team.opponent_pool.every:  # a score may fall against stronger opponents
+    if len(rows) < 2 * LAST_ROWS:
+        return NotChecked(f"needs {2 * LAST_ROWS} iterations")
+    if config.team.opponent_pool.every:  # a score may fall against stronger opponents
         return None
 
     def first_best_last_means(name: str) -> tuple[float, float, float]:

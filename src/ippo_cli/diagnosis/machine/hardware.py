@@ -41,9 +41,8 @@ def hardware_facts(output_dir: Path) -> dict[str, Facts]:
 
 def _gpu_facts() -> Facts:
     """GPUs as the driver lists them, without torch."""
-    listed = run_quietly(
-        "nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader"
-    )
+    fields = "name,memory.total,memory.used,driver_version"
+    listed = run_quietly("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
     return {
         "devices": listed.splitlines() if listed else [],
         "nvidia_smi": shutil.which("nvidia-smi"),

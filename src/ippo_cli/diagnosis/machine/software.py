@@ -17,7 +17,7 @@ from ippo_cli.diagnosis.machine.problem import Facts, Problem
 PACKAGE = "ippo-cli"
 HUB_URL = "https://huggingface.co"
 HUB_TIMEOUT_S = 5
-VERSION_FLAGS = {"gcc": "--version", "g++": "--version", "nvcc": "--version", "ninja": "--version"}
+COMPILERS = ("gcc", "g++", "nvcc", "ninja")
 SLURM_COMMANDS = ("sbatch", "srun", "squeue", "scontrol")
 SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_NTASKS", "SLURM_JOB_NUM_NODES", "SLURM_CPUS_PER_TASK", "SLURM_JOB_PARTITION")
 CHECKED_EXTRAS_EXCEPT = frozenset({"test", "dev"})
@@ -32,7 +32,7 @@ def software_facts(*, network: bool) -> dict[str, Facts]:
         "extras": _extra_facts(),
         "torch": _torch_facts(),
         "deepspeed": _deepspeed_facts(),
-        "compilers": {name: _first_line(run_quietly(name, flag)) for name, flag in VERSION_FLAGS.items()},
+        "compilers": {name: _version_line(run_quietly(name, "--version")) for name in COMPILERS},
         "slurm": {
             "commands": [name for name in SLURM_COMMANDS if shutil.which(name)],
             "job": {name: os.environ[name] for name in SLURM_VARIABLES if name in os.environ},
@@ -48,8 +48,10 @@ def _own_version() -> str:
         return "not installed"
 
 
-def _first_line(text: str | None) -> str | None:
-    return text.splitlines()[0] if text else None
+def _version_line(text: str | None) -> str | None:
+    """The line with the version: of nvcc the one with `release`, else the first."""
+    lines = text.splitlines() if text else []
+    return next((line for line in lines if "release" in line), lines[0] if lines else None)
 
 
 def _requirements() -> list[tuple[str, str | None, Any]]:
