@@ -37,6 +37,7 @@ for folder in (
     "engine",
     "faults",
     "reporting",
+    "catalog",
 ):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

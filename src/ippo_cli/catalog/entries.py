@@ -112,7 +112,7 @@ def start_time(folder: Path) -> float:
 
 def change_time(folder: Path) -> float:
     """The time of the last change of the run's state, metrics or checkpoints."""
-    return max(_file_times(folder, ("run.json", "metrics.jsonl", "command.txt", "checkpoints", ".")), default=0.0)
+    return max(_file_times(folder, ("run.json", "metrics.jsonl", "command.txt", "checkpoints")), default=0.0)
 
 
 def _file_times(folder: Path, names: Sequence[str]) -> Iterator[float]:

@@ -97,17 +97,20 @@ def format_run(entry: RunEntry) -> str:
 def format_comparison(comparison: Comparison) -> str:
     """Groups with their scores, then differing keys, then metrics; one column per group."""
     labels = [group.label for group in comparison.groups]
-    scores = [["", "n", "first", "best", "last", "runs"]] + [
+    scores = [["", "n", "first", "best", "last"]] + [
         [
             group.label,
             str(len(group.entries)),
             *(_format_mean(group.mean_score(name)) for name in ("first", "best", "last")),
-            escape_controls(" ".join(display_path(entry.folder) for entry in group.entries)),
         ]
         for group in comparison.groups
     ]
     lines = ["held-out score; with several seeds the mean and a 95% t-interval", ""]
     lines += format_table(scores, width=WIDTH)
+    lines += [
+        "",
+        *(f"{group.label}  {_display(entry.folder)}" for group in comparison.groups for entry in group.entries),
+    ]
     differences = [
         [
             key,

@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from ippo_cli.catalog.entries import RunEntry, change_time, describe_run, folder_size, list_runs
-from ippo_cli.config.errors import ConfigError, ResumeError, convert_storage_errors
+from ippo_cli.catalog.entries import RunEntry, describe_run, folder_size, list_runs
+from ippo_cli.config.errors import ConfigError, convert_storage_errors
 from ippo_cli.config.text import format_age
-from ippo_cli.runs.folder import RUN_LOCK, START_LOCK, display_path, is_run_locked, list_checkpoints, lock_folder
+from ippo_cli.runs.folder import RUN_LOCK, START_LOCK, display_path, is_lock_held, list_checkpoints, lock_folder
 from ippo_cli.runs.records import SKIPPED_FOLDERS, RunRecord
 
 DOOMED_PREFIX = ".removing-"  # name of a folder while it is removed; a kill leaves no partial run
@@ -93,8 +93,13 @@ def _find_unfinished(run: Path, before: float) -> Iterator[Removal]:
         return
     for path in sorted(folder.iterdir()):
         is_unfinished = path.name.endswith(".tmp") or (path.name.startswith(".") and path.name.endswith(".partial"))
-        if is_unfinished and path.is_dir() and not path.is_symlink() and change_time(path) < before:
+        if is_unfinished and path.is_dir() and not path.is_symlink() and _newest_time(path) < before:
             yield Removal(path, folder_size(path), "an unfinished checkpoint", is_run=False)
+
+
+def _newest_time(folder: Path) -> float:
+    """The time of the last change of a folder or anything below it."""
+    return max(path.lstat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _find_leftovers(folder: Path) -> Iterator[Path]:
@@ -110,13 +115,7 @@ def _find_leftovers(folder: Path) -> Iterator[Path]:
 
 def _is_active(folder: Path) -> bool:
     """Whether a process trains the run or is about to resume it."""
-    try:
-        if not (folder / START_LOCK).exists():
-            return is_run_locked(folder)
-        lock_folder(folder, name=START_LOCK, shared=True).close()
-    except ResumeError:
-        return True
-    return is_run_locked(folder)
+    return is_lock_held(folder / START_LOCK) or is_lock_held(folder / RUN_LOCK)
 
 
 def remove(removal: Removal) -> None:

@@ -176,7 +176,8 @@ def remove_command(argv: Sequence[str]) -> None:
     arguments = parse_arguments(argv, ("confirm",))
     if not arguments.folders:
         raise ConfigError("RUN", "is missing", "use ippo-runs remove outputs/NAME/RUN")
-    _remove(plan_removals(arguments.folders), (), "remove", argv, confirmed=arguments.flag("confirm"))
+    confirmed = arguments.flag("confirm")
+    _remove(plan_removals(arguments.folders), (), "remove", argv, confirmed=confirmed)
 
 
 def clean_command(argv: Sequence[str]) -> None:
