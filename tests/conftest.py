@@ -38,6 +38,7 @@ for folder in (
     "faults",
     "reporting",
     "catalog",
+    "diagnosis",
 ):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

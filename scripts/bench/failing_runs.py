@@ -52,10 +52,12 @@ MAX_EPISODES = 40
 def main() -> int:
     given = _arguments()
     jobs = [job for job in (*failing_jobs(given.seeds), *HEALTHY) if any(fnmatchcase(job.name, p) for p in given.only)]
+    if given.model is None:
+        jobs = [job for job in jobs if not job.needs_model]
     wrong = []
     for job in jobs:
         began = time.perf_counter()
-        folder = train(job, given.folder)
+        folder = train(job, given.folder, given.model)
         _, diagnosis = examine(folder)
         verdict = "right" if list(diagnosis.findings) == list(job.expected) else "WRONG"
         wrong += [job.name] if verdict == "WRONG" else []
@@ -65,8 +67,8 @@ def main() -> int:
             print("\n".join(f"       {finding}" for finding in diagnosis.findings.values()), flush=True)
     print(f"{len(jobs) - len(wrong)} of {len(jobs)} as expected" + (f"; not: {' '.join(wrong)}" if wrong else ""))
     if given.record is not None:
-        record([job for job in jobs if job.name.startswith("failing/")], given.folder, given.record / "failing.json.gz")
-        record([job for job in jobs if job.name.startswith("healthy/")], given.folder, given.record / "healthy.json.gz")
+        record([job for job in jobs if job.name.startswith("failing/")], given, given.record / "failing.json.gz")
+        record([job for job in jobs if job.name.startswith("healthy/")], given, given.record / "healthy.json.gz")
     return 1 if wrong else 0
 
 
@@ -76,11 +78,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of the failing runs")
     parser.add_argument("--record", type=Path, help="folder of the recorded runs")
+    parser.add_argument("--model", type=Path, help="folder of an instruction-tuned model, for the run chat_template")
     parser.add_argument("--verbose", action="store_true", help="print wrong findings")
     return parser.parse_args()
 
 
-def train(job: Job, root: Path) -> Path:
+def train(job: Job, root: Path, model: Path | None) -> Path:
     """Train a run, unless it is done already; returns its folder."""
     home = root / job.name
     done = [run.folder for run in find_runs(home) if run.state.get("state") == "done"]
@@ -118,17 +121,17 @@ def describe(diagnosis: Diagnosis) -> str:
     return ", ".join(parts) or "no problem found"
 
 
-def record(jobs: Sequence[Job], root: Path, file: Path) -> None:
+def record(jobs: Sequence[Job], given: argparse.Namespace, file: Path) -> None:
     """Write what the conditions read of finished runs."""
     entries = []
     for job in jobs:
-        folder = train(job, root)
+        folder = train(job, given.folder, given.model)
         observations, _ = examine(folder)
         entries.append(
             {
                 "name": job.name,
                 "expected": list(job.expected),
-                "config": json.loads(json.dumps(saved_config(folder)).replace(str(root.absolute()), "runs")),
+                "config": json.loads(json.dumps(saved_config(folder)).replace(str(given.folder.absolute()), "runs")),
                 "rows": [_read_metrics(row) for row in observations.rows],
                 "initial": _read_metrics(observations.initial or {}),
                 "episodes": [_shorten(episode) for episode in _spread(observations.episodes)],

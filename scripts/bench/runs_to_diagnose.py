@@ -12,12 +12,12 @@ import torch
 from ippo_cli.training.experience import ExperienceCollector
 
 TINY = (
-    "actor.hidden_size=64",
+    "actor.hidden_size=32",
     "actor.num_layers=1",
     "actor.warmup_iterations=2",
-    "rollout.buffer_size=128",
-    "num_iterations=32",
-    "evaluation.every=8",
+    "rollout.buffer_size=64",
+    "num_iterations=24",
+    "evaluation.every=12",
     "evaluation.greedy=false",
     "tracker.tensorboard=false",
     "tracker.console=plain",
@@ -26,7 +26,8 @@ TINY = (
     "checkpoint.best=false",
     "launch.threads=1",
 )
-SORTING = (*TINY, "task=sorting", "task.eval_size=256", "task.train_size=8192")
+WIDE = ("actor.hidden_size=64", "rollout.buffer_size=128")
+SORTING = (*TINY, "task=sorting", "task.eval_size=128", "task.train_size=8192")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,20 +35,25 @@ class Job:
     """One training and the names of the conditions that its diagnosis must have."""
 
     name: str
-    overrides: tuple[str, ...]  # HOME is the folder of `files`
+    overrides: tuple[str, ...]  # HOME is the folder of `files`, MODEL that of an instruction-tuned model
     expected: tuple[str, ...] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     fault: Callable[[], AbstractContextManager[None]] = nullcontext  # held during the training
 
+    @property
+    def needs_model(self) -> bool:
+        return "actor.model=MODEL" in self.overrides
+
 
 CONSTANT_REWARD = """
 def score(examples, responses):
-    return [0.5 for _ in examples]
+    return {"team": [0.5 for _ in examples]}
 """
 RARE_LETTERS_REWARD = """
 def score(examples, responses):
-    # Held-out answers have no letter of the prompt's complement: the initial policy hardly ever writes one.
-    return [sum(letter not in row["letters"] for letter in text) / 8 for row, text in zip(examples, responses["solo"])]
+    # Reference answers consist of letters of the prompt: the initial policy writes few others.
+    pairs = zip(examples, responses["solo"])
+    return {"team": [sum(letter not in row["letters"] for letter in text) / 8 for row, text in pairs]}
 """
 LOW_REWARD = """
 def score(examples, responses):
@@ -72,7 +78,7 @@ QUESTIONS = [
 ]
 WORD_REWARD = """
 def score(examples, responses):
-    return [1.0 / (1 + len(text)) for text in responses["solo"]]
+    return {"team": [1.0 / (1 + len(text)) for text in responses["solo"]]}
 """
 
 
@@ -131,9 +137,9 @@ def _failing(seed: int) -> Iterator[Job]:
         return {"reward.py": text}
 
     by_function = ("reward=function", "reward.function=HOME/reward.py:score")
-    solo = (*TINY, "task=sorting_solo", "task.eval_size=256", "task.train_size=8192")
-    yield job("learning_rate_ppo", "learning_rate", *SORTING, "algorithm=ppo", "actor.learning_rate=0.03")
-    yield job("learning_rate_ippo", "learning_rate", *SORTING, "actor.learning_rate=0.1")
+    solo = (*TINY, "task=sorting_solo", "task.eval_size=128", "task.train_size=8192")
+    yield job("learning_rate_ppo", "learning_rate", *SORTING, *WIDE, "algorithm=ppo", "actor.learning_rate=0.03")
+    yield job("learning_rate_ippo", "learning_rate", *SORTING, *WIDE, "actor.learning_rate=0.1")
     yield job(
         "kl_weak",
         "kl_coefficient",
@@ -249,7 +255,7 @@ ALGORITHMS: Mapping[str, tuple[str, ...]] = {
 }
 TASKS: Mapping[str, tuple[str, ...]] = {
     "sorting": SORTING,
-    "sorting_solo": (*TINY, "task=sorting_solo", "task.eval_size=256", "task.train_size=8192"),
+    "sorting_solo": (*TINY, "task=sorting_solo", "task.eval_size=128", "task.train_size=8192"),
     "relay": (*TINY, "task=relay"),
     "probe": (*TINY, "task=probe_conditional", "actor.warm_start_steps=0", "rollout.max_new_tokens=1"),
 }

@@ -92,7 +92,7 @@ def test_clean_needs_confirmation(call: Call, tmp_path: Path) -> None:
         (("remove", ".", "confirm=yes"), "confirm=yes is neither true nor false"),
         (("clean", "older_than_days=x"), "older_than_days=x is not a number of days"),
         (("clean", "older_then_days=3"), "closest: older_than_days"),
-        (("--force",), "--force is not an option of ippo-runs; options are key=value"),
+        (("--force",), "--force is not an option; options are key=value"),
     ],
 )
 def test_errors(arguments: tuple[str, ...], message: str, call: Call) -> None:

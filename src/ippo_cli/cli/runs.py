@@ -64,7 +64,7 @@ def parse_arguments(argv: Sequence[str], options: Collection[str], *, filters: b
     for text in argv:
         key, equals, value = text.partition("=")
         if text.startswith("-"):
-            raise ConfigError(text, "is not an option of ippo-runs", "options are key=value; see ippo-runs --help")
+            raise ConfigError(text, "is not an option", "options are key=value; see --help")
         if not equals or Path(text).is_dir():
             parsed.folders.append(parse_path(text).absolute())
         elif key in options:
@@ -72,9 +72,7 @@ def parse_arguments(argv: Sequence[str], options: Collection[str], *, filters: b
         elif filters:
             parsed.filters.append(text)
         else:
-            raise ConfigError(
-                text, "is not an option of this command" + closest_hint(key, list(options)), "see ippo-runs --help"
-            )
+            raise ConfigError(text, "is not an option of this command" + closest_hint(key, list(options)), "see --help")
     return parsed
 
 
