@@ -85,8 +85,8 @@ def test_a_run_that_learns_fulfils_no_condition(name: str, config: Config) -> No
         ("kl_coefficient", lambda n: {"kl/reference": 0.2 * n}, "coef=0 is too low"),
         (
             "kl_coefficient",
-            lambda n: {"kl/reference": 0.5, "kl/reward_coef": 1.0, "score/mean": flat(n)},
-            "penalty of solo is as large as the differences of its scores",
+            lambda n: {"kl/reference": 1e-3, "kl/reward_coef": 4.0, "score/mean": flat(n)},
+            "it allows a gain of about 0.05 standard deviations",
         ),
         (
             "entropy_gone",
@@ -121,7 +121,8 @@ def test_condition_of_changed_metrics(
         ("learning_rate", lambda n: {"policy/approx_kl": 0.2 if n < 4 else 0.0}),  # the score rises
         ("learning_rate", lambda n: {"policy/approx_kl": 0.2 if n == 1 else 0.0, "score/mean": flat(n)}),
         ("kl_coefficient", lambda n: {"kl/reference": 0.2 * n, "rollout/logprob": -3.0 + 0.2 * n}),  # likely responses
-        ("kl_coefficient", lambda _: {"kl/reference": 0.5, "kl/reward_coef": 1.0}),  # the score rises
+        ("kl_coefficient", lambda _: {"kl/reference": 1e-3, "kl/reward_coef": 4.0}),  # the score rises
+        ("kl_coefficient", lambda n: {"kl/reward_coef": 1.9, "score/mean": flat(n)}),
         ("entropy_gone", lambda n: {"policy/entropy": 2.0 if n < 8 else 0.01}),  # it has learned
         ("sampler_mismatch", lambda n: {"policy/ratio_first_step_deviation": 0.05 * (n == 3)}),
         ("length_hacking", lambda n: {"rollout/response_length": 6.0 + n / 2, "score/part/exact": 0.5 + 0.01 * n}),

@@ -42,7 +42,7 @@ RATIO_NOISE = 1e-2  # |ratio - 1| before the first step: a hundred times the rou
 SAMPLER_NOISE = {Dtype.fp32: 1e-3, Dtype.bf16: 3e-2}  # mean difference of probabilities
 DRIFT_NATS = 1.0  # rise of the reference's surprise per token
 DRIFT_FACTOR = 0.5  # minimum rise relative to its first value
-DOMINANT_PENALTY = 0.5  # KL penalty of a response, in standard deviations of the score
+DOMINANT_STRENGTH = 10.0  # KL coefficient in standard deviations of the score: a gain of a tenth of one
 GONE_ENTROPY = 0.05  # fraction of the first entropy
 GONE_NATS = 0.02  # or nats per token
 SMALL_GAIN = 0.5  # standard deviations of the first scores
@@ -256,37 +256,42 @@ def _weak_kl(observations: Observations, names: Sequence[str]) -> Finding:
     )
 
 
-def _kl_penalty(observations: Observations, name: str) -> float:
-    """The KL penalty of a response in the last iterations, in units of the score."""
-    rows = last_rows(observations.rows)
-    coef = column_mean(rows, f"{name}/kl/reward_coef")
-    length = column_mean(rows, f"{name}/rollout/response_length")
-    return abs(coef * column_mean(rows, f"{name}/kl/reference") * length)
+def _kl_strength(observations: Observations, name: str) -> float:
+    """The coefficient of the KL term in standard deviations of the trained score.
+
+    The optimal policy under the coefficient b is proportional to p_ref exp(score / b) (arXiv 2305.18290, equation 4).
+    For large b its mean score exceeds that of the reference by var(score) / b: 1 / strength standard deviations.
+    A loss term has whitened advantages, if any are, so its coefficient is in standard deviations already.
+    """
+    rows, config = last_rows(observations.rows), observations.config
+    spread = column_mean(rows, f"{name}/score/processed/std")
+    if math.isnan(spread):
+        spread = column_mean(rows, f"{name}/score/std")
+    in_reward = column_mean(rows, f"{name}/kl/reward_coef") / spread if spread > 0 else 0.0
+    in_loss = config.algorithm.kl.loss.coef if config.algorithm.advantage_normalization else 0.0
+    return max(in_reward if not math.isnan(in_reward) else 0.0, in_loss)
 
 
 def _is_dominated_by_kl(observations: Observations, name: str) -> bool:
-    """Whether the penalty is as large as the differences of scores, and the score does not rise."""
-    change = score_change(observations, name)
-    spread = column_mean(last_rows(observations.rows), f"{name}/score/std")
-    is_stuck = change is not None and not change.has_risen
-    return is_stuck and spread > 0 and _kl_penalty(observations, name) > DOMINANT_PENALTY * spread
+    """Whether the KL term allows almost no gain, and the score does not rise."""
+    return _kl_strength(observations, name) > DOMINANT_STRENGTH and not has_gained(observations, name)
 
 
 def _strong_kl(observations: Observations, names: Sequence[str]) -> Finding:
-    rows, coef = observations.rows, observations.config.algorithm.kl.reward.coef
-    spread = column_mean(last_rows(rows), f"{names[0]}/score/std")
+    rows, kl = observations.rows, observations.config.algorithm.kl
+    term, coef = ("reward", kl.reward.coef) if kl.reward.coef else ("loss", kl.loss.coef)
+    strength = _kl_strength(observations, names[0])
     return Finding(
         agents=tuple(names),
-        text=f"the KL penalty of {join_names(names)} is as large as the differences of its scores, and the score does "
-        f"not rise: algorithm.kl.reward.coef={coef:g} is too high",
-        advice="lower it by a factor of 10 or more",
+        text=f"algorithm.kl.{term}.coef={coef:g} is too high for the scores of {join_names(names)}: it allows a gain "
+        f"of about {format_value(1 / strength)} standard deviations, and the score does not rise",
+        advice="lower it, to about the standard deviation of the scores or less",
         evidence=(
-            Evidence("KL penalty of a response", format_value(_kl_penalty(observations, names[0]))),
-            Evidence("standard deviation of the scores", format_value(spread)),
+            metric_evidence(rows, f"{names[0]}/score/std"),
             metric_evidence(rows, f"{names[0]}/kl/reference"),
             metric_evidence(rows, f"{names[0]}/score/mean"),
         ),
-        overrides=(f"algorithm.kl.reward.coef={coef / 30:g}",),
+        overrides=(f"algorithm.kl.{term}.coef={format_value(coef / strength / 10)}",),
     )
 
 
