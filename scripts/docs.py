@@ -63,6 +63,8 @@ Examples
   ippo-train --help algorithm                       a group; --help rollout.temperature: a key
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
+  ippo-runs                                         list runs; ippo-runs compare RUN RUN
+  ippo-doctor outputs/default/RUN                   why a run does not learn; without RUN: this machine
 
 Groups (choose with group=option; the first is the default)
 """

@@ -37,6 +37,8 @@ for folder in (
     "engine",
     "faults",
     "reporting",
+    "catalog",
+    "diagnosis",
 ):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

@@ -29,19 +29,21 @@ ORDER = [
     "rollout",
     "agents",
     "runs",
+    "diagnosis",
     "reporting",
     "planning",
     "training",
     "evaluation",
     "compose",
     "sweeps",
+    "catalog",
     "cli",
 ]
 LAYERS = {part: place for place, part in enumerate(ORDER)}
 FILES = sorted(ROOT.rglob("*.py"))
 # Library -> where it may be imported.
 PLACES = {
-    "deepspeed": ("engine/zero.py",),
+    "deepspeed": ("engine/zero.py", "engine/deepspeed_ops.py"),
     "peft": ("models/lora.py", "models/linear_maps.py"),
     "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py"),
     "omegaconf": ("compose/", "sweeps/", "cli/train.py"),

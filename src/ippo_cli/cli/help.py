@@ -81,6 +81,41 @@ the finished jobs and a 95 % t-interval; then failed jobs and the command that r
 The report is also written into the folder as summary.json and summary.csv, and as summary.png if
 matplotlib is installed. No other file is changed.
 """
+RUNS_HELP = """\
+ippo-runs: list, compare, show, remove and clean up the folders of runs.
+
+  ippo-runs                                      all runs below outputs/, newest first
+  ippo-runs FOLDER... json=true                  below other folders; as JSON
+  ippo-runs state=failed name='sort*'            running, done, preempted, failed, interrupted
+  ippo-runs algorithm.advantage=gae seed=1,2     any key of the configuration; sort=score
+  ippo-runs compare RUN RUN...                   differing keys, scores and metrics
+  ippo-runs compare FOLDER metrics='*/score/*'   all runs below a folder; other metrics
+  ippo-runs show RUN                             details, warnings, and commands to go further
+  ippo-runs remove RUN...                        what would be removed, and how much space
+  ippo-runs remove RUN... confirm=true           removes it
+  ippo-runs clean older_than_days=7              failed runs that cannot be resumed, and
+                                                 unfinished checkpoints; confirm=true removes them
+
+sort= is age, score (the last one), best, size, name or iterations. Runs that differ only in seed
+are one group of ippo-runs compare: their scores are means with 95 % t-intervals. Nothing is removed
+without confirm=true, and never a run that a process uses; ippo-runs clean keeps every run with a
+checkpoint. Links are not followed.
+"""
+DOCTOR_HELP = """\
+ippo-doctor: examine this machine, or find out why a run does not learn.
+
+  ippo-doctor                            cores, memory, GPUs, packages, compilers, SLURM, disk
+  ippo-doctor --json                     the same for a bug report, without secrets
+  ippo-doctor output_dir=/scratch/runs   the disk of another folder
+  ippo-doctor network=true               also asks the model hub for an answer
+  ippo-doctor outputs/default/RUN        findings, evidence, and what to try
+  ippo-doctor outputs/default/RUN --json
+
+A diagnosis reads the metrics, samples and configuration of a run, running or not, and trains
+nothing. Findings are ordered from causes to consequences, with the keys to try; a finding that has
+other explanations is marked likely or possible. docs/doctor.md has the conditions and how often
+they are right.
+"""
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:

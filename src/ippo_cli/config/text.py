@@ -98,3 +98,25 @@ def closest_hint(name: str, known: Sequence[str]) -> str:
     """Format the closest known name as ` (closest: NAME)`; empty if none is close."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f" (closest: {close[0]})" if close else ""
+
+
+def escape_controls(text: str) -> str:
+    """One printable line: white space becomes single spaces, other control characters their escapes."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
+
+
+def format_bytes(count: float) -> str:
+    """A size in the largest unit with a value of at least 1: `312 B`, `4.1 MiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def format_age(seconds: float) -> str:
+    """A duration in the largest unit with a value of at least 1: `40 s`, `5 h`, `12 d`."""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"

@@ -162,11 +162,24 @@ def lock_folder(folder: Path, *, name: str = RUN_LOCK, shared: bool = False) -> 
 
 
 def is_run_locked(folder: Path) -> bool:
-    """Whether a process holds the folder's lock. Uses a shared lock, so concurrent checks do not see each other."""
+    """Whether a process holds the folder's lock. Uses a shared lock, so concurrent checks do not see each other.
+
+    Writes nothing, so that the times of the folder stay and a folder of another user can be read.
+    """
+    return is_lock_held(folder / RUN_LOCK)
+
+
+def is_lock_held(file: Path) -> bool:
+    """Whether a process holds a lock of `lock_folder`; False if the file does not exist."""
     try:
-        lock_folder(folder, shared=True).close()
-    except ResumeError:
-        return True
+        with convert_storage_errors(str(file)), file.open("rb") as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except StorageError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            return False
+        if isinstance(error.__cause__, BlockingIOError):
+            return True
+        raise
     return False
 
 

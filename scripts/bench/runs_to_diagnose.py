@@ -1,0 +1,271 @@
+"""The runs of `failing_runs.py`: twelve ways to fail, some in two variants, and forty healthy runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from ippo_cli.training.experience import ExperienceCollector
+
+TINY = (
+    "actor.hidden_size=32",
+    "actor.num_layers=1",
+    "actor.warmup_iterations=2",
+    "rollout.buffer_size=64",
+    "num_iterations=24",
+    "evaluation.every=12",
+    "evaluation.greedy=false",
+    "tracker.tensorboard=false",
+    "tracker.console=plain",
+    "tracker.samples_every=4",
+    "checkpoint.every=0",
+    "checkpoint.best=false",
+    "launch.threads=1",
+)
+WIDE = ("actor.hidden_size=64", "rollout.buffer_size=128")
+SORTING = (*TINY, "task=sorting", "task.eval_size=128", "task.train_size=8192")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training and the names of the conditions that its diagnosis must have."""
+
+    name: str
+    overrides: tuple[str, ...]  # HOME is the folder of `files`, MODEL that of an instruction-tuned model
+    expected: tuple[str, ...] = ()
+    files: Mapping[str, str] = field(default_factory=dict)
+    fault: Callable[[], AbstractContextManager[None]] = nullcontext  # held during the training
+
+    @property
+    def needs_model(self) -> bool:
+        return "actor.model=MODEL" in self.overrides
+
+
+CONSTANT_REWARD = """
+def score(examples, responses):
+    return {"team": [0.5 for _ in examples]}
+"""
+RARE_LETTERS_REWARD = """
+def score(examples, responses):
+    # Reference answers consist of letters of the prompt: the initial policy writes few others.
+    pairs = zip(examples, responses["solo"])
+    return {"team": [sum(letter not in row["letters"] for letter in text) / 8 for row, text in pairs]}
+"""
+LOW_REWARD = """
+def score(examples, responses):
+    pairs = zip(examples, responses["low"])
+    return {"team": [sum(a == b for a, b in zip(text, row["low"])) / 3 for row, text in pairs]}
+"""
+LENGTH_REWARD = """
+def score(examples, responses):
+    texts = responses["solo"]
+    exact = [sum(a == b for a, b in zip(text, row["sorted"])) / 6 for row, text in zip(examples, texts)]
+    brief = [float(len(text) <= 6) * part for text, part in zip(texts, exact)]
+    return {"team": [len(text) / 16 + 0.1 * part for text, part in zip(texts, brief)], "parts": {"correct": brief}}
+"""
+DEAF_PROTOCOL = """
+def talk(example, agents):
+    yield {"low": f"{example['letters']}<"}
+    yield {"high": f"{example['letters']}>"}
+"""
+QUESTIONS = [
+    *("Name a colour.", "What is 2 + 3?", "Name a fruit.", "What is the capital of France?"),
+    *("Name an animal.", "What is 7 - 4?", "Name a day of the week.", "Is the sun hot?"),
+]
+WORD_REWARD = """
+def score(examples, responses):
+    return {"team": [1.0 / (1 + len(text)) for text in responses["solo"]]}
+"""
+
+
+@contextmanager
+def perturbed_sampler() -> Iterator[None]:
+    """Sample with weights that differ from the trained ones by noise, as a sampler with a lossy copy of them would.
+
+    The noise is one of 20 % of each matrix's standard deviation; the trained weights are restored after sampling.
+    """
+    collect = ExperienceCollector.collect_iteration
+
+    def collect_with_noise(self, iteration, moments, clock):  # type: ignore[no-untyped-def]
+        source = torch.Generator().manual_seed(iteration)
+        modules = {id(agent.policy): agent.policy.engine.module for agent in self.team.values()}
+        saved = [(weight, weight.detach().clone()) for module in modules.values() for weight in module.parameters()]
+        with torch.no_grad():
+            for weight, _ in saved:
+                if weight.dim() > 1:
+                    weight += 0.2 * weight.std() * torch.randn(weight.shape, generator=source)
+        try:
+            return collect(self, iteration, moments, clock)
+        finally:
+            with torch.no_grad():
+                for weight, before in saved:
+                    weight.copy_(before)
+
+    ExperienceCollector.collect_iteration = collect_with_noise  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ExperienceCollector.collect_iteration = collect  # type: ignore[method-assign]
+
+
+def failing_jobs(seeds: Sequence[int]) -> list[Job]:
+    """The failing runs with these seeds."""
+    return [job for seed in seeds for job in _failing(seed)]
+
+
+def _failing(seed: int) -> Iterator[Job]:
+    def job(
+        name: str,
+        condition: str,
+        *overrides: str,
+        files: Mapping[str, str] | None = None,
+        fault: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Job:
+        return Job(
+            name=f"failing/{name}/{seed}",
+            overrides=(*overrides, f"seed={seed}"),
+            expected=(condition,),
+            files=files or {},
+            fault=fault,
+        )
+
+    def function(text: str) -> Mapping[str, str]:
+        return {"reward.py": text}
+
+    by_function = ("reward=function", "reward.function=HOME/reward.py:score")
+    solo = (*TINY, "task=sorting_solo", "task.eval_size=128", "task.train_size=8192")
+    yield job("learning_rate_ppo", "learning_rate", *SORTING, *WIDE, "algorithm=ppo", "actor.learning_rate=0.03")
+    yield job("learning_rate_ippo", "learning_rate", *SORTING, *WIDE, "actor.learning_rate=0.1")
+    yield job(
+        "kl_weak",
+        "kl_coefficient",
+        *solo,
+        *by_function,
+        "algorithm=ppo",
+        "actor.learning_rate=2e-3",
+        "algorithm.kl.reward.coef=1e-6",
+        "actor.warm_start_steps=300",
+        "num_iterations=48",
+        files=function(RARE_LETTERS_REWARD),
+    )
+    yield job("kl_strong", "kl_coefficient", *SORTING, "algorithm=ppo", "algorithm.kl.reward.coef=10")
+    yield job("constant_reward", "equal_scores", *SORTING, *by_function, files=function(CONSTANT_REWARD))
+    yield job(
+        "slow_critic",
+        "explained_variance",
+        *SORTING,
+        "critic.learning_rate=1e-8",
+        "actor.warm_start_steps=60",
+        "num_iterations=48",
+    )
+    yield job("truncated", "truncated", *SORTING, "rollout.max_new_tokens=2", "actor.warm_start_steps=80")
+    yield job(
+        "deaf_credit",
+        "deaf_agents",
+        *SORTING,
+        *by_function,
+        "reward.measure_credit_every=4",
+        files=function(LOW_REWARD),
+    )
+    yield job(
+        "deaf_protocol",
+        "deaf_agents",
+        *SORTING,
+        "task.protocol=HOME/protocol.py:talk",
+        files={"protocol.py": DEAF_PROTOCOL},
+    )
+    yield job(
+        "entropy_gone",
+        "entropy_gone",
+        *SORTING,
+        "algorithm.entropy_coef=-0.2",
+        "actor.learning_rate=1e-3",
+        "num_iterations=64",
+    )
+    yield job(
+        "few_examples",
+        "few_examples",
+        *SORTING,
+        "task.train_size=8",
+        "algorithm=ppo",
+        "actor.learning_rate=2e-3",
+        "num_iterations=64",
+    )
+    yield job(
+        "length_hacking",
+        "length_hacking",
+        *solo,
+        *by_function,
+        "algorithm=ppo",
+        "rollout.max_new_tokens=16",
+        "actor.warm_start_steps=300",
+        "actor.learning_rate=2e-3",
+        "num_iterations=48",
+        files=function(LENGTH_REWARD),
+    )
+    yield job("sampler_mismatch", "sampler_mismatch", *SORTING, "algorithm=ppo", fault=perturbed_sampler)
+    yield job("stale_lora", "policy_unchanged", *SORTING, "actor=tiny_lora", "actor.learning_rate=0", "algorithm=ppo")
+    yield job(
+        "chat_template",
+        "chat_template",
+        *by_function,
+        "task=jsonl",
+        "task.train=HOME/train.jsonl",
+        "task.eval=HOME/train.jsonl",
+        "task.chat_template=false",
+        "task.agents.solo.template='User: {prompt}\\nAssistant:'",
+        "actor=full",
+        "actor.model=MODEL",
+        "actor.dtype=fp32",
+        "critic=none",
+        "algorithm=rloo",
+        "rollout.num_generations=4",
+        "rollout.buffer_size=16",
+        "rollout.max_new_tokens=48",
+        "num_iterations=4",
+        "evaluation.every=0",
+        "evaluation.greedy=false",
+        "tracker.tensorboard=false",
+        "tracker.console=plain",
+        "tracker.samples_every=1",
+        "tracker.samples=8",
+        "checkpoint.every=0",
+        "checkpoint.best=false",
+        "launch.threads=1",
+        files=function(WORD_REWARD)
+        | {"train.jsonl": "".join(json.dumps({"prompt": question}) + "\n" for question in QUESTIONS)},
+    )
+
+
+ALGORITHMS: Mapping[str, tuple[str, ...]] = {
+    "ippo": (),
+    "ppo": ("algorithm=ppo",),
+    "ppo_value_head": ("algorithm=ppo", "critic=value_head"),
+    "ppo_kl": ("algorithm=ppo", "algorithm.kl.reward.coef=0.01"),
+    "grpo": ("algorithm=grpo", "rollout.num_generations=8"),
+    "rloo": ("algorithm=rloo", "rollout.num_generations=4"),
+    "remax": ("algorithm=remax",),
+    "reinforce_plus_plus": ("algorithm=reinforce_plus_plus",),
+    "pf_ppo": ("algorithm=pf_ppo",),
+    "ippo_lora": ("actor=tiny_lora",),
+}
+TASKS: Mapping[str, tuple[str, ...]] = {
+    "sorting": SORTING,
+    "sorting_solo": (*TINY, "task=sorting_solo", "task.eval_size=128", "task.train_size=8192"),
+    "relay": (*TINY, "task=relay"),
+    "probe": (*TINY, "task=probe_conditional", "actor.warm_start_steps=0", "rollout.max_new_tokens=1"),
+}
+
+
+def _healthy() -> Iterator[Job]:
+    for place, (task, own) in enumerate(TASKS.items()):
+        for number, (algorithm, overrides) in enumerate(ALGORITHMS.items()):
+            seed = 100 + place * len(ALGORITHMS) + number
+            yield Job(name=f"healthy/{task}_{algorithm}", overrides=(*own, *overrides, f"seed={seed}"))
+
+
+HEALTHY = tuple(_healthy())

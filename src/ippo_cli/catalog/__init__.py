@@ -1,0 +1,1 @@
+"""Lists, compares and removes run folders. Does not import torch."""

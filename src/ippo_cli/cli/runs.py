@@ -1,0 +1,221 @@
+"""`ippo-runs`: list, compare, show, remove and clean up the folders of runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import KEYS_FILE, RUNS_HELP
+from ippo_cli.runs.output import ignore_closed_output
+
+if TYPE_CHECKING:
+    from ippo_cli.catalog.entries import RunEntry
+    from ippo_cli.catalog.removal import Removal
+
+DEFAULT_FOLDER = "outputs"
+DEFAULT_AGE_DAYS = 7.0
+ORDERS = ("age", "score", "best", "size", "name", "iterations")
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    run_command("ippo-runs", RUNS_HELP, run, takes_overrides=False)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run the subcommand that the first argument names; without one, list runs."""
+    ignore_closed_output("ippo-runs")
+    command = COMMANDS.get(argv[0]) if argv and not Path(argv[0]).is_dir() else None
+    if command is None:
+        list_command(argv)
+    else:
+        command(argv[1:])
+
+
+@dataclass(slots=True)
+class Arguments:
+    """Folders, options of the command, and all other `key=value` arguments."""
+
+    folders: list[Path] = field(default_factory=list)
+    options: dict[str, str] = field(default_factory=dict)
+    filters: list[str] = field(default_factory=list)
+
+    def flag(self, key: str) -> bool:
+        """An option that is true or false. Raises `ConfigError`."""
+        from ippo_cli.config.errors import ConfigError
+
+        value = self.options.get(key, "false").lower()
+        if value not in ("true", "false"):
+            raise ConfigError(f"{key}={self.options[key]}", "is neither true nor false", f"use {key}=true")
+        return value == "true"
+
+
+def parse_arguments(argv: Sequence[str], options: Collection[str], *, filters: bool = False) -> Arguments:
+    """Split arguments into folders, options and filters. Raises `ConfigError`."""
+    from ippo_cli.config.commands import parse_path
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.text import closest_hint
+
+    parsed = Arguments()
+    for text in argv:
+        key, equals, value = text.partition("=")
+        if text.startswith("-"):
+            raise ConfigError(text, "is not an option", "options are key=value; see --help")
+        if not equals or Path(text).is_dir():
+            parsed.folders.append(parse_path(text).absolute())
+        elif key in options:
+            parsed.options[key] = value
+        elif filters:
+            parsed.filters.append(text)
+        else:
+            raise ConfigError(text, "is not an option of this command" + closest_hint(key, list(options)), "see --help")
+    return parsed
+
+
+def list_command(argv: Sequence[str]) -> None:
+    """List runs below folders, newest first."""
+    from ippo_cli.catalog.entries import list_runs
+    from ippo_cli.catalog.filters import parse_filter, select_runs
+    from ippo_cli.catalog.format import format_runs
+    from ippo_cli.config.errors import ConfigError
+
+    arguments = parse_arguments(argv, ("json", "sort"), filters=True)
+    order = arguments.options.get("sort", "age")
+    if order not in ORDERS:
+        raise ConfigError(f"sort={order}", "is not an order of runs", f"use one of {' '.join(ORDERS)}")
+    as_json, filters = arguments.flag("json"), [parse_filter(text) for text in arguments.filters]
+    folders = arguments.folders or [_default_folder()]
+    defaults = {group: next(iter(options)) for group, options in json.loads(KEYS_FILE.read_text())["groups"].items()}
+    entries = sort_runs(select_runs(list_runs(folders), filters, defaults), order)
+    if as_json:
+        print(json.dumps([entry.to_json_data() for entry in entries], indent=1))
+    else:
+        print(format_runs(entries) if entries else _nothing_found(folders, bool(filters)))
+
+
+def sort_runs(entries: Sequence[RunEntry], order: str) -> list[RunEntry]:
+    """Sort runs: newest, best, largest or longest first; by name in alphabetical order. Ties keep their order."""
+    if order == "name":
+        return sorted(entries, key=lambda entry: (entry.name, str(entry.folder)))
+    column = {"age": "started", "score": "last"}.get(order, order)
+
+    def rank(entry: RunEntry) -> tuple[bool, float]:
+        value = getattr(entry, column)
+        return value is None, 0.0 if value is None else -value
+
+    return sorted(entries, key=rank)
+
+
+def _default_folder() -> Path:
+    from ippo_cli.config.errors import ConfigError
+
+    folder = Path(DEFAULT_FOLDER).absolute()
+    if not folder.is_dir():
+        raise ConfigError(DEFAULT_FOLDER, "is not a folder here", "name the folder of your runs: ippo-runs FOLDER")
+    return folder
+
+
+def _nothing_found(folders: Sequence[Path], has_filters: bool) -> str:
+    from ippo_cli.runs.folder import display_path
+
+    fits = " that fit the filters" if has_filters else ""
+    return f"no runs{fits} below {' '.join(map(display_path, folders))}"
+
+
+def compare_command(argv: Sequence[str]) -> None:
+    """Compare two or more runs, or all runs below folders."""
+    from ippo_cli.catalog.compare import MAIN_METRICS, compare_runs, to_json_data
+    from ippo_cli.catalog.entries import list_runs
+    from ippo_cli.catalog.format import format_comparison
+    from ippo_cli.config.errors import ConfigError
+
+    arguments = parse_arguments(argv, ("json", "metrics"))
+    as_json = arguments.flag("json")
+    entries = [entry for folder in arguments.folders for entry in list_runs([folder])]
+    entries = list({entry.folder.resolve(): entry for entry in entries}.values())
+    if len(entries) < 2:
+        typed = " ".join(argv) or "ippo-runs compare"
+        raise ConfigError(typed, f"names {len(entries)} runs", "name two runs or more, or a folder with several")
+    patterns = arguments.options.get("metrics", "").split(",") if "metrics" in arguments.options else MAIN_METRICS
+    comparison = compare_runs(entries, patterns)
+    print(json.dumps(to_json_data(comparison), indent=1) if as_json else format_comparison(comparison))
+
+
+def show_command(argv: Sequence[str]) -> None:
+    """Show the details of one run."""
+    from ippo_cli.catalog.entries import describe_run
+    from ippo_cli.catalog.format import format_run
+    from ippo_cli.compose.run_folders import find_run
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.runs.records import RunRecord
+
+    arguments = parse_arguments(argv, ("json",))
+    as_json = arguments.flag("json")
+    if len(arguments.folders) != 1:
+        raise ConfigError(" ".join(argv) or "RUN", "is not exactly one run", "use ippo-runs show outputs/NAME/RUN")
+    entry = describe_run(RunRecord(find_run(str(arguments.folders[0]), "RUN")[0]))
+    if as_json:
+        record = entry.record
+        details = {"state_file": dict(record.state), "commands": list(record.commands), "config": dict(record.config)}
+        print(json.dumps(entry.to_json_data() | details, indent=1, default=str))
+    else:
+        print(format_run(entry))
+
+
+def remove_command(argv: Sequence[str]) -> None:
+    """Remove runs, or print what would be removed."""
+    from ippo_cli.catalog.removal import plan_removals
+    from ippo_cli.config.errors import ConfigError
+
+    arguments = parse_arguments(argv, ("confirm",))
+    if not arguments.folders:
+        raise ConfigError("RUN", "is missing", "use ippo-runs remove outputs/NAME/RUN")
+    confirmed = arguments.flag("confirm")
+    _remove(plan_removals(arguments.folders), (), "remove", argv, confirmed=confirmed)
+
+
+def clean_command(argv: Sequence[str]) -> None:
+    """Remove failed runs without a checkpoint and unfinished checkpoints, or print what would be removed."""
+    from ippo_cli.catalog.removal import plan_cleaning
+    from ippo_cli.config.errors import ConfigError
+
+    arguments = parse_arguments(argv, ("confirm", "older_than_days"))
+    confirmed, typed = arguments.flag("confirm"), arguments.options.get("older_than_days", str(DEFAULT_AGE_DAYS))
+    try:
+        days = float(typed)
+    except ValueError:
+        days = -1.0
+    if not 0 <= days < float("inf"):
+        raise ConfigError(f"older_than_days={typed}", "is not a number of days", "use 0 or more, such as 7")
+    doomed, kept = plan_cleaning(arguments.folders or [_default_folder()], days)
+    _remove(doomed, kept, "clean", argv, confirmed=confirmed)
+
+
+def _remove(
+    removals: Sequence[Removal], kept: Sequence[Removal], name: str, argv: Sequence[str], *, confirmed: bool
+) -> None:
+    from ippo_cli.catalog.format import format_removals
+    from ippo_cli.catalog.removal import remove
+    from ippo_cli.config.commands import shell_command
+
+    for removal in removals if confirmed else ():
+        remove(removal)
+    others = [text for text in argv if not text.startswith("confirm=")]
+    command = shell_command("ippo-runs", name, *others, "confirm=true")
+    print(format_removals(removals, kept, confirmed=confirmed, command=command))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "list": list_command,
+    "compare": compare_command,
+    "show": show_command,
+    "remove": remove_command,
+    "clean": clean_command,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Conditions of runs, one module per part of training. `registry.py` has their order."""

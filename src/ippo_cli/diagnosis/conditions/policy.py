@@ -1,0 +1,365 @@
+"""Conditions of policies: large or absent updates, KL coefficients, entropy, and a sampler that differs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean, median
+
+from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype
+from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.config.text import join_names
+from ippo_cli.diagnosis.finding import (
+    Certainty,
+    Evidence,
+    Finding,
+    NotChecked,
+    Observations,
+    Outcome,
+    Row,
+    format_value,
+    metric_evidence,
+)
+from ippo_cli.diagnosis.series import (
+    MIN_ROWS,
+    column,
+    column_mean,
+    has_gained,
+    last_rows,
+    measure_change,
+    policy_key,
+    score_change,
+    trained_agents,
+)
+
+LARGE_KL = 0.1  # nats per token between the sampling and the updated policy, mean over an iteration's steps
+LARGE_ENTROPY_STEP = 0.5  # nats per token between two iterations
+MIN_LARGE_STEPS = 2  # iterations with a large update
+SMALL_UPDATE = 1e-8  # sum of learning rates below which float32 weights of usual size do not change
+FEW_ROWS = 3  # iterations before a policy that does not change is reported
+RATIO_NOISE = 1e-2  # |ratio - 1| before the first step: a hundred times the rounding of float32
+SAMPLER_NOISE = {Dtype.fp32: 1e-3, Dtype.bf16: 3e-2}  # mean difference of probabilities
+DRIFT_NATS = 1.0  # rise of the reference's surprise per token
+DRIFT_FACTOR = 0.5  # minimum rise relative to its first value
+DOMINANT_STRENGTH = 10.0  # KL coefficient in standard deviations of the score: a gain of a tenth of one
+GONE_ENTROPY = 0.05  # fraction of the first entropy
+GONE_NATS = 0.02  # or nats per token
+SMALL_GAIN = 0.5  # standard deviations of the first scores
+
+
+def find_large_updates(observations: Observations) -> Outcome:
+    """Single iterations change the policy by much, and the score does not rise."""
+    if len(observations.rows) < MIN_ROWS:
+        return NotChecked(f"needs {MIN_ROWS} iterations")
+    names = [name for name in trained_agents(observations.config) if _has_harmful_updates(observations, name)]
+    if not names:
+        return None
+    config, rows = observations.config, observations.rows
+    agent = config.task.agents[names[0]]
+    rate = agent.actor.learning_rate
+    keys = [policy_key(config, rows, names[0], f"policy/{key}") for key in ("approx_kl", "clip_fraction", "entropy")]
+    scores = column(rows, f"{names[0]}/score/mean")
+    return Finding(
+        agents=tuple(names),
+        text=f"single iterations change the policy of {join_names(names)} by much, and its score does not rise "
+        f"({scores[0]:.3f} -> {scores[-1]:.3f}): actor.learning_rate={rate:g} is too high",
+        advice="lower it by a factor of 10, or limit the change of an iteration",
+        evidence=(
+            Evidence("largest change of an iteration", _describe_updates(observations, names[0])),
+            *(metric_evidence(rows, key) for key in keys if any(key in row for row in rows)),
+            metric_evidence(rows, f"{names[0]}/score/mean"),
+        ),
+        overrides=(
+            f"actor.learning_rate={rate / 10:g}",
+            *(("algorithm.target_kl=0.02",) if config.algorithm.objective.value == "clip" else ()),
+            *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
+        ),
+    )
+
+
+def _has_harmful_updates(observations: Observations, name: str) -> bool:
+    kl, entropy = _update_sizes(observations, name)
+    large = sum(value > LARGE_KL for value in kl), sum(value > LARGE_ENTROPY_STEP for value in entropy)
+    return max(large) >= MIN_LARGE_STEPS and not has_gained(observations, name)
+
+
+def _update_sizes(observations: Observations, name: str) -> tuple[list[float], list[float]]:
+    """KL per iteration, and absolute changes of the entropy between iterations, in nats per token."""
+    config, rows = observations.config, observations.rows
+    entropy = column(rows, policy_key(config, rows, name, "policy/entropy"))
+    kl = column(rows, policy_key(config, rows, name, "policy/approx_kl"))
+    return kl, [abs(after - before) for before, after in pairwise(entropy)]
+
+
+def _describe_updates(observations: Observations, name: str) -> str:
+    kl, entropy = _update_sizes(observations, name)
+    return f"approx_kl {format_value(max(kl, default=0.0))}, entropy by {format_value(max(entropy, default=0.0))} nats"
+
+
+def find_unchanged_policy(observations: Observations) -> Outcome:
+    """The weights of a policy or adapter do not change."""
+    if len(observations.rows) < FEW_ROWS:
+        return NotChecked(f"needs {FEW_ROWS} iterations")
+    reasons = {name: _unchanged_reason(observations, name) for name in trained_agents(observations.config)}
+    found = {name: reason for name, reason in reasons.items() if reason is not None}
+    if not found:
+        return None
+    name = next(iter(found))
+    actor = observations.config.task.agents[name].actor
+    what = "adapter" if _is_adapter(observations.config.task.agents[name]) else "policy"
+    usual = {ActorKind.full: 1e-6, ActorKind.lora: 1e-5}.get(actor.kind, 3.5e-4)
+    return Finding(
+        agents=tuple(found),
+        text=f"the {what} of {join_names(list(found))} does not change: {found[name][0]}",
+        advice="nothing is learned; correct the learning rate, its schedule, or what is trained",
+        evidence=found[name][1],
+        overrides=(f"actor.learning_rate={usual:g}", "algorithm.critic_warmup=0", "actor.warmup_iterations=0"),
+        certainty=Certainty.certain,
+    )
+
+
+def _is_adapter(agent: AgentConfig) -> bool:
+    return agent.actor.kind in (ActorKind.lora, ActorKind.tiny_lora)
+
+
+def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple[Evidence, ...]] | None:
+    """Why an agent's weights cannot have changed, with evidence; None if they may have."""
+    rows, config = observations.rows, observations.config
+    holder = policy_by_agent(config)[name]
+    part = next((part for part in ("policy", "joint") if any(f"{holder}/{part}/steps" in row for row in rows)), None)
+    if part is None:
+        return None
+    rate, steps, norm = (f"{holder}/{part}/{key}" for key in ("learning_rate", "steps", "grad_norm"))
+    taken = sum(column(rows, steps))
+    if not taken:
+        warmup = config.algorithm.critic_warmup
+        return f"no optimizer step in {len(rows)} iterations (algorithm.critic_warmup={warmup})", (
+            metric_evidence(rows, steps),
+        )
+    largest = sum(row.get(rate, 0.0) * row.get(steps, 0.0) for row in rows)
+    if observations.is_from_start and largest < SMALL_UPDATE:
+        return f"the learning rate is {format_value(max(column(rows, rate), default=0.0))}", (
+            metric_evidence(rows, rate),
+            Evidence("sum of learning rates over steps", format_value(largest)),
+        )
+    if all(value == 0 for value in column(rows, norm)):
+        return "all gradients are 0", (metric_evidence(rows, norm),)
+    if name in observations.unchanged_adapters:
+        return "in the newest checkpoint it still adds 0 to its base (B = 0)", (metric_evidence(rows, norm),)
+    return None
+
+
+def find_sampler_mismatch(observations: Observations) -> Outcome:
+    """Sampled tokens have other probabilities in the trained model than in the sampler."""
+    rows, config = observations.rows, observations.config
+    names = [name for name in trained_agents(config) if _mismatch_evidence(config, rows, name)]
+    if not names:
+        has_ratios = any(key.endswith("/ratio_first_step_deviation") or "/prob_diff/sampler" in key for key in rows[-1])
+        is_float32 = all(agent.actor.dtype is Dtype.fp32 for agent in config.task.agents.values())
+        if has_ratios and (is_float32 or config.rollout.recompute_logprobs):
+            return None
+        return NotChecked("needs ratios in float32, or rollout.recompute_logprobs=true, which compares them in bf16")
+    return Finding(
+        agents=tuple(names),
+        text=f"the sampler and the trained model of {join_names(names)} give the same tokens other probabilities "
+        "before any optimizer step",
+        advice="ratios and KL terms are wrong by this difference; use log-probabilities of the trained model",
+        evidence=tuple(part for name in names for part in _mismatch_evidence(config, rows, name)),
+        overrides=(
+            "rollout.recompute_logprobs=true",
+            "algorithm.behavior_correction.level=token algorithm.behavior_correction.cap=2.0",
+            "actor.dtype=fp32",
+        ),
+        certainty=Certainty.certain,
+    )
+
+
+def _mismatch_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[Evidence, ...]:
+    """Metrics of the difference beyond rounding; empty if there is none."""
+    dtype, holder = config.task.agents[name].actor.dtype, policy_by_agent(config)[name]
+    deviation = f"{holder}/policy/ratio_first_step_deviation"
+    difference = f"{name}/rollout/prob_diff/sampler"
+    found = []
+    if dtype is Dtype.fp32 and _median(rows, deviation) > RATIO_NOISE:
+        found.append(metric_evidence(rows, deviation, "rounding is below 1e-4"))
+    if _median(rows, difference) > SAMPLER_NOISE[dtype]:
+        found.append(metric_evidence(rows, difference, f"rounding is below {SAMPLER_NOISE[dtype]:g}"))
+    return tuple(found)
+
+
+def _median(rows: Sequence[Row], key: str) -> float:
+    return median(column(rows, key) or [0.0])
+
+
+def find_kl_coefficient(observations: Observations) -> Outcome:
+    """The KL term is too weak to hold the policy near its reference, or so strong that nothing is learned."""
+    rows = observations.rows
+    names = [name for name in trained_agents(observations.config) if any(f"{name}/kl/reference" in row for row in rows)]
+    if not names:
+        return NotChecked(
+            "no KL term, so the distance to the reference is not measured; algorithm.kl.reward.coef=0.001 measures it"
+        )
+    if len(rows) < MIN_ROWS:
+        return NotChecked(f"needs {MIN_ROWS} iterations")
+    weak = [name for name in names if _has_drifted(observations, name)]
+    if weak:
+        return _weak_kl(observations, weak)
+    strong = [name for name in names if _is_dominated_by_kl(observations, name)]
+    return _strong_kl(observations, strong) if strong else None
+
+
+def _reference_surprise(rows: Sequence[Row], name: str) -> list[float]:
+    """Mean negative log-probability of the sampled tokens under the reference, nats per token, by iteration."""
+    kl, logprob = f"{name}/kl/reference", f"{name}/rollout/logprob"
+    found = [row.get(kl, math.nan) - row.get(logprob, math.nan) for row in rows]
+    return [value for value in found if not math.isnan(value)]
+
+
+def _has_drifted(observations: Observations, name: str) -> bool:
+    """Whether the reference finds the responses much less likely than those of the first iterations.
+
+    A policy that only prefers the reference's best responses has a growing KL, but its responses stay likely.
+    """
+    change = measure_change(_reference_surprise(observations.rows, name))
+    if change is None or not change.has_risen:
+        return False
+    return change.gain > max(DRIFT_NATS, DRIFT_FACTOR * change.first)
+
+
+def _weak_kl(observations: Observations, names: Sequence[str]) -> Finding:
+    rows, kl = observations.rows, observations.config.algorithm.kl
+    term = "loss" if kl.loss.coef else "reward"
+    coef = getattr(kl, term).coef
+    surprise = _reference_surprise(rows, names[0])
+    return Finding(
+        agents=tuple(names),
+        text=f"the policy of {join_names(names)} drifts away from its reference, which finds its responses unlikely: "
+        f"algorithm.kl.{term}.coef={coef:g} is too low to prevent it",
+        advice="raise the coefficient, or let it adapt",
+        evidence=(
+            metric_evidence(rows, f"{names[0]}/kl/reference"),
+            Evidence(
+                "surprise of the reference, nats per token",
+                f"{format_value(surprise[0])} -> {format_value(surprise[-1])}",
+                (int(rows[0]["iteration"]), int(rows[-1]["iteration"])),
+            ),
+        ),
+        overrides=(
+            f"algorithm.kl.{term}.coef={max(100 * coef, 0.01):g}",
+            *(
+                ("algorithm.kl.reward.target=0.1 algorithm.kl.reward.horizon=10000",)
+                if term == "reward" and kl.reward.target is None
+                else ()
+            ),
+        ),
+    )
+
+
+def _kl_strength(observations: Observations, name: str) -> float:
+    """The coefficient of the KL term in standard deviations of the trained score.
+
+    The optimal policy under the coefficient b is proportional to p_ref exp(score / b) (arXiv 2305.18290, equation 4).
+    For large b its mean score exceeds that of the reference by var(score) / b: 1 / strength standard deviations.
+    A loss term has whitened advantages, if any are, so its coefficient is in standard deviations already.
+    """
+    rows, config = last_rows(observations.rows), observations.config
+    spread = column_mean(rows, f"{name}/score/processed/std")
+    if math.isnan(spread):
+        spread = column_mean(rows, f"{name}/score/std")
+    in_reward = column_mean(rows, f"{name}/kl/reward_coef") / spread if spread > 0 else 0.0
+    in_loss = config.algorithm.kl.loss.coef if config.algorithm.advantage_normalization else 0.0
+    return max(in_reward if not math.isnan(in_reward) else 0.0, in_loss)
+
+
+def _is_dominated_by_kl(observations: Observations, name: str) -> bool:
+    """Whether the KL term allows almost no gain, and the score does not rise."""
+    return _kl_strength(observations, name) > DOMINANT_STRENGTH and not has_gained(observations, name)
+
+
+def _strong_kl(observations: Observations, names: Sequence[str]) -> Finding:
+    rows, kl = observations.rows, observations.config.algorithm.kl
+    term, coef = ("reward", kl.reward.coef) if kl.reward.coef else ("loss", kl.loss.coef)
+    strength = _kl_strength(observations, names[0])
+    return Finding(
+        agents=tuple(names),
+        text=f"algorithm.kl.{term}.coef={coef:g} is too high for the scores of {join_names(names)}: it allows a gain "
+        f"of about {format_value(1 / strength)} standard deviations, and the score does not rise",
+        advice="lower it, to about the standard deviation of the scores or less",
+        evidence=(
+            metric_evidence(rows, f"{names[0]}/score/std"),
+            metric_evidence(rows, f"{names[0]}/kl/reference"),
+            metric_evidence(rows, f"{names[0]}/score/mean"),
+        ),
+        overrides=(f"algorithm.kl.{term}.coef={format_value(coef / strength / 10)}",),
+    )
+
+
+def find_entropy_loss(observations: Observations) -> Outcome:
+    """The policy is deterministic before it has learned much."""
+    if len(observations.rows) < MIN_ROWS:
+        return NotChecked(f"needs {MIN_ROWS} iterations")
+    names = [name for name in trained_agents(observations.config) if _is_prematurely_certain(observations, name)]
+    if not names:
+        return None
+    rows, algorithm = observations.rows, observations.config.algorithm
+    key = policy_key(observations.config, rows, names[0], "policy/entropy")
+    raised = max(10 * algorithm.entropy_coef, 0.01)
+    return Finding(
+        agents=tuple(names),
+        text=f"the entropy of {join_names(names)} is gone and the score has hardly risen: the policy tries no other "
+        "responses",
+        advice="resume an earlier checkpoint or start again, with more exploration",
+        evidence=(metric_evidence(rows, key), metric_evidence(rows, f"{names[0]}/score/mean")),
+        overrides=(
+            f"algorithm.entropy_coef={raised:g}",
+            f"actor.learning_rate={observations.config.task.agents[names[0]].actor.learning_rate / 3:g}",
+            "algorithm.kl.reward.coef=0.01",
+        ),
+    )
+
+
+def _is_prematurely_certain(observations: Observations, name: str) -> bool:
+    """Whether the entropy fell to almost 0, and the score gained less than half a standard deviation."""
+    rows = observations.rows
+    entropy = column(rows, policy_key(observations.config, rows, name, "policy/entropy"))
+    change = score_change(observations, name)
+    if not entropy or change is None or not observations.is_from_start:
+        return False
+    last = fmean(entropy[-max(len(entropy) // 4, 2) :])
+    spread = column_mean(rows[: max(len(rows) // 4, 2)], f"{name}/score/std")
+    best = _best_score(observations, name, change.first + 2 * spread)
+    is_gone = last < max(GONE_ENTROPY * entropy[0], GONE_NATS) and entropy[0] > 2 * GONE_NATS
+    return is_gone and change.gain < SMALL_GAIN * spread and change.last < best - SMALL_GAIN * spread
+
+
+def _best_score(observations: Observations, name: str, default: float) -> float:
+    """The best score of a sampled response, at least `default` without samples."""
+    scores = [episode.get("agents", {}).get(name, {}).get("score") for episode in observations.episodes]
+    return max([score for score in scores if isinstance(score, int | float)], default=default)
+
+
+def find_skipped_steps(observations: Observations) -> Outcome:
+    """Optimizer steps were skipped in the last iteration."""
+    from ippo_cli.config.teams import agents_by_critic, agents_by_policy
+
+    row, config = observations.rows[-1], observations.config
+    skipped = [
+        holder
+        for holder in dict.fromkeys((*agents_by_policy(config), *agents_by_critic(config)))
+        if any(
+            key.startswith(f"{holder}/") and key.endswith("/skipped_steps") and value > 0 for key, value in row.items()
+        )
+    ]
+    if not skipped:
+        return None
+    keys = [key for key, value in row.items() if key.endswith("/skipped_steps") and value > 0]
+    rate = next(iter(config.task.agents.values())).actor.learning_rate
+    return Finding(
+        agents=tuple(skipped),
+        text=f"optimizer steps of {join_names(skipped)} were skipped because gradients were not finite",
+        advice="try a lower learning_rate",
+        evidence=tuple(metric_evidence(observations.rows, key) for key in keys),
+        overrides=(f"actor.learning_rate={rate / 10:g}", "actor.dtype=fp32"),
+        certainty=Certainty.certain,
+    )

@@ -1,0 +1,202 @@
+"""Conditions of responses: truncation, overflowing contexts, silence, and prompts in another model's format."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ippo_cli.config.schema import (
+    Config,
+    ContextMode,
+    EnvironmentTaskConfig,
+    GridConfig,
+    JsonlConfig,
+    LettersConfig,
+)
+from ippo_cli.config.text import join_names
+from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, NotChecked, Observations, Outcome, metric_evidence
+from ippo_cli.diagnosis.series import trained_agents
+
+NEARLY_ALL = 0.99  # a fraction that counts as all
+SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
+FIRST_ROWS = 3  # iterations with many truncated turns
+MIN_RESPONSES = 8  # sampled responses of an agent that the condition on chat templates reads
+MARKED_FRACTION = 0.25  # fraction of responses with a marker of a conversation
+# Control tokens of chat templates, and names of roles at the start of a line: they end a turn or begin one.
+TURN_MARKERS = re.compile(
+    r"<\|(?:im_start|im_end|user|assistant|system|end|eot_id|start_header_id|end_header_id|endoftext|begin_of_text)\|>"
+    r"|<(?:start|end)_of_turn>|\[/?INST\]|<<SYS>>|</s>|<s>"
+    r"|^\s*(?:#+\s*)?(?:User|Human|Assistant|System|Instruction|Response|Question|Answer)\s*:",
+    re.MULTILINE,
+)
+
+
+def find_truncation(observations: Observations) -> Outcome:
+    """Every response of an agent is cut at the limit."""
+    config, rows = observations.config, observations.rows
+    if isinstance(config.task, (LettersConfig, GridConfig, EnvironmentTaskConfig)):
+        return None  # responses have exactly the limit's length, or episodes end at the environment's limit
+
+    def is_always_truncated(name: str) -> bool:
+        several_turns = f"{name}/rollout/cut_fraction" in rows[-1]  # their rows are also truncated at other limits
+        return not several_turns and rows[-1][f"{name}/rollout/truncated_fraction"] >= NEARLY_ALL
+
+    cut = [name for name in config.task.agents if is_always_truncated(name)]
+    if not cut:
+        return None
+
+    def is_cut_before_limit(name: str) -> bool:
+        limit = config.task.agents[name].rollout.max_new_tokens
+        return rows[-1].get(f"{name}/rollout/response_length", limit) < NEARLY_ALL * limit
+
+    limit = f"rollout.max_new_tokens={_format_limits(config, cut)}"
+    evidence = tuple(metric_evidence(rows, f"{name}/rollout/truncated_fraction") for name in cut)
+    if all(map(is_cut_before_limit, cut)):
+        return Finding(
+            agents=tuple(cut),
+            text=f"every response of {join_names(cut)} was truncated at a full context, before {limit}",
+            advice="shorten prompts, or increase rollout.context_limit",
+            evidence=evidence,
+            overrides=("rollout.context_limit=null",),
+            certainty=Certainty.certain,
+        )
+    longest = max(config.task.agents[name].rollout.max_new_tokens for name in cut)
+    return Finding(
+        agents=tuple(cut),
+        text=f"every response of {join_names(cut)} was truncated at {limit}",
+        advice="increase the limit, or ask for shorter responses",
+        evidence=evidence,
+        overrides=(f"rollout.max_new_tokens={4 * longest}", "rollout.stop_strings=['\\n']"),
+        certainty=Certainty.certain,
+    )
+
+
+def find_context_overflow(observations: Observations) -> Outcome:
+    """Later turns do not fit into the context."""
+    config, row = observations.config, observations.rows[-1]
+    shares = {name: row.get(f"{name}/rollout/overflow_fraction", 0.0) for name in config.task.agents}
+    names = [name for name, share in shares.items() if share > SOME]
+    if not names:
+        return None
+    is_last_only = config.rollout.context is ContextMode.last_only
+    return Finding(
+        agents=tuple(names),
+        text=f"{max(shares.values()):.0%} of episodes were truncated: a turn did not fit into the context of "
+        f"{join_names(names)}",
+        advice="increase rollout.max_prompt_tokens"
+        if is_last_only
+        else "lower rollout.max_new_tokens or the number of turns",
+        evidence=tuple(metric_evidence(observations.rows, f"{name}/rollout/overflow_fraction") for name in names),
+        overrides=(f"rollout.max_prompt_tokens={2 * config.rollout.max_prompt_tokens}",)
+        if is_last_only
+        else (f"rollout.max_new_tokens={max(config.rollout.max_new_tokens // 2, 1)}", "rollout.context=last_only"),
+        certainty=Certainty.certain,
+    )
+
+
+def find_cut_turns(observations: Observations) -> Outcome:
+    """Most turns of an episode with several turns are truncated."""
+    config, last = observations.config, observations.rows[-FIRST_ROWS:]
+    if len(last) < FIRST_ROWS:
+        return None
+    shares = {
+        name: min(_value_or_zero(row.get(f"{name}/rollout/cut_fraction")) for row in last)
+        for name in config.task.agents
+    }
+    names = [name for name, share in shares.items() if share > MANY]
+    if not names:
+        return None
+    longest = max(config.task.agents[name].rollout.max_new_tokens for name in names)
+    return Finding(
+        agents=tuple(names),
+        text=f"{max(shares[name] for name in names):.0%} of the turns of {join_names(names)} are truncated at "
+        f"rollout.max_new_tokens={_format_limits(config, names)}",
+        advice="increase the limit, or ask for shorter responses",
+        evidence=tuple(metric_evidence(observations.rows, f"{name}/rollout/cut_fraction") for name in names),
+        overrides=(f"rollout.max_new_tokens={2 * longest}",),
+        certainty=Certainty.certain,
+    )
+
+
+def find_silence(observations: Observations) -> Outcome:
+    """An agent generates no token in a whole buffer."""
+    row = observations.rows[-1]
+    names = [name for name in observations.config.task.agents if row.get(f"{name}/rollout/response_length") == 0]
+    if not names:
+        return None
+    return Finding(
+        agents=tuple(names),
+        text=f"{join_names(names)} generated no tokens in a whole buffer and does not learn",
+        advice="check samples/, and when the task calls it",
+        evidence=tuple(metric_evidence(observations.rows, f"{name}/rollout/response_length") for name in names),
+        overrides=("rollout.min_new_tokens=1",),
+        certainty=Certainty.certain,
+    )
+
+
+def find_template_mismatch(observations: Observations) -> Outcome:
+    """Responses contain markers of turns: the model continues the conversation instead of ending its answer."""
+    config = observations.config
+    if not isinstance(config.task, JsonlConfig):
+        return None
+    responses = _last_responses(observations.episodes)
+    known = {name: texts for name, texts in responses.items() if len(texts) >= MIN_RESPONSES}
+    if not known:
+        return NotChecked(
+            f"fewer than {MIN_RESPONSES} sampled responses; set tracker.samples_every and tracker.samples"
+        )
+    shares = {name: _marked_fraction(texts) for name, texts in known.items()}
+    names = [name for name in trained_agents(config) if shares.get(name, 0.0) >= MARKED_FRACTION]
+    if not names:
+        return None
+    template = config.task.chat_template
+    shown = {name: _marked_texts(known[name])[0] for name in names}
+    return Finding(
+        agents=tuple(names),
+        text=f"{max(shares[name] for name in names):.0%} of the sampled responses of {join_names(names)} contain "
+        "markers of further turns: the prompt does not have the format of the model's chat template",
+        advice="let the tokenizer format the prompt, and remove roles and control tokens from the template",
+        evidence=(
+            Evidence("task.chat_template", str(template).lower()),
+            *(
+                Evidence(f"samples of {name}", f"{shares[name]:.0%} with a marker, such as {shown[name]!r}")
+                for name in names
+            ),
+            *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
+        ),
+        overrides=(
+            "task.chat_template=true" if template is not True else "task.chat_template=false",
+            "rollout.stop_strings=['" + shown[names[0]].strip().replace("'", "") + "']",
+            "actor.model=AN_INSTRUCTION_TUNED_MODEL",
+        ),
+    )
+
+
+def _last_responses(episodes: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Sampled responses by agent."""
+    found: dict[str, list[str]] = {}
+    for episode in episodes:
+        for turn in episode.get("turns") or ():
+            found.setdefault(str(turn.get("agent")), []).append(str(turn.get("response") or ""))
+    return found
+
+
+def _marked_texts(texts: Sequence[str]) -> list[str]:
+    """The first marker of every response that has one after its first character."""
+    found = [TURN_MARKERS.search(text, 1) for text in texts]
+    return [match[0] for match in found if match is not None]
+
+
+def _marked_fraction(texts: Sequence[str]) -> float:
+    return len(_marked_texts(texts)) / len(texts)
+
+
+def _format_limits(config: Config, names: Sequence[str]) -> str:
+    """The distinct response limits of some agents."""
+    return "/".join(map(str, dict.fromkeys(config.task.agents[name].rollout.max_new_tokens for name in names)))
+
+
+def _value_or_zero(share: float | None) -> float:
+    """The value, or 0 for None and NaN."""
+    return 0.0 if share is None or share != share else share

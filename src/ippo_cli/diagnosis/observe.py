@@ -1,0 +1,97 @@
+"""Collects what is known of a run from its folder: rows, sampled episodes, sizes of the data, saved adapters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ippo_cli.config.data import has_splits
+from ippo_cli.config.schema import ActorKind, Config, JsonlConfig
+from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.diagnosis.finding import Observations
+from ippo_cli.runs.folder import list_checkpoints
+from ippo_cli.runs.records import RunRecord
+from ippo_cli.tasks.data_files import SUFFIXES, count_rows, file_suffix
+
+MAX_SAMPLE_FILES = 40  # the newest files
+MAX_COUNTED_BYTES = 2**28  # larger data files are not counted
+ADAPTER_FILE = "adapter_model.safetensors"
+
+
+def observe_run(record: RunRecord, config: Config) -> Observations:
+    """The observations of a run, running or not."""
+    initial = next((row for row in record.metrics if row["iteration"] == 0), None)
+    return Observations(
+        config=config,
+        rows=[row for row in record.metrics if row["iteration"] > 0],
+        initial=initial,
+        episodes=read_episodes(record),
+        train_rows=count_examples(config, "train"),
+        held_out_rows=count_examples(config, "eval"),
+        unchanged_adapters=find_unchanged_adapters(record.folder, config),
+    )
+
+
+def read_episodes(record: RunRecord) -> list[dict[str, Any]]:
+    """Sampled episodes of the newest sample files, oldest first."""
+    return [episode for file in record.sample_files[-MAX_SAMPLE_FILES:] for episode in file.episodes()]
+
+
+def count_examples(config: Config, part: str) -> int | None:
+    """Rows of the `train` or `eval` data; None if they are not in local files."""
+    task = config.task
+    size = getattr(task, f"{part}_size", None)
+    if not isinstance(task, JsonlConfig):
+        return size
+    if part == "eval" and task.eval_share is not None:
+        whole = _count_rows(task.train)
+        count = None if whole is None else math.floor(whole * task.eval_share)
+    else:
+        count = _count_rows(getattr(task, part))
+        if count is not None and task.eval_share is not None:
+            count -= math.floor(count * task.eval_share)
+    return count if size is None or count is None else min(size, count)
+
+
+def _count_rows(sources: str | Sequence[str] | None) -> int | None:
+    """Rows of local files; None for other sources, such as functions and hub datasets, and for unreadable files."""
+    found = 0
+    for source in [sources] if isinstance(sources, str) else sources or ():
+        path = Path(source)
+        if has_splits(source) or file_suffix(source) not in SUFFIXES or not path.is_file():
+            return None
+        if path.stat().st_size > MAX_COUNTED_BYTES:
+            return None
+        try:
+            found += count_rows(source)
+        except (OSError, ValueError):
+            return None
+    return found or None
+
+
+def find_unchanged_adapters(folder: Path, config: Config) -> tuple[str, ...]:
+    """Agents with a saved adapter that adds 0 to its base in the newest checkpoint, because its matrices B are 0."""
+    checkpoints = list_checkpoints(folder / "checkpoints")
+    if not checkpoints:
+        return ()
+    holders = policy_by_agent(config)
+    return tuple(
+        name
+        for name, agent in config.task.agents.items()
+        if agent.actor.kind in (ActorKind.lora, ActorKind.tiny_lora)
+        and any(_adds_nothing(file) for file in (checkpoints[-1] / holders[name]).rglob(ADAPTER_FILE))
+    )
+
+
+def _adds_nothing(file: Path) -> bool:
+    """Whether all bytes of the matrices B of a saved adapter are 0; False if the file cannot be read."""
+    import safetensors
+
+    try:
+        tensors = safetensors.deserialize(file.read_bytes())
+    except (OSError, safetensors.SafetensorError):
+        return False
+    columns = [bytes(tensor["data"]) for name, tensor in tensors if ".lora_B." in name]
+    return bool(columns) and all(data.count(0) == len(data) for data in columns)

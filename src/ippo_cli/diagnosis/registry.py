@@ -1,0 +1,122 @@
+"""All conditions of runs in the order of their report: causes before their consequences.
+
+Live warnings are the conditions with `is_live`: their evidence is a fact of the last rows. Other conditions compare
+means of iterations; such a test has an error rate, which a test in every iteration would multiply.
+"""
+
+from __future__ import annotations
+
+from ippo_cli.diagnosis.conditions.critic import find_far_values, find_slow_critic
+from ippo_cli.diagnosis.conditions.policy import (
+    find_entropy_loss,
+    find_kl_coefficient,
+    find_large_updates,
+    find_sampler_mismatch,
+    find_skipped_steps,
+    find_unchanged_policy,
+)
+from ippo_cli.diagnosis.conditions.responses import (
+    find_context_overflow,
+    find_cut_turns,
+    find_silence,
+    find_template_mismatch,
+    find_truncation,
+)
+from ippo_cli.diagnosis.conditions.scores import (
+    find_empty_parts,
+    find_equal_scores,
+    find_failing_rewards,
+    find_length_hacking,
+    find_memorisation,
+    find_no_progress,
+    find_score_drop,
+)
+from ippo_cli.diagnosis.conditions.team import find_deaf_agents
+from ippo_cli.diagnosis.finding import Condition
+
+STUCK = ("no_progress", "fell")
+CONDITIONS = (
+    Condition(
+        name="failing_rewards", title="rewards fail", find=find_failing_rewards, is_live=True, explains=("empty_parts",)
+    ),
+    Condition(
+        name="chat_template",
+        title="wrong chat template",
+        find=find_template_mismatch,
+        explains=("truncated", "cut_turns", "equal_scores", *STUCK),
+    ),
+    Condition(
+        name="sampler_mismatch",
+        title="sampler and trained model differ",
+        find=find_sampler_mismatch,
+        explains=("learning_rate", "entropy_gone", "kl_coefficient", *STUCK),
+    ),
+    Condition(
+        name="learning_rate",
+        title="learning rate too high",
+        find=find_large_updates,
+        explains=(
+            *("skipped_steps", "entropy_gone", "kl_coefficient", "explained_variance", "far_values", "few_examples"),
+            *("equal_scores", "truncated", "silent", "deaf_agents", *STUCK),
+        ),
+    ),
+    Condition(
+        name="length_hacking",
+        title="the reward pays for length",
+        find=find_length_hacking,
+        explains=("truncated", "kl_coefficient", "few_examples"),
+    ),
+    Condition(
+        name="silent",
+        title="an agent does not act",
+        find=find_silence,
+        is_live=True,
+        explains=("policy_unchanged", "deaf_agents", *STUCK),
+    ),
+    Condition(
+        name="truncated",
+        title="responses are always truncated",
+        find=find_truncation,
+        is_live=True,
+        explains=("equal_scores", *STUCK),
+    ),
+    Condition(name="overflow", title="turns do not fit into the context", find=find_context_overflow, is_live=True),
+    Condition(name="cut_turns", title="turns are truncated", find=find_cut_turns, is_live=True, explains=STUCK),
+    Condition(
+        name="equal_scores",
+        title="constant reward",
+        find=find_equal_scores,
+        is_live=True,
+        explains=("policy_unchanged", "deaf_agents", "entropy_gone", "explained_variance", "kl_coefficient", *STUCK),
+    ),
+    Condition(
+        name="policy_unchanged",
+        title="the policy or adapter does not change",
+        find=find_unchanged_policy,
+        explains=("deaf_agents", *STUCK),
+    ),
+    Condition(name="deaf_agents", title="agents do not hear each other", find=find_deaf_agents, explains=STUCK),
+    Condition(
+        name="few_examples",
+        title="the data is too small",
+        find=find_memorisation,
+        explains=("kl_coefficient", "entropy_gone"),
+    ),
+    Condition(
+        name="kl_coefficient", title="KL coefficient too low or too high", find=find_kl_coefficient, explains=STUCK
+    ),
+    Condition(name="entropy_gone", title="entropy is gone", find=find_entropy_loss, explains=STUCK),
+    Condition(name="skipped_steps", title="optimizer steps are skipped", find=find_skipped_steps, is_live=True),
+    Condition(
+        name="explained_variance",
+        title="critic too slow",
+        find=find_slow_critic,
+        is_live=True,
+        explains=("far_values", *STUCK),
+    ),
+    Condition(name="far_values", title="values are out of reach", find=find_far_values, is_live=True),
+    Condition(name="fell", title="the score fell", find=find_score_drop, is_live=True, explains=("no_progress",)),
+    Condition(name="no_progress", title="no progress", find=find_no_progress, is_live=True),
+    Condition(name="empty_parts", title="a part of the reward is never a number", find=find_empty_parts, is_live=True),
+)
+BY_NAME = {condition.name: condition for condition in CONDITIONS}

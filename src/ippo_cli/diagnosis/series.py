@@ -1,0 +1,107 @@
+"""Statistics of metrics over iterations: means without missing values, and changes with their standard errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import fmean
+
+from ippo_cli.config.schema import Config
+from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.diagnosis.finding import Observations, Row
+
+SIGNIFICANT = 5.0
+"""Standard errors of a significant change. The error is an estimate with about 2 n / 3 degrees of freedom for n
+iterations: the one-sided error rate is 2e-3 at 8 iterations and 1e-5 at 40. A condition combines several such changes.
+"""
+MIN_ROWS = 8  # iterations that a change needs: two at each end, and others between them
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Means over the first and the last iterations, and the standard error of their difference."""
+
+    first: float
+    last: float
+    error: float
+
+    @property
+    def gain(self) -> float:
+        return self.last - self.first
+
+    @property
+    def has_risen(self) -> bool:
+        return self.gain > SIGNIFICANT * self.error
+
+    @property
+    def has_fallen(self) -> bool:
+        return -self.gain > SIGNIFICANT * self.error
+
+
+def column(rows: Sequence[Row], key: str) -> list[float]:
+    """The numbers of a metric, without missing ones."""
+    return [row[key] for row in rows if not math.isnan(row.get(key, math.nan))]
+
+
+def column_mean(rows: Sequence[Row], key: str) -> float:
+    """Mean over the rows with a number; NaN without any."""
+    numbers = column(rows, key)
+    return fmean(numbers) if numbers else math.nan
+
+
+def measure_change(values: Sequence[float]) -> Change | None:
+    """The change between the first and the last quarter of the values; None for fewer than `MIN_ROWS`.
+
+    The variance of a value is half the mean square of successive differences (von Neumann), which a trend hardly
+    affects. The error is at least a rounding error of the values.
+    """
+    if len(values) < MIN_ROWS:
+        return None
+    size = max(len(values) // 4, 2)
+    first, last = fmean(values[:size]), fmean(values[-size:])
+    variance = fmean((after - before) ** 2 for before, after in pairwise(values)) / 2
+    rounding = 1e-6 * max(map(abs, values))
+    return Change(first, last, max(math.sqrt(2 * variance / size), rounding))
+
+
+def score_change(observations: Observations, agent: str) -> Change | None:
+    """The change of an agent's mean training score."""
+    return measure_change(column(observations.rows, f"{agent}/score/mean"))
+
+
+def has_gained(observations: Observations, agent: str) -> bool:
+    """Whether the mean score of the last iterations is significantly above that of the first iteration.
+
+    The error is that of sampling; responses to one prompt count as one sample.
+    """
+    rows, rollout = observations.rows, observations.config.rollout
+    first, last = rows[0].get(f"{agent}/score/mean", math.nan), last_rows(rows)
+    prompts = rollout.buffer_size / rollout.num_generations
+    error = column_mean(rows, f"{agent}/score/std") * math.sqrt((1 + 1 / len(last)) / prompts)
+    return column_mean(last, f"{agent}/score/mean") - first > SIGNIFICANT * error
+
+
+def last_rows(rows: Sequence[Row]) -> Sequence[Row]:
+    """The last quarter of the rows, at least two."""
+    return rows[-max(len(rows) // 4, 2) :]
+
+
+def policy_key(config: Config, rows: Sequence[Row], agent: str, name: str) -> str:
+    """The metric `policy/...` of an agent: its own if it shares weights, else its policy's."""
+    own = f"{agent}/{name}"
+    return own if any(own in row for row in rows) else f"{policy_by_agent(config)[agent]}/{name}"
+
+
+def trained_agents(config: Config) -> list[str]:
+    """Agents that are trained."""
+    return [name for name, agent in config.task.agents.items() if not agent.frozen]
+
+
+def correlation(one: Sequence[float], two: Sequence[float]) -> float:
+    """Pearson's correlation; 0 if one of them is constant."""
+    mean_one, mean_two = fmean(one), fmean(two)
+    covariance = sum((a - mean_one) * (b - mean_two) for a, b in zip(one, two, strict=True))
+    scale = math.sqrt(sum((a - mean_one) ** 2 for a in one) * sum((b - mean_two) ** 2 for b in two))
+    return covariance / scale if scale else 0.0

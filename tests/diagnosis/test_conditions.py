@@ -1,0 +1,251 @@
+"""Conditions at their limits, and what they need to be checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from recorded_runs import read_runs
+
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
+from ippo_cli.config.schema import Config
+from ippo_cli.diagnosis.conditions.responses import find_template_mismatch
+from ippo_cli.diagnosis.conditions.team import count_readings, find_deaf_agents
+from ippo_cli.diagnosis.finding import Finding, NotChecked, Observations, Outcome
+from ippo_cli.diagnosis.registry import BY_NAME
+from ippo_cli.diagnosis.series import correlation, measure_change
+
+Row = dict[str, float]
+ROWS = 24
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    return build_config(resolve_config(compose_node(["task=sorting_solo", "algorithm=ppo"])))
+
+
+def rows(change: Callable[[int], dict[str, float]], count: int = ROWS) -> list[Row]:
+    """Iterations of a run that learns, changed by a function of the iteration; noise alternates between two values."""
+
+    def row(n: int) -> Row:
+        noise = 0.002 * (-1) ** n
+        known = {
+            "score/mean": 0.2 + 0.02 * n + noise,
+            "score/std": 0.2,
+            "rollout/response_length": 6.0 + noise,
+            "rollout/logprob": -2.0 + 0.05 * n,
+            "rollout/truncated_fraction": 0.1,
+            "policy/entropy": 2.0 - 0.05 * n + noise,
+            "policy/approx_kl": 0.005,
+            "policy/steps": 4.0,
+            "policy/grad_norm": 1.0,
+            "policy/learning_rate": 1e-4,
+            "policy/ratio_first_step_deviation": 1e-6,
+            "kl/reference": 0.01 * n,
+            "kl/reward_coef": 0.01,
+        } | change(n)
+        return {"iteration": float(n)} | {f"solo/{key}": value for key, value in known.items()}
+
+    return [row(n) for n in range(1, count + 1)]
+
+
+def find(name: str, config: Config, change: Callable[[int], dict[str, float]], **known: Any) -> Outcome:
+    return BY_NAME[name].find(Observations(config=config, rows=rows(change), **known))
+
+
+def flat(n: int) -> float:
+    """A score that does not rise."""
+    return 0.2 + 0.002 * (-1) ** n
+
+
+METRIC_CONDITIONS = ("learning_rate", "kl_coefficient", "entropy_gone", "policy_unchanged", "sampler_mismatch")
+
+
+@pytest.mark.parametrize("name", METRIC_CONDITIONS)
+def test_a_run_that_learns_fulfils_no_condition(name: str, config: Config) -> None:
+    assert find(name, config, lambda _: {}) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        (
+            "learning_rate",
+            lambda n: {"policy/approx_kl": 0.2 if n < 4 else 0.0, "score/mean": flat(n)},
+            "actor.learning_rate=0.00035 is too high",
+        ),
+        (
+            "learning_rate",
+            lambda n: {"policy/entropy": 2.0 if n in (1, 3) else 0.3, "score/mean": flat(n)},
+            "single iterations change the policy of solo by much",
+        ),
+        ("kl_coefficient", lambda n: {"kl/reference": 0.2 * n}, "coef=0 is too low"),
+        (
+            "kl_coefficient",
+            lambda n: {"kl/reference": 1e-3, "kl/reward_coef": 4.0, "score/mean": flat(n)},
+            "it allows a gain of about 0.05 standard deviations",
+        ),
+        (
+            "entropy_gone",
+            lambda n: {"policy/entropy": 2.0 if n < 8 else 0.01, "score/mean": flat(n)},
+            "the entropy of solo is gone",
+        ),
+        ("policy_unchanged", lambda _: {"policy/learning_rate": 0.0}, "the learning rate is 0"),
+        ("policy_unchanged", lambda _: {"policy/grad_norm": 0.0}, "all gradients are 0"),
+        ("policy_unchanged", lambda _: {"policy/steps": 0.0}, "no optimizer step in 24 iterations"),
+        ("sampler_mismatch", lambda _: {"policy/ratio_first_step_deviation": 0.05}, "give the same tokens other"),
+        ("sampler_mismatch", lambda _: {"rollout/prob_diff/sampler": 0.01}, "before any optimizer step"),
+        (
+            "length_hacking",
+            lambda n: {"rollout/response_length": 6.0 + n / 2, "score/part/exact": 0.5 - 0.02 * n},
+            "exact falls",
+        ),
+    ],
+)
+def test_condition_of_changed_metrics(
+    name: str, change: Callable[[int], dict[str, float]], words: str, config: Config
+) -> None:
+    found = find(name, config, change)
+    assert isinstance(found, Finding)
+    assert words in found.text
+    assert found.evidence
+    assert found.overrides
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("learning_rate", lambda n: {"policy/approx_kl": 0.2 if n < 4 else 0.0}),  # the score rises
+        ("learning_rate", lambda n: {"policy/approx_kl": 0.2 if n == 1 else 0.0, "score/mean": flat(n)}),
+        ("kl_coefficient", lambda n: {"kl/reference": 0.2 * n, "rollout/logprob": -3.0 + 0.2 * n}),  # likely responses
+        ("kl_coefficient", lambda _: {"kl/reference": 1e-3, "kl/reward_coef": 4.0}),  # the score rises
+        ("kl_coefficient", lambda n: {"kl/reward_coef": 1.9, "score/mean": flat(n)}),
+        ("entropy_gone", lambda n: {"policy/entropy": 2.0 if n < 8 else 0.01}),  # it has learned
+        ("sampler_mismatch", lambda n: {"policy/ratio_first_step_deviation": 0.05 * (n == 3)}),
+        ("length_hacking", lambda n: {"rollout/response_length": 6.0 + n / 2, "score/part/exact": 0.5 + 0.01 * n}),
+        ("length_hacking", lambda n: {"score/part/exact": 0.5 - 0.02 * n}),  # no longer responses
+    ],
+)
+def test_condition_needs_all_of_its_evidence(
+    name: str, change: Callable[[int], dict[str, float]], config: Config
+) -> None:
+    assert find(name, config, change) is None
+
+
+def test_adapter_that_adds_nothing(config: Config) -> None:
+    found = find("policy_unchanged", config, lambda _: {}, unchanged_adapters=("solo",))
+    assert isinstance(found, Finding)
+    assert "still adds 0 to its base" in found.text
+
+
+def held_out(first: float) -> dict[str, Any]:
+    return {"initial": {"iteration": 0.0, "eval/sampled/solo/score": first}, "held_out_rows": 256, "train_rows": 64}
+
+
+@pytest.mark.parametrize(("last", "is_found"), [(0.22, True), (0.1, True), (0.45, False), (0.68, False)])
+def test_memorisation_needs_a_gap(last: float, is_found: bool, config: Config) -> None:
+    known = rows(lambda _: {})
+    known[-1]["eval/sampled/solo/score"] = last
+    config = replace(config, rollout=replace(config.rollout, buffer_size=256))
+    observations = Observations(config=config, rows=known, **held_out(0.2))
+    found = BY_NAME["few_examples"].find(observations)
+    assert isinstance(found, Finding) is is_found
+    # One pass over the rows: a gap has other causes.
+    assert BY_NAME["few_examples"].find(replace(observations, train_rows=256 * ROWS)) is None
+
+
+def test_conditions_name_what_they_lack(config: Config) -> None:
+    outcomes = {
+        name: BY_NAME[name].find(Observations(config=config, rows=rows(lambda _: {}, 2))) for name in METRIC_CONDITIONS
+    }
+    assert {name for name, outcome in outcomes.items() if isinstance(outcome, NotChecked)} >= {
+        "learning_rate",
+        "entropy_gone",
+        "policy_unchanged",
+    }
+    without_reference = [{k: v for k, v in row.items() if "/kl/" not in k} for row in rows(lambda _: {})]
+    outcome = BY_NAME["kl_coefficient"].find(Observations(config=config, rows=without_reference))
+    assert isinstance(outcome, NotChecked)
+    assert "algorithm.kl.reward.coef=0.001 measures it" in outcome.reason
+
+
+def turn(agent: str, step: int, observation: str, response: str) -> dict[str, Any]:
+    return {"agent": agent, "step": step, "observation": observation, "response": response}
+
+
+def test_messages_that_are_read() -> None:
+    heard = {"turns": [turn("a", 0, "x", " yes "), turn("b", 1, "x yes", "no"), turn("a", 2, "no?", "ok")]}
+    unread = {"turns": [turn("a", 0, "x", "yes"), turn("b", 1, "x", "no")]}
+    at_once = {"turns": [turn("a", 0, "x", "yes"), turn("b", 0, "x", "no")]}
+    assert count_readings([heard, unread, at_once]) == {"a": (1, 2), "b": (1, 1)}
+
+
+def test_deaf_agents_are_found_in_samples() -> None:
+    pair = build_config(resolve_config(compose_node(["task=sorting"])))
+    unread = {"turns": [turn("low", 0, "x", "yes"), turn("high", 1, "x", "no")]}
+    observations = Observations(config=pair, rows=[{"iteration": 1.0}], episodes=[unread] * 8)
+    found = find_deaf_agents(observations)
+    assert isinstance(found, Finding)
+    assert found.agents == ("low",)
+    assert "task.agents.high.template='{letters}>{agents.low}'" in found.overrides
+    assert isinstance(find_deaf_agents(replace(observations, episodes=[unread] * 7)), NotChecked)
+
+
+@pytest.mark.parametrize(
+    ("response", "is_found"),
+    [
+        ("Paris.\nUser: And Spain?\nAssistant: Madrid.", True),
+        ("Paris.<|im_end|>\n<|im_start|>user", True),
+        ("Paris. [/INST] Thanks", True),
+        ("The answer to the user: Paris", False),
+        ("Answer: Paris", False),
+        ("Paris", False),
+    ],
+)
+def test_markers_of_further_turns(response: str, is_found: bool) -> None:
+    overrides = ["task=jsonl", "task.train=a.jsonl", "task.eval=a.jsonl", "task.agents.solo.template='{prompt}'"]
+    config = build_config(resolve_config(compose_node(overrides)))
+    episodes = [{"turns": [turn("solo", 0, "x", response)]}] * 8
+    observations = Observations(config=config, rows=[{"iteration": 1.0}], episodes=episodes)
+    found = find_template_mismatch(observations)
+    assert isinstance(found, Finding) is is_found
+    assert isinstance(find_template_mismatch(replace(observations, episodes=episodes[:7])), NotChecked)
+
+
+def test_measure_change() -> None:
+    noise = [0.01 * (-1) ** n for n in range(16)]
+    assert measure_change(noise[:7]) is None
+    steady = measure_change(noise)
+    rising = measure_change([0.05 * n + part for n, part in enumerate(noise)])
+    assert steady is not None
+    assert rising is not None
+    assert not steady.has_risen
+    assert not steady.has_fallen
+    assert rising.has_risen
+    assert rising.gain == pytest.approx(0.6)
+    constant = measure_change([0.5] * 10)
+    assert constant is not None
+    assert not constant.has_risen
+
+
+def test_correlation() -> None:
+    assert correlation([1, 2, 3], [2, 4, 6]) == pytest.approx(1)
+    assert correlation([1, 2, 3], [3, 2, 1]) == pytest.approx(-1)
+    assert correlation([1, 2, 3], [1, 1, 1]) == 0
+
+
+def test_missing_numbers_are_ignored() -> None:
+    """Rows without a score of an agent, as in buffers in which it does not act."""
+    for run in read_runs("healthy").values():
+        gaps = [
+            row | {key: math.nan for key in row if key.endswith(("/score/mean", "/score/std"))}
+            if row["iteration"] % 5 == 0
+            else row
+            for row in run.observations.rows
+        ]
+        for condition in BY_NAME.values():
+            outcome = condition.find(replace(run.observations, rows=gaps))
+            assert not isinstance(outcome, Finding), (run.name, condition.name)
