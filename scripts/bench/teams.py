@@ -31,6 +31,7 @@ from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
 from team_report import Run, tables
 
 from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
@@ -60,7 +61,7 @@ class Record:
         self._lock = Lock()
         for row in json.loads(file.read_text()) if file.exists() else []:
             curve = [Point(**point) for point in row.pop("curve")]
-            self._put(Outcome(**row, curve=curve))
+            self._put(Outcome(**row | {"overrides": convert_overrides(row["overrides"])}, curve=curve))
 
     def has(self, job: Job) -> bool:
         """Whether a run with these settings is recorded and did not fail."""

@@ -152,7 +152,8 @@ class Episode:
         """Return all turns of one agent."""
         return [turn for turn in self.turns if turn.agent == agent]
 
-    of = turns_of_agent  # the former name, which reward functions of users may call
+    of = turns_of_agent  # the former names, which reward functions of users may call
+    own = trainable_turns
 
     def finished(self, agent: str) -> bool:
         """Whether an agent terminated by itself; False means truncated."""

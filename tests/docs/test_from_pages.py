@@ -21,7 +21,7 @@ from ippo_cli.runs.records import find_runs
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "scripts" / "examples"))
 
-from small_model import make
+from small_model import make  # noqa: E402
 
 PAGES = {page: (ROOT / "docs" / f"from_{page}.md").read_text() for page in ("trl", "comlrl", "verl", "openrlhf")}
 FILES = {

@@ -19,6 +19,7 @@ import yaml
 
 from ippo_cli.compose.former_keys import convert_config, convert_overrides
 from ippo_cli.runs.metric_names import present_metric_name
+from ippo_cli.training.checkpoint import TrainingProgress
 
 ARCHIVE = Path(__file__).parent / "recorded" / "earlier_run.tar.gz"
 MEASURED = ("time/", "perf/", "memory/")
@@ -137,3 +138,9 @@ def test_saved_config_has_present_names() -> None:
 )
 def test_earlier_metric_has_present_name(earlier: str, present: str) -> None:
     assert present_metric_name(earlier) == present
+
+
+def test_a_row_that_waits_to_be_logged_gets_present_names() -> None:
+    saved = {"iteration": 3, "row": {"low/rollout/truncated_share": 0.5}, "metrics_bytes": 10}
+    assert TrainingProgress.from_saved(saved).row == {"low/rollout/truncated_fraction": 0.5}
+    assert TrainingProgress.from_saved(saved | {"row": None}).row is None

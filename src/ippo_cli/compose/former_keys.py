@@ -15,7 +15,9 @@ import yaml
 
 from ippo_cli.compose.aliases import PEERS_FILE, SuggestionKind, read_earlier_names
 
-PREFIX = re.compile(r"(?P<sign>[+~]*)(?P<agent>task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?")
+PREFIX = re.compile(
+    r"[+~]*(?:sweep\.space\.)?(?:task\.agents\.[^.=]+\.)?(?P<part>reward\.parts\.[^.=]+\.)?"  # before a key
+)
 
 
 def convert_overrides(texts: Iterable[object]) -> list[str]:
@@ -33,9 +35,26 @@ def _convert_override(text: str) -> str | None:
     key = within_part + typed[prefix.end() :]
     if key in _removed_keys():
         return None
-    new = _renamed_keys().get(key, key)
-    value = _renamed_values().get(new, {}).get(value, value)
+    new = _renamed_keys().get(key) or _renamed_groups().get(key, key)
+    for old_value, new_value in _renamed_values().get(new, {}).items():  # also in a list, choice(...) or quotes
+        value = re.sub(rf"(?<![\w.]){old_value}(?![\w.])", new_value, value)
+    if "{" in value:
+        value = _convert_mapping(new.partition(".")[0], value)
     return f"{typed[: prefix.end()]}{new.removeprefix(within_part)}{equals}{value}"
+
+
+def _convert_mapping(top: str, text: str) -> str:
+    """Convert names and values of keys of the group `top` in a value such as `{kind: number, right: 1}`."""
+    for old, new in _renamed_keys().items():
+        if old.startswith(f"{top}."):  # a name before "{" is a group, or a part of a reward with a name of the user
+            text = re.sub(rf"(?<![\w.]){old.rpartition('.')[2]}(?=\s*:\s*[^\s{{])", new.rpartition(".")[2], text)
+    for old, new in _renamed_groups().items():
+        if old.startswith(f"{top}."):
+            text = re.sub(rf"(?<![\w.]){old.rpartition('.')[2]}(?=\s*:\s*{{)", new.rpartition(".")[2], text)
+    for key, values in _renamed_values().items():
+        for old, new in values.items() if key.startswith(f"{top}.") else ():
+            text = re.sub(rf"(?<![\w.])({key.rpartition('.')[2]}\s*:\s*){old}(?![\w.])", rf"\g<1>{new}", text)
+    return text
 
 
 def convert_config(plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,6 +114,13 @@ def _renamed_keys() -> dict[str, str]:
     """Present keys by former key."""
     names = {old: entry.text for old, entry in read_earlier_names().items() if entry.kind is SuggestionKind.use}
     return {old: new for old, new in names.items() if re.fullmatch(r"[\w.]+", new)}
+
+
+@cache
+def _renamed_groups() -> dict[str, str]:
+    """Present groups by former group, where every key below it has only a new group."""
+    pairs = ((old.rpartition("."), new.rpartition(".")) for old, new in _renamed_keys().items())
+    return {old[0]: new[0] for old, new in pairs if old[0] != new[0] and old[2] == new[2]}
 
 
 @cache

@@ -133,7 +133,11 @@ def _matches_resume(folder: Path, now: Mapping[str, object], overrides: Sequence
     began_by, began_with = read_owner_job(folder)
     if began_by != job:
         return False
-    return _matches_config(folder, now) if job is None else _run_overrides(began_with) == _run_overrides(overrides)
+    return (
+        _matches_config(folder, now)
+        if job is None
+        else _run_overrides(convert_overrides(began_with)) == _run_overrides(overrides)
+    )
 
 
 def _exit_finished_job(folder: Path, job: str | None) -> NoReturn:

@@ -338,7 +338,7 @@ def _check_turns(config: Config) -> None:
         raise ConfigError(
             f"rollout.context={history.value}",
             f"has no effect: task.protocol={task.protocol} task.num_turns=1 have no later turns",
-            "use prefix",
+            "use rollout.context=append",
         )
 
 
@@ -346,7 +346,7 @@ def _check_world(task: EnvironmentTaskConfig, history: ContextMode) -> None:
     for key, example in WORLD_NAMES.items():
         if hasattr(task, key) and getattr(task, key) is None:
             raise ConfigError(f"task.{key}=null", "names no environment", f"set it, for example task.{key}={example}")
-    # Tasks with the preset `latest` keep it with one turn.
+    # Tasks with the preset rollout.context=last_only keep it with one turn.
     at_rest = (
         ContextMode.append,
         *((ContextMode.last_only,) if isinstance(task, GymnasiumConfig | PettingzooConfig) else ()),
@@ -356,7 +356,7 @@ def _check_world(task: EnvironmentTaskConfig, history: ContextMode) -> None:
             raise ConfigError(
                 f"rollout.context={history.value}",
                 f"has no effect: task.kind={task.kind} task.{key}=1 has no later turns",
-                "use prefix",
+                "use rollout.context=append",
             )
 
 

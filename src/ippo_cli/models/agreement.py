@@ -55,7 +55,7 @@ def readings_match(model: nn.Module, readings: Callable[[], Readings], method: s
     """Whether the readings of a model agree in its own dtype or, if rounding may be the cause, in float32.
 
     An exception of a reading, in either precision, means False and is logged. Raised are out-of-memory errors, since
-    they do not concern the method, and missing attributes of this package's own objects, which are faults of it.
+    they do not concern the method, and missing names or attributes of this package, which are faults of it.
     """
     try:
         first = readings()
@@ -69,7 +69,9 @@ def readings_match(model: nn.Module, readings: Callable[[], Readings], method: s
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # any exception: custom models may raise anything
-        if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("ippo_cli."):
+        if isinstance(error, NameError) or (
+            isinstance(error, AttributeError) and type(error.obj).__module__.startswith("ippo_cli.")
+        ):
             raise
         _log.info("%s cannot be read by %s: %r", type(model).__name__, method, error)
         return False

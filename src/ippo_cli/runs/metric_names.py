@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 
-FRACTIONS = "failed|truncated|cut|overflow|zero|unknown"
 RENAMED = (
-    (re.compile(rf"(?<=/)({FRACTIONS})_share(?=/|$)"), r"\1_fraction"),
+    # Anchored, because a reward may have a part with such a name: eval/<mode>/cut_share is one.
+    (re.compile(r"^([^/]+/score|eval/[^/]+)/failed_share$"), r"\1/failed_fraction"),
+    (
+        re.compile(r"^([^/]+/rollout|eval/[^/]+/[^/]+)/(truncated|cut|overflow)_share(?=/turn/|$)"),
+        r"\1/\2_fraction",
+    ),
+    (re.compile(r"(?<=/credit/)([^/]+)/(zero|unknown)_share$"), r"\1/\2_fraction"),
     (re.compile(r"(?<=/targets/)advantage_spread(?=/|$)"), "advantage_std"),
     (re.compile(r"(?<=/targets/)drawn_share$"), "resampled_fraction"),
     (re.compile(r"(?<=/targets/)silent_share$"), "zero_advantage_fraction"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -42,6 +42,7 @@ from ippo_cli.runs.checkpoint_files import (
 )
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import check_world_size, checkpoint_name, list_checkpoints, print_warning
+from ippo_cli.runs.metric_names import present_metric_name
 from ippo_cli.runs.random_streams import restore_rng
 from ippo_cli.training.opponents import PoolState
 from ippo_cli.training.targets import Algorithm
@@ -59,6 +60,12 @@ class TrainingProgress:
     iteration: int = 0  # completed updates
     row: dict[str, float] | None = None  # metrics of that iteration until it is evaluated and logged
     metrics_bytes: int | None = 0  # length of metrics.jsonl at this state; None while rows are not yet written
+
+    @classmethod
+    def from_saved(cls, saved: Mapping[str, Any]) -> TrainingProgress:
+        """The counters of a checkpoint; metrics get their present names."""
+        row = saved["row"]
+        return cls(**saved | {"row": row and {present_metric_name(name): value for name, value in row.items()}})
 
 
 @dataclass(kw_only=True)
@@ -206,7 +213,7 @@ class CheckpointManager:
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.pool.load_state_dict(stored["partners"])
-        state.progress = TrainingProgress(**stored["progress"])
+        state.progress = TrainingProgress.from_saved(stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
         state.rng = json.loads((folder / f"rng_rank_{distributed.rank() % wrote}.json").read_text())

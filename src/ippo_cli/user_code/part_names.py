@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-RESERVED_PARTS = ("score", "failed_fraction")  # metrics that every reward has
+RESERVED_PARTS = ("score", "failed_fraction", "failed_share")  # metrics that every reward has, a former name included
 
 
 def part_name(name: object) -> str:
