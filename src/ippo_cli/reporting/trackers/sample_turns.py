@@ -25,7 +25,7 @@ def without_tokens(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def turn_table(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def turn_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The turns of all episodes in the order of `TURN_COLUMNS`, with control characters escaped."""
     turns = [{"index": row["index"], **turn} for row in rows for turn in row["turns"]]
     return [
