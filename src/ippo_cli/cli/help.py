@@ -81,6 +81,21 @@ the finished jobs and a 95 % t-interval; then failed jobs and the command that r
 The report is also written into the folder as summary.json and summary.csv, and as summary.png if
 matplotlib is installed. No other file is changed.
 """
+VERIFY_HELP = """\
+ippo-verify: compare a run's files with recorded hashes, and execute some of its iterations again.
+
+  ippo-verify outputs/default/RUN                        all files, and two random iterations
+  ippo-verify outputs/default/RUN iterations=12,40       these iterations
+  ippo-verify outputs/default/RUN count=5 seed=1         five random ones
+  ippo-verify outputs/default/RUN count=0                files only, in seconds
+  ippo-verify outputs/default/RUN to=certificate.json    write the certificate elsewhere
+
+Iterations are executed in a temporary folder, from the newest kept checkpoint before them or from
+the initial weights, with the recorded numbers of processes and threads. Rows, sample files and the
+weights of the next kept checkpoint must be equal to the byte. A random iteration needs at most
+span=20 iterations. The result is printed and written to RUN/verification.json; no other file of
+the run changes. Exit code 0: verified; 15: something differs, with file, line and first value.
+"""
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:
