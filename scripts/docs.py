@@ -63,6 +63,7 @@ Examples
   ippo-train --help algorithm                       a group; --help rollout.temperature: a key
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
+  ippo-verify outputs/default/RUN                   compare with hashes, execute iterations again
 
 Groups (choose with group=option; the first is the default)
 """
@@ -88,8 +89,8 @@ Flags
   -V, --version             the version
 
 Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 11 hanging,
-            12 reward failures, 13 storage, 14 resume refused, 75 preempted and saved,
-            130 interrupted
+            12 reward failures, 13 storage, 14 resume refused, 15 not verified (ippo-verify),
+            75 preempted and saved, 130 interrupted
 """
 TOP_KEYS = ("name", "seed", "num_iterations", "num_epochs", "output_dir", "mode", "resume")
 SHOWN = (
@@ -562,6 +563,7 @@ CORRIDOR = (
     "user_code",
     "config",
     "compose",
+    "verification",
     "cli",
 )
 TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
