@@ -565,6 +565,7 @@ CORRIDOR = (
     "compose",
     "verification",
     "cli",
+    "api",
 )
 TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
 

@@ -37,6 +37,8 @@ ORDER = [
     "verification",
     "sweeps",
     "cli",
+    "api",
+    "__main__",
 ]
 LAYERS = {part: place for place, part in enumerate(ORDER)}
 FILES = sorted(ROOT.rglob("*.py"))
@@ -44,8 +46,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 PLACES = {
     "deepspeed": ("engine/zero.py",),
     "peft": ("models/lora.py", "models/linear_maps.py"),
-    "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py"),
-    "omegaconf": ("compose/", "sweeps/", "cli/train.py"),
+    "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py", "api/"),
+    "omegaconf": ("compose/", "sweeps/", "cli/train.py", "cli/start_training.py", "api/"),
     "yaml": ("compose/", "sweeps/", "runs/records.py"),
     "vllm": ("rollout/vllm.py",),
     "tensorboard": ("reporting/trackers/tensorboard_files.py",),
