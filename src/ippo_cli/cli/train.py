@@ -24,6 +24,7 @@ def main() -> NoReturn:
 
 def _dispatch_command(typed: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing the error and exiting with code 1
+    from ippo_cli.cli.diff import find_difference
     from ippo_cli.cli.info import INFO_FLAGS, show_info
     from ippo_cli.cli.new_task import write_task_file
     from ippo_cli.compose.arguments import normalize_arguments
@@ -36,6 +37,9 @@ def _dispatch_command(typed: Sequence[str]) -> None:
 
     if (task_message := write_task_file(typed)) is not None:
         print(task_message, end="")
+        return
+    if (difference := find_difference(typed)) is not None:
+        print(difference, end="")
         return
     check_flags(typed)
     argv = normalize_arguments(typed)
@@ -98,9 +102,9 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from ippo_cli.cli.start_training import start_training
     from ippo_cli.compose.searchpath import SEARCH_PATH
 
-    given = HydraConfig.get().overrides
-    folders = [text for text in given.hydra if text.startswith(SEARCH_PATH)]
-    start_training(node, [*folders, *given.task], folder, arguments, command=sys.argv)
+    parts = HydraConfig.get().overrides
+    folders = [text for text in parts.hydra if text.startswith(SEARCH_PATH)]
+    start_training(node, [*folders, *parts.task], folder, arguments, command=sys.argv)
 
 
 def _job_config_text(argv: Sequence[str]) -> str | None:
