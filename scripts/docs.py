@@ -23,6 +23,10 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_
 
 from omegaconf import DictConfig, OmegaConf
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import key_readers
+
 from ippo_cli.cli.help import WIDTH
 from ippo_cli.compose.aliases import Suggestion, SuggestionKind, read_projects
 from ippo_cli.compose.diagnose import config_groups
@@ -65,6 +69,7 @@ Examples
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
   ippo-runs                                         list runs; ippo-runs compare RUN RUN
   ippo-doctor outputs/default/RUN                   why a run does not learn; without RUN: this machine
+  ippo-verify outputs/default/RUN                   compare with hashes, execute iterations again
 
 Groups (choose with group=option; the first is the default)
 """
@@ -85,13 +90,15 @@ Flags
   -m, --multirun            sweep over comma-separated values, range(1,4), glob(*); resume=auto
                             resumes a sweep
   --info                    versions of this program and its libraries, and where options are found
-  -sc install=bash          tab completion: eval "$(ippo-train -sc install=bash)"
+  --diff RUN [overrides]    keys that differ between a run and these overrides: run -> now
+  --completion SHELL        tab completion: eval "$(ippo-train --completion bash)", or zsh, or fish
   -h, --help [GROUP|KEY]    this text, or what a group or key means
+  --explain GROUP|KEY       the same: meaning, range, default by option, modules that read a key
   -V, --version             the version
 
 Exit codes  0 done, 1 unexpected, 2 configuration, 3 preflight, 10 non-finite, 11 hanging,
-            12 reward failures, 13 storage, 14 resume refused, 75 preempted and saved,
-            130 interrupted
+            12 reward failures, 13 storage, 14 resume refused, 15 not verified (ippo-verify),
+            75 preempted and saved, 130 interrupted
 """
 TOP_KEYS = ("name", "seed", "num_iterations", "num_epochs", "output_dir", "mode", "resume")
 SHOWN = (
@@ -223,7 +230,13 @@ def help_keys() -> str:
     for entry in keys.values():
         if len({value for value, _ in entry["defaults"]}) == 1:
             entry["defaults"] = [[entry["defaults"][0][0], []]]
-    return json.dumps({"groups": found, "keys": keys, "peers": peers}, indent=0, ensure_ascii=False) + "\n"
+    agents = {
+        option: [str(name) for name in composed(f"task={option}").task.agents] for option in ordered_groups()["task"]
+    }
+    return (
+        json.dumps({"groups": found, "agents": agents, "keys": keys, "peers": peers}, indent=0, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tuple[str, dict[str, Any]]]:
@@ -246,9 +259,16 @@ def _help_entries(cls: type[Any], nodes: dict[str, Any], prefix: str) -> list[tu
             "values": _values_of(hint),
             "defaults": [[value, [option for option in options if option]] for value, options in by_value.items()],
             "peers": _peer_names(f"{prefix}{leaf}"),
+            "readers": readers_by_field().get(f"{key_readers.owners(cls)[leaf]}.{leaf}", []),
         }
         entries.append((f"{prefix}{leaf}", entry))
     return entries
+
+
+@cache
+def readers_by_field() -> dict[str, list[str]]:
+    """The modules that read each field of a schema class, such as `training/trainer`, without the schema itself."""
+    return key_readers.readers_by_field(ROOT / "src" / "ippo_cli")
 
 
 def _values_of(hint: Any) -> list[str]:
@@ -564,7 +584,9 @@ CORRIDOR = (
     "user_code",
     "config",
     "compose",
+    "verification",
     "cli",
+    "api",
 )
 TOUR = ("<!-- tour: written by scripts/docs.py from the first line of each module -->\n", "<!-- end of tour -->\n")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.algorithms.user_advantages import function_advantages
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
 from ippo_cli.engine import distributed
@@ -21,30 +22,6 @@ from ippo_cli.formulas import (
     turn_gae,
 )
 from ippo_cli.types import Rollout
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageInputs:
-    """Inputs of an estimator: one agent's rows of this rank."""
-
-    rewards: Tensor  # [B, R], KL term and bootstrap included
-    values: Tensor  # [B, R], as in `Targets`
-    mask: Tensor  # [B, R] bool: action tokens
-    turn: Tensor  # [B, R] int64
-    is_by_turn: bool  # whether actions are turns; otherwise tokens
-    group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
-    baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
-    valid: Tensor  # [B] bool: rows that have a score
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdvantageOutputs:
-    """Result of an estimator; not whitened."""
-
-    advantages: Tensor  # [B, R], 0 off the mask
-    returns: Tensor  # [B, R]: regression targets of the values
-    usable: Tensor  # [B] bool: rows with a defined advantage
-
 
 Estimator = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
 GroupFormula = Callable[[Tensor, Tensor, AlgorithmConfig], Tensor]  # scores and groups [n] to advantages [n]
@@ -111,6 +88,7 @@ ADVANTAGES: dict[Advantage, Estimator] = {
     ),
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
     Advantage.greedy_baseline: greedy_baseline_advantages,
+    Advantage.function: function_advantages,
 }
 
 

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import NoReturn
 
 from ippo_cli import __version__
-from ippo_cli.cli.help import explain_topic, has_help_flag, has_version_flag, help_topic, unknown_topic_message
+from ippo_cli.cli.help import (
+    EXPLAIN_FLAG,
+    explain_topic,
+    has_help_flag,
+    has_version_flag,
+    help_topic,
+    unknown_topic_message,
+)
 from ippo_cli.config.errors import BROKEN_PIPE
 from ippo_cli.runs.garbage_collection import relax_gc
 from ippo_cli.runs.output import OutputClosed, detect_closed_output, flush_output, open_closed_streams, print_status
+
+COMPLETION_FLAGS = ("--completion", "--complete")
 
 
 def run_command(
@@ -30,11 +39,16 @@ def run_command(
     argv = sys.argv[1:]
     open_closed_streams()
     detect_closed_output()
+    if any(text.startswith(COMPLETION_FLAGS) for text in argv[:2]):
+        from ippo_cli.cli.completion import answer_completion
+
+        if (text := answer_completion(argv)) is not None:
+            _print_and_exit(text)
     if has_help_flag(argv) or (needs_arguments and not argv):
-        _show_help(help_text, help_topic(argv))
+        _show_help(help_text, argv)
     if has_version_flag(argv):
-        _suggestion_text(f"{name} {__version__}\n")
-    if not {"--cfg", "-c", "-sc", "--shell-completion"} & {*argv}:
+        _print_and_exit(f"{name} {__version__}\n")
+    if not {"--cfg", "-c", "-sc", "--shell-completion", "--diff"} & {*argv}:
         print_status(f"{name}: reading the configuration", terminal_only=True)
     relax_gc()
     from ippo_cli.compose.exits import exit_process, run_guarded  # imports Hydra, which --help does not need
@@ -42,7 +56,7 @@ def run_command(
     exit_process(run_guarded(lambda: command(argv), argv, command_keys if takes_overrides else None))
 
 
-def _suggestion_text(text: str) -> NoReturn:
+def _print_and_exit(text: str) -> NoReturn:
     try:
         print(text, end="")
         flush_output()
@@ -51,10 +65,11 @@ def _suggestion_text(text: str) -> NoReturn:
     sys.exit(0)
 
 
-def _show_help(help_text: str, topic: str | None) -> NoReturn:
+def _show_help(help_text: str, argv: Sequence[str]) -> NoReturn:
     """Print the help of the command, or of one group or key, and exit."""
-    text = help_text if topic is None else explain_topic(topic)
+    topic = help_topic(argv)
+    text = help_text if topic is None and EXPLAIN_FLAG not in argv else explain_topic(topic or "")
     if text is None:
-        print(unknown_topic_message(str(topic)), file=sys.stderr)
+        print(unknown_topic_message(topic or "", argv), file=sys.stderr)
         sys.exit(2)
-    _suggestion_text(text)
+    _print_and_exit(text)

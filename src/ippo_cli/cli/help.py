@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-HELP_FLAGS = ("-h", "--help")
+EXPLAIN_FLAG = "--explain"  # as --help with a group or key
+HELP_FLAGS = ("-h", "--help", EXPLAIN_FLAG)
 VERSION_FLAGS = ("-V", "--version")
 WIDTH = 100
 KEYS_FILE = Path(__file__).parent / "help_keys.json"
@@ -116,11 +117,30 @@ nothing. Findings are ordered from causes to consequences, with the keys to try;
 other explanations is marked likely or possible. docs/doctor.md has the conditions and how often
 they are right.
 """
+VERIFY_HELP = """\
+ippo-verify: compare a run's files with recorded hashes, and execute some of its iterations again.
+
+  ippo-verify outputs/default/RUN                        all files, and two random iterations
+  ippo-verify outputs/default/RUN iterations=12,40       these iterations
+  ippo-verify outputs/default/RUN count=5 seed=1         five random ones
+  ippo-verify outputs/default/RUN count=0                files only, in seconds
+  ippo-verify outputs/default/RUN to=certificate.json    write the certificate elsewhere
+
+Iterations are executed in a temporary folder, from the newest kept checkpoint before them or from
+the initial weights, with the recorded numbers of processes and threads. Rows, sample files and the
+weights of the next kept checkpoint must be equal to the byte. A random iteration needs at most
+span=20 iterations. The result is printed and written to RUN/verification.json; no other file of
+the run changes. Exit code 0: verified; 15: something differs, with file, line and first value.
+"""
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:
     """Whether the arguments ask for help."""
-    return list(argv) == ["help"] or any(argument in HELP_FLAGS for argument in argv)
+    return list(argv) == ["help"] or any(_is_help_flag(argument) for argument in argv)
+
+
+def _is_help_flag(argument: str) -> bool:
+    return argument in HELP_FLAGS or argument.startswith(f"{EXPLAIN_FLAG}=")
 
 
 def has_version_flag(argv: Sequence[str]) -> bool:
@@ -130,7 +150,9 @@ def has_version_flag(argv: Sequence[str]) -> bool:
 
 def help_topic(argv: Sequence[str]) -> str | None:
     """The group or key that follows the help flag; None without one."""
-    flag = next((place for place, text in enumerate(argv) if text in HELP_FLAGS), len(argv))
+    flag = next((place for place, text in enumerate(argv) if _is_help_flag(text)), len(argv))
+    if flag < len(argv) and argv[flag].startswith(f"{EXPLAIN_FLAG}="):
+        return argv[flag].partition("=")[2].partition("=")[0] or None
     following = argv[flag + 1].partition("=")[0].lstrip("+~") if flag + 1 < len(argv) else ""
     return following if following and not following.startswith("-") else None
 
@@ -150,8 +172,11 @@ def explain_topic(topic: str) -> str | None:
     return None if answer is None else f"{topic}: {answer}\n"
 
 
-def unknown_topic_message(topic: str) -> str:
+def unknown_topic_message(topic: str, argv: Sequence[str]) -> str:
     """The error message for an unknown group or key, with the closest known names."""
+    flag = EXPLAIN_FLAG if any(text.startswith(EXPLAIN_FLAG) for text in argv) else "--help"
+    if not topic:
+        return f"ippo: {flag} needs a group or key; use {flag} rollout.temperature"
     known = json.loads(KEYS_FILE.read_text())
     names = [*known["groups"], *known["keys"]]
     tails = {name.rpartition(".")[2]: name for name in known["keys"]}
@@ -160,7 +185,7 @@ def unknown_topic_message(topic: str) -> str:
     ]
     same = [name for name in known["keys"] if name.endswith(f".{topic}")]
     advice = f"did you mean {' or '.join((same or close)[:3])}?" if same or close else "ippo-train --help lists groups"
-    return f"ippo: --help {topic} is not a group or key; {advice}"
+    return f"ippo: {flag} {topic} is not a group or key; {advice}"
 
 
 def _group_page(group: str, known: dict[str, Any]) -> str:
@@ -186,6 +211,8 @@ def _key_page(key: str, entry: dict[str, Any]) -> str:
     rows.append(("default", "; ".join(defaults)))
     if entry["peers"]:
         rows.append(("elsewhere", ", ".join(entry["peers"])))
+    if entry["readers"]:
+        rows.append(("read by", ", ".join(entry["readers"])))
     lines = textwrap.wrap(f"{key}: {entry['meaning'] or 'see docs/config.md'}", WIDTH, subsequent_indent="  ")
     for label, text in rows:
         lines += _format_columns(f"  {label}", text, 14)

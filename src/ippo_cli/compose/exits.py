@@ -42,18 +42,23 @@ def run_guarded(command: Callable[[], None], argv: Sequence[str], command_keys: 
 
     `command_keys`: keys of the command in addition to a run's; None for a command without overrides.
     """
-    # Spinning threads delay every operation when other processes use the same cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Use transparent huge pages (2 MiB) for large tensors.
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silence the profiler's messages
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack traces of lost connections
+    set_library_defaults()
     try:
         code = _run(command, argv, command_keys)
         flush_output()
     except OutputClosed:
         return BROKEN_PIPE
     return code
+
+
+def set_library_defaults() -> None:
+    """Set environment variables that libraries read when they are imported, unless the user has set them."""
+    # Spinning threads delay every operation when other processes use the same cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Use transparent huge pages (2 MiB) for large tensors.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # silence the profiler's messages
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # no C++ stack traces of lost connections
 
 
 def _run(command: Callable[[], None], argv: Sequence[str], own: Collection[str] | None) -> int:

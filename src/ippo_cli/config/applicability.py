@@ -68,7 +68,7 @@ def _check_critic(config: Config) -> None:
                 f"has no values, which algorithm.advantage={advantage.value} needs",
                 "use critic=separate or critic=value_head, or an algorithm without a critic, such as algorithm=grpo",
             )
-        if not advantage.needs_critic and critic is not CriticKind.none:
+        if not advantage.allows_critic and critic is not CriticKind.none:
             raise ConfigError(
                 setting,
                 f"trains values that algorithm.advantage={advantage.value} does not use",
@@ -122,6 +122,16 @@ def _check_applicability(config: Config) -> Iterator[ConfigError]:
             yield ConfigError(f"algorithm.{key}={value_text}", "is needed by this algorithm", f"use {needed}")
 
 
+FUNCTION_KEYS = ("credit", "scale_by_std", "gamma", "gae_lambda", "length_adaptive_alpha", "critic_gae_lambda")
+"""Keys that a function of `advantage=function` may read."""
+
+
+def _has_values(config: Config) -> bool:
+    """Whether the estimator has values of a critic."""
+    advantage, critics = config.algorithm.advantage, [agent.critic.kind for agent in config.task.agents.values()]
+    return advantage.needs_critic or (advantage.allows_critic and any(kind is not CriticKind.none for kind in critics))
+
+
 def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | None, str | None]]:
     """Keys of `algorithm` that have an effect only together with others.
 
@@ -131,9 +141,11 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     algorithm = config.algorithm
     advantage = algorithm.advantage.value
     scored = None if algorithm.advantage.is_per_action else f"advantage={advantage} gives one advantage per response"
-    valued = None if algorithm.advantage.needs_critic else f"advantage={advantage} has no values"
+    valued = None if _has_values(config) else f"advantage={advantage} has no values"
     grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} has no standard deviation"
-    turned = valued or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
+    is_function = algorithm.advantage is Advantage.function
+    pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
+    turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     clipped = None if algorithm.objective is Objective.clip else "objective=on_policy has no ratio"
     pooled = clipped or (None if algorithm.ratio_level is not RatioLevel.token else "ratio_level=token has no pooling")
     fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
@@ -147,7 +159,9 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     pooling = algorithm.sequential_correction.pooling
     unfactored = None if pooling is not None else "sequential_correction.pooling=null has no factors"
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
+    unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
+        ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
         ("credit", Credit.token, scored, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
@@ -177,6 +191,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("sequential_correction.cap", None, unfactored, None),
     ]
     for key, inactive, reason, needed in rows:
+        if is_function and key in FUNCTION_KEYS:
+            continue  # the function may read them
         yield key, attrgetter(key)(algorithm), inactive, reason, needed
 
 

@@ -120,6 +120,12 @@ class ResumeError(IppoError):
     exit_code = 14
 
 
+class VerificationError(IppoError):
+    """A run is not what it recorded, or its iterations cannot be executed again."""
+
+    exit_code = 15
+
+
 class Preempted(IppoError):
     """The run received a preemption signal, was saved, and can be resumed."""
 

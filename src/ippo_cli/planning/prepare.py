@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
 
+from ippo_cli.algorithms.user_advantages import load_estimator
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
@@ -109,6 +110,8 @@ def prepare(
     `device`: `cpu` or `cuda`. `weights`: the initial weights by policy; see `read_model_specs`. `report`: receives
     lines about excluded rows.
     """
+    if config.algorithm.advantage_function is not None:
+        load_estimator(config.algorithm.advantage_function)  # an error is raised before a model is read
     specs = read_model_specs(config, task, weights)
     task, excluded = drop_too_long_rows(config, task, specs)
     batch_sizes = compute_batch_sizes(config, ranks, len(task.train))

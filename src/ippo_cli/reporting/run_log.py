@@ -7,7 +7,7 @@ import math
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,14 @@ from ippo_cli.reporting.trackers.build import build_trackers
 from ippo_cli.reporting.trackers.tracker import TrackerGroup
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import metric_rows, overwrite_in_place, print_warning, write_atomically
+from ippo_cli.runs.history import (
+    HISTORY,
+    format_line,
+    history_bytes,
+    iteration_content,
+    last_config_hash,
+    start_content,
+)
 
 NO_SETTINGS: Mapping[str, Any] = {}
 
@@ -71,6 +79,9 @@ class RunLog:
         self._last_counted_at = time.monotonic()  # `wall_seconds` includes the time up to here
         self._trackers = TrackerGroup()
         self._pending_rows: list[str] = []  # rows that are not written yet
+        self._pending_history: list[str] = []  # the same of the history
+        self._last_row = ""  # the newest row as written
+        self._chain = ""  # of the history, see `runs/history.py`
         self._failed_files: set[str] = set()  # files with a warning and no successful write since
         distributed.run_on_main(lambda: self._start(tracker, settings))
 
@@ -85,14 +96,46 @@ class RunLog:
         return self.folder / "metrics.jsonl"
 
     def durable_metrics_bytes(self) -> int | None:
-        """Bytes of `metrics.jsonl` that are flushed to disk; None while rows are not written."""
-        if self._pending_rows:  # the disk may have space again
+        """Bytes of `metrics.jsonl` that are flushed to disk; None while rows or their hashes are not written."""
+        if self._pending_rows or self._pending_history:  # the disk may have space again
             with suppress(OSError):
                 self._append_pending_rows()
-        return None if self._pending_rows else self._metrics_file_size()
+                self._append_pending_history()
+        return None if self._pending_rows or self._pending_history else self._metrics_file_size()
 
     def _metrics_file_size(self) -> int:
         return self.metrics_file.stat().st_size if self.metrics_file.exists() else 0
+
+    def record_start(self, chain: str, iteration: int, environment: Mapping[str, Any]) -> str:
+        """Record a start after `iteration` iterations in the history; returns its chain.
+
+        `chain`: that of the resumed checkpoint; later lines are dropped, since the run repeats them.
+        """
+        if not self._is_main:
+            return ""
+        self._chain = chain
+        with self._warn_on_storage_error(HISTORY):
+            if (size := history_bytes(self.folder, chain)) is not None and (self.folder / HISTORY).exists():
+                os.truncate(self.folder / HISTORY, size)
+            self._add_to_history(
+                start_content(self.folder, iteration, environment, last_config_hash(self.folder) if chain else "")
+            )
+        return self._chain
+
+    def record_iteration(self, iteration: int) -> str:
+        """Record the newest row and the sample files of an iteration in the history; returns its chain."""
+        if self._is_main:
+            with self._warn_on_storage_error(HISTORY):
+                self._add_to_history(iteration_content(self.folder, iteration, self._last_row))
+        return self._chain
+
+    def _add_to_history(self, content: Mapping[str, Any]) -> None:
+        line, self._chain = format_line(self._chain, content)
+        self._pending_history.append(line)
+        self._append_pending_history()
+
+    def _append_pending_history(self) -> None:
+        _append_lines(self.folder / HISTORY, self._pending_history)
 
     def truncate_metrics(self, size: int, iteration: int) -> None:
         """Drop rows after the checkpoint (its `size` in bytes and `iteration`); the resumed run writes them again.
@@ -117,7 +160,8 @@ class RunLog:
         if not self._is_main:
             return
         finite = {key: value if math.isfinite(value) else None for key, value in row.items()}
-        self._pending_rows.append(json.dumps(finite, allow_nan=False) + "\n")
+        self._last_row = json.dumps(finite, allow_nan=False) + "\n"
+        self._pending_rows.append(self._last_row)
         with self._warn_on_storage_error("metrics.jsonl"):
             self._append_pending_rows()
         self.state.iterations = int(row["iteration"])
@@ -125,19 +169,7 @@ class RunLog:
         self._trackers.log(finite, self.state.iterations)
 
     def _append_pending_rows(self) -> None:
-        """Write all pending rows, or none of them."""
-        size = self._metrics_file_size()
-        try:
-            with self.metrics_file.open("a") as file:
-                file.writelines(self._pending_rows)
-                fault_point("log")
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            with suppress(OSError):
-                os.truncate(self.metrics_file, size)
-            raise
-        self._pending_rows.clear()
+        _append_lines(self.metrics_file, self._pending_rows, lambda: fault_point("log"))
 
     @contextmanager
     def _warn_on_storage_error(self, file_name: str) -> Iterator[None]:
@@ -242,6 +274,24 @@ class RunLog:
                 overwrite_in_place(self.folder / "run.json", _format_state(replace(self.state, error=error)))
                 return True
         return False
+
+
+def _append_lines(target: Path, lines: list[str], before_flush: Callable[[], None] = lambda: None) -> None:
+    """Append all lines to a file, flush it to disk and clear the list, or append none of them."""
+    if not lines:
+        return
+    size = target.stat().st_size if target.exists() else 0
+    try:
+        with target.open("a") as file:
+            file.writelines(lines)
+            before_flush()
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        with suppress(OSError):
+            os.truncate(target, size)
+        raise
+    lines.clear()
 
 
 def _format_state(state: RunState) -> str:

@@ -27,6 +27,7 @@ PACKAGES = ("ippo-cli", "torch", "transformers", "deepspeed", "hydra-core", "ome
 
 MANIFEST = "manifest.json"
 JOB_FILE = "job.json"
+PARENT = "parent.json"  # file of a run that a population copied from another one, which has the samples up to then
 TRACKER_ID = "tracker_id"  # file with the trackers' id of the run
 RUN_LOCK = "run.lock"
 START_LOCK = "start.lock"  # held by a resuming command before it writes; its ranks take RUN_LOCK seconds later
@@ -102,12 +103,7 @@ def write_start_files(
 
     For a resumed run, the first two are pending until `activate_resumed_config`, so a failed resume changes nothing.
     """
-    environment = {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: version(name) for name in PACKAGES},
-        "processes": distributed_environment(),
-    }
+    environment = describe_versions() | {"processes": distributed_environment()}
     suffix = PENDING_SUFFIX if resumed else ""
     overrides = mask_secrets(list(overrides))
     with convert_storage_errors(str(folder)):
@@ -118,6 +114,15 @@ def write_start_files(
         write_atomically(folder / "env.json", json.dumps(environment, indent=1) + "\n")
         if not resumed and (job := job_id(os.environ)) is not None:
             write_atomically(folder / JOB_FILE, json.dumps({"job": job, "overrides": overrides}, indent=1) + "\n")
+
+
+def describe_versions() -> dict[str, Any]:
+    """Versions of Python, the platform and the packages."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: version(name) for name in PACKAGES},
+    }
 
 
 def read_owner_job(folder: Path) -> tuple[str | None, list[str]]:

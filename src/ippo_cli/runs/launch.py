@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 from ippo_cli.config.errors import HUNG, IppoError, ResumeError
 from ippo_cli.engine.launchers import LISTENING_SOCKET, STARTED_BY, cores_per_rank, node_rank
@@ -55,14 +56,17 @@ def signal_description(code: int) -> str:
     return f"was killed by {name}" + (f" ({reason})" if reason else "")
 
 
-def run_ranks(folder: Path, processes: int, *, resumed: bool) -> None:
-    """Train in `processes` child processes. Raises `RankFailure` with the exit code of the first rank that failed."""
+def run_ranks(folder: Path, processes: int, *, resumed: bool, output: IO[bytes] | None = None) -> None:
+    """Train in `processes` child processes. Raises `RankFailure` with the exit code of the first rank that failed.
+
+    `output`: a file for what they print; None shows it.
+    """
     command = ["ippo_cli.cli.rank", str(folder), *(["--resumed"] if resumed else [])]
     # Rank 0 inherits this open socket: another run could take a port that was only known to be free.
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = int(listening.getsockname()[1])
         environments = [_rank_environment(rank, processes, processes, port) for rank in range(processes)]
-        failure = run_rank_processes(environments, command, listening if processes > 1 else None)
+        failure = run_rank_processes(environments, command, listening if processes > 1 else None, output)
     if failure is not None:
         with suppress(ResumeError):  # the run may have ended before it wrote run.json
             if failure.is_killed or (read_run_state(folder) == "running" and not failure.is_preempted):
@@ -86,7 +90,10 @@ def run_node_ranks(arguments: Sequence[str], processes: int, nodes: int) -> None
 
 
 def run_rank_processes(
-    environments: Sequence[dict[str, str]], command: Sequence[str], listening: socket.socket | None = None
+    environments: Sequence[dict[str, str]],
+    command: Sequence[str],
+    listening: socket.socket | None = None,
+    output: IO[bytes] | None = None,
 ) -> RankFailure | None:
     """Run a module once per environment; returns the first failure. The first process inherits `listening`."""
     ranks = _RankProcesses(int(environments[0]["RANK"]))
@@ -99,7 +106,8 @@ def run_rank_processes(
                     environment = environment | {LISTENING_SOCKET: str(listening.fileno())}
                 # Separate process groups, so that Ctrl-C reaches the ranks once, through `forward`.
                 program = [sys.executable, "-m", *command]
-                ranks.add(subprocess.Popen(program, env=environment, process_group=0, pass_fds=given))
+                streams = {"stdout": output, "stderr": output}
+                ranks.add(subprocess.Popen(program, env=environment, process_group=0, pass_fds=given, **streams))
             if listening is not None:
                 listening.close()  # rank 0 holds it now
             return ranks.wait()

@@ -31,3 +31,8 @@ def present_metric_name(name: str) -> str:
     for pattern, new in RENAMED:
         name = pattern.sub(new, name)
     return name
+
+
+def is_measured(name: str) -> bool:
+    """Whether a metric is a time, a speed or memory, which differs each time an iteration is executed."""
+    return name.startswith(("time/", "perf/"))

@@ -10,6 +10,7 @@ from pathlib import Path
 from ippo_cli.config.errors import ResumeError, convert_storage_errors
 from ippo_cli.runs.folder import (
     JOB_FILE,
+    PARENT,
     PENDING_SUFFIX,
     RUN_LOCK,
     START_LOCK,
@@ -58,6 +59,8 @@ def copy_parent_run(parent: Path, child: Path) -> None:
                 )
             else:
                 shutil.copy2(entry, partial / entry.name)
+        newest = int(list_checkpoints(parent / "checkpoints")[-1].name.removeprefix("step_"))
+        write_atomically(partial / PARENT, json.dumps({"run": parent.name, "iteration": newest}) + "\n")
         known = json.loads((parent / "run.json").read_text())
         write_atomically(partial / "run.json", json.dumps(known | {"state": "preempted"}, indent=1) + "\n")
         partial.rename(child)

@@ -32,8 +32,9 @@ from ippo_cli.rollout.generator import Generator, build_generator, sampling_sett
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
-from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left
+from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions
 from ippo_cli.runs.random_streams import rng_state
+from ippo_cli.runs.replay import read_evaluate_at
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, make_task_factory
@@ -98,6 +99,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     opponents = _build_opponents(context, state)
     if checkpoint is not None:
         _restore(context, state, opponents, checkpoints, checkpoint)
+    _record_start(context, state, has_optimizers=checkpoint is None or has_optimizers(checkpoint))
     console.print_warnings(context.log.record_warnings(prepared.warnings))
     collector = _build_collector(context, prepared, state, opponents)
     recent = context.log.read_last_rows(WINDOW)
@@ -114,6 +116,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
         preemption=context.preemption,
         time_limit=_build_time_limit(context.config, prepared.checkpoint_bytes, recent),
         recent_rows=deque(recent, WINDOW),
+        evaluate_at=read_evaluate_at(context.folder),
     )
 
 
@@ -202,6 +205,20 @@ def _restore(
         opponents.verify_snapshots()
     distributed.run_on_main(activate)
     context.console.print_line(f"resumed from {checkpoint}")
+
+
+def _record_start(context: RunContext, state: TrainingState, *, has_optimizers: bool) -> None:
+    """Record this start in the run's history, with what equality to the byte depends on."""
+    environment = describe_versions() | {
+        "world_size": distributed.world_size(),
+        "threads": torch.get_num_threads(),
+        "device": context.device.type,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "optimizers": has_optimizers,
+    }
+    if context.device.type == "cuda":
+        environment["gpu"] = torch.cuda.get_device_name(context.device)
+    state.progress.history = context.log.record_start(state.progress.history, state.progress.iteration, environment)
 
 
 def _build_collector(

@@ -39,8 +39,10 @@ from ippo_cli.training.trainer import Trainer
 
 def run_training(
     config: Config, folder: Path | None, *, resumed: bool, start: Callable[[Path], None] | None = None
-) -> None:
-    """Train in this process as one rank of a run. Raises `IppoError` or `KeyboardInterrupt` if the run does not finish.
+) -> Path:
+    """Train in this process as one rank of a run; returns its folder.
+
+    Raises `IppoError` or `KeyboardInterrupt` if the run does not finish.
 
     Without `folder` (ranks started by an external launcher), rank 0 reserves one and broadcasts it.
     `start` writes the start files into the folder, on rank 0.
@@ -63,6 +65,7 @@ def run_training(
                 )
                 preemption.on_preemption = lambda by: console.print_line(_preemption_message(by))
                 _train(config, folder, console, preemption, device, resumed=resumed)
+            return folder
         except (IppoError, KeyboardInterrupt) as error:
             error.reported = not distributed.claim_log_once(str(error))  # type: ignore[union-attr]
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -54,6 +54,7 @@ class Trainer:
     preemption: PreemptionHandler
     time_limit: TimeLimit  # rank 0's limit decides for all ranks
     recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for warnings
+    evaluate_at: Collection[int] | None = None  # iterations to evaluate after; None: those of `evaluation.every`
     saving_seconds: float = 0.0  # of the last checkpoint, logged with the next row
 
     def __post_init__(self) -> None:
@@ -195,9 +196,9 @@ class Trainer:
         """Evaluate if due, log, display and save: the steps of an iteration that do not affect training."""
         iteration, row = self.state.progress.iteration, self.state.progress.row
         assert row is not None
-        every, last = self.config.evaluation.every, iteration == self.plan.last_iteration
+        last = iteration == self.plan.last_iteration
         found = None
-        if last or (every > 0 and iteration % every == 0):
+        if self._needs_evaluation(iteration, last=last):
             began = time.perf_counter()
             found = self._evaluate()
             row = row | add_prefix("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
@@ -209,6 +210,7 @@ class Trainer:
             self.recent_rows.append(row)
             self.console.print_warnings(self.run.record_warnings(training_warnings(self.recent_rows, self.config)))
             improved = found is not None and self._record_evaluation(iteration, found)
+            self.state.progress.history = self.run.record_iteration(iteration)
             self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.durable_metrics_bytes()
         self._set_resume_point()
         if self.checkpoints.is_due(iteration, self.plan.last_iteration, improved=improved):
@@ -228,6 +230,12 @@ class Trainer:
                 self.preemption.request_stop()
             self.preemption.raise_if_any_rank_requested()
 
+    def _needs_evaluation(self, iteration: int, *, last: bool) -> bool:
+        if self.evaluate_at is not None:
+            return iteration in self.evaluate_at
+        every = self.config.evaluation.every
+        return last or (every > 0 and iteration % every == 0)
+
     def _evaluate(self) -> Evaluation:
         self.console.show_phase("evaluation")
         settings = self.config.evaluation
@@ -245,6 +253,7 @@ class Trainer:
             self.run.log_row({"iteration": 0} | add_prefix("eval", found.metrics))
             self._record_evaluation(0, found)
             self.checkpoints.mark_initial_best()
+            self.state.progress.history = self.run.record_iteration(0)
             self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
         self._set_resume_point()
 

@@ -11,6 +11,7 @@ from ippo_cli.config.constraints import (
     Coefficient,
     EntropyCoefficient,
     KlLimit,
+    Name,
     NonNegativeFloat,
     NonNegativeInt,
     OneOf,
@@ -34,11 +35,17 @@ class Advantage(str, Enum):
     group = "group"
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
+    function = "function"
 
     @property
     def needs_critic(self) -> bool:
-        """Whether the estimator uses values; other estimators ignore a critic."""
+        """Whether the estimator needs values."""
         return self is Advantage.gae
+
+    @property
+    def allows_critic(self) -> bool:
+        """Whether the estimator may use values; other estimators ignore a critic."""
+        return self in (Advantage.gae, Advantage.function)
 
     @property
     def needs_group(self) -> bool:
@@ -48,7 +55,7 @@ class Advantage(str, Enum):
     @property
     def is_per_action(self) -> bool:
         """Whether the estimator gives one advantage per action; others give one per response."""
-        return self in (Advantage.gae, Advantage.reward_to_go)
+        return self in (Advantage.gae, Advantage.reward_to_go, Advantage.function)
 
 
 class Credit(str, Enum):
@@ -175,7 +182,8 @@ class AlgorithmConfig(StepsConfig):
     """Objective, advantages, KL terms and epochs. null: not used by this algorithm."""
 
     objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
-    advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline (without one)
+    advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | function
+    advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
     value_unit: ValueUnit  # target of the value loss: token (one value per token) | turn (one value per turn)

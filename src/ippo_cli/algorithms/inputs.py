@@ -1,0 +1,30 @@
+"""Inputs and results of advantage estimators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageInputs:
+    """Inputs of an estimator: one agent's rows of this rank."""
+
+    rewards: Tensor  # [B, R], KL term and bootstrap included
+    values: Tensor  # [B, R], as in `Targets`
+    mask: Tensor  # [B, R] bool: action tokens
+    turn: Tensor  # [B, R] int64
+    is_by_turn: bool  # whether actions are turns; otherwise tokens
+    group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
+    baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
+    valid: Tensor  # [B] bool: rows that have a score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvantageOutputs:
+    """Result of an estimator; not whitened."""
+
+    advantages: Tensor  # [B, R], 0 off the mask
+    returns: Tensor  # [B, R]: regression targets of the values
+    usable: Tensor  # [B] bool: rows with a defined advantage

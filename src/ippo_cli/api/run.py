@@ -1,0 +1,132 @@
+"""`ippo_cli.Run`: the folder of a run as an object."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ippo_cli.api.overrides import Overrides, to_overrides
+from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
+from ippo_cli.runs.records import RunRecord
+
+if TYPE_CHECKING:
+    from ippo_cli.api.agent import RunAgent
+
+MODES = ("train", "eval")
+
+
+class Run:
+    """A run, finished or not. Its properties are read from the folder at every access.
+
+    >>> run = Run(folder)  # doctest: +SKIP
+    >>> run.status, run.metrics[-1]["iteration"]  # doctest: +SKIP
+    ('done', 2)
+    """
+
+    def __init__(self, folder: str | PathLike[str]) -> None:
+        """Open the folder of a run; raises `ResumeError` if it is none."""
+        self.folder = Path(folder).expanduser().absolute()
+        if not (self.folder / "run.json").is_file():
+            raise ResumeError(f"{folder} is not a run's folder; use outputs/NAME/DATE-ID")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r})"
+
+    @property
+    def record(self) -> RunRecord:
+        """The files of the run, as other commands read them."""
+        return RunRecord(self.folder)
+
+    @property
+    def status(self) -> str:
+        """`running`, `done`, `preempted`, `failed` or `interrupted` (killed without a final state)."""
+        return self.record.status
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The resolved configuration as plain values."""
+        return self.record.config
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        """The rows of `metrics.jsonl`, documented in `docs/metrics.md`; missing numbers are NaN."""
+        return self.record.metrics
+
+    def metrics_frame(self) -> Any:
+        """The metrics as a pandas frame, indexed by iteration."""
+        try:
+            import pandas
+        except ImportError as error:
+            raise PreflightError("metrics_frame() needs pandas: pip install pandas") from error
+        return pandas.DataFrame(self.metrics).set_index("iteration")
+
+    @property
+    def scores(self) -> Mapping[str, Mapping[str, Any]]:
+        """The `first`, `best` and `last` evaluation: `iteration`, `score` and all metrics of each."""
+        return dict(self.record.state.get("evaluation") or {})
+
+    def episodes(self, mode: str | None = None, iteration: int | None = None) -> list[dict[str, Any]]:
+        """The sampled episodes, documented in `docs/episodes.md`, oldest first.
+
+        `mode`: `train` or `eval`; None for both. `iteration`: those of one iteration; None for all.
+        """
+        if mode not in (None, *MODES):
+            raise ConfigError(f"mode={mode}", "is unknown", f"use {' or '.join(MODES)}")
+        return [
+            episode
+            for file in self.record.sample_files
+            if mode in (None, file.mode) and iteration in (None, file.iteration)
+            for episode in file.episodes()
+        ]
+
+    @cached_property
+    def agents(self) -> Mapping[str, RunAgent]:
+        """The agents by name; each loads its models and its tokenizer."""
+        from ippo_cli.api.agent import RunAgent
+
+        return {name: RunAgent(self.folder, name) for name in self.record.agents}
+
+    def evaluate(self, *overrides: Overrides, checkpoint: str | int = "latest", **keys: Any) -> dict[str, Any]:
+        """Score the run's weights on held-out data, as `ippo-eval` does; returns the content of its result file.
+
+        `checkpoint`: `latest`, `best`, `initial` or an iteration. `overrides` and `keys`: such as
+        `{"evaluation.num_generations": 8}`.
+        """
+        from ippo_cli.api.train import convert_hydra_errors, keep_streams
+        from ippo_cli.compose.arguments import normalize_arguments
+        from ippo_cli.compose.configured import load_run_config
+        from ippo_cli.compose.exits import set_library_defaults
+
+        typed = to_overrides(overrides, keys)
+        set_library_defaults()
+        with convert_hydra_errors([f"run={self.folder}", *typed], ("run",)), keep_streams():
+            normal = normalize_arguments(typed)
+            config = load_run_config(self.folder, str(self.folder), normal)
+            from ippo_cli.evaluation.evaluate_run import evaluate_run
+
+            return dict(json.loads(evaluate_run(config, self.folder, str(checkpoint), normal).read_text()))
+
+    def resume(self, *overrides: Overrides, **keys: Any) -> Run:
+        """Continue the run, as `ippo-train resume=` does; returns it again, with the new state."""
+        from ippo_cli.api.train import train
+
+        return train(f"resume={self.folder}", *overrides, **keys)
+
+    def verify(
+        self, iterations: Sequence[int] = (), *, count: int = 2, seed: int = 0, span: int = 20
+    ) -> dict[str, Any]:
+        """Verify the run, as `ippo-verify` does; returns the certificate, which it also writes.
+
+        `result` is `verified` or `differs`, and `differences` names each difference.
+        """
+        from ippo_cli.verification.certificate import CERTIFICATE, write_certificate
+        from ippo_cli.verification.verify import Selection, verify_run
+
+        selection = Selection(iterations=iterations, count=count, seed=seed, span=span)
+        found = verify_run(self.folder, selection, ["Run.verify"], lambda text: None)
+        write_certificate(found, self.folder / CERTIFICATE)
+        return dict(json.loads((self.folder / CERTIFICATE).read_text()))

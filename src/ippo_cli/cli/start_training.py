@@ -1,0 +1,142 @@
+"""Start a run from a composed configuration: checks, start files, and the processes that train."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ippo_cli.config.schema import Config
+
+
+def start_training(
+    node: DictConfig, overrides: Sequence[str], folder: Path | None, arguments: Sequence[str], *, command: Sequence[str]
+) -> Path | None:
+    """Check the configuration, then train: in this process, in child ranks, or as one rank of an external launcher.
+
+    `folder`: the run to resume; None starts a new run. `overrides` and `command` are written into the run's folder.
+    `arguments`: passed to every rank of a run on several machines. Returns the run's folder; None without one on this
+    process: with `mode=plan`, and in a process that only starts the ranks of several machines.
+    """
+    from ippo_cli.compose.hub_names import check_hub_access
+    from ippo_cli.compose.load import build_config, build_sweep_config, iter_leaves, resolve_config, to_yaml
+    from ippo_cli.compose.resume import config_changes
+    from ippo_cli.config.checks import check_config
+    from ippo_cli.config.hardware import world_size
+    from ippo_cli.config.model_hub import download_models
+    from ippo_cli.config.schema import Mode
+    from ippo_cli.config.sweeps import check_multirun_flag
+    from ippo_cli.config.text import truncate_text
+    from ippo_cli.engine.launchers import detect_ranks, external_world_size, unused_world_size_warning
+    from ippo_cli.runs.faults import arm_faults, fault_point
+    from ippo_cli.runs.folder import (
+        START_LOCK,
+        check_iterations_left,
+        check_metrics,
+        check_world_size,
+        list_checkpoints,
+        lock_folder,
+        print_warning,
+        reserve_folder,
+        write_start_files,
+    )
+    from ippo_cli.runs.input_files import changed_input_warnings, input_files, record_inputs
+    from ippo_cli.runs.launch import run_node_ranks, run_ranks
+    from ippo_cli.runs.output import ignore_closed_output, print_status
+
+    overrides = [text for text in overrides if not text.startswith("resume=")]
+    check_multirun_flag(build_sweep_config(node))
+    plain = resolve_config(node)
+    config = build_config(plain)
+    external_ranks = external_world_size()
+    check_config(config, world_size(config, external_ranks))
+    arm_faults(config.debug_faults, detect_ranks(os.environ).rank)
+    fault_point("compose")
+    check_hub_access(config)
+    config = download_models(config)
+    if (unused := unused_world_size_warning(os.environ, world_size(config, external_ranks))) is not None:
+        print_warning(unused)
+    if config.mode is Mode.plan or folder is None:
+        print_status("ippo-train: the configuration is valid; loading libraries and data")
+    if config.mode is Mode.plan:
+        from ippo_cli.planning.plan import show_plan
+
+        show_plan(config)
+        return None
+    ignore_closed_output()
+    if external_ranks is None and config.launch.nodes > 1:
+        run_node_ranks(arguments, config.launch.processes, config.launch.nodes)
+        return None
+    resumed = folder is not None
+    if not resumed:
+        from ippo_cli.planning.trial import check_trainable
+
+        check_trainable(config, external_ranks or config.launch.processes)
+
+    held = ExitStack()
+    inputs = input_files(config)
+
+    def start_run(where: Path) -> None:
+        if resumed:
+            held.enter_context(lock_folder(where, name=START_LOCK))
+        for change in config_changes(where, dict(iter_leaves(plain))) if resumed else ():
+            print(truncate_text(" ".join(change.splitlines())), flush=True)
+        for line in changed_input_warnings(where, inputs) if resumed else ():
+            print_warning(line)
+        write_start_files(where, to_yaml(plain), overrides, command, resumed=resumed)
+        record_inputs(where, inputs, resumed=resumed)
+        print(_start_line(config, where, external_ranks or config.launch.processes), flush=True)
+
+    if folder is not None:
+        newest = list_checkpoints(folder / "checkpoints")[-1]
+        ends = [number for number in (config.max_iterations_this_run, config.num_iterations) if number is not None]
+        check_iterations_left(newest, config, min(ends, default=sys.maxsize))
+        check_metrics(newest)
+        if not config.checkpoint.reshard:
+            check_world_size(newest, external_ranks or config.launch.processes)
+    with held:
+        if external_ranks is not None:
+            from ippo_cli.training.process import run_training
+
+            return run_training(config, folder, resumed=resumed, start=start_run)
+        if folder is None:
+            folder = reserve_folder(Path(config.output_dir) / config.name)
+        start_run(folder)
+        if config.launch.processes > 1:
+            run_ranks(folder, config.launch.processes, resumed=resumed)
+            return folder
+        from ippo_cli.training.process import run_training
+
+        return run_training(config, folder, resumed=resumed)
+
+
+def _start_line(config: Config, folder: Path, processes: int) -> str:
+    from ippo_cli.config.schema import TeamKind
+    from ippo_cli.config.text import LINE_WIDTH, join_names, text_width
+
+    parts = [
+        f"{join_names(list(config.task.agents))} on task={config.task.kind}",
+        f"objective={config.algorithm.objective.value}",
+        _critic_label(config),
+        *([] if config.team.kind is TeamKind.independent else [f"team={config.team.kind.value}"]),
+        f"{processes} process{'es' if processes > 1 else ''}",
+    ]
+    from ippo_cli.runs.folder import display_path
+
+    line, target = f"ippo-train: {', '.join(parts)}", f"-> {display_path(folder)}"
+    # A long path gets its own line, so that it can be copied.
+    return f"{line} {target}" if text_width(f"{line} {target}") <= LINE_WIDTH else f"{line}\n  {target}"
+
+
+def _critic_label(config: Config) -> str:
+    """The common critic of all agents, or the critic of each agent."""
+    kinds = {name: agent.critic.kind.value for name, agent in config.task.agents.items()}
+    if len(set(kinds.values())) == 1:
+        return f"critic={next(iter(kinds.values()))}"
+    return "critics " + " ".join(f"{name}={kind}" for name, kind in kinds.items())

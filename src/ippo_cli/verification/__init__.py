@@ -1,0 +1,1 @@
+"""Verifies runs: compares their files with recorded hashes, and with iterations that are executed again."""
