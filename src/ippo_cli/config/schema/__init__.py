@@ -135,6 +135,7 @@ from ippo_cli.config.schema.team import (
 from ippo_cli.config.schema.tracker import (
     Console,
     MlflowTrackerConfig,
+    ProjectTrackerConfig,
     RemoteTrackerConfig,
     TrackerConfig,
     TrackerKind,
