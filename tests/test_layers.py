@@ -30,6 +30,7 @@ ORDER = [
     "agents",
     "runs",
     "reporting",
+    "report",
     "planning",
     "training",
     "evaluation",

@@ -81,6 +81,21 @@ the finished jobs and a 95 % t-interval; then failed jobs and the command that r
 The report is also written into the folder as summary.json and summary.csv, and as summary.png if
 matplotlib is installed. No other file is changed.
 """
+REPORT_HELP = """\
+ippo-report: write one HTML page about runs: curves, sampled episodes, critics, configuration.
+
+  ippo-report outputs/default/RUN                        writes RUN/report.html
+  ippo-report outputs/default                            all runs of an experiment, or of a sweep
+  ippo-report outputs/a/RUN outputs/b to=compare.html    several runs, compared
+  ippo-report outputs/default/RUN title='first try'
+  ippo-report outputs/default --png --csv --markdown --latex
+
+The page opens from the file, without a server or a network, also while the run goes on; it shows
+what was written until then. Runs that differ only in the seed are one configuration, with means and
+95 % t-intervals. It has at most 30 MB: token values of the oldest sample files are left out first.
+Beside the page: --png draws the curves (needs matplotlib), --csv writes all metrics, --markdown and
+--latex a table of held-out scores per agent and part.
+"""
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:

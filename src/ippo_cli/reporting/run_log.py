@@ -22,6 +22,7 @@ from ippo_cli.reporting.trackers.build import build_trackers
 from ippo_cli.reporting.trackers.tracker import TrackerGroup
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import metric_rows, overwrite_in_place, print_warning, write_atomically
+from ippo_cli.runs.json_values import replace_non_finite
 
 NO_SETTINGS: Mapping[str, Any] = {}
 
@@ -246,12 +247,3 @@ def _format_state(state: RunState) -> str:
 def _restore_nan(row: Mapping[str, float | None]) -> dict[str, float]:
     """A row with null replaced by NaN."""
     return {key: math.nan if value is None else value for key, value in row.items()}
-
-
-def replace_non_finite(value: Any) -> Any:
-    """A value for JSON, with non-finite numbers replaced by null."""
-    if isinstance(value, dict):
-        return {key: replace_non_finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [replace_non_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
