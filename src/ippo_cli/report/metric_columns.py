@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -68,7 +69,7 @@ def reduce_curve(curve: Curve, max_points: int) -> Curve:
     buckets = max(max_points // 2, 1)
     edges = numpy.linspace(0, len(at), buckets + 1).astype(int)
     kept = {0, len(at) - 1}
-    for start, end in zip(edges[:-1], edges[1:], strict=True):
+    for start, end in pairwise(edges.tolist()):
         if end > start:
             part = values[start:end]
             kept |= {start + int(part.argmin()), start + int(part.argmax())}

@@ -26,6 +26,9 @@ STYLES = ("-", "--", ":", "-.")  # of agents
 Points = list[tuple[float, float, float | None, float | None]]
 """Iteration, mean, and the limits of the interval."""
 
+Panel = tuple[str, list[tuple[str, str, str, Points]]]
+"""A title, and the label, colour, line style and points of each curve."""
+
 
 def can_draw() -> bool:
     """Whether matplotlib, an optional dependency, is installed."""
@@ -36,30 +39,46 @@ def draw_runs(runs: Sequence[RunRecord], file: Path, title: str) -> None:
     """Draw one panel for the held-out score and one for each of `PANELS`; a colour per configuration or agent."""
     from matplotlib.figure import Figure
 
-    groups = group_runs(runs)
-    agents = list(dict.fromkeys(name for run in runs for name in run.agents))
-    names = [
-        name for name in PANELS if any(_curve(runs, group, f"{agent}/{name}") for group in groups for agent in agents)
-    ]
-    rows = math.ceil((len(names) + 1) / COLUMNS)
+    panels = [_held_out_panel(runs), *_agent_panels(runs)]
+    rows = math.ceil(len(panels) / COLUMNS)
     figure = Figure(figsize=(4.2 * COLUMNS, 2.9 * rows), layout="constrained")
-    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
     figure.suptitle(shorten_name(title, 100))
-    _draw_panel(axes[0], "held-out score", [
-        (group.label if len(groups) > 1 else mode, f"C{number}", "-", _curve(runs, group, f"eval/{mode}"))
-        for number, (group, mode) in enumerate(
-            (group, mode) for group in groups for mode in _held_out_metrics(runs, group, single=len(groups) == 1)
-        )
-    ])  # fmt: skip
-    for axis, name in zip(axes[1:], names, strict=False):
-        _draw_panel(axis, PANELS[name], [
-            (_label(group, agent, len(groups), len(agents)), *_style(number, place, len(groups)), _curve(runs, group, f"{agent}/{name}"))
-            for number, group in enumerate(groups)
-            for place, agent in enumerate(agents)
-        ])  # fmt: skip
-    for axis in axes[len(names) + 1 :]:
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for axis, (name, curves) in zip(axes, panels, strict=False):
+        _draw_panel(axis, name, curves)
+    for axis in axes[len(panels) :]:
         axis.set_axis_off()
     figure.savefig(file, dpi=130)
+
+
+def _held_out_panel(runs: Sequence[RunRecord]) -> Panel:
+    groups = group_runs(runs)
+    listed = [(group, metric) for group in groups for metric in _held_out_metrics(runs, group, single=len(groups) == 1)]
+    curves = [
+        (group.label if len(groups) > 1 else metric, f"C{number % 10}", "-", _curve(runs, group, f"eval/{metric}"))
+        for number, (group, metric) in enumerate(listed)
+    ]
+    return "held-out score", curves
+
+
+def _agent_panels(runs: Sequence[RunRecord]) -> list[Panel]:
+    """Panels of metrics that at least one agent has."""
+    groups = group_runs(runs)
+    agents = list(dict.fromkeys(name for run in runs for name in run.agents))
+    panels: list[Panel] = []
+    for metric, name in PANELS.items():
+        curves = [
+            (
+                _label(group, agent, len(groups), len(agents)),
+                *_style(number, place, len(groups)),
+                _curve(runs, group, f"{agent}/{metric}"),
+            )
+            for number, group in enumerate(groups)
+            for place, agent in enumerate(agents)
+        ]
+        if any(points for *_, points in curves):
+            panels.append((name, curves))
+    return panels
 
 
 def _held_out_metrics(runs: Sequence[RunRecord], group: Configuration, *, single: bool) -> list[str]:

@@ -1,0 +1,86 @@
+// The table of episodes: Tabulator renders the visible rows alone.
+import { formatScore } from "./dom.js";
+import { runLabel, store } from "./store.js";
+
+// Build the table in `host`; returns {show(rows), mark(row), order()}. `onOpen(row)` is called for a click or Enter.
+export function episodeTable(host, onOpen) {
+  let current = null;
+  let isBuilt = false;
+  let pending = null;
+  const table = new Tabulator(host, {
+    data: [],
+    index: "id",
+    height: "100%",
+    layout: "fitColumns",
+    placeholder: "No episode passes the filters.",
+    columns: columns(),
+    columnDefaults: { headerSortTristate: true, resizable: "header", titleFormatter: plainTitle },
+    rowFormatter: (row) => row.getElement().classList.toggle("current", row.getData().id === current),
+  });
+  table.on("tableBuilt", () => {
+    isBuilt = true;
+    if (pending) table.setData(pending);
+  });
+  table.on("rowClick", (_, row) => onOpen(row.getData()));
+  return {
+    show(rows) {
+      pending = rows;
+      return isBuilt ? table.replaceData(rows) : null;
+    },
+    // Highlight a row and bring it into view.
+    mark(row) {
+      const before = current;
+      current = row.id;
+      if (!isBuilt) return;
+      for (const id of [before, current]) if (id !== null) table.getRow(id) && table.getRow(id).reformat();
+      if (table.getRow(row.id)) table.scrollToRow(row.id, "nearest", false).catch(() => {});
+    },
+    // Rows in the order of the table.
+    order() {
+      return isBuilt ? table.getData("active") : (pending ?? []);
+    },
+  };
+}
+
+function columns() {
+  const several = store.report.runs.length > 1;
+  const agents = store.agents.length > 1 ? store.agents : [];
+  const hasFlags = store.rows.some((row) => row.truncated || row.failed || row.zero_variance);
+  const number = { hozAlign: "right", sorter: "number", sorterParams: { alignEmptyValues: "bottom" } };
+  return [
+    { title: "#", field: "id", width: 62, ...number },
+    several && { title: "run", field: "run", minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
+    { title: "iteration", field: "iteration", minWidth: 74, ...number },
+    { title: "mode", field: "mode", minWidth: 56 },
+    { title: "score", field: "score", minWidth: 64, ...number, formatter: (cell) => plain(formatScore(cell.getValue())) },
+    ...agents.map((name, place) => ({ title: name, field: `agent${place}`, minWidth: 64, ...number, mutator: (_, row) => row.agents[name] ?? null, formatter: (cell) => plain(formatScore(cell.getValue())) })),
+    { title: "turns", field: "turns", minWidth: 54, ...number },
+    { title: "characters", field: "chars", minWidth: 66, ...number },
+    { title: "group", field: "group", minWidth: 56, hozAlign: "right", sorter: "alphanum", formatter: (cell) => plain(typeof cell.getValue() === "number" ? String(cell.getValue()) : "–") },
+    hasFlags && { title: "flags", field: "flags", minWidth: 92, mutator: (_, row) => flagNames(row).join(" "), formatter: (cell) => flagBadges(cell.getData()) },
+  ].filter(Boolean);
+}
+
+export function flagNames(row) {
+  return [row.truncated && "truncated", row.failed && "failed", row.zero_variance && "equal"].filter(Boolean);
+}
+
+function flagBadges(row) {
+  const box = document.createElement("span");
+  for (const name of flagNames(row)) {
+    const badge = document.createElement("span");
+    badge.className = `flag flag-${name}`;
+    badge.textContent = name;
+    box.append(badge);
+  }
+  return box;
+}
+
+function plain(text) {
+  return document.createTextNode(text);
+}
+
+// Tabulator would read titles as HTML.
+function plainTitle(cell) {
+  return plain(cell.getValue());
+}
