@@ -12,7 +12,7 @@ let zoom = null; // [low, high] of all charts over iterations, or null
 // options.x, options.series: [{label, color, values, width, dash, points, faded, hidden, fill,
 // shownValues: those of the tooltip}], options.bands:
 // [{series: [upper, lower], color}], options.markers: [{x, label, color}], options.isLog, options.onPick(x),
-// options.title(x), options.height, options.sharesZoom, options.xLabel, options.name.
+// options.title(x), options.height, options.hasLegend, options.sharesZoom, options.xLabel, options.name.
 export function lineChart(host, options) {
   const chart = { host, options, plot: null, places: 0 };
   host.classList.add("chart");
@@ -47,8 +47,10 @@ export function setZoom(range) {
 function build(chart) {
   const { host, options } = chart;
   chart.plot?.destroy();
+  host.replaceChildren();
   host.setAttribute("aria-label", describe(options));
   const data = [options.x, ...options.series.map((series) => series.values)];
+  if (options.hasLegend) host.append(chartLegend(options.series));
   chart.plot = new uPlot(plotOptions(chart), data, host);
   if (options.sharesZoom && zoom) applyZoom(chart.plot, options);
 }
@@ -61,6 +63,11 @@ function describe({ name, series }) {
       return `${part.label} from ${formatNumber(known[0])} to ${formatNumber(known.at(-1))}`;
     });
   return `${name}: ${parts.slice(0, 6).join(", ")}. Left and right keys move through the values.`;
+}
+
+function chartLegend(series) {
+  const items = series.map(({ label, color }) => el("span", {}, el("span", { className: "swatch", style: { background: color } }), label));
+  return el("div", { className: "chart-legend" }, items);
 }
 
 function resize(chart) {

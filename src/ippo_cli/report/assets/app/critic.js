@@ -70,6 +70,7 @@ function valueOptions(tokens, agent) {
     title: (x, place) => `token ${x} (step ${tokens[place].step}): ${visibleText(tokens[place].text)}`,
     name: `value and return of ${agent} along the tokens`,
     height: CHART_HEIGHT,
+    hasLegend: true,
     sharesZoom: false,
   };
 }
@@ -169,5 +170,5 @@ function turnOptions(agent, curves) {
     const values = new Map(Array.from(curve.x, (at, i) => [at, curve.y[i]]));
     return { label, color: label === "all turns" ? color("ink") : seriesColor(place - (curves[0][0] === "all turns" ? 1 : 0)), values: x.map((at) => values.get(at) ?? null), width: label === "all turns" ? 2 : 1.4 };
   });
-  return { x, series, name: `explained variance of ${agent} by turn`, height: CHART_HEIGHT, sharesZoom: true };
+  return { x, series, name: `explained variance of ${agent} by turn`, height: CHART_HEIGHT, hasLegend: true, sharesZoom: true };
 }

@@ -2,7 +2,10 @@
 import { alignCurves, meanCurve, smooth } from "./statistics.js";
 import { color, seriesColor, withAlpha } from "./theme.js";
 
-const DASHES = [undefined, [7, 4], [2, 3], [9, 3, 2, 3]];
+const MODE_COLORS = { sampled: "series-4", greedy: "series-6" }; // agents have the first colours
+// Of several configurations the colour tells configurations apart, and the dash agents or modes.
+const DASHES = [undefined, [7, 4], [2, 3]];
+const DASH_NAMES = ["solid", "dashed", "dotted"];
 
 // Options for `lineChart`. `settings`: smoothing, isLog, mean (over seeds), hidden (names of agents, modes,
 // configurations); `metrics`: the metrics of each run.
@@ -23,8 +26,8 @@ export function panelSeries(panel, report, metrics, settings) {
     if (line.curve.low && line.curve.count > 1) {
       const place = series.length;
       const edge = { label: line.label, color: line.color, hidden: true, inTooltip: false };
-      push({ x: line.curve.x, y: smooth(line.curve.high, settings.smoothing) }, edge);
-      push({ x: line.curve.x, y: smooth(line.curve.low, settings.smoothing) }, edge);
+      push({ x: line.curve.x, y: smooth(line.curve.high, settings.smoothing) }, { ...edge });
+      push({ x: line.curve.x, y: smooth(line.curve.low, settings.smoothing) }, { ...edge });
       bands.push({ series: [place, place + 1], color: withAlpha(line.color, 0.16) });
     }
     const points = line.curve.x.length <= 30 || (line.isEvaluation && line.curve.x.length <= 120);
@@ -36,16 +39,15 @@ export function panelSeries(panel, report, metrics, settings) {
 }
 
 function entryLines(entry, panel, report, metrics, settings) {
-  const variants = [...new Set(panel.entries.map(variantName))];
+  const isSingle = new Set(panel.entries.map(variantName)).size === 1;
   const variant = variantName(entry);
   if (settings.hidden.has(variant)) return [];
   const several = report.configurations.length > 1;
-  const place = variants.indexOf(variant);
   const isEvaluation = entry.metric.startsWith("eval/");
   return report.configurations.flatMap((group, number) => {
     if (settings.hidden.has(`configuration ${number}`)) return [];
-    const own = { isEvaluation, color: several ? seriesColor(number) : variantColor(variant, settings), dash: several ? DASHES[place % DASHES.length] : undefined };
-    const name = [several ? group.label : null, variants.length > 1 || !several ? (variant ?? panel.title) : null].filter(Boolean).join(" · ");
+    const own = { isEvaluation, color: several ? seriesColor(number) : variantColor(variant, settings), dash: several && !isSingle ? DASHES[dashPlace(variant, settings)] : undefined };
+    const name = [several ? group.label : null, !isSingle || !several ? (variant ?? panel.title) : null].filter(Boolean).join(" · ");
     const known = group.runs.filter((run) => metrics[run]?.get(entry.metric)?.x.length);
     const curves = known.map((run) => metrics[run].get(entry.metric));
     if (!curves.length) return [];
@@ -63,10 +65,19 @@ export function variantName(entry) {
   return entry.agent ?? entry.mode ?? null;
 }
 
-function variantColor(variant, settings) {
-  if (variant === null || variant === "team" || variant === "sampled") return color("series-1");
-  if (variant === "greedy") return color("series-2");
-  return seriesColor(Math.max(0, settings.agents.indexOf(variant)));
+function dashPlace(variant, settings) {
+  const place = Math.max(settings.agents.indexOf(variant), Object.keys(MODE_COLORS).indexOf(variant), 0);
+  return place % DASHES.length;
+}
+
+// The style of a line of an agent or mode in charts of several configurations.
+export function variantDash(variant, settings) {
+  return DASH_NAMES[dashPlace(variant, settings)];
+}
+
+export function variantColor(variant, settings) {
+  const place = settings.agents.indexOf(variant);
+  return place >= 0 ? seriesColor(place) : color(MODE_COLORS[variant] ?? "ink");
 }
 
 // Values that a logarithmic axis can show; others are gaps.

@@ -1,6 +1,6 @@
 // The curves of the overview: controls, the chart of the held-out score, and one chart per metric.
 import { lineChart, setZoom } from "./chart.js";
-import { panelSeries, variantName } from "./curve_series.js";
+import { panelSeries, variantColor, variantDash, variantName } from "./curve_series.js";
 import { announce, debounce, el, formatCount, icon, labelled, replaceChildren, section } from "./dom.js";
 import { HELD_OUT, listPanels, searchPanels } from "./panels.js";
 import { showSamples, store } from "./store.js";
@@ -87,23 +87,19 @@ function legend() {
     replaceChildren(
       list,
       several && configurations.map((group, number) => legendButton(group.label, `configuration ${number}`, seriesColor(number))),
-      variants.map((name) => legendButton(name, name, several ? null : legendColor(name))),
+      variants.map((name) => legendButton(name, name, several ? null : variantColor(name, curveSettings), several && variantDash(name, curveSettings))),
     );
   fill();
   onThemeChange(fill);
   return list;
 }
 
-function legendColor(name) {
-  const place = store.agents.indexOf(name);
-  return place >= 0 ? seriesColor(place) : name === "greedy" ? color("series-2") : color("series-1");
-}
-
-function legendButton(label, key, swatch) {
+function legendButton(label, key, swatch, dash) {
   const button = el(
     "button",
     { type: "button", className: "legend-item", "aria-pressed": String(!curveSettings.hidden.has(key)) },
     swatch && el("span", { className: "swatch", style: { background: swatch } }),
+    dash && el("span", { className: "dash", style: { borderTopStyle: dash } }),
     el("span", { className: "legend-label", textContent: label }),
   );
   button.addEventListener("click", () => {
@@ -178,12 +174,14 @@ function draw(known) {
   else known.chart = lineChart(host, options);
 }
 
-// Warnings that are known to belong to an iteration, where they happened.
+// Warnings that are known to belong to an iteration, where they happened; one marker per iteration.
 function warningMarkers() {
-  return store.report.runs.flatMap((run, place) => {
-    if (curveSettings.hidden.has(`configuration ${store.configurationOf[place]}`)) return [];
-    return run.warnings
-      .filter((warning) => typeof warning.iteration === "number")
-      .map((warning) => ({ x: warning.iteration, label: `warning: ${warning.text}`, color: color("warn") }));
-  });
+  const found = new Map();
+  for (const [place, run] of store.report.runs.entries()) {
+    if (curveSettings.hidden.has(`configuration ${store.configurationOf[place]}`)) continue;
+    for (const { iteration, text } of run.warnings) {
+      if (typeof iteration === "number") found.set(iteration, new Set([...(found.get(iteration) ?? []), `warning: ${text}`]));
+    }
+  }
+  return [...found].map(([x, labels]) => ({ x, label: [...labels].join("\n"), color: color("warn") }));
 }

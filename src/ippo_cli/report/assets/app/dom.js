@@ -20,12 +20,19 @@ export function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "on") for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
-    else if (name === "style") Object.assign(node.style, value);
+    else if (name === "style") setStyles(node, value);
     else if (name === "className" || name === "textContent" || name === "value" || name === "checked") node[name] = value;
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return node;
+}
+
+function setStyles(node, styles) {
+  for (const [name, value] of Object.entries(styles)) {
+    if (name.startsWith("--")) node.style.setProperty(name, value);
+    else node.style[name] = value;
+  }
 }
 
 export function replaceChildren(node, ...children) {

@@ -2,8 +2,10 @@
 import { formatScore } from "./dom.js";
 import { runLabel, store } from "./store.js";
 
-// Build the table in `host`; returns {show(rows), mark(row), order()}. `onOpen(row)` is called for a click or Enter.
-export function episodeTable(host, onOpen) {
+// Build the table in `box`; returns {show(rows), mark(row), order()}. `onOpen(row)` is called for a click or Enter.
+export function episodeTable(box, onOpen) {
+  const host = document.createElement("div"); // Tabulator sets the height of its element
+  box.append(host);
   let current = null;
   let isBuilt = false;
   let pending = null;
@@ -13,6 +15,7 @@ export function episodeTable(host, onOpen) {
     height: "100%",
     layout: "fitColumns",
     placeholder: "No episode passes the filters.",
+    initialSort: [{ column: "iteration", dir: "desc" }],
     columns: columns(),
     columnDefaults: { headerSortTristate: true, resizable: "header", titleFormatter: plainTitle },
     rowFormatter: (row) => row.getElement().classList.toggle("current", row.getData().id === current),
@@ -44,21 +47,25 @@ export function episodeTable(host, onOpen) {
 
 function columns() {
   const several = store.report.runs.length > 1;
-  const agents = store.agents.length > 1 ? store.agents : [];
+  const agents = store.rows.some(hasUnequalScores) ? store.agents : [];
   const hasFlags = store.rows.some((row) => row.truncated || row.failed || row.zero_variance);
-  const number = { hozAlign: "right", sorter: "number", sorterParams: { alignEmptyValues: "bottom" } };
+  const number = { hozAlign: "right", headerHozAlign: "right", sorter: "number", sorterParams: { alignEmptyValues: "bottom" } };
   return [
-    { title: "#", field: "id", width: 62, ...number },
+    { title: "#", field: "id", minWidth: 58, ...number },
     several && { title: "run", field: "run", minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
-    { title: "iteration", field: "iteration", minWidth: 74, ...number },
-    { title: "mode", field: "mode", minWidth: 56 },
+    { title: "iteration", field: "iteration", minWidth: 80, ...number },
+    { title: "mode", field: "mode", minWidth: 60 },
     { title: "score", field: "score", minWidth: 64, ...number, formatter: (cell) => plain(formatScore(cell.getValue())) },
     ...agents.map((name, place) => ({ title: name, field: `agent${place}`, minWidth: 64, ...number, mutator: (_, row) => row.agents[name] ?? null, formatter: (cell) => plain(formatScore(cell.getValue())) })),
-    { title: "turns", field: "turns", minWidth: 54, ...number },
-    { title: "characters", field: "chars", minWidth: 66, ...number },
-    { title: "group", field: "group", minWidth: 56, hozAlign: "right", sorter: "alphanum", formatter: (cell) => plain(typeof cell.getValue() === "number" ? String(cell.getValue()) : "–") },
-    hasFlags && { title: "flags", field: "flags", minWidth: 92, mutator: (_, row) => flagNames(row).join(" "), formatter: (cell) => flagBadges(cell.getData()) },
+    { title: "turns", field: "turns", minWidth: 62, ...number },
+    { title: "length", field: "chars", minWidth: 68, ...number, headerTooltip: "characters of all responses" },
+    { title: "group", field: "group", minWidth: 64, hozAlign: "right", headerHozAlign: "right", sorter: "alphanum", formatter: (cell) => plain(typeof cell.getValue() === "number" ? String(cell.getValue()) : "–") },
+    hasFlags && { title: "flags", field: "flags", minWidth: 96, mutator: (_, row) => flagNames(row).join(" "), formatter: (cell) => flagBadges(cell.getData()) },
   ].filter(Boolean);
+}
+
+function hasUnequalScores(row) {
+  return new Set(Object.values(row.agents)).size > 1;
 }
 
 export function flagNames(row) {

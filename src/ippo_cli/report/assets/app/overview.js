@@ -1,7 +1,8 @@
 // The first tab: state and scores, warnings, comparison of configurations, curves, and where the time went.
+import { comparisonSection } from "./comparison.js";
 import { curvesSection } from "./curves.js";
 import { el, formatDuration, formatScore, icon, section } from "./dom.js";
-import { agentName, scrollTable, stateBadge } from "./parts.js";
+import { agentName, stateBadge } from "./parts.js";
 import { phasesSection } from "./phases.js";
 import { showSamples, store } from "./store.js";
 
@@ -9,7 +10,7 @@ export function fillOverview(node, metrics) {
   const { report } = store;
   node.append(
     ...notices(),
-    report.runs.length === 1 ? runCards(report.runs[0]) : comparison(),
+    report.runs.length === 1 ? runCards(report.runs[0]) : comparisonSection(metrics),
     warningsSection(),
     curvesSection(metrics),
     phasesSection(metrics),
@@ -59,84 +60,23 @@ function card(title, value, note, className = "") {
   );
 }
 
-function comparison() {
-  const { report } = store;
-  return section("Configurations", { id: "comparison" }, configurationTable(), report.differences.length > 0 && differenceTable(), runTable());
-}
-
-function configurationTable() {
-  const { report } = store;
-  const rows = report.configurations.map((group, place) => {
-    const score = group.scores.score ?? {};
-    return el(
-      "tr",
-      {},
-      el("th", { scope: "row" }, el("span", { className: "swatch", style: { background: seriesColorVariable(place) } }), group.label),
-      ...["first", "last", "best"].map((which) => el("td", { className: "number", textContent: formatMean(score[which]) })),
-      el("td", { className: "number", textContent: String(group.counted.length) }),
-    );
-  });
-  const note = "Held-out score: mean over seeds with a 95 % t-interval. Runs that are not done count only where none is done.";
-  return scrollTable(["configuration", "first", "last", "best", "runs"], rows, note);
-}
-
-function seriesColorVariable(place) {
-  return `var(--series-${(place % 8) + 1})`;
-}
-
-function formatMean(mean) {
-  if (!mean) return "–";
-  return mean.low === null ? formatScore(mean.mean) : `${formatScore(mean.mean)} [${formatScore(mean.low)}, ${formatScore(mean.high)}]`;
-}
-
-function differenceTable() {
-  const { configurations, differences } = store.report;
-  const rows = differences.map(({ one, other, seeds, difference }) => {
-    const isClear = difference.low !== null && (difference.low > 0 || difference.high < 0);
-    return el(
-      "tr",
-      { className: isClear ? "clear" : "" },
-      el("th", { scope: "row", textContent: `${configurations[one].label} − ${configurations[other].label}` }),
-      el("td", { className: "number", textContent: formatMean(difference) }),
-      el("td", { className: "number", textContent: String(seeds.length) }),
-    );
-  });
-  const note = "Last held-out score, paired by seed, with a 95 % t-interval; bold where the interval excludes 0.";
-  return scrollTable(["paired difference", "last", "seeds"], rows, note, "differences");
-}
-
-function runTable() {
-  const { report } = store;
-  const rows = report.runs.map((run, place) =>
-    el(
-      "tr",
-      {},
-      el("th", { scope: "row" }, el("span", { className: "swatch", style: { background: seriesColorVariable(store.configurationOf[place]) } }), run.name),
-      el("td", {}, stateBadge(run.state)),
-      el("td", { className: "number", textContent: String(run.seed ?? "–") }),
-      el("td", { className: "number", textContent: String(run.iterations) }),
-      ...["first", "last", "best"].map((which) => el("td", { className: "number", textContent: formatScore(run.evaluation[which]?.score) })),
-      el("td", { className: "number", textContent: formatDuration(run.wall_seconds) }),
-    ),
-  );
-  const table = scrollTable(["run", "state", "seed", "iterations", "first", "last", "best", "time"], rows);
-  return el("details", { open: report.runs.length <= 12 }, el("summary", { textContent: `${report.runs.length} runs` }), table);
-}
-
 function warningsSection() {
-  const { report } = store;
-  const items = report.runs.flatMap((run, place) => run.warnings.map((warning) => warningItem(run, place, warning)));
-  if (!items.length) return "";
-  return section(`Warnings (${items.length})`, { id: "warnings" }, el("ul", { className: "warnings" }, items));
+  const byText = new Map();
+  for (const [place, run] of store.report.runs.entries()) {
+    for (const { text, iteration } of run.warnings) {
+      if (!byText.has(text)) byText.set(text, []);
+      byText.get(text).push({ place, run, iteration });
+    }
+  }
+  if (!byText.size) return "";
+  const items = [...byText].map(([text, places]) => el("li", {}, icon("warning"), el("span", { textContent: text }), el("span", { className: "warning-places" }, places.map(warningPlace))));
+  return section(`Warnings (${byText.size})`, { id: "warnings" }, el("ul", { className: "warnings" }, items));
 }
 
-function warningItem(run, place, warning) {
-  const where = typeof warning.iteration === "number" ? `iteration ${warning.iteration}` : null;
-  return el(
-    "li",
-    {},
-    icon("warning"),
-    el("span", {}, store.report.runs.length > 1 && el("strong", { textContent: `${run.name}: ` }), warning.text),
-    where && (store.rows.length ? el("button", { type: "button", className: "link", textContent: where, on: { click: () => showSamples(warning.iteration, place) } }) : el("span", { className: "muted", textContent: where })),
-  );
+// The run and the iteration of a warning, with a link to samples.
+function warningPlace({ place, run, iteration }) {
+  const isKnown = typeof iteration === "number";
+  const label = [store.report.runs.length > 1 && run.name, isKnown && `iteration ${iteration}`].filter(Boolean).join(", ");
+  if (!isKnown || !store.rows.length) return el("span", { className: "muted", textContent: label });
+  return el("button", { type: "button", className: "link", textContent: label, on: { click: () => showSamples(iteration, place) } });
 }

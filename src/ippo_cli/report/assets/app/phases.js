@@ -6,6 +6,7 @@ import { onThemeChange, seriesColor, withAlpha } from "./theme.js";
 
 // Names below time/; `environments` is a part of `rollout`.
 const PHASES = ["rollout", "environments", "score", "credit", "logprobs", "targets", "update", "evaluation", "checkpoint", "opponents"];
+const PHASE_COLORS = { rollout: 1, environments: 6, score: 3, credit: 7, logprobs: 8, targets: 4, update: 2, evaluation: 5, checkpoint: 8, opponents: 7 };
 const MAX_COLUMNS = 240; // of the stack; more iterations are averaged
 const STACK_HEIGHT = 200;
 
@@ -80,7 +81,7 @@ function averageGroups(values, size) {
 }
 
 function phaseColor(name) {
-  return seriesColor(PHASES.indexOf(name));
+  return seriesColor(PHASE_COLORS[name] - 1);
 }
 
 function totalRows({ rows }) {

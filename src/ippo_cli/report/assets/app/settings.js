@@ -2,6 +2,8 @@
 import { announce, debounce, el, icon, labelled, replaceChildren, section } from "./dom.js";
 import { runLabel, store } from "./store.js";
 
+const MAX_COMMANDS = 4; // runs whose commands are open at first
+
 export function fillSettings(node) {
   const { report } = store;
   node.append(
@@ -12,19 +14,13 @@ export function fillSettings(node) {
 }
 
 function commandsSection() {
-  const items = store.report.runs.flatMap((run, place) =>
-    run.commands.map((command, number) =>
-      el(
-        "div",
-        { className: "command" },
-        el("span", { className: "muted", textContent: [store.report.runs.length > 1 ? runLabel(place) : "", number ? "resumed" : ""].filter(Boolean).join(", ") }),
-        el("code", { textContent: command }),
-        copyButton(command),
-      ),
-    ),
-  );
-  const folders = store.report.runs.map((run) => el("div", { className: "command" }, el("span", { className: "muted", textContent: "folder" }), el("code", { textContent: run.folder }), copyButton(run.folder)));
-  return section("Command", { id: "commands" }, items, folders.slice(0, 12));
+  const { runs } = store.report;
+  const items = runs.map((run) => [
+    el("div", { className: "command-folder" }, el("span", { className: "muted", textContent: run.folder }), copyButton(run.folder)),
+    run.commands.map((command) => el("div", { className: "command" }, el("code", { textContent: command }), copyButton(command))),
+  ]);
+  const list = runs.length > MAX_COMMANDS ? el("details", {}, el("summary", { textContent: `${runs.length} runs` }), items.flat(2)) : el("div", {}, items.flat(2));
+  return section(runs.length > 1 ? "Commands" : "Command", { id: "commands" }, list);
 }
 
 function copyButton(text) {
@@ -75,5 +71,6 @@ function settingRow(row, several) {
 }
 
 function settingText(value) {
+  if (typeof value === "number" && value !== 0 && Math.abs(value) < 1e-3) return value.toExponential();
   return typeof value === "string" ? value : value === undefined ? "" : JSON.stringify(value);
 }

@@ -74,6 +74,13 @@ export function meanCurve(curves, tQuantiles) {
   return found;
 }
 
+// One curve minus another, at the iterations of both.
+export function subtractCurves(one, other) {
+  const { x, values } = alignCurves([one, other]);
+  const known = Array.from(x.keys()).filter((place) => values.every((part) => part[place] !== null && part[place] !== undefined));
+  return { x: known.map((place) => x[place]), y: known.map((place) => values[0][place] - values[1][place]) };
+}
+
 export function quantile(values, share) {
   const sorted = values.filter((value) => value !== null && Number.isFinite(value)).sort((one, other) => one - other);
   return sorted.length ? sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))] : NaN;
