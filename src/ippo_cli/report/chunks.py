@@ -10,7 +10,7 @@ from typing import Any
 
 from ippo_cli.runs.json_values import replace_non_finite
 
-LEVEL = 6  # gzip's own default: higher levels take several times as long for a few percent
+LEVEL = 5  # level 6 takes half as long again for 2 percent
 
 
 def encode_bytes(data: bytes) -> str:

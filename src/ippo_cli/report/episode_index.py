@@ -11,7 +11,7 @@ FLAGS = ("truncated", "failed", "zero_variance")
 
 
 class EpisodeIndex:
-    """Columns with one entry per episode, in the order in which files are added."""
+    """Columns with one entry per episode."""
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {
@@ -31,8 +31,13 @@ class EpisodeIndex:
         self._mark_equal_groups(start)
 
     def to_data(self) -> dict[str, Any]:
-        """The columns, for JSON."""
-        return self.columns | {"agents": self.agents}
+        """The columns in the order of files, for JSON."""
+        order = sorted(range(len(self)), key=lambda row: self.columns["file"][row])
+
+        def arrange(columns: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+            return {name: [values[row] for row in order] for name, values in columns.items()}
+
+        return arrange(self.columns) | {"agents": arrange(self.agents)}
 
     def _add_episode(self, number: int, place: int, episode: Mapping[str, Any]) -> None:
         turns = [turn for turn in episode.get("turns") or [] if isinstance(turn, Mapping)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ippo_cli.report.chunks import encode_json, total_size
+from ippo_cli.report.chunks import encode_json
 from ippo_cli.report.episode_index import EpisodeIndex
 from ippo_cli.runs.records import RunRecord, SampleFile
 
@@ -16,9 +16,10 @@ class EmbeddedSamples:
     """Chunks by name, the index of episodes, and what was left out."""
 
     index: EpisodeIndex = field(default_factory=EpisodeIndex)
-    files: list[dict[str, Any]] = field(default_factory=list)  # run, iteration, mode, episodes; text and tokens: chunks
+    files: list[dict[str, Any]] = field(default_factory=list)  # run, iteration, mode; names of chunks: text, tokens
     chunks: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    size: int = 0  # bytes of the chunks
 
 
 def embed_samples(runs: Sequence[RunRecord], limit: int) -> EmbeddedSamples:
@@ -26,62 +27,60 @@ def embed_samples(runs: Sequence[RunRecord], limit: int) -> EmbeddedSamples:
 
     Token values of the oldest files are left out first, then texts of the oldest files.
     """
-    listed = [(number, file) for number, run in enumerate(runs) for file in run.sample_files]
     found = EmbeddedSamples()
-    with_tokens = []
-    for number, (run, file) in enumerate(listed):
-        episodes = file.episodes()
-        found.index.add_file(number, episodes)
-        name = f"text-{number}"
-        found.chunks[name] = encode_json([_without_tokens(episode) for episode in episodes])
-        entry = {"run": run, "iteration": file.iteration, "mode": file.mode, "episodes": len(episodes)}
-        found.files.append(entry | {"text": name, "tokens": None})
-        if any(_has_tokens(episode) for episode in episodes):
-            with_tokens.append(number)
-    newest_first = sorted(range(len(listed)), key=lambda number: _age(runs, listed[number]))
-    _drop_texts(found, newest_first, limit)
-    kept = [number for number in newest_first if number in set(with_tokens) and found.files[number]["text"]]
-    _embed_tokens(found, [(number, listed[number][1]) for number in kept], len(with_tokens), limit)
+    listed = [(run, file) for run, record in enumerate(runs) for file in record.sample_files]
+    found.files = [
+        {"run": run, "iteration": file.iteration, "mode": file.mode, "text": None, "tokens": None}
+        for run, file in listed
+    ]
+    newest_first = sorted(range(len(listed)), key=lambda number: _age(runs, *listed[number]))
+    with_tokens = [number for number in newest_first if _embed_file(found, number, listed[number][1], limit)]
+    _drop_oldest(found, "tokens", newest_first, limit)
+    _drop_oldest(found, "text", newest_first, limit)
+    _note_missing(found, "text", "Texts", newest_first)
+    _note_missing(found, "tokens", "Token values", with_tokens)
     return found
 
 
-def _age(runs: Sequence[RunRecord], entry: tuple[int, SampleFile]) -> tuple[int, int]:
+def _age(runs: Sequence[RunRecord], run: int, file: SampleFile) -> tuple[int, bool]:
     """Iterations before the newest file of the run; evaluations are newer than training samples of their iteration."""
-    run, file = entry
-    return runs[run].sample_files[-1].iteration - file.iteration, int(file.mode == "train")
+    return runs[run].sample_files[-1].iteration - file.iteration, file.mode == "train"
 
 
-def _drop_texts(found: EmbeddedSamples, newest_first: Sequence[int], limit: int) -> None:
-    size, dropped = total_size(found.chunks.values()), 0
+def _embed_file(found: EmbeddedSamples, number: int, file: SampleFile, limit: int) -> bool:
+    """Encode texts, and token values while there is space for them; returns whether the file has token values."""
+    episodes = file.episodes()
+    found.index.add_file(number, episodes)
+    _add_chunk(found, number, "text", [_without_tokens(episode) for episode in episodes])
+    has_tokens = any(_has_tokens(episode) for episode in episodes)
+    if has_tokens and found.size <= limit:
+        _add_chunk(found, number, "tokens", [_token_values(episode) for episode in episodes])
+    return has_tokens
+
+
+def _add_chunk(found: EmbeddedSamples, number: int, kind: str, value: Any) -> None:
+    name = f"{kind}-{number}"
+    found.files[number][kind] = name
+    found.chunks[name] = encode_json(value)
+    found.size += len(found.chunks[name])
+
+
+def _drop_oldest(found: EmbeddedSamples, kind: str, newest_first: Sequence[int], limit: int) -> None:
+    """Drop chunks of a kind until the rest has at most `limit` bytes."""
     for number in reversed(newest_first):
-        if size <= limit:
-            break
-        size -= len(found.chunks.pop(f"text-{number}"))
-        found.files[number]["text"] = None
-        dropped += 1
-    if dropped:
-        found.notes.append(
-            f"Texts and token values of the oldest {dropped} of {len(found.files)} sample files are left out, because "
-            "the page has a size limit; the run's folder has them in samples/."
-        )
+        if found.size <= limit:
+            return
+        if name := found.files[number][kind]:
+            found.size -= len(found.chunks.pop(name))
+            found.files[number][kind] = None
 
 
-def _embed_tokens(
-    found: EmbeddedSamples, files: Sequence[tuple[int, SampleFile]], files_with_tokens: int, limit: int
-) -> None:
-    size, kept = total_size(found.chunks.values()), 0
-    for number, file in files:
-        data = encode_json([_token_values(episode) for episode in file.episodes()])
-        size += len(data)
-        if size > limit:
-            break
-        name = f"tokens-{number}"
-        found.chunks[name], found.files[number]["tokens"] = data, name
-        kept += 1
-    if kept < files_with_tokens:
+def _note_missing(found: EmbeddedSamples, kind: str, title: str, numbers: Sequence[int]) -> None:
+    missing = sum(found.files[number][kind] is None for number in numbers)
+    if missing:
         found.notes.append(
-            f"Token values of the oldest {files_with_tokens - kept} of {files_with_tokens} sample files are left out, "
-            "because the page has a size limit; the run's folder has them in samples/."
+            f"{title} of the oldest {missing} of {len(numbers)} sample files are left out, because the page has a size "
+            "limit; the run's folder has them in samples/."
         )
 
 

@@ -37,6 +37,7 @@ class RunState:
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score, ...}
     error: str | None = None
     warnings: dict[str, str] = field(default_factory=dict)  # printed warnings, by rule
+    warning_iterations: dict[str, int] = field(default_factory=dict)  # when a rule first applied; 0: before training
 
 
 def read_previous_state(folder: Path) -> RunState:
@@ -49,6 +50,7 @@ def read_previous_state(folder: Path) -> RunState:
             known["iterations"],
             {name: _restore_nan(numbers) for name, numbers in known["evaluation"].items()},
             warnings=known.get("warnings", {}),
+            warning_iterations=known.get("warning_iterations", {}),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return RunState()
@@ -163,11 +165,17 @@ class RunLog:
         iterations = [row for row in rows if row["iteration"]]
         return [_restore_nan(row) for row in iterations]
 
-    def record_warnings(self, unusual: Mapping[str, str]) -> list[str]:
-        """Record warnings by rule; returns the texts of rules that are new in this run."""
+    def record_warnings(self, unusual: Mapping[str, str], iteration: int | None = None) -> list[str]:
+        """Record warnings by rule; returns the texts of rules that are new in this run.
+
+        `iteration`: where they belong; by default the last logged one.
+        """
         new = {rule: text for rule, text in unusual.items() if rule not in self.state.warnings}
         if new:
             self.state.warnings |= new
+            self.state.warning_iterations |= dict.fromkeys(
+                new, self.state.iterations if iteration is None else iteration
+            )
             self.save_state()
         return list(new.values())
 

@@ -182,7 +182,7 @@ class Trainer:
         )
         if unusual:
             with distributed.synchronize_errors():
-                self.console.print_warnings(self.run.record_warnings(unusual))
+                self.console.print_warnings(self.run.record_warnings(unusual, iteration + 1))
 
     def _show_training_samples(self, experience: Experience) -> None:
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every

@@ -37,6 +37,7 @@ class TrackerConfig:
     samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
     samples: InEval[NonNegativeInt]  # rows of a sample table
     turns: InEval[NonNegativeInt]  # log metrics per turn for this many first turns; 0 = none
+    report: bool  # write report.html to the run's folder at its end
     profile: bool  # trace one iteration to the run's folder (profile/), and print its time per operation
 
 
