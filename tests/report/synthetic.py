@@ -10,34 +10,14 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 AGENTS = ("solver", "checker")
-WORDS = [
-    "first",
-    "we",
-    "add",
-    "the",
-    "two",
-    "numbers",
-    "then",
-    "check",
-    "that",
-    "total",
-    "is",
-    "right",
-    "so",
-    "answer",
-    "because",
-    "both",
-    "sides",
-    "agree",
-    "with",
-    "it",
-]
+WORDS = ("first", "add", "the", "two", "numbers", "then", "check", "total", "is", "right", "because", "both", "agree")
 HOSTILE = '</script><img src=x onerror="window.hostile=1"> \u202e<b>bold</b> \x1b[31m & \x00 ${title} <!-- \u2028'
 SETTINGS: dict[str, Any] = {
     "name": "synthetic",
@@ -77,23 +57,19 @@ def write_run(
     (folder / "command.txt").write_text("ippo-train task=jsonl task.train=train.jsonl\n")
     (folder / "overrides.json").write_text(json.dumps(["task=jsonl", *overrides, f"seed={seed}"]))
     (folder / "env.json").write_text(json.dumps({"python": "3.11.7", "packages": {"torch": "2.13.0"}}))
-    rows = [metric_row(iteration, iterations, draw, gain) for iteration in range(iterations + 1)]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = [metric_row(iteration, iterations, draw, gain) for iteration in range(iterations + 1)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    trained = EpisodeOptions(num_turns=num_turns, tokens=tokens, gain=gain, text=text)
+    held_out = replace(trained, tokens=False)
     for number in range(files):
         iteration = max(1, round((number + 1) * iterations / files))
         done = iteration / iterations
-        episodes = [
-            episode("train", index, done, draw, num_turns=num_turns, tokens=tokens, gain=gain, text=text)
-            for index in range(episodes_per_file)
-        ]
-        _write_samples(folder, f"train_{iteration:08d}", episodes)
+        rows = [episode("train", index, done, draw, trained) for index in range(episodes_per_file)]
+        _write_samples(folder, f"train_{iteration:08d}", rows)
         if number % 5 == 0:
-            held_out = [
-                episode("eval", index, done, draw, num_turns=num_turns, tokens=False, gain=gain, text=text)
-                for index in range(4)
-            ]
-            _write_samples(folder, f"eval_{iteration:08d}", held_out)
-    (folder / "run.json").write_text(json.dumps(_state(rows, state, iterations), indent=1))
+            rows = [episode("eval", index, done, draw, held_out) for index in range(4)]
+            _write_samples(folder, f"eval_{iteration:08d}", rows)
+    (folder / "run.json").write_text(json.dumps(_state(metrics, state, iterations), indent=1))
     return folder
 
 
@@ -160,29 +136,29 @@ def metric_row(iteration: int, iterations: int, draw: random.Random, gain: float
     return row | {"time/iteration": 12.3, "time/checkpoint": 0.3, "perf/tokens_per_second": 1500 + draw.gauss(0, 50)}
 
 
-def episode(
-    mode: str,
-    index: int,
-    done: float,
-    draw: random.Random,
-    *,
-    num_turns: int,
-    tokens: bool,
-    gain: float,
-    text: str | None,
-) -> dict[str, Any]:
-    """One sampled episode: a dialogue of both agents."""
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """What episodes of a run have in common; `text` is added to observations and responses."""
+
+    num_turns: int  # of each agent
+    tokens: bool
+    gain: float
+    text: str | None
+
+
+def episode(mode: str, index: int, done: float, draw: random.Random, options: EpisodeOptions) -> dict[str, Any]:
+    """One sampled episode, a dialogue of both agents; `done` is the fraction of training before it."""
     example, failed = index // 4, draw.random() < 0.01
-    question = f"Question {example}: what is {example + 2} plus {3 * example + 1}?{text or ''}"
-    parts = {
-        "exact": float(draw.random() < gain * (0.2 + 0.7 * done)),
-        "format": float(draw.random() < 0.7 + 0.3 * done),
-    }
+    question = f"Question {example}: what is {example + 2} plus {3 * example + 1}?{options.text or ''}"
+    is_exact = draw.random() < options.gain * (0.2 + 0.7 * done)
+    parts = {"exact": float(is_exact), "format": float(draw.random() < 0.7 + 0.3 * done)}
     score = None if failed else round(0.8 * parts["exact"] + 0.2 * parts["format"], 6)
-    turns, last = [], question
-    for step in range(num_turns * 2):
-        turn, last = _turn(AGENTS[step % 2], step, last, question, done, draw, score, num_turns * 2, text, tokens)
-        turns.append(turn)
+    turns: list[dict[str, Any]] = []
+    for step in range(options.num_turns * 2):
+        observation = question if step == 0 else f"{AGENTS[(step - 1) % 2]}: {turns[-1]['response']}"
+        is_last = step >= options.num_turns * 2 - 2
+        turn_score = None if score is None else score if is_last else 0.0
+        turns.append(_turn(step, observation, turn_score, done, draw, options))
     truncated = draw.random() < 0.05
     return {
         "mode": mode,
@@ -201,29 +177,27 @@ def episode(
 
 
 def _turn(
-    agent: str, step: int, last: str, question: str, done: float, draw: random.Random, score: float | None, num_steps: int,
-    text: str | None, with_tokens: bool,
-) -> tuple[dict[str, Any], str]:  # fmt: skip
+    step: int, observation: str, score: float | None, done: float, draw: random.Random, options: EpisodeOptions
+) -> dict[str, Any]:
     words = [draw.choice(WORDS) + " " for _ in range(int(8 + 10 * draw.random()))]
-    if text is not None:
-        words.insert(3, text)
-    response = "".join(words)
-    final = step >= num_steps - 2
+    if options.text is not None:
+        words.insert(3, options.text)
+    agent = AGENTS[step % 2]
     turn: dict[str, Any] = {
         "agent": agent,
         "step": step,
-        "observation": question if step == 0 else f"{AGENTS[(step - 1) % 2]}: {last}",
-        "response": response,
+        "observation": observation,
+        "response": "".join(words),
         "cut": draw.random() < 0.1,
-        "score": (score if final else 0.0) if score is not None else None,
+        "score": score,
     }
-    if with_tokens:
-        turn["tokens"] = token_values([*words, "<eos>"], done, draw, score or 0.0, agent == "checker")
-    return turn, response
+    if options.tokens:
+        turn["tokens"] = token_values([*words, "<eos>"], done, draw, score or 0.0, has_mask=agent == "checker")
+    return turn
 
 
 def token_values(
-    words: Sequence[str], done: float, draw: random.Random, score: float, with_mask: bool
+    words: Sequence[str], done: float, draw: random.Random, score: float, *, has_mask: bool
 ) -> dict[str, list[Any]]:
     """Values of the tokens of a turn, in the form of the sample files."""
     count = len(words)
@@ -245,7 +219,7 @@ def token_values(
         "advantage": four_digits([one - other for one, other in zip(returns, values, strict=True)]),
         "reward": four_digits([draw.gauss(-0.002, 0.002) for _ in words[:-1]] + [score]),
     }
-    if with_mask:
+    if has_mask:
         found["trained"] = [1] * (count - 1) + [0]
     return found
 

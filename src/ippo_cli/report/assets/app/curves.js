@@ -180,7 +180,7 @@ function warningMarkers() {
   for (const [place, run] of store.report.runs.entries()) {
     if (curveSettings.hidden.has(`configuration ${store.configurationOf[place]}`)) continue;
     for (const { iteration, text } of run.warnings) {
-      if (typeof iteration === "number") found.set(iteration, new Set([...(found.get(iteration) ?? []), `warning: ${text}`]));
+      if (iteration) found.set(iteration, new Set([...(found.get(iteration) ?? []), `warning: ${text}`]));
     }
   }
   return [...found].map(([x, labels]) => ({ x, label: [...labels].join("\n"), color: color("warn") }));

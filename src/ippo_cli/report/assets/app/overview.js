@@ -75,8 +75,8 @@ function warningsSection() {
 
 // The run and the iteration of a warning, with a link to samples.
 function warningPlace({ place, run, iteration }) {
-  const isKnown = typeof iteration === "number";
-  const label = [store.report.runs.length > 1 && run.name, isKnown && `iteration ${iteration}`].filter(Boolean).join(", ");
-  if (!isKnown || !store.rows.length) return el("span", { className: "muted", textContent: label });
+  const when = iteration ? `iteration ${iteration}` : iteration === 0 ? "before training" : null;
+  const label = [store.report.runs.length > 1 && run.name, when].filter(Boolean).join(", ");
+  if (!iteration || !store.rows.length) return el("span", { className: "muted", textContent: label });
   return el("button", { type: "button", className: "link", textContent: label, on: { click: () => showSamples(iteration, place) } });
 }
