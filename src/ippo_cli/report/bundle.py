@@ -11,7 +11,7 @@ VENDOR_SCRIPTS = ("uplot/uPlot.iife.min.js", "tabulator/tabulator.min.js")
 VENDOR_STYLES = ("uplot/uPlot.min.css", "tabulator/tabulator_simple.min.css")
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(?P<file>[\w.]+)";\n', re.MULTILINE)
 EXPORT = re.compile(r"^export (?=(?:async )?function|class|const|let)", re.MULTILINE)
-SOURCE_MAP = re.compile(r"^//# sourceMappingURL=.*$", re.MULTILINE)
+SOURCE_MAP = re.compile(r"^(?://|/\*)# sourceMappingURL=.*$", re.MULTILINE)
 
 
 @cache

@@ -63,7 +63,7 @@ def group_runs(runs: Sequence[RunRecord]) -> list[Configuration]:
     groups: dict[Any, list[int]] = {}
     for place, flat in enumerate(flats):
         # Without a configuration nothing is known to be equal.
-        key = tuple(sorted((name, _identity(value)) for name, value in flat.items())) or place
+        key = tuple(sorted((name, _identity(value)) for name, value in flat.items())) if runs[place].config else place
         groups.setdefault(key, []).append(place)
     labels = _label_groups(runs, flats, list(groups.values()))
     return [
