@@ -63,7 +63,9 @@ def test_long_curves_keep_their_extremes() -> None:
     assert columns.is_reduced
     assert len(at) <= 202
     assert (at[0], at[-1]) == (0, 9999)
-    assert (values[at.index(7_123)], values[at.index(501)]) == (1.0, -1.0)
+    assert abs(at[values.index(1.0)] - 7_123) <= 101
+    assert abs(at[values.index(-1.0)] - 501) <= 101
+    assert len(columns.header["grids"]) == 1, "curves that share iterations still do"
 
 
 def test_short_curves_are_unchanged() -> None:
@@ -73,5 +75,5 @@ def test_short_curves_are_unchanged() -> None:
 
 def test_points_per_curve_is_shared_by_all_curves() -> None:
     row = {f"metric{number}": 0.0 for number in range(400)}
-    assert points_per_curve([[row], [row]]) == 5_000
+    assert points_per_curve([[row], [row]]) == 7_500
     assert points_per_curve([]) > 1e6

@@ -12,7 +12,7 @@ import numpy
 
 from ippo_cli.report.chunks import encode_bytes
 
-MAX_CELLS = 4_000_000  # numbers of all metrics of all runs; longer curves keep the extremes of each interval
+MAX_CELLS = 6_000_000  # numbers of all metrics of all runs; longer curves keep the extremes of each interval
 MIN_POINTS = 2000  # of a curve
 MANTISSA_BITS = 16  # of 23 are kept, which are five significant digits, so that columns compress
 
@@ -62,19 +62,21 @@ def encode_metrics(rows: Sequence[Mapping[str, float]], max_points: int) -> Metr
 
 
 def reduce_curve(curve: Curve, max_points: int) -> Curve:
-    """Keep the smallest and largest value of each interval of rows, so that peaks stay visible."""
+    """Keep the first and last value, and the smallest and largest of each interval of rows between them.
+
+    These two have the places of the first and the last row of their interval, in the order in which they occur, so that
+    curves that share iterations still do.
+    """
     at, values = curve
     if len(at) <= max_points:
         return curve
-    buckets = max(max_points // 2, 1)
-    edges = numpy.linspace(0, len(at), buckets + 1).astype(int)
-    kept = {0, len(at) - 1}
-    for start, end in pairwise(edges.tolist()):
-        if end > start:
-            part = values[start:end]
-            kept |= {start + int(part.argmin()), start + int(part.argmax())}
-    places = numpy.array(sorted(kept))
-    return at[places], values[places]
+    edges = numpy.linspace(1, len(at) - 1, max(max_points // 2, 2)).astype(int).tolist()
+    places, kept = [0], [0]
+    for start, end in pairwise(edges):
+        extremes = (start + int(values[start:end].argmin()), start + int(values[start:end].argmax()))
+        places += [start, end - 1]
+        kept += [min(extremes), max(extremes)]
+    return at[[*places, len(at) - 1]], values[[*kept, len(at) - 1]]
 
 
 def _curves(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:

@@ -1,9 +1,11 @@
 // A line chart: uPlot with this page's colours, tooltip, shared zoom, markers, and keys.
+import { decimate, nearestPlace } from "./decimate.js";
 import { el, formatNumber } from "./dom.js";
 import { color, withAlpha } from "./theme.js";
 import { hideTooltip, showTooltip } from "./tooltip.js";
 
 const MARKER_DISTANCE = 6; // pixels within which the tooltip shows the text of a marker
+const DOUBLE_CLICK_MS = 250; // a second click within this time is no choice of a point
 const charts = new Set();
 let zoom = null; // [low, high] of all charts over iterations, or null
 
@@ -14,7 +16,7 @@ let zoom = null; // [low, high] of all charts over iterations, or null
 // [{series: [upper, lower], color}], options.markers: [{x, label, color}], options.isLog, options.onPick(x),
 // options.title(x), options.height, options.hasLegend, options.sharesZoom, options.xLabel, options.name.
 export function lineChart(host, options) {
-  const chart = { host, options, plot: null, places: 0 };
+  const chart = { host, options, plot: null, place: 0 }; // place: of the values that keys have moved to
   host.classList.add("chart");
   host.tabIndex = 0;
   host.setAttribute("role", "img");
@@ -40,7 +42,7 @@ export function lineChart(host, options) {
 // Zoom all charts over iterations; null shows all iterations.
 export function setZoom(range) {
   zoom = range;
-  for (const { plot, options } of charts) if (plot && options.sharesZoom) applyZoom(plot, options);
+  for (const chart of charts) if (chart.plot && chart.options.sharesZoom) showRange(chart, zoom);
   document.dispatchEvent(new CustomEvent("report-zoom", { detail: zoom }));
 }
 
@@ -49,20 +51,33 @@ function build(chart) {
   chart.plot?.destroy();
   host.replaceChildren();
   host.setAttribute("aria-label", describe(options));
-  const data = [options.x, ...options.series.map((series) => series.values)];
+  chart.range = options.sharesZoom ? zoom : null;
   if (options.hasLegend) host.append(chartLegend(options.series));
-  chart.plot = new uPlot(plotOptions(chart), data, host);
-  if (options.sharesZoom && zoom) applyZoom(chart.plot, options);
+  chart.plot = new uPlot(plotOptions(chart), shownData(chart), host);
+  if (chart.range) showRange(chart, chart.range);
+}
+
+function shownData({ host, options, range }) {
+  return decimate(options.x, options.series.map((series) => series.values), range, Math.max(host.clientWidth, 80));
+}
+
+// Show the points within a range of x, or all of them.
+function showRange(chart, range) {
+  const { x } = chart.options;
+  chart.range = range;
+  chart.plot.setData(shownData(chart), false);
+  chart.plot.setScale("x", range ? { min: range[0], max: range[1] } : { min: x[0], max: x[x.length - 1] });
 }
 
 function describe({ name, series }) {
   const parts = series
     .filter((part) => !part.hidden && !part.faded)
-    .map((part) => {
-      const known = Array.from(part.shownValues ?? part.values).filter((value) => value !== null && value !== undefined);
-      return `${part.label} from ${formatNumber(known[0])} to ${formatNumber(known.at(-1))}`;
+    .slice(0, 6)
+    .map(({ label, values, shownValues = values }) => {
+      const last = lastKnown(shownValues, shownValues.length - 1);
+      return `${label} from ${formatNumber(shownValues.find((value) => value !== null && value !== undefined))} to ${formatNumber(last)}`;
     });
-  return `${name}: ${parts.slice(0, 6).join(", ")}. Left and right keys move through the values.`;
+  return `${name}: ${parts.join(", ")}. Left and right keys move through the values.`;
 }
 
 function chartLegend(series) {
@@ -99,7 +114,7 @@ function plotOptions(chart) {
       sync: options.sharesZoom ? { key: "iterations", scales: ["x", null], filters: { pub: isMove, sub: isMove } } : undefined,
       drag: { x: true, y: false, setScale: false },
       points: { size: 6 },
-      bind: { dblclick: () => () => (options.sharesZoom ? setZoom(null) : chart.plot.setScale("x", { min: null, max: null })) },
+      bind: { dblclick: () => () => resetZoom(chart) },
     },
     hooks: {
       drawClear: [(plot) => drawMarkers(plot, options.markers ?? [])],
@@ -108,6 +123,12 @@ function plotOptions(chart) {
       ready: [(plot) => listen(chart, plot)],
     },
   };
+}
+
+function resetZoom(chart) {
+  clearTimeout(chart.click);
+  if (chart.options.sharesZoom) setZoom(null);
+  else showRange(chart, null);
 }
 
 function isMove(type) {
@@ -126,11 +147,6 @@ function seriesOptions(series) {
   };
 }
 
-function applyZoom(plot, options) {
-  const [first, last] = [options.x[0], options.x[options.x.length - 1]];
-  plot.setScale("x", zoom ? { min: zoom[0], max: zoom[1] } : { min: first, max: last });
-}
-
 function zoomToSelection(chart, plot) {
   const { left, width } = plot.select;
   if (width < 4) return;
@@ -138,7 +154,7 @@ function zoomToSelection(chart, plot) {
   plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
   chart.isDragged = true;
   if (chart.options.sharesZoom) setZoom(range);
-  else plot.setScale("x", { min: range[0], max: range[1] });
+  else showRange(chart, range);
 }
 
 function drawMarkers(plot, markers) {
@@ -147,6 +163,7 @@ function drawMarkers(plot, markers) {
   for (const marker of markers) {
     const x = Math.round(plot.valToPos(marker.x, "x", true)) + 0.5;
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    Object.assign(ctx, { lineWidth: devicePixelRatio, lineCap: "butt", lineJoin: "miter" });
     ctx.strokeStyle = withAlpha(marker.color, 0.55);
     ctx.fillStyle = marker.color;
     ctx.setLineDash([4 * devicePixelRatio, 4 * devicePixelRatio]);
@@ -173,34 +190,43 @@ function listen(chart, plot) {
   });
   plot.over.addEventListener("mousedown", () => (chart.isDragged = false));
   plot.over.addEventListener("click", () => {
-    if (!chart.isDragged && plot.cursor.idx !== null && chart.options.onPick) chart.options.onPick(chart.options.x[plot.cursor.idx]);
+    const { x, onPick } = chart.options;
+    if (chart.isDragged || !x.length || !onPick) return;
+    const picked = x[placeOfCursor(chart)];
+    clearTimeout(chart.click);
+    chart.click = setTimeout(() => onPick(picked), DOUBLE_CLICK_MS);
   });
 }
 
 function showValues(chart, plot) {
   if (!chart.isHovered) return;
-  const { left, top, idx } = plot.cursor;
-  if (left < 0 || idx === null || idx === undefined) return hideTooltip();
+  const { left, top } = plot.cursor;
+  if (left < 0 || !chart.options.x.length) return hideTooltip();
   const frame = plot.over.getBoundingClientRect();
-  showRows(chart, plot, idx, frame.left + left, frame.top + top);
+  chart.place = placeOfCursor(chart);
+  showRows(chart, plot, frame.left + left, frame.top + top);
 }
 
-function showRows(chart, plot, idx, left, top) {
-  const { options } = chart;
+function placeOfCursor({ plot, options }) {
+  return nearestPlace(options.x, plot.posToVal(plot.cursor.left, "x"));
+}
+
+function showRows(chart, plot, left, top) {
+  const { options, place } = chart;
   const rows = options.series.flatMap((series) => {
-    const value = nearestValue(series.shownValues ?? series.values, idx);
+    const value = lastKnown(series.shownValues ?? series.values, place);
     return series.inTooltip === false || value === null ? [] : [[series.label, formatNumber(value), series.color]];
   });
-  const at = plot.valToPos(options.x[idx], "x");
+  const at = plot.valToPos(options.x[place], "x");
   const near = (options.markers ?? []).filter((marker) => marker.label && Math.abs(plot.valToPos(marker.x, "x") - at) < MARKER_DISTANCE);
-  const title = options.title ? options.title(options.x[idx], idx) : `iteration ${formatNumber(options.x[idx])}`;
+  const title = options.title ? options.title(options.x[place], place) : `iteration ${formatNumber(options.x[place])}`;
   const note = near.map((marker) => marker.label).join("\n") || (options.onPick ? "click: samples of this iteration" : "");
   showTooltip(left, top, title, rows.slice(0, 16), note);
 }
 
-// The value at a place, or the nearest one before it within the curve.
-function nearestValue(values, idx) {
-  for (let place = idx; place >= 0 && idx - place < 500; place--) {
+// The value at a place, or the last one before it.
+function lastKnown(values, start) {
+  for (let place = start; place >= 0; place--) {
     const value = values[place];
     if (value !== null && value !== undefined) return value;
   }
@@ -211,15 +237,14 @@ function moveByKey(chart, event) {
   const { plot, options } = chart;
   const last = options.x.length - 1;
   const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
-  if (event.key === "Enter" && options.onPick && plot.cursor.idx !== null) return options.onPick(options.x[plot.cursor.idx]);
+  if (event.key === "Enter" && options.onPick && last >= 0) return options.onPick(options.x[chart.place]);
   if (event.key === "Escape") return hideTooltip();
   if (!(event.key in steps) || last < 0) return;
   event.preventDefault();
   event.stopPropagation();
-  const idx = Math.max(0, Math.min(last, (plot.cursor.idx ?? 0) + steps[event.key]));
-  const left = plot.valToPos(options.x[idx], "x");
+  chart.place = Math.max(0, Math.min(last, chart.place + steps[event.key]));
+  const left = plot.valToPos(options.x[chart.place], "x");
   plot.setCursor({ left, top: plot.over.clientHeight / 2 }, false);
-  plot.cursor.idx = idx;
   const frame = plot.over.getBoundingClientRect();
-  showRows(chart, plot, idx, frame.left + left, frame.top + 20);
+  showRows(chart, plot, frame.left + left, frame.top + 20);
 }

@@ -32,10 +32,12 @@ export function curvesSection(metrics) {
 function controls(grid) {
   const smoothing = el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: 0, id: "smoothing" });
   const weight = el("output", { className: "muted", textContent: "0" });
+  let frame = 0;
   smoothing.addEventListener("input", () => {
     curveSettings.smoothing = Number(smoothing.value);
     weight.textContent = smoothing.value;
-    redrawAll();
+    cancelAnimationFrame(frame);
+    frame = requestAnimationFrame(redrawAll); // a slider may send several values per frame
   });
   const log = toggleButton("log axis", false, (on) => (curveSettings.isLog = on));
   const search = el("input", { type: "search", id: "metric-search", placeholder: `search ${allPanels.length} metrics`, "data-search": "overview" });

@@ -9,6 +9,7 @@ export function episodeTable(box, onOpen) {
   let current = null;
   let isBuilt = false;
   let pending = null;
+  let components = new Map(); // id -> row of the table
   const table = new Tabulator(host, {
     data: [],
     index: "id",
@@ -24,7 +25,15 @@ export function episodeTable(box, onOpen) {
     isBuilt = true;
     if (pending) table.setData(pending);
   });
+  table.on("dataProcessed", () => {
+    components = new Map(table.getRows().map((row) => [row.getData().id, row]));
+    showCurrent();
+  });
   table.on("rowClick", (_, row) => onOpen(row.getData()));
+  function showCurrent() {
+    components.get(current)?.reformat();
+    if (components.has(current)) table.scrollToRow(components.get(current), "nearest", false).catch(() => {});
+  }
   return {
     show(rows) {
       pending = rows;
@@ -32,11 +41,10 @@ export function episodeTable(box, onOpen) {
     },
     // Highlight a row and bring it into view.
     mark(row) {
-      const before = current;
+      const before = components.get(current);
       current = row.id;
-      if (!isBuilt) return;
-      for (const id of [before, current]) if (id !== null) table.getRow(id) && table.getRow(id).reformat();
-      if (table.getRow(row.id)) table.scrollToRow(row.id, "nearest", false).catch(() => {});
+      before?.reformat();
+      showCurrent();
     },
     // Rows in the order of the table.
     order() {
