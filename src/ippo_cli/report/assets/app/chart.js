@@ -58,7 +58,12 @@ function build(chart) {
 }
 
 function shownData({ host, options, range }) {
-  return decimate(options.x, options.series.map((series) => series.values), range, Math.max(host.clientWidth, 80));
+  return decimate(
+    options.x,
+    options.series.map((series) => series.values),
+    range,
+    Math.max(host.clientWidth, 80),
+  );
 }
 
 // Show the points within a range of x, or all of them.
@@ -81,13 +86,16 @@ function describe({ name, series }) {
 }
 
 function chartLegend(series) {
-  const items = series.map(({ label, color }) => el("span", {}, el("span", { className: "swatch", style: { background: color } }), label));
+  const items = series.map(({ label, color }) =>
+    el("span", {}, el("span", { className: "swatch", style: { background: color } }), label),
+  );
   return el("div", { className: "chart-legend" }, items);
 }
 
 function resize(chart) {
   const width = chart.host.clientWidth;
-  if (width > 0 && chart.plot && chart.plot.width !== width) chart.plot.setSize({ width, height: chart.options.height });
+  if (width > 0 && chart.plot && chart.plot.width !== width)
+    chart.plot.setSize({ width, height: chart.options.height });
 }
 
 function plotOptions(chart) {
@@ -105,13 +113,27 @@ function plotOptions(chart) {
     legend: { show: false },
     scales: { x: { time: false }, y: { distr: options.isLog ? 3 : 1, range: options.yRange } },
     axes: [
-      { ...axis, size: 28, gap: 4, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5] },
-      { ...axis, size: 52, gap: 6, space: 32, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : formatNumber(tick, 3))) },
+      {
+        ...axis,
+        size: 28,
+        gap: 4,
+        space: 60,
+        incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 1e4, 2e4, 5e4, 1e5],
+      },
+      {
+        ...axis,
+        size: 52,
+        gap: 6,
+        space: 32,
+        values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : formatNumber(tick, 3))),
+      },
     ],
     series: [{}, ...options.series.map(seriesOptions)],
     bands: (options.bands ?? []).map(({ series, color: fill }) => ({ series: series.map((place) => place + 1), fill })),
     cursor: {
-      sync: options.sharesZoom ? { key: "iterations", scales: ["x", null], filters: { pub: isMove, sub: isMove } } : undefined,
+      sync: options.sharesZoom
+        ? { key: "iterations", scales: ["x", null], filters: { pub: isMove, sub: isMove } }
+        : undefined,
       drag: { x: true, y: false, setScale: false },
       points: { size: 6 },
       bind: { dblclick: () => () => resetZoom(chart) },
@@ -218,9 +240,12 @@ function showRows(chart, plot, left, top) {
     return series.inTooltip === false || value === null ? [] : [[series.label, formatNumber(value), series.color]];
   });
   const at = plot.valToPos(options.x[place], "x");
-  const near = (options.markers ?? []).filter((marker) => marker.label && Math.abs(plot.valToPos(marker.x, "x") - at) < MARKER_DISTANCE);
+  const near = (options.markers ?? []).filter(
+    (marker) => marker.label && Math.abs(plot.valToPos(marker.x, "x") - at) < MARKER_DISTANCE,
+  );
   const title = options.title ? options.title(options.x[place], place) : `iteration ${formatNumber(options.x[place])}`;
-  const note = near.map((marker) => marker.label).join("\n") || (options.onPick ? "click: samples of this iteration" : "");
+  const note =
+    near.map((marker) => marker.label).join("\n") || (options.onPick ? "click: samples of this iteration" : "");
   showTooltip(left, top, title, rows.slice(0, 16), note);
 }
 

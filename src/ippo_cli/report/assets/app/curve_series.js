@@ -42,7 +42,11 @@ export function panelSeries(panel, report, metrics, settings) {
 // Agents with one shared score have equal lines: the earlier ones are wider, so that all are seen.
 function markEqualLines(lines) {
   lines.forEach((line, place) => {
-    const covering = lines.slice(place + 1).filter(({ curve }) => curve.x.length === line.curve.x.length && curve.y.every((value, i) => value === line.curve.y[i]));
+    const covering = lines
+      .slice(place + 1)
+      .filter(
+        ({ curve }) => curve.x.length === line.curve.x.length && curve.y.every((value, i) => value === line.curve.y[i]),
+      );
     if (covering.length) line.width = 1.6 + 2.6 * Math.min(2, covering.length);
   });
 }
@@ -55,8 +59,14 @@ function entryLines(entry, panel, report, metrics, settings) {
   const isEvaluation = entry.metric.startsWith("eval/");
   return report.configurations.flatMap((group, number) => {
     if (settings.hidden.has(`configuration ${number}`)) return [];
-    const own = { isEvaluation, color: several ? seriesColor(number) : variantColor(variant, settings), dash: several && !isSingle ? DASHES[dashPlace(variant, settings)] : undefined };
-    const name = [several ? group.label : null, !isSingle || !several ? (variant ?? panel.title) : null].filter(Boolean).join(" · ");
+    const own = {
+      isEvaluation,
+      color: several ? seriesColor(number) : variantColor(variant, settings),
+      dash: several && !isSingle ? DASHES[dashPlace(variant, settings)] : undefined,
+    };
+    const name = [several ? group.label : null, !isSingle || !several ? (variant ?? panel.title) : null]
+      .filter(Boolean)
+      .join(" · ");
     const known = group.runs.filter((run) => metrics[run]?.get(entry.metric)?.x.length);
     const curves = known.map((run) => metrics[run].get(entry.metric));
     if (!curves.length) return [];

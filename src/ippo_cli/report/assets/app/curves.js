@@ -40,17 +40,34 @@ function controls(grid) {
     frame = requestAnimationFrame(redrawAll); // a slider may send several values per frame
   });
   const log = toggleButton("log axis", false, (on) => (curveSettings.isLog = on));
-  const search = el("input", { type: "search", id: "metric-search", placeholder: `search ${allPanels.length} metrics`, "data-search": "overview" });
+  const search = el("input", {
+    type: "search",
+    id: "metric-search",
+    placeholder: `search ${allPanels.length} metrics`,
+    "data-search": "overview",
+  });
   const find = debounce(() => {
     curveSettings.search = search.value;
     fillGrid(grid);
   }, 150);
   search.addEventListener("input", find);
-  const everything = el("button", { type: "button", id: "all-metrics", textContent: "all metrics", on: { click: () => {
-    search.value = "/";
-    find();
-  } } });
-  const reset = el("button", { type: "button", id: "reset-zoom", disabled: true, on: { click: () => setZoom(null) } }, icon("reset"), "reset zoom");
+  const everything = el("button", {
+    type: "button",
+    id: "all-metrics",
+    textContent: "all metrics",
+    on: {
+      click: () => {
+        search.value = "/";
+        find();
+      },
+    },
+  });
+  const reset = el(
+    "button",
+    { type: "button", id: "reset-zoom", disabled: true, on: { click: () => setZoom(null) } },
+    icon("reset"),
+    "reset zoom",
+  );
   document.addEventListener("report-zoom", (event) => (reset.disabled = event.detail === null));
   return el(
     "div",
@@ -83,13 +100,25 @@ function toggleButton(label, on, change) {
 function legend() {
   const { configurations } = store.report;
   const several = configurations.length > 1;
-  const variants = [...new Set(allPanels.flatMap((panel) => panel.entries.map(variantName)))].filter((name) => name !== null);
+  const variants = [...new Set(allPanels.flatMap((panel) => panel.entries.map(variantName)))].filter(
+    (name) => name !== null,
+  );
   const list = el("div", { className: "legend", role: "group", "aria-label": "Lines" });
   const fill = () =>
     replaceChildren(
       list,
-      several && configurations.map((group, number) => legendButton(group.label, `configuration ${number}`, seriesColor(number))),
-      variants.map((name) => legendButton(name, name, several ? null : variantColor(name, curveSettings), several && variantDash(name, curveSettings))),
+      several &&
+        configurations.map((group, number) =>
+          legendButton(group.label, `configuration ${number}`, seriesColor(number)),
+        ),
+      variants.map((name) =>
+        legendButton(
+          name,
+          name,
+          several ? null : variantColor(name, curveSettings),
+          several && variantDash(name, curveSettings),
+        ),
+      ),
     );
   fill();
   onThemeChange(fill);
@@ -114,7 +143,9 @@ function legendButton(label, key, swatch, dash) {
 }
 
 function fillGrid(grid) {
-  const wanted = curveSettings.search.trim() ? searchPanels(allPanels, curveSettings.search) : allPanels.filter((panel) => panel.isMain || panel.id === HELD_OUT);
+  const wanted = curveSettings.search.trim()
+    ? searchPanels(allPanels, curveSettings.search)
+    : allPanels.filter((panel) => panel.isMain || panel.id === HELD_OUT);
   const part = wanted.slice(0, MAX_PANELS);
   for (const [id, panel] of shown) {
     if (!part.some((other) => other.id === id)) {
@@ -124,7 +155,11 @@ function fillGrid(grid) {
     }
   }
   const rest = wanted.length - part.length;
-  replaceChildren(grid, part.map(panelNode), rest > 0 && el("p", { className: "muted", textContent: `and ${rest} more: use more words` }));
+  replaceChildren(
+    grid,
+    part.map(panelNode),
+    rest > 0 && el("p", { className: "muted", textContent: `and ${rest} more: use more words` }),
+  );
   if (!wanted.length) grid.append(el("p", { className: "muted empty", textContent: "No metric has these words." }));
   announce(`${formatCount(wanted.length, "chart")}`);
 }
@@ -135,7 +170,12 @@ function panelNode(panel) {
     const node = el(
       "figure",
       { className: panel.id === HELD_OUT ? "panel hero" : "panel", "data-panel": panel.id },
-      el("figcaption", { title: panel.meaning || null }, el("span", { className: "panel-title", textContent: panel.title }), panel.title !== panel.id && el("code", { textContent: panel.id })),
+      el(
+        "figcaption",
+        { title: panel.meaning || null },
+        el("span", { className: "panel-title", textContent: panel.title }),
+        panel.title !== panel.id && el("code", { textContent: panel.id }),
+      ),
       host,
     );
     shown.set(panel.id, { panel, node, host, chart: null, isDirty: true, isVisible: false });

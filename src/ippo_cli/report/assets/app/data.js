@@ -58,7 +58,14 @@ export function episodeRows(columns, report) {
   const agents = Object.keys(columns.agents);
   return columns.file.map((number, id) => {
     const file = report.files[number];
-    const row = { id, file: number, place: columns.place[id], run: file.run, mode: file.mode, iteration: file.iteration };
+    const row = {
+      id,
+      file: number,
+      place: columns.place[id],
+      run: file.run,
+      mode: file.mode,
+      iteration: file.iteration,
+    };
     for (const name of ["score", "turns", "chars", "group", "prompt"]) row[name] = columns[name][id];
     for (const name of ["truncated", "failed", "zero_variance"]) row[name] = columns[name][id] === 1;
     row.agents = Object.fromEntries(agents.map((agent) => [agent, columns.agents[agent][id]]));
@@ -72,5 +79,8 @@ export async function readEpisode(row, report) {
   if (!file.text) return null;
   const [episodes, tokens] = await Promise.all([readJson(file.text), file.tokens ? readJson(file.tokens) : null]);
   const episode = episodes[row.place];
-  return { ...episode, turns: episode.turns.map((turn, place) => ({ ...turn, tokens: tokens?.[row.place][place] ?? null })) };
+  return {
+    ...episode,
+    turns: episode.turns.map((turn, place) => ({ ...turn, tokens: tokens?.[row.place][place] ?? null })),
+  };
 }

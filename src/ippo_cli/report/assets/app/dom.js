@@ -21,7 +21,8 @@ export function el(tag, attributes = {}, ...children) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "on") for (const [event, listener] of Object.entries(value)) node.addEventListener(event, listener);
     else if (name === "style") setStyles(node, value);
-    else if (name === "className" || name === "textContent" || name === "value" || name === "checked") node[name] = value;
+    else if (name === "className" || name === "textContent" || name === "value" || name === "checked")
+      node[name] = value;
     else node.setAttribute(name, value === true ? "" : String(value));
   }
   node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
@@ -115,7 +116,10 @@ export function select(options, value, onChange, attributes = {}) {
 
 // `options`: pairs of value and text.
 export function setOptions(node, options, value) {
-  replaceChildren(node, options.map(([key, text]) => el("option", { value: key, textContent: text })));
+  replaceChildren(
+    node,
+    options.map(([key, text]) => el("option", { value: key, textContent: text })),
+  );
   node.value = String(value);
 }
 

@@ -57,18 +57,50 @@ function columns() {
   const several = store.report.runs.length > 1;
   const agents = store.rows.some(hasUnequalScores) ? store.agents : [];
   const hasFlags = store.rows.some((row) => row.truncated || row.failed || row.zero_variance);
-  const number = { hozAlign: "right", headerHozAlign: "right", sorter: "number", sorterParams: { alignEmptyValues: "bottom" } };
+  const number = {
+    hozAlign: "right",
+    headerHozAlign: "right",
+    sorter: "number",
+    sorterParams: { alignEmptyValues: "bottom" },
+  };
   return [
     { title: "#", field: "id", minWidth: 58, ...number },
     several && { title: "run", field: "run", minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
     { title: "iteration", field: "iteration", minWidth: 80, ...number },
     { title: "mode", field: "mode", minWidth: 60 },
-    { title: "score", field: "score", minWidth: 64, ...number, formatter: (cell) => plain(formatScore(cell.getValue())) },
-    ...agents.map((name, place) => ({ title: name, field: `agent${place}`, minWidth: 64, ...number, mutator: (_, row) => row.agents[name] ?? null, formatter: (cell) => plain(formatScore(cell.getValue())) })),
+    {
+      title: "score",
+      field: "score",
+      minWidth: 64,
+      ...number,
+      formatter: (cell) => plain(formatScore(cell.getValue())),
+    },
+    ...agents.map((name, place) => ({
+      title: name,
+      field: `agent${place}`,
+      minWidth: 64,
+      ...number,
+      mutator: (_, row) => row.agents[name] ?? null,
+      formatter: (cell) => plain(formatScore(cell.getValue())),
+    })),
     { title: "turns", field: "turns", minWidth: 62, ...number },
     { title: "length", field: "chars", minWidth: 68, ...number, headerTooltip: "characters of all responses" },
-    { title: "group", field: "group", minWidth: 64, hozAlign: "right", headerHozAlign: "right", sorter: "alphanum", formatter: (cell) => plain(typeof cell.getValue() === "number" ? String(cell.getValue()) : "–") },
-    hasFlags && { title: "flags", field: "flags", minWidth: 96, mutator: (_, row) => flagNames(row).join(" "), formatter: (cell) => flagBadges(cell.getData()) },
+    {
+      title: "group",
+      field: "group",
+      minWidth: 64,
+      hozAlign: "right",
+      headerHozAlign: "right",
+      sorter: "alphanum",
+      formatter: (cell) => plain(typeof cell.getValue() === "number" ? String(cell.getValue()) : "–"),
+    },
+    hasFlags && {
+      title: "flags",
+      field: "flags",
+      minWidth: 96,
+      mutator: (_, row) => flagNames(row).join(" "),
+      formatter: (cell) => flagBadges(cell.getData()),
+    },
   ].filter(Boolean);
 }
 

@@ -11,7 +11,13 @@ let table = null;
 // Fill the tab; called when it is visible for the first time, because the table needs its size.
 export function fillEpisodes(node) {
   if (!store.rows.length) {
-    node.append(el("p", { className: "notice", textContent: "This run has no sampled episodes: tracker.samples_every and tracker.samples set how many are written." }));
+    node.append(
+      el("p", {
+        className: "notice",
+        textContent:
+          "This run has no sampled episodes: tracker.samples_every and tracker.samples set how many are written.",
+      }),
+    );
     return;
   }
   const host = el("div", { className: "episode-table", "aria-label": "Episodes" });
@@ -23,7 +29,14 @@ export function fillEpisodes(node) {
     el(
       "div",
       { className: "episodes-layout" },
-      el("section", { className: "card episode-list", "aria-label": "Table of episodes" }, controls.node, bins, count, host),
+      el(
+        "section",
+        { className: "card episode-list", "aria-label": "Table of episodes" },
+        controls.node,
+        bins,
+        count,
+        host,
+      ),
       viewer.node,
     ),
   );
@@ -32,7 +45,10 @@ export function fillEpisodes(node) {
   function refresh() {
     const rows = filterRows(store.rows);
     drawHistogram(bins, filterRows(store.rows, true).map(scoreOf), filters, (low, high) => controls.set({ low, high }));
-    count.textContent = rows.length === store.rows.length ? formatCount(rows.length, "episode") : `${rows.length.toLocaleString("en")} of ${formatCount(store.rows.length, "episode")}`;
+    count.textContent =
+      rows.length === store.rows.length
+        ? formatCount(rows.length, "episode")
+        : `${rows.length.toLocaleString("en")} of ${formatCount(store.rows.length, "episode")}`;
     announce(count.textContent);
     table.show(rows);
     if (rows.length && !rows.includes(store.episode)) selectEpisode(bestStart(rows));

@@ -29,17 +29,32 @@ export function drawHistogram(node, scores, range, onRange) {
   replaceChildren(
     node,
     el("div", { className: "bins", role: "group", "aria-label": "Histogram of scores" }, bars),
-    el("div", { className: "bin-axis muted" }, el("span", { textContent: formatScore(bins[0].low) }), el("span", { textContent: `${known.length.toLocaleString("en")} scores` }), el("span", { textContent: formatScore(bins.at(-1).high) })),
+    el(
+      "div",
+      { className: "bin-axis muted" },
+      el("span", { textContent: formatScore(bins[0].low) }),
+      el("span", { textContent: `${known.length.toLocaleString("en")} scores` }),
+      el("span", { textContent: formatScore(bins.at(-1).high) }),
+    ),
   );
 }
 
 // One bin per value if there are few, else bins of equal width.
 function makeBins(scores) {
   const values = [...new Set(scores)].sort((one, other) => one - other);
-  if (values.length <= MAX_BINS / 2) return values.map((value) => ({ low: value, high: value, count: scores.filter((score) => score === value).length }));
+  if (values.length <= MAX_BINS / 2)
+    return values.map((value) => ({
+      low: value,
+      high: value,
+      count: scores.filter((score) => score === value).length,
+    }));
   const [low, high] = [values[0], values.at(-1)];
   const width = (high - low) / MAX_BINS;
-  const bins = Array.from({ length: MAX_BINS }, (_, place) => ({ low: low + place * width, high: place === MAX_BINS - 1 ? high : low + (place + 1) * width, count: 0 }));
+  const bins = Array.from({ length: MAX_BINS }, (_, place) => ({
+    low: low + place * width,
+    high: place === MAX_BINS - 1 ? high : low + (place + 1) * width,
+    count: 0,
+  }));
   for (const score of scores) bins[Math.min(MAX_BINS - 1, Math.floor((score - low) / width))].count++;
   return bins;
 }

@@ -24,7 +24,8 @@ let currentTab = "overview";
 
 async function start() {
   startTheme();
-  if (!("DecompressionStream" in window)) return showProblem("This browser cannot read compressed data: use Chrome 80, Firefox 113, Safari 16.4, or newer.");
+  if (!("DecompressionStream" in window))
+    return showProblem("This browser cannot read compressed data: use Chrome 80, Firefox 113, Safari 16.4, or newer.");
   const report = await loadReport();
   const metrics = await Promise.all(report.runs.map(readMetrics));
   document.getElementById("subtitle").textContent = `written ${report.written} by ippo-report ${report.version}`;
@@ -51,8 +52,21 @@ function showProblem(text) {
 }
 
 function addTab(name, title, fill) {
-  const button = el("button", { type: "button", role: "tab", id: `tab-${name}`, "aria-controls": `panel-${name}`, textContent: title, on: { click: () => openTab(name), keydown: moveTab } });
-  const panel = el("div", { role: "tabpanel", id: `panel-${name}`, className: `panel-${name}`, "aria-labelledby": `tab-${name}`, hidden: true });
+  const button = el("button", {
+    type: "button",
+    role: "tab",
+    id: `tab-${name}`,
+    "aria-controls": `panel-${name}`,
+    textContent: title,
+    on: { click: () => openTab(name), keydown: moveTab },
+  });
+  const panel = el("div", {
+    role: "tabpanel",
+    id: `panel-${name}`,
+    className: `panel-${name}`,
+    "aria-labelledby": `tab-${name}`,
+    hidden: true,
+  });
   document.getElementById("tabs").append(button);
   document.getElementById("main").append(panel);
   tabs.set(name, { button, panel, fill, isFilled: false });
@@ -101,14 +115,47 @@ function addActions() {
   const dialog = helpDialog();
   replaceChildren(
     document.getElementById("actions"),
-    el("button", { type: "button", className: "icon-button", id: "help-button", "aria-label": "Keys", title: "keys (?)", on: { click: () => dialog.showModal() } }, icon("help")),
-    el("button", { type: "button", className: "icon-button", id: "theme-button", "aria-label": "Light or dark", title: "light or dark (t)", on: { click: toggleTheme } }, icon("sun"), icon("moon")),
+    el(
+      "button",
+      {
+        type: "button",
+        className: "icon-button",
+        id: "help-button",
+        "aria-label": "Keys",
+        title: "keys (?)",
+        on: { click: () => dialog.showModal() },
+      },
+      icon("help"),
+    ),
+    el(
+      "button",
+      {
+        type: "button",
+        className: "icon-button",
+        id: "theme-button",
+        "aria-label": "Light or dark",
+        title: "light or dark (t)",
+        on: { click: toggleTheme },
+      },
+      icon("sun"),
+      icon("moon"),
+    ),
   );
 }
 
 function helpDialog() {
   const close = el("button", { type: "button", textContent: "close" });
-  const dialog = el("dialog", { id: "help", "aria-label": "Keys" }, el("h2", { textContent: "Keys" }), el("dl", { className: "keys" }, KEYS.map(([key, meaning]) => [el("dt", {}, el("kbd", { textContent: key })), el("dd", { textContent: meaning })])), close);
+  const dialog = el(
+    "dialog",
+    { id: "help", "aria-label": "Keys" },
+    el("h2", { textContent: "Keys" }),
+    el(
+      "dl",
+      { className: "keys" },
+      KEYS.map(([key, meaning]) => [el("dt", {}, el("kbd", { textContent: key })), el("dd", { textContent: meaning })]),
+    ),
+    close,
+  );
   close.addEventListener("click", () => dialog.close());
   document.body.append(dialog);
   return dialog;

@@ -27,10 +27,29 @@ function runCards(run) {
   return el(
     "div",
     { className: "cards", id: "cards" },
-    card("State", stateBadge(run.state), run.error ?? `${run.iterations}${planned ? ` of ${planned}` : ""} iterations in ${formatDuration(run.wall_seconds)}`, run.error ? "bad" : ""),
-    first && card(`Held-out score (${run.primary_metric})`, scoreChange(first.score, last.score), `best ${formatScore(best.score)} after iteration ${best.iteration}`),
+    card(
+      "State",
+      stateBadge(run.state),
+      run.error ??
+        `${run.iterations}${planned ? ` of ${planned}` : ""} iterations in ${formatDuration(run.wall_seconds)}`,
+      run.error ? "bad" : "",
+    ),
+    first &&
+      card(
+        `Held-out score (${run.primary_metric})`,
+        scoreChange(first.score, last.score),
+        `best ${formatScore(best.score)} after iteration ${best.iteration}`,
+      ),
     ...otherScores(run).map(([name, from, to]) => card(name, scoreChange(from, to), "first and last evaluation")),
-    card("Agents", el("span", { className: "agents" }, run.agents.map((name, place) => agentName(name, place))), run.task ? `task ${run.task}, seed ${run.seed}` : ""),
+    card(
+      "Agents",
+      el(
+        "span",
+        { className: "agents" },
+        run.agents.map((name, place) => agentName(name, place)),
+      ),
+      run.task ? `task ${run.task}, seed ${run.seed}` : "",
+    ),
   );
 }
 
@@ -40,14 +59,29 @@ function otherScores(run) {
   if (!first) return [];
   const names = Object.keys(last).filter((name) => {
     const [mode, ...rest] = name.split("/");
-    return ["sampled", "greedy"].includes(mode) && rest.length === 1 && name !== run.primary_metric && rest[0] !== "failed_fraction";
+    return (
+      ["sampled", "greedy"].includes(mode) &&
+      rest.length === 1 &&
+      name !== run.primary_metric &&
+      rest[0] !== "failed_fraction"
+    );
   });
-  const order = (name) => (name === "greedy/score" || name === "sampled/score" ? 0 : name.startsWith("greedy/") ? 1 : 2);
-  return names.sort((one, other) => order(one) - order(other)).slice(0, 2).map((name) => [name, first[name], last[name]]);
+  const order = (name) =>
+    name === "greedy/score" || name === "sampled/score" ? 0 : name.startsWith("greedy/") ? 1 : 2;
+  return names
+    .sort((one, other) => order(one) - order(other))
+    .slice(0, 2)
+    .map((name) => [name, first[name], last[name]]);
 }
 
 function scoreChange(from, to) {
-  return el("span", { className: "change" }, el("span", { className: "muted", textContent: formatScore(from) }), el("span", { className: "arrow", "aria-label": "to", textContent: "→" }), el("strong", { textContent: formatScore(to) }));
+  return el(
+    "span",
+    { className: "change" },
+    el("span", { className: "muted", textContent: formatScore(from) }),
+    el("span", { className: "arrow", "aria-label": "to", textContent: "→" }),
+    el("strong", { textContent: formatScore(to) }),
+  );
 }
 
 function card(title, value, note, className = "") {
@@ -69,7 +103,15 @@ function warningsSection() {
     }
   }
   if (!byText.size) return "";
-  const items = [...byText].map(([text, places]) => el("li", {}, icon("warning"), el("span", { textContent: text }), el("span", { className: "warning-places" }, places.map(warningPlace))));
+  const items = [...byText].map(([text, places]) =>
+    el(
+      "li",
+      {},
+      icon("warning"),
+      el("span", { textContent: text }),
+      el("span", { className: "warning-places" }, places.map(warningPlace)),
+    ),
+  );
   return section(`Warnings (${byText.size})`, { id: "warnings" }, el("ul", { className: "warnings" }, items));
 }
 
@@ -78,5 +120,10 @@ function warningPlace({ place, run, iteration }) {
   const when = iteration ? `iteration ${iteration}` : iteration === 0 ? "before training" : null;
   const label = [store.report.runs.length > 1 && run.name, when].filter(Boolean).join(", ");
   if (!iteration || !store.rows.length) return el("span", { className: "muted", textContent: label });
-  return el("button", { type: "button", className: "link", textContent: label, on: { click: () => showSamples(iteration, place) } });
+  return el("button", {
+    type: "button",
+    className: "link",
+    textContent: label,
+    on: { click: () => showSamples(iteration, place) },
+  });
 }

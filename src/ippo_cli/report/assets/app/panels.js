@@ -24,7 +24,8 @@ export function listPanels(report, agents) {
   const owners = new Set([...agents, ...learners(names)]);
   const panels = new Map();
   const add = (id, entry) => {
-    if (!panels.has(id)) panels.set(id, { id, title: MAIN_PANELS.get(id) ?? id, isMain: MAIN_PANELS.has(id), meaning: "", entries: [] });
+    if (!panels.has(id))
+      panels.set(id, { id, title: MAIN_PANELS.get(id) ?? id, isMain: MAIN_PANELS.has(id), meaning: "", entries: [] });
     const panel = panels.get(id);
     panel.entries.push(entry);
     panel.meaning ||= report.meanings[entry.metric] ?? "";
@@ -51,14 +52,17 @@ function addEvaluation(add, metric, [mode, ...rest], owners, score) {
 
 // Groups of agents with shared weights log the metrics of a learner under their own name.
 function learners(names) {
-  return names.filter((name) => name.endsWith("/policy/learning_rate") || name.endsWith("/joint/learning_rate")).map((name) => name.split("/")[0]);
+  return names
+    .filter((name) => name.endsWith("/policy/learning_rate") || name.endsWith("/joint/learning_rate"))
+    .map((name) => name.split("/")[0]);
 }
 
 // Panels whose name, title or meaning has all words of a search.
 export function searchPanels(panels, text) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return panels.filter((panel) => {
-    const searched = `${panel.id} ${panel.title} ${panel.meaning} ${panel.entries.map((entry) => entry.metric).join(" ")}`.toLowerCase();
+    const searched =
+      `${panel.id} ${panel.title} ${panel.meaning} ${panel.entries.map((entry) => entry.metric).join(" ")}`.toLowerCase();
     return words.every((word) => searched.includes(word));
   });
 }

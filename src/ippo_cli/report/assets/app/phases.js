@@ -5,8 +5,30 @@ import { runLabel, store } from "./store.js";
 import { onThemeChange, seriesColor, withAlpha } from "./theme.js";
 
 // Names below time/; `environments` is a part of `rollout`.
-const PHASES = ["rollout", "environments", "score", "credit", "logprobs", "targets", "update", "evaluation", "checkpoint", "opponents"];
-const PHASE_COLORS = { rollout: 1, environments: 6, score: 3, credit: 7, logprobs: 8, targets: 4, update: 2, evaluation: 5, checkpoint: 8, opponents: 7 };
+const PHASES = [
+  "rollout",
+  "environments",
+  "score",
+  "credit",
+  "logprobs",
+  "targets",
+  "update",
+  "evaluation",
+  "checkpoint",
+  "opponents",
+];
+const PHASE_COLORS = {
+  rollout: 1,
+  environments: 6,
+  score: 3,
+  credit: 7,
+  logprobs: 8,
+  targets: 4,
+  update: 2,
+  evaluation: 5,
+  checkpoint: 8,
+  opponents: 7,
+};
 const MAX_COLUMNS = 240; // of the stack; more iterations are averaged
 const STACK_HEIGHT = 200;
 
@@ -25,13 +47,30 @@ export function phasesSection(metrics) {
     replaceChildren(totals, totalRows(phases));
   };
   const known = store.report.runs.map((_, number) => number).filter((number) => metrics[number].has("time/iteration"));
-  const picker = known.length > 1 && select(known.map((number) => [number, runLabel(number)]), run, (value) => {
-    run = Number(value);
-    drawRun();
-  }, { "aria-label": "Run", id: "phase-run" });
+  const picker =
+    known.length > 1 &&
+    select(
+      known.map((number) => [number, runLabel(number)]),
+      run,
+      (value) => {
+        run = Number(value);
+        drawRun();
+      },
+      { "aria-label": "Run", id: "phase-run" },
+    );
   onThemeChange(() => chart && drawRun());
   requestAnimationFrame(drawRun); // the chart needs the width of its place in the page
-  return section("Time by phase", { id: "phases" }, picker, el("div", { className: "phase-grid" }, el("figure", { className: "panel" }, el("figcaption", { textContent: "seconds per iteration" }), host), totals));
+  return section(
+    "Time by phase",
+    { id: "phases" },
+    picker,
+    el(
+      "div",
+      { className: "phase-grid" },
+      el("figure", { className: "panel" }, el("figcaption", { textContent: "seconds per iteration" }), host),
+      totals,
+    ),
+  );
 }
 
 // Seconds of each phase at each iteration, without those that are always 0.
@@ -45,7 +84,9 @@ function readPhases(metrics) {
   }
   const inside = rows[PHASES.indexOf("environments")].seconds;
   rows[0].seconds.forEach((value, place) => (rows[0].seconds[place] = Math.max(0, value - inside[place])));
-  const shown = rows.filter(({ seconds }) => seconds.some((value) => value > 0)).map((row) => ({ ...row, total: row.seconds.reduce((sum, value) => sum + value, 0) }));
+  const shown = rows
+    .filter(({ seconds }) => seconds.some((value) => value > 0))
+    .map((row) => ({ ...row, total: row.seconds.reduce((sum, value) => sum + value, 0) }));
   return { x: whole.x, rows: shown };
 }
 
@@ -58,11 +99,20 @@ function stackOptions({ x, rows }) {
     own.forEach((value, place) => (sums[place] += value));
     return { name, own, top: [...sums], color: phaseColor(name) };
   });
-  const series = layers.toReversed().map(({ name, own, top, color }) => ({ label: name, values: top, shownValues: own, color, width: 1, fill: withAlpha(color, 0.55) }));
+  const series = layers.toReversed().map(({ name, own, top, color }) => ({
+    label: name,
+    values: top,
+    shownValues: own,
+    color,
+    width: 1,
+    fill: withAlpha(color, 0.55),
+  }));
   return {
     x: at,
     series,
-    bands: series.slice(1).map((_, place) => ({ series: [place, place + 1], color: withAlpha(series[place].color, 0.55) })),
+    bands: series
+      .slice(1)
+      .map((_, place) => ({ series: [place, place + 1], color: withAlpha(series[place].color, 0.55) })),
     name: "seconds per iteration by phase",
     height: STACK_HEIGHT,
     sharesZoom: false,
@@ -91,8 +141,17 @@ function totalRows({ rows }) {
     return el(
       "div",
       { className: "total-row" },
-      el("span", { className: "total-name" }, el("span", { className: "swatch", style: { background: phaseColor(name) } }), name),
-      el("span", { className: "bar", "aria-hidden": "true" }, el("span", { style: { width: `${share}%`, background: phaseColor(name) } })),
+      el(
+        "span",
+        { className: "total-name" },
+        el("span", { className: "swatch", style: { background: phaseColor(name) } }),
+        name,
+      ),
+      el(
+        "span",
+        { className: "bar", "aria-hidden": "true" },
+        el("span", { style: { width: `${share}%`, background: phaseColor(name) } }),
+      ),
       el("span", { className: "number", textContent: `${formatDuration(total)} · ${formatNumber(share, 2)} %` }),
     );
   });

@@ -17,10 +17,21 @@ export function drawScatter(host, { groups, xLabel, yLabel, name, height }) {
   context.scale(ratio, ratio);
   const frame = scatterFrame(groups, width, height);
   drawAxes(context, frame, width, height, xLabel, yLabel);
-  const opacity = Math.max(0.08, Math.min(0.6, 600 / Math.max(1, groups.reduce((sum, group) => sum + group.x.length, 0))));
+  const opacity = Math.max(
+    0.08,
+    Math.min(
+      0.6,
+      600 /
+        Math.max(
+          1,
+          groups.reduce((sum, group) => sum + group.x.length, 0),
+        ),
+    ),
+  );
   for (const group of groups) {
     context.fillStyle = withAlpha(group.color, opacity);
-    for (let i = 0; i < group.x.length; i++) context.fillRect(frame.x(group.x[i]) - 1.5, frame.y(group.y[i]) - 1.5, 3, 3);
+    for (let i = 0; i < group.x.length; i++)
+      context.fillRect(frame.x(group.x[i]) - 1.5, frame.y(group.y[i]) - 1.5, 3, 3);
   }
   for (const group of groups) drawMeans(context, frame, group);
 }
@@ -34,7 +45,12 @@ function scatterFrame(groups, width, height) {
   const pad = (high - low || 1) * 0.04;
   [low, high] = [low - pad, high + pad];
   const scale = (value, start, end) => start + ((value - low) / (high - low)) * (end - start);
-  return { low, high, x: (value) => scale(value, MARGIN.left, width - MARGIN.right), y: (value) => scale(value, height - MARGIN.bottom, MARGIN.top) };
+  return {
+    low,
+    high,
+    x: (value) => scale(value, MARGIN.left, width - MARGIN.right),
+    y: (value) => scale(value, height - MARGIN.bottom, MARGIN.top),
+  };
 }
 
 function drawAxes(context, { low, high, x, y }, width, height, xLabel, yLabel) {

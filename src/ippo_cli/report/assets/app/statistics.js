@@ -28,7 +28,8 @@ export function meanInterval(values, tQuantiles) {
 // Curves at one common list of iterations: `x` and for each curve its values, null where it has none.
 export function alignCurves(curves) {
   if (!curves.length) return { x: [], values: [] };
-  if (curves.every((curve) => hasEqualX(curve.x, curves[0].x))) return { x: curves[0].x, values: curves.map((curve) => curve.y) };
+  if (curves.every((curve) => hasEqualX(curve.x, curves[0].x)))
+    return { x: curves[0].x, values: curves.map((curve) => curve.y) };
   const all = new Float64Array(curves.reduce((sum, curve) => sum + curve.x.length, 0));
   let end = 0;
   for (const curve of curves) {
@@ -77,7 +78,9 @@ export function meanCurve(curves, tQuantiles) {
 // One curve minus another, at the iterations of both.
 export function subtractCurves(one, other) {
   const { x, values } = alignCurves([one, other]);
-  const known = Array.from(x.keys()).filter((place) => values.every((part) => part[place] !== null && part[place] !== undefined));
+  const known = Array.from(x.keys()).filter((place) =>
+    values.every((part) => part[place] !== null && part[place] !== undefined),
+  );
   return { x: known.map((place) => x[place]), y: known.map((place) => values[0][place] - values[1][place]) };
 }
 
@@ -130,6 +133,7 @@ export function niceTicks(low, high, count) {
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw);
   const ticks = [];
-  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) ticks.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
+  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step)
+    ticks.push(Math.abs(tick) < step * 1e-9 ? 0 : tick);
   return ticks;
 }

@@ -19,7 +19,9 @@ export async function loadReport() {
   store.report = report;
   store.rows = episodeRows(columns, report);
   store.agents = [...new Set([...report.runs.flatMap((run) => run.agents), ...Object.keys(columns.agents)])];
-  store.configurationOf = report.runs.map((_, place) => report.configurations.findIndex((group) => group.runs.includes(place)));
+  store.configurationOf = report.runs.map((_, place) =>
+    report.configurations.findIndex((group) => group.runs.includes(place)),
+  );
   return report;
 }
 

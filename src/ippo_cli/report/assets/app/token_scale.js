@@ -11,7 +11,11 @@ export const TOKEN_MEASURES = {
   value: { title: "value", read: (tokens, i) => tokens.value?.[i] },
   ratio: { title: "log-prob ratio (new / old)", read: (tokens, i) => logOf(tokens.ratio?.[i]), center: 0 },
   entropy: { title: "entropy", read: (tokens, i) => tokens.entropy?.[i] },
-  kl: { title: "KL to the reference", read: (tokens, i) => difference(tokens.logprob?.[i], tokens.ref_logprob?.[i]), center: 0 },
+  kl: {
+    title: "KL to the reference",
+    read: (tokens, i) => difference(tokens.logprob?.[i], tokens.ref_logprob?.[i]),
+    center: 0,
+  },
   logprob: { title: "log-probability", read: (tokens, i) => tokens.logprob?.[i] },
   return: { title: "return", read: (tokens, i) => tokens.return?.[i] },
   reward: { title: "reward", read: (tokens, i) => tokens.reward?.[i], center: 0 },
@@ -29,7 +33,9 @@ function difference(one, other) {
 // Measures that the tokens of an episode have.
 export function knownMeasures(turns) {
   return Object.keys(TOKEN_MEASURES).filter((name) =>
-    turns.some(({ tokens }) => tokens && tokens.text.some((_, i) => typeof TOKEN_MEASURES[name].read(tokens, i) === "number")),
+    turns.some(
+      ({ tokens }) => tokens && tokens.text.some((_, i) => typeof TOKEN_MEASURES[name].read(tokens, i) === "number"),
+    ),
   );
 }
 
@@ -52,7 +58,11 @@ async function computeScale(chunk, measure) {
     }
   }
   if (measure.center !== undefined) {
-    const reach = quantile(values.map((value) => Math.abs(value - measure.center)), 0.98) || 1;
+    const reach =
+      quantile(
+        values.map((value) => Math.abs(value - measure.center)),
+        0.98,
+      ) || 1;
     return { low: measure.center - reach, high: measure.center + reach, isDiverging: true };
   }
   const [low, high] = [quantile(values, 0.02), quantile(values, 0.98)];
@@ -73,8 +83,16 @@ export function scaleLegend(name, scale) {
   const labels = scale.isDiverging ? [scale.low, (scale.low + scale.high) / 2, scale.high] : [scale.low, scale.high];
   return el(
     "div",
-    { className: "scale-legend", role: "img", "aria-label": `${TOKEN_MEASURES[name].title} from ${formatNumber(scale.low)} to ${formatNumber(scale.high)}` },
+    {
+      className: "scale-legend",
+      role: "img",
+      "aria-label": `${TOKEN_MEASURES[name].title} from ${formatNumber(scale.low)} to ${formatNumber(scale.high)}`,
+    },
     el("span", { className: "scale-bar", style: { background: `linear-gradient(to right, ${stops.join(", ")})` } }),
-    el("span", { className: "scale-labels" }, labels.map((value) => el("span", { textContent: formatNumber(value, 3) }))),
+    el(
+      "span",
+      { className: "scale-labels" },
+      labels.map((value) => el("span", { textContent: formatNumber(value, 3) })),
+    ),
   );
 }

@@ -23,11 +23,28 @@ export function responseNodes(turn, measure, scale) {
   const spans = tokens.text.map((text, i) => {
     const isMasked = tokens.trained?.[i] === 0;
     const background = measure ? scaleColor(TOKEN_MEASURES[measure].read(tokens, i), scale) : "transparent";
-    return el("span", { className: isMasked ? "token masked" : "token", "data-i": i, style: { background }, textContent: visibleToken(text) });
+    return el("span", {
+      className: isMasked ? "token masked" : "token",
+      "data-i": i,
+      style: { background },
+      textContent: visibleToken(text),
+    });
   });
-  const box = el("span", { className: "tokens", tabindex: 0, role: "group", "aria-label": `${tokens.text.length} tokens; left and right keys show their numbers` }, spans);
+  const box = el(
+    "span",
+    {
+      className: "tokens",
+      tabindex: 0,
+      role: "group",
+      "aria-label": `${tokens.text.length} tokens; left and right keys show their numbers`,
+    },
+    spans,
+  );
   shownTokens.set(box, tokens);
-  box.addEventListener("mouseover", (event) => event.target.dataset.i && showToken(box, Number(event.target.dataset.i)));
+  box.addEventListener(
+    "mouseover",
+    (event) => event.target.dataset.i && showToken(box, Number(event.target.dataset.i)),
+  );
   box.addEventListener("click", (event) => event.target.dataset.i && showToken(box, Number(event.target.dataset.i)));
   box.addEventListener("mouseleave", hideTooltip);
   box.addEventListener("blur", () => {
@@ -70,7 +87,10 @@ function activate(box, i) {
 function showToken(box, i) {
   const tokens = shownTokens.get(box);
   activate(box, i);
-  const rows = NUMBERS.filter(([name]) => typeof tokens[name]?.[i] === "number").map(([name, label]) => [label, formatNumber(tokens[name][i])]);
+  const rows = NUMBERS.filter(([name]) => typeof tokens[name]?.[i] === "number").map(([name, label]) => [
+    label,
+    formatNumber(tokens[name][i]),
+  ]);
   const kl = TOKEN_MEASURES.kl.read(tokens, i);
   if (typeof kl === "number") rows.push(["KL to the reference (k1)", formatNumber(kl)]);
   const { left, bottom } = box.children[i].getBoundingClientRect();
