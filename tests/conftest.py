@@ -25,7 +25,7 @@ os.fsync = lambda file: None  # files of tests need not survive a power failure,
 # `spoken`: episodes of given texts; `small`: the smallest real run; `rows`; `checker` of shapes; `chats`: templates;
 # `survival`: runs that are stopped, killed and resumed;
 # `reference`: rows of episodes, slowly; `rank_scripts`: a process per rank; `loaded`: modules by their files
-# `host_reads`: how often the host waits for tensors
+# `host_reads`: how often the host waits for tensors; `synthetic`: folders of runs for reports
 for folder in (
     "config",
     "rewards",
@@ -39,6 +39,7 @@ for folder in (
     "reporting",
     "catalog",
     "diagnosis",
+    "report",
 ):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

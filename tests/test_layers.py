@@ -31,6 +31,7 @@ ORDER = [
     "runs",
     "diagnosis",
     "reporting",
+    "report",
     "planning",
     "training",
     "evaluation",

@@ -33,6 +33,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     wheel = build_distribution("wheel", folder, source=folder / archive.name.removesuffix(".tar.gz"))
     names = zipfile.ZipFile(wheel).namelist()
     expected = {f"ippo_cli/conf/{path.relative_to(ROOT / 'conf')}" for path in (ROOT / "conf").rglob("*.yaml")}
+    assets = ROOT / "src" / "ippo_cli" / "report" / "assets"
+    expected |= {f"ippo_cli/report/assets/{path.relative_to(assets)}" for path in assets.rglob("*") if path.is_file()}
     assert expected <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "outputs/", "conf/"))]
     environment = folder / "env"

@@ -136,3 +136,22 @@ def test_any_score_is_better_than_nan(tmp_path: Path, tracker) -> None:
         assert run.record_evaluation(1, "sampled/score", {"sampled/score": -1.0})
         assert not run.record_evaluation(2, "sampled/score", {"sampled/score": math.nan})
         assert run.state.evaluation["best"]["score"] == -1.0
+
+
+def test_warnings_have_the_iteration_of_their_first_appearance(tmp_path: Path, tracker) -> None:
+    run = RunLog(tmp_path, tracker, RunState())
+    assert run.record_warnings({"early": "a"}) == ["a"]
+    run.log_row({"iteration": 3})
+    assert run.record_warnings({"early": "a", "late": "b"}) == ["b"]
+    run.record_warnings({"next": "c"}, 4)
+    again = read_previous_state(tmp_path)
+    assert again.warning_iterations == {"early": 0, "late": 3, "next": 4}
+
+
+def test_state_of_an_earlier_version_has_no_iterations_of_warnings(tmp_path: Path, tracker) -> None:
+    RunLog(tmp_path, tracker, RunState(warnings={"early": "a"})).save_state()
+    known = json.loads((tmp_path / "run.json").read_text())
+    del known["warning_iterations"]
+    (tmp_path / "run.json").write_text(json.dumps(known))
+    again = read_previous_state(tmp_path)
+    assert (again.warnings, again.warning_iterations) == ({"early": "a"}, {})

@@ -14,9 +14,10 @@ import pytest
 from ippo_cli.cli import sweep_report
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.runs.folder import lock_folder
+from ippo_cli.runs.intervals import mean_interval, t_quantile
 from ippo_cli.sweeps.folder import JobRow, create_sweep_file
 from ippo_cli.sweeps.plot import can_draw
-from ippo_cli.sweeps.summary import mean_interval, summarize_sweep, t_quantile, to_json_data
+from ippo_cli.sweeps.summary import summarize_sweep, to_json_data
 
 
 def job(folder: Path, scores: list[float], state: str = "done") -> None:

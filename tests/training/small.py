@@ -51,6 +51,7 @@ SMALL_RUN = (
     "tracker.tensorboard=false",
     "tracker.console=plain",
     "tracker.samples_every=0",
+    "tracker.report=false",
     "launch.threads=1",
 )
 FAULTS = "debug_faults="

@@ -132,6 +132,21 @@ weights of the next kept checkpoint must be equal to the byte. A random iteratio
 span=20 iterations. The result is printed and written to RUN/verification.json; no other file of
 the run changes. Exit code 0: verified; 15: something differs, with file, line and first value.
 """
+REPORT_HELP = """\
+ippo-report: write one HTML page about runs: curves, sampled episodes, critics, configuration.
+
+  ippo-report outputs/default/RUN                        writes RUN/report.html
+  ippo-report outputs/default                            all runs of an experiment, or of a sweep
+  ippo-report outputs/a/RUN outputs/b to=compare.html    several runs, compared
+  ippo-report outputs/default/RUN title='first try'
+  ippo-report outputs/default --png --csv --markdown --latex
+
+The page opens from the file, without a server or a network, also while the run goes on; it shows
+what was written until then. Runs that differ only in the seed are one configuration, with means and
+95 % t-intervals. It has at most 30 MB: token values of the oldest sample files are left out first.
+Beside the page: --png draws the curves (needs matplotlib), --csv writes all metrics, --markdown and
+--latex a table of held-out scores per agent and part.
+"""
 
 
 def has_help_flag(argv: Sequence[str]) -> bool:

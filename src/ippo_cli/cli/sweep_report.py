@@ -14,7 +14,8 @@ from ippo_cli.cli.help import SWEEP_HELP
 from ippo_cli.runs.output import ignore_closed_output
 
 if TYPE_CHECKING:
-    from ippo_cli.sweeps.summary import Configuration, JobSummary, MeanInterval, SweepSummary
+    from ippo_cli.runs.intervals import MeanInterval
+    from ippo_cli.sweeps.summary import Configuration, JobSummary, SweepSummary
 
 TO_KEY = "to"
 MAX_ERRORS = 20

@@ -24,8 +24,8 @@ from ippo_cli.evaluation.evaluate_run import (
     write_samples,
 )
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import replace_non_finite
 from ippo_cli.runs.folder import write_atomically
+from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
 

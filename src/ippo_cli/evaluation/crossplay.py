@@ -36,8 +36,8 @@ from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.resources import device_kind, this_machine
 from ippo_cli.reporting.console import Console
-from ippo_cli.reporting.run_log import replace_non_finite
 from ippo_cli.runs.folder import list_checkpoints, write_atomically
+from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process

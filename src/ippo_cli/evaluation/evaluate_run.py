@@ -26,7 +26,6 @@ from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
 from ippo_cli.planning.prepare import Purpose, load_task_and_reward
 from ippo_cli.planning.prompts import drops_too_long
 from ippo_cli.reporting.console import Console, series_by_metric
-from ippo_cli.reporting.run_log import replace_non_finite
 from ippo_cli.rewards.contract import (
     RewardContext,
     RewardFunction,
@@ -37,6 +36,7 @@ from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import SamplingStream, build_generator, context_limit, sampling_settings
 from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
 from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, write_atomically
+from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.output import print_status
 from ippo_cli.tasks.conversation import PromptFormat, check_prompt_lengths, fitting_rows, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool

@@ -187,6 +187,7 @@ class Console:
         lines += [
             f"wall time        {seconds:.0f} s",
             f"run folder       {shown}",
+            *([f"report           {shown}/report.html"] if (folder / "report.html").is_file() else []),
             *([f"curves           {curves}"] if (folder / "tb").is_dir() else []),
             f"train further    {resume_command(folder, more)}",
             f"evaluate         {shell_command('ippo-eval', ('run', shown))}",

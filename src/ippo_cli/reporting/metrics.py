@@ -143,12 +143,17 @@ METRICS: dict[str, str] = {
     "perf/samples_per_second": "rows (one agent's part of an episode) per second of the whole iteration, all ranks",
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }
-_PATTERNS = [
-    re.compile("^" + re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">")) + "$")
+_PATTERNS = {
+    key: re.compile("^" + re.sub(r"<\w+>", r"[^/]+", re.escape(key).replace(r"\<", "<").replace(r"\>", ">")) + "$")
     for key in METRICS
-]
+}
 
 
 def is_documented(key: str) -> bool:
     """Whether the table has a metric's name."""
-    return any(pattern.match(key) for pattern in _PATTERNS)
+    return metric_meaning(key) is not None
+
+
+def metric_meaning(key: str) -> str | None:
+    """The meaning of a logged metric; None if the table has no such name."""
+    return next((METRICS[name] for name, pattern in _PATTERNS.items() if pattern.match(key)), None)

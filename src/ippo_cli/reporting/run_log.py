@@ -30,6 +30,7 @@ from ippo_cli.runs.history import (
     last_config_hash,
     start_content,
 )
+from ippo_cli.runs.json_values import replace_non_finite
 
 NO_SETTINGS: Mapping[str, Any] = {}
 
@@ -44,6 +45,7 @@ class RunState:
     evaluation: dict[str, dict[str, Any]] = field(default_factory=dict)  # first, best, last: {iteration, score, ...}
     error: str | None = None
     warnings: dict[str, str] = field(default_factory=dict)  # printed warnings, by rule
+    warning_iterations: dict[str, int] = field(default_factory=dict)  # when a rule first applied; 0: before training
 
 
 def read_previous_state(folder: Path) -> RunState:
@@ -56,6 +58,7 @@ def read_previous_state(folder: Path) -> RunState:
             known["iterations"],
             {name: _restore_nan(numbers) for name, numbers in known["evaluation"].items()},
             warnings=known.get("warnings", {}),
+            warning_iterations=known.get("warning_iterations", {}),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return RunState()
@@ -194,11 +197,17 @@ class RunLog:
         iterations = [row for row in rows if row["iteration"]]
         return [_restore_nan(row) for row in iterations]
 
-    def record_warnings(self, unusual: Mapping[str, str]) -> list[str]:
-        """Record warnings by rule; returns the texts of rules that are new in this run."""
+    def record_warnings(self, unusual: Mapping[str, str], iteration: int | None = None) -> list[str]:
+        """Record warnings by rule; returns the texts of rules that are new in this run.
+
+        `iteration`: where they belong; by default the last logged one.
+        """
         new = {rule: text for rule, text in unusual.items() if rule not in self.state.warnings}
         if new:
             self.state.warnings |= new
+            self.state.warning_iterations |= dict.fromkeys(
+                new, self.state.iterations if iteration is None else iteration
+            )
             self.save_state()
         return list(new.values())
 
@@ -301,12 +310,3 @@ def _format_state(state: RunState) -> str:
 def _restore_nan(row: Mapping[str, float | None]) -> dict[str, float]:
     """A row with null replaced by NaN."""
     return {key: math.nan if value is None else value for key, value in row.items()}
-
-
-def replace_non_finite(value: Any) -> Any:
-    """A value for JSON, with non-finite numbers replaced by null."""
-    if isinstance(value, dict):
-        return {key: replace_non_finite(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [replace_non_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

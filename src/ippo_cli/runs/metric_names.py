@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 RENAMED = (
     # Anchored, because a reward may have a part with such a name: eval/<mode>/cut_share is one.
@@ -26,6 +27,7 @@ RENAMED = (
 )
 
 
+@cache
 def present_metric_name(name: str) -> str:
     """Return the present name of a metric: `low/rollout/filter_gap` is `low/rollout/logprob_diff/filter`."""
     for pattern, new in RENAMED:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.text import shorten_name
-from ippo_cli.sweeps.summary import Configuration, JobSummary, SweepSummary, mean_interval
+from ippo_cli.runs.intervals import mean_interval
+from ippo_cli.sweeps.summary import Configuration, JobSummary, SweepSummary
 
 MAX_CURVES = 10  # coloured curves, for the best configurations; others are grey
 MAX_PANELS = 3

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,19 +16,12 @@ from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.config.commands import shell_command
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import metric_rows, run_folders
+from ippo_cli.runs.intervals import CONFIDENCE, MeanInterval, mean_interval
 from ippo_cli.sweeps import folder as sweep_folder
 from ippo_cli.sweeps.folder import JobRow, overrides_without_threads, read_rows, read_run
 from ippo_cli.sweeps.state import STATES, is_locked, job_state, read_queue
 
 SEED_KEY = "seed"
-CONFIDENCE = 0.95
-# Two-sided quantiles of Student's t-distribution at `CONFIDENCE`, for 1 to 30 degrees of freedom.
-T_QUANTILES = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-    *(2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-NORMAL_QUANTILE = 1.95996
 FAILED_STATES = ("failed", "refused")
 UNFINISHED_STATES = ("preempted", "missing", *FAILED_STATES)  # states of jobs that a resumed sweep runs again
 OF_SLURM = ("hydra.", "hydra/", "resume=", "sweep=", "sweep.")
@@ -55,16 +46,6 @@ class JobSummary:
     generation: int | None = None
     member: int | None = None
     parent: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MeanInterval:
-    """A mean over jobs with a t-interval, which is None for one job."""
-
-    count: int
-    mean: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,26 +103,6 @@ def summarize_sweep(folder: Path) -> SweepSummary:
     return SweepSummary(
         folder, _common_metric(job.folder for job in jobs), going_on, jobs, _group_by_configuration(jobs), command
     )
-
-
-def mean_interval(values: Sequence[float]) -> MeanInterval | None:
-    """Mean and t-interval of the finite values; None without one."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return None
-    mean = statistics.fmean(finite)
-    if len(finite) == 1:
-        return MeanInterval(1, mean, None, None)
-    half = t_quantile(len(finite) - 1) * statistics.stdev(finite) / math.sqrt(len(finite))
-    return MeanInterval(len(finite), mean, mean - half, mean + half)
-
-
-def t_quantile(degrees: int) -> float:
-    """The two-sided t-quantile at `CONFIDENCE`; beyond the table, the Cornish-Fisher expansion."""
-    if degrees <= len(T_QUANTILES):
-        return T_QUANTILES[degrees - 1]
-    z = NORMAL_QUANTILE
-    return z + (z**3 + z) / (4 * degrees) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
 
 
 def count_states(jobs: Sequence[JobSummary]) -> dict[str, int]:

@@ -34,6 +34,7 @@ from ippo_cli.runs.watchdog import Watchdog
 from ippo_cli.training.build_trainer import RunContext, build_trainer
 from ippo_cli.training.failure import error_file, handle_failure
 from ippo_cli.training.opponents import sort_ratings
+from ippo_cli.training.run_report import write_run_report
 from ippo_cli.training.trainer import Trainer
 
 
@@ -108,6 +109,8 @@ def _train(
             ratings = sort_ratings(trainer.opponents.ratings())
     except Preempted as leaving:
         run.finish("preempted")
+        if not preemption.is_interrupted_twice:
+            write_run_report(folder, config.tracker, is_urgent=True)
         if not distributed.is_main():  # rank 0 reports
             raise SystemExit(INTERRUPTED if preemption.is_interrupted else leaving.exit_code) from leaving
         if preemption.is_interrupted:
@@ -115,6 +118,8 @@ def _train(
         raise
     except BaseException as error:
         reported = handle_failure(error, run, trainer)
+        if isinstance(error, Exception):
+            write_run_report(folder, config.tracker, is_urgent=True)
         if reported is error:
             raise
         raise reported from error
@@ -122,6 +127,7 @@ def _train(
         if trainer is not None:
             trainer.free()
     run.finish("done")
+    write_run_report(folder, config.tracker)
     more = ("num_iterations", "MORE") if config.max_iterations_this_run is None else ("max_iterations_this_run", "null")
     console.show_summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
 

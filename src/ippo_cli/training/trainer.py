@@ -180,7 +180,7 @@ class Trainer:
         )
         if unusual:
             with distributed.synchronize_errors():
-                self.console.print_warnings(self.run.record_warnings(unusual))
+                self.console.print_warnings(self.run.record_warnings(unusual, iteration + 1))
 
     def _show_training_samples(self, experience: Experience, targets: Mapping[str, Targets]) -> None:
         """Write and display the first episodes of an iteration where that is due. Collective."""

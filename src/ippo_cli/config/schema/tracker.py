@@ -42,6 +42,7 @@ class TrackerConfig:
     samples: InEval[NonNegativeInt]  # rows of a sample table
     sample_tokens: NonNegativeInt  # tokens of each sampled turn with their values, advantages and ratios; 0 = none
     turns: InEval[NonNegativeInt]  # log metrics per turn for this many first turns; 0 = none
+    report: bool  # write report.html to the run's folder at its end
     profile: bool  # trace one iteration to the run's folder (profile/), and print its time per operation
 
 

@@ -1,0 +1,68 @@
+"""`ippo-report RUN...`: write one HTML page about runs, with curves, sampled episodes and critics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ippo_cli.cli.entry import run_command
+from ippo_cli.cli.help import REPORT_HELP
+from ippo_cli.runs.output import ignore_closed_output
+
+if TYPE_CHECKING:
+    from ippo_cli.report.write import ReportOptions
+
+KEYS = ("to", "title")
+FLAGS = ("--png", "--csv", "--markdown", "--latex")
+
+
+def main() -> NoReturn:
+    """Entry point."""
+    run_command("ippo-report", REPORT_HELP, write_page, needs_arguments=True, takes_overrides=False)
+
+
+def write_page(argv: Sequence[str]) -> None:
+    """Write the page of the runs, and the files that flags ask for."""
+    from ippo_cli.report.write import collect_runs, default_target, write_report
+    from ippo_cli.runs.folder import display_path
+
+    folders, values, options = _parse_arguments(argv)
+    ignore_closed_output("the report")
+    runs = collect_runs(folders)
+    target = _target_file(values["to"], default_target(runs)) if "to" in values else default_target(runs)
+    for file in write_report(runs, target, values.get("title"), options):
+        print(f"{display_path(file)}  ({file.stat().st_size / 1e6:.1f} MB)", flush=True)
+
+
+def _parse_arguments(argv: Sequence[str]) -> tuple[list[Path], dict[str, str], ReportOptions]:
+    """Folders of runs, values by key, and flags. Raises `ConfigError`."""
+    from ippo_cli.config.errors import ConfigError
+    from ippo_cli.report.picture import can_draw
+    from ippo_cli.report.write import ReportOptions
+
+    folders = [text for text in argv if not text.startswith("-") and ("=" not in text or Path(text).is_dir())]
+    flags = {text for text in argv if text.startswith("-")}
+    values = {}
+    for text in argv:
+        if text in folders or text in FLAGS:
+            continue
+        key, _, value = text.partition("=")
+        if key not in KEYS or not value:
+            raise ConfigError(text, "is not an option of ippo-report", f"use to=FILE, title=TEXT, {', '.join(FLAGS)}")
+        values[key] = value
+    if not folders:
+        raise ConfigError("RUN", "is missing", "name a run's folder, or a folder of runs or of a sweep")
+    if "--png" in flags and not can_draw():
+        raise ConfigError("--png", "needs matplotlib", "pip install 'ippo-cli[bench]', or leave out --png")
+    return [Path(text) for text in folders], values, ReportOptions(**{flag[2:]: flag in flags for flag in FLAGS})
+
+
+def _target_file(text: str, default: Path) -> Path:
+    """The file of `to=`; in a folder, the default name."""
+    path = Path(text).absolute()
+    return path / default.name if path.is_dir() or text.endswith("/") else path
+
+
+if __name__ == "__main__":
+    main()

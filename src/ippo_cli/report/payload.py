@@ -1,0 +1,161 @@
+"""The data of the page: one index, and compressed chunks of metrics, samples and token values."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ippo_cli import __version__
+from ippo_cli.report.chunks import encode_json, total_size
+from ippo_cli.report.configurations import (
+    SEED_KEY,
+    Configuration,
+    differing_keys,
+    flatten_config,
+    group_runs,
+    mean_value,
+    paired_differences,
+    seed_of,
+)
+from ippo_cli.report.metric_columns import encode_metrics, points_per_curve
+from ippo_cli.report.samples import embed_samples
+from ippo_cli.reporting.metrics import metric_meaning
+from ippo_cli.runs.intervals import MeanInterval, t_quantile
+from ippo_cli.runs.records import RunRecord
+
+MAX_BYTES = 30_000_000  # of the page
+RESERVED_BYTES = 1_500_000  # for the program of the page, its libraries and the index
+T_DEGREES = 100  # degrees of freedom whose t-quantiles the page has
+INDEX = "index"
+EPISODES = "episodes"
+
+
+@dataclass
+class Payload:
+    """Chunks by name; the page reads `index` first."""
+
+    chunks: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)  # what the page leaves out
+
+
+def build_payload(runs: Sequence[RunRecord], title: str, max_bytes: int = MAX_BYTES) -> Payload:
+    """Encode the data of the runs so that the page has at most `max_bytes`."""
+    found = Payload()
+    groups = group_runs(runs)
+    run_data = [_run_data(run) for run in runs]
+    _add_metrics(found, runs, run_data)
+    samples = embed_samples(runs, max_bytes - RESERVED_BYTES - total_size(found.chunks.values()))
+    found.notes += samples.notes
+    found.chunks |= samples.chunks
+    found.chunks[EPISODES] = encode_json(samples.index.to_data())
+    index = {
+        "version": __version__,
+        "title": title,
+        "written": time.strftime("%Y-%m-%d %H:%M"),
+        "notes": found.notes,
+        "runs": run_data,
+        "configurations": [_configuration_data(runs, group) for group in groups],
+        "differences": [asdict(difference) for difference in paired_differences(runs, groups)],
+        "settings": _settings_table([flatten_config(run.config) for run in runs]),
+        "environment": _settings_table([flatten_config(run.environment) for run in runs]),
+        "files": samples.files,
+        "meanings": _meanings(run_data),
+        "t_quantiles": [round(t_quantile(degrees), 4) for degrees in range(1, T_DEGREES + 1)],
+    }
+    found.chunks[INDEX] = encode_json(index)
+    return found
+
+
+def run_names(runs: Sequence[RunRecord]) -> list[str]:
+    """Names of the runs: the folder's, with its parents as far as needed to tell runs apart."""
+    paths = [run.folder.absolute() for run in runs]
+    depth = 1
+    while len({path.parts[-depth:] for path in paths}) < len(set(paths)):
+        depth += 1
+    return ["/".join(path.parts[-depth:]) for path in paths]
+
+
+def _run_data(run: RunRecord) -> dict[str, Any]:
+    state = run.state
+    iterations = state.get("warning_iterations") or {}
+    return {
+        "name": "",
+        "folder": _display(run.folder),
+        "state": run.status,
+        "error": state.get("error"),
+        "wall_seconds": state.get("wall_seconds"),
+        "iterations": state.get("iterations") or 0,
+        "planned_iterations": run.config.get("num_iterations"),
+        "seed": seed_of(run),
+        "task": (run.config.get("task") or {}).get("kind"),
+        "agents": run.agents,
+        "primary_metric": run.primary_metric,
+        "evaluation": state.get("evaluation") or {},
+        "warnings": [
+            {"rule": rule, "text": str(text), "iteration": iterations.get(rule)}
+            for rule, text in (state.get("warnings") or {}).items()
+        ],
+        "commands": list(run.commands),
+        "overrides": list(run.overrides),
+    }
+
+
+def _display(path: Path) -> str:
+    """The path from the working directory if that is shorter to read."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative
+
+
+def _add_metrics(found: Payload, runs: Sequence[RunRecord], run_data: Sequence[dict[str, Any]]) -> None:
+    """Add a chunk of metrics for each run, and its header to the data of the run."""
+    limit = points_per_curve([run.metrics for run in runs])
+    reduced = 0
+    for number, (run, data, name) in enumerate(zip(runs, run_data, run_names(runs), strict=True)):
+        columns = encode_metrics(run.metrics, limit)
+        reduced += columns.is_reduced
+        found.chunks[f"metrics-{number}"] = columns.chunk
+        data["metrics"] = columns.header | {"chunk": f"metrics-{number}"}
+        data["name"] = name
+    if reduced:
+        found.notes.append(
+            f"Curves of {reduced} of {len(runs)} runs have at most {limit} points: the extremes of each interval of "
+            "iterations. metrics.jsonl has all."
+        )
+
+
+def _configuration_data(runs: Sequence[RunRecord], group: Configuration) -> dict[str, Any]:
+    """A configuration with the means of all numbers of its evaluations, by metric and evaluation."""
+    evaluations = [runs[place].state.get("evaluation") or {} for place in group.counted]
+    names = dict.fromkeys(
+        name for known in evaluations for entry in known.values() for name in entry if name not in ("iteration",)
+    )
+    scores = {
+        name: {which: _mean_data(mean_value(runs, group, which, name)) for which in ("first", "last", "best")}
+        for name in names
+    }
+    return asdict(group) | {"scores": scores}
+
+
+def _mean_data(mean: MeanInterval | None) -> dict[str, Any] | None:
+    return None if mean is None else asdict(mean)
+
+
+def _settings_table(flats: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of key and values; a key with one value for all runs has that alone. The seed is no difference."""
+    keys = dict.fromkeys(key for flat in flats for key in flat)
+    differing = set(differing_keys(flats))
+    return [
+        {"key": key, "values": [flat.get(key) for flat in flats], "differs": True, "is_seed": key == SEED_KEY}
+        if key in differing
+        else {"key": key, "values": [flats[0].get(key)], "differs": False}
+        for key in keys
+    ]
+
+
+def _meanings(run_data: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    names = dict.fromkeys(name for data in run_data for name in data["metrics"]["names"])
+    return {name: meaning for name in names if (meaning := metric_meaning(name)) is not None}
