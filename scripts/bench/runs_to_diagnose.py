@@ -15,9 +15,13 @@ TINY = (
     "actor.hidden_size=32",
     "actor.num_layers=1",
     "actor.warmup_iterations=2",
-    "rollout.buffer_size=64",
-    "num_iterations=24",
-    "evaluation.every=12",
+    "actor.warm_start_steps=30",
+    "actor.warm_start_learning_rate=3e-3",
+    "actor.learning_rate=2e-3",
+    "critic.learning_rate=5e-3",
+    "rollout.buffer_size=128",
+    "num_iterations=40",
+    "evaluation.every=10",
     "evaluation.greedy=false",
     "tracker.tensorboard=false",
     "tracker.console=plain",
@@ -26,7 +30,7 @@ TINY = (
     "checkpoint.best=false",
     "launch.threads=1",
 )
-WIDE = ("actor.hidden_size=64", "rollout.buffer_size=128")
+WIDE = ("actor.hidden_size=64",)
 SORTING = (*TINY, "task=sorting", "task.eval_size=128", "task.train_size=8192")
 
 
@@ -53,7 +57,7 @@ RARE_LETTERS_REWARD = """
 def score(examples, responses):
     # Reference answers consist of letters of the prompt: the initial policy writes few others.
     pairs = zip(examples, responses["solo"])
-    return {"team": [sum(letter not in row["letters"] for letter in text) / 8 for row, text in pairs]}
+    return {"team": [sum(c not in row["letters"] for c in text) / max(len(text), 6) for row, text in pairs]}
 """
 LOW_REWARD = """
 def score(examples, responses):
@@ -146,10 +150,8 @@ def _failing(seed: int) -> Iterator[Job]:
         *solo,
         *by_function,
         "algorithm=ppo",
-        "actor.learning_rate=2e-3",
         "algorithm.kl.reward.coef=1e-6",
-        "actor.warm_start_steps=300",
-        "num_iterations=48",
+        "actor.warm_start_steps=200",
         files=function(RARE_LETTERS_REWARD),
     )
     yield job("kl_strong", "kl_coefficient", *SORTING, "algorithm=ppo", "algorithm.kl.reward.coef=10")
@@ -159,10 +161,14 @@ def _failing(seed: int) -> Iterator[Job]:
         "explained_variance",
         *SORTING,
         "critic.learning_rate=1e-8",
-        "actor.warm_start_steps=60",
-        "num_iterations=48",
     )
-    yield job("truncated", "truncated", *SORTING, "rollout.max_new_tokens=2", "actor.warm_start_steps=80")
+    yield job(
+        "truncated",
+        "truncated",
+        *SORTING,
+        "rollout.max_new_tokens=2",
+        "actor.warm_start_steps=100",
+    )
     yield job(
         "deaf_credit",
         "deaf_agents",
@@ -182,9 +188,8 @@ def _failing(seed: int) -> Iterator[Job]:
         "entropy_gone",
         "entropy_gone",
         *SORTING,
-        "algorithm.entropy_coef=-0.2",
-        "actor.learning_rate=1e-3",
-        "num_iterations=64",
+        "algorithm=ppo",
+        "algorithm.entropy_coef=-1.0",
     )
     yield job(
         "few_examples",
@@ -192,8 +197,6 @@ def _failing(seed: int) -> Iterator[Job]:
         *SORTING,
         "task.train_size=8",
         "algorithm=ppo",
-        "actor.learning_rate=2e-3",
-        "num_iterations=64",
     )
     yield job(
         "length_hacking",
@@ -202,9 +205,7 @@ def _failing(seed: int) -> Iterator[Job]:
         *by_function,
         "algorithm=ppo",
         "rollout.max_new_tokens=16",
-        "actor.warm_start_steps=300",
-        "actor.learning_rate=2e-3",
-        "num_iterations=48",
+        "actor.warm_start_steps=100",
         files=function(LENGTH_REWARD),
     )
     yield job("sampler_mismatch", "sampler_mismatch", *SORTING, "algorithm=ppo", fault=perturbed_sampler)

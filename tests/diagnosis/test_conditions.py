@@ -13,7 +13,7 @@ from recorded_runs import read_runs
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
 from ippo_cli.diagnosis.conditions.responses import find_template_mismatch
-from ippo_cli.diagnosis.conditions.team import count_readings, find_deaf_agents
+from ippo_cli.diagnosis.conditions.team import Readings, count_readings, find_deaf_agents
 from ippo_cli.diagnosis.finding import Finding, NotChecked, Observations, Outcome
 from ippo_cli.diagnosis.registry import BY_NAME
 from ippo_cli.diagnosis.series import correlation, measure_change
@@ -180,7 +180,16 @@ def test_messages_that_are_read() -> None:
     heard = {"turns": [turn("a", 0, "x", " yes "), turn("b", 1, "x yes", "no"), turn("a", 2, "no?", "ok")]}
     unread = {"turns": [turn("a", 0, "x", "yes"), turn("b", 1, "x", "no")]}
     at_once = {"turns": [turn("a", 0, "x", "yes"), turn("b", 0, "x", "no")]}
-    assert count_readings([heard, unread, at_once]) == {"a": (1, 2), "b": (1, 1)}
+    assert count_readings([heard, unread, at_once]) == {"a": Readings(1, 0, 2), "b": Readings(1, 0, 1)}
+    assert count_readings([heard, heard])["a"] == Readings(2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("counts", "is_unread"),
+    [((0, 0, 8), True), ((0, 0, 7), False), ((8, 8, 8), False), ((4, 3, 8), True), ((4, 1, 8), False)],
+)
+def test_messages_read_by_chance(counts: tuple[int, int, int], is_unread: bool) -> None:
+    assert Readings(*counts).is_unread is is_unread
 
 
 def test_deaf_agents_are_found_in_samples() -> None:

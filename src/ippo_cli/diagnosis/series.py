@@ -6,22 +6,21 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, median
 
 from ippo_cli.config.schema import Config
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.diagnosis.finding import Observations, Row
 
-SIGNIFICANT = 5.0
-"""Standard errors of a significant change. The error is an estimate with about 2 n / 3 degrees of freedom for n
-iterations: the one-sided error rate is 2e-3 at 8 iterations and 1e-5 at 40. A condition combines several such changes.
-"""
+SIGNIFICANT = 5.0  # standard errors; the error is an estimate from few iterations, and runs have many metrics
+NORMAL_MAD = 1.4826  # standard deviation of a normal variable, in median absolute deviations
+FIRST_VALUES = 2  # iterations that a change starts from
 MIN_ROWS = 8  # iterations that a change needs: two at each end, and others between them
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Means over the first and the last iterations, and the standard error of their difference."""
+    """Means over the first two and the last quarter of the iterations, and the standard error of their difference."""
 
     first: float
     last: float
@@ -52,18 +51,18 @@ def column_mean(rows: Sequence[Row], key: str) -> float:
 
 
 def measure_change(values: Sequence[float]) -> Change | None:
-    """The change between the first and the last quarter of the values; None for fewer than `MIN_ROWS`.
+    """The change from the first two values to the last quarter; None for fewer than `MIN_ROWS`.
 
-    The variance of a value is half the mean square of successive differences (von Neumann), which a trend hardly
-    affects. The error is at least a rounding error of the values.
+    The noise of a value is estimated from the median absolute difference of successive values, which neither a trend
+    nor a few jumps affect much. The error is at least a rounding error of the values.
     """
     if len(values) < MIN_ROWS:
         return None
     size = max(len(values) // 4, 2)
-    first, last = fmean(values[:size]), fmean(values[-size:])
-    variance = fmean((after - before) ** 2 for before, after in pairwise(values)) / 2
+    noise = NORMAL_MAD * median(abs(after - before) for before, after in pairwise(values)) / math.sqrt(2)
     rounding = 1e-6 * max(map(abs, values))
-    return Change(first, last, max(math.sqrt(2 * variance / size), rounding))
+    error = noise * math.sqrt(1 / FIRST_VALUES + 1 / size)
+    return Change(fmean(values[:FIRST_VALUES]), fmean(values[-size:]), max(error, rounding))
 
 
 def score_change(observations: Observations, agent: str) -> Change | None:

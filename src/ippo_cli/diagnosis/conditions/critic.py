@@ -18,7 +18,7 @@ from ippo_cli.diagnosis.finding import (
     Row,
     metric_evidence,
 )
-from ippo_cli.diagnosis.series import trained_agents
+from ippo_cli.diagnosis.series import column_mean, trained_agents
 
 WINDOW = 50  # iterations after which a critic has to explain something
 FIRST_ROWS = 3  # iterations before rules about the start of a run apply
@@ -26,6 +26,7 @@ LAST_ROWS = 10  # iterations to average
 CRITIC_WARMUP_ROWS = 20  # iterations in which a critic may be wrong
 NO_VARIANCE, NEGATIVE_VARIANCE = 0.02, -0.1  # thresholds of explained variance
 FAR_CLIP_RANGES = 10  # initial value error, in value clip ranges
+REMAINING_SPREAD = 0.5  # of the standard deviation of the first scores
 BIASED = 0.5  # fraction of the squared value error that a constant shift of all values would remove
 
 
@@ -103,12 +104,18 @@ def _explained_variances(rows: Sequence[Row], name: str) -> list[float]:
 
 def _is_uninformative(observations: Observations, name: str) -> bool:
     found = _explained_variances(observations.rows, name)
-    if len(found) < LAST_ROWS:
+    if len(found) < LAST_ROWS or not _has_spread(observations.rows, name):
         return False
     # One value per turn can be correct and explain nothing, if all prompts are equally hard.
     per_token = observations.config.algorithm.value_unit is not ValueUnit.turn
     flat = int(observations.rows[-1]["iteration"]) >= WINDOW and per_token and fmean(found) < NO_VARIANCE
     return flat or fmean(found) < NEGATIVE_VARIANCE
+
+
+def _has_spread(rows: Sequence[Row], name: str) -> bool:
+    """Whether scores still differ as at first: nearly equal scores leave a critic only noise to explain."""
+    spread = f"{name}/score/std"
+    return column_mean(rows[-LAST_ROWS:], spread) > REMAINING_SPREAD * column_mean(rows[:LAST_ROWS], spread)
 
 
 def _is_biased(config: Config, rows: Sequence[Row], name: str) -> bool:
