@@ -48,20 +48,20 @@ def _check_removable(path: Path) -> Removal:
 
 
 def plan_cleaning(folders: Sequence[Path], older_than_days: float) -> tuple[list[Removal], list[Removal]]:
-    """What to remove below the folders, and failed runs that are kept.
+    """What to remove below the folders, and failed runs that remain.
 
     Removes failed and interrupted runs without a checkpoint, and unfinished checkpoint folders of runs that no process
     holds, if nothing has changed in them for `older_than_days`.
     """
     before = time.time() - older_than_days * DAY_S
-    doomed, kept = [], []
+    doomed, remaining = [], []
     for entry in list_runs(folders):
         reason = _keep_reason(entry, before)
         if reason is None:
             doomed.append(Removal(entry.folder, entry.size, f"{entry.state}, has no checkpoint"))
             continue
         if entry.state in ("failed", "interrupted", "unreadable"):
-            kept.append(Removal(entry.folder, entry.size, reason))
+            remaining.append(Removal(entry.folder, entry.size, reason))
         if not _is_active(entry.folder):
             doomed += _find_unfinished(entry.folder, before)
     leftovers = [path for folder in folders for path in _find_leftovers(folder)]

@@ -106,8 +106,10 @@ def run_rank_processes(
                     environment = environment | {LISTENING_SOCKET: str(listening.fileno())}
                 # Separate process groups, so that Ctrl-C reaches the ranks once, through `forward`.
                 program = [sys.executable, "-m", *command]
-                streams = {"stdout": output, "stderr": output}
-                ranks.add(subprocess.Popen(program, env=environment, process_group=0, pass_fds=given, **streams))
+                child = subprocess.Popen(
+                    program, env=environment, process_group=0, pass_fds=given, stdout=output, stderr=output
+                )
+                ranks.add(child)
             if listening is not None:
                 listening.close()  # rank 0 holds it now
             return ranks.wait()

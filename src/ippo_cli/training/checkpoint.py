@@ -66,7 +66,8 @@ class TrainingProgress:
     def from_saved(cls, saved: Mapping[str, Any]) -> TrainingProgress:
         """The counters of a checkpoint; metrics get their present names."""
         row = saved["row"]
-        return cls(**saved | {"row": row and {present_metric_name(name): value for name, value in row.items()}})
+        present = row and {present_metric_name(name): value for name, value in row.items()}
+        return cls(**{**saved, "row": present})
 
 
 @dataclass(kw_only=True)

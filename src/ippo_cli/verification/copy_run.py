@@ -55,7 +55,7 @@ def execution_config(plain: Mapping[str, Any], last: int, threads: int | None, d
     tracker = {name: value for name, value in plain["tracker"].items() if name in names}
     silent = {"kind": "none", "tensorboard": False, "callback": None, "console": "plain", "profile": False}
     saved = {"every": 0, "every_seconds": None, "best": False, "save_deadline": None, "reshard": True}
-    launch = {} if threads is None else {"threads": threads}
+    launch: dict[str, Any] = {} if threads is None else {"threads": threads}
     if device is not None:
         launch["device"] = device
     return {
