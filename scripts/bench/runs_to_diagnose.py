@@ -190,6 +190,8 @@ def _failing(seed: int) -> Iterator[Job]:
         *SORTING,
         "algorithm=ppo",
         "algorithm.entropy_coef=-1.0",
+        "actor.learning_rate=5e-3",
+        "actor.warm_start_steps=8",
     )
     yield job(
         "few_examples",
