@@ -74,7 +74,7 @@ CONDITIONS = (
         name="kl_coefficient",
         title="KL coefficient too low or too high",
         find=find_kl_coefficient,
-        explains=("truncated", "cut_turns", "entropy_gone", *STUCK),
+        explains=("truncated", "cut_turns", "entropy_gone", "explained_variance", "far_values", *STUCK),
     ),
     Condition(
         name="silent",

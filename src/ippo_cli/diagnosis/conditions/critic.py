@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from ippo_cli.config.schema import Config, CriticKind, ValueUnit
+from ippo_cli.config.schema import Config, CriticKind, Reweight, ValueUnit
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import (
     Certainty,
@@ -139,7 +139,12 @@ def _has_spread(rows: Sequence[Row], name: str) -> bool:
 
 
 def _is_biased(config: Config, rows: Sequence[Row], name: str) -> bool:
-    """Whether a constant shift would remove half of the squared error, in each of the last iterations."""
+    """Whether a constant shift would remove half of the squared error, in each of the last iterations.
+
+    Values that are trained on resampled rows have the mean return of these rows, not of all.
+    """
+    if config.algorithm.reweight.method is not Reweight.none:
+        return False
     shifts = [
         (row.get(f"{name}/targets/return", math.nan) - row.get(f"{name}/targets/value", math.nan)) ** 2
         for row in rows[-LAST_ROWS:]
