@@ -92,8 +92,9 @@ def train(job: Job, root: Path, model: Path | None) -> Path:
     home.mkdir(parents=True, exist_ok=True)
     for name, text in job.files.items():
         (home / name).write_text(text)
+    place = str(home.absolute())
     overrides = [
-        text.replace("HOME", str(home.absolute())) for text in (*job.overrides, f"output_dir={home.absolute()}")
+        text.replace("HOME", place).replace("MODEL", str(model)) for text in (*job.overrides, f"output_dir={place}")
     ]
     plain = resolve_config(compose_node(overrides))
     config = build_config(plain)

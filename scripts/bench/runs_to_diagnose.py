@@ -18,7 +18,6 @@ TINY = (
     "actor.warm_start_steps=30",
     "actor.warm_start_learning_rate=3e-3",
     "actor.learning_rate=2e-3",
-    "critic.learning_rate=5e-3",
     "rollout.buffer_size=128",
     "num_iterations=40",
     "evaluation.every=10",
@@ -30,6 +29,7 @@ TINY = (
     "checkpoint.best=false",
     "launch.threads=1",
 )
+CRITIC = ("critic.learning_rate=5e-3",)
 WIDE = ("actor.hidden_size=64",)
 SORTING = (*TINY, "task=sorting", "task.eval_size=128", "task.train_size=8192")
 
@@ -141,9 +141,10 @@ def _failing(seed: int) -> Iterator[Job]:
         return {"reward.py": text}
 
     by_function = ("reward=function", "reward.function=HOME/reward.py:score")
-    solo = (*TINY, "task=sorting_solo", "task.eval_size=128", "task.train_size=8192")
-    yield job("learning_rate_ppo", "learning_rate", *SORTING, *WIDE, "algorithm=ppo", "actor.learning_rate=0.03")
-    yield job("learning_rate_ippo", "learning_rate", *SORTING, *WIDE, "actor.learning_rate=0.1")
+    solo = (*TINY, *CRITIC, "task=sorting_solo", "task.eval_size=128", "task.train_size=8192")
+    sorting = (*SORTING, *CRITIC)
+    yield job("learning_rate_ppo", "learning_rate", *sorting, *WIDE, "algorithm=ppo", "actor.learning_rate=0.03")
+    yield job("learning_rate_ippo", "learning_rate", *sorting, *WIDE, "actor.learning_rate=0.1")
     yield job(
         "kl_weak",
         "kl_coefficient",
@@ -154,25 +155,25 @@ def _failing(seed: int) -> Iterator[Job]:
         "actor.warm_start_steps=200",
         files=function(RARE_LETTERS_REWARD),
     )
-    yield job("kl_strong", "kl_coefficient", *SORTING, "algorithm=ppo", "algorithm.kl.reward.coef=10")
-    yield job("constant_reward", "equal_scores", *SORTING, *by_function, files=function(CONSTANT_REWARD))
+    yield job("kl_strong", "kl_coefficient", *sorting, "algorithm=ppo", "algorithm.kl.reward.coef=10")
+    yield job("constant_reward", "equal_scores", *sorting, *by_function, files=function(CONSTANT_REWARD))
     yield job(
         "slow_critic",
         "explained_variance",
-        *SORTING,
+        *sorting,
         "critic.learning_rate=1e-8",
     )
     yield job(
         "truncated",
         "truncated",
-        *SORTING,
+        *sorting,
         "rollout.max_new_tokens=2",
         "actor.warm_start_steps=100",
     )
     yield job(
         "deaf_credit",
         "deaf_agents",
-        *SORTING,
+        *sorting,
         *by_function,
         "reward.measure_credit_every=4",
         files=function(LOW_REWARD),
@@ -180,21 +181,23 @@ def _failing(seed: int) -> Iterator[Job]:
     yield job(
         "deaf_protocol",
         "deaf_agents",
-        *SORTING,
+        *sorting,
         "task.protocol=HOME/protocol.py:talk",
         files={"protocol.py": DEAF_PROTOCOL},
     )
     yield job(
         "entropy_gone",
         "entropy_gone",
-        *SORTING,
+        *sorting,
         "algorithm=ppo",
         "algorithm.entropy_coef=-1.0",
+        "actor.learning_rate=5e-3",
+        "actor.warm_start_steps=8",
     )
     yield job(
         "few_examples",
         "few_examples",
-        *SORTING,
+        *sorting,
         "task.train_size=8",
         "algorithm=ppo",
     )
@@ -208,8 +211,8 @@ def _failing(seed: int) -> Iterator[Job]:
         "actor.warm_start_steps=100",
         files=function(LENGTH_REWARD),
     )
-    yield job("sampler_mismatch", "sampler_mismatch", *SORTING, "algorithm=ppo", fault=perturbed_sampler)
-    yield job("stale_lora", "policy_unchanged", *SORTING, "actor=tiny_lora", "actor.learning_rate=0", "algorithm=ppo")
+    yield job("sampler_mismatch", "sampler_mismatch", *sorting, "algorithm=ppo", fault=perturbed_sampler)
+    yield job("stale_lora", "policy_unchanged", *sorting, "actor=tiny_lora", "actor.learning_rate=0", "algorithm=ppo")
     yield job(
         "chat_template",
         "chat_template",
@@ -243,16 +246,16 @@ def _failing(seed: int) -> Iterator[Job]:
 
 
 ALGORITHMS: Mapping[str, tuple[str, ...]] = {
-    "ippo": (),
-    "ppo": ("algorithm=ppo",),
-    "ppo_value_head": ("algorithm=ppo", "critic=value_head"),
-    "ppo_kl": ("algorithm=ppo", "algorithm.kl.reward.coef=0.01"),
+    "ippo": CRITIC,
+    "ppo": (*CRITIC, "algorithm=ppo"),
+    "ppo_value_head": (*CRITIC, "algorithm=ppo", "critic=value_head"),
+    "ppo_kl": (*CRITIC, "algorithm=ppo", "algorithm.kl.reward.coef=0.01"),
     "grpo": ("algorithm=grpo", "rollout.num_generations=8"),
     "rloo": ("algorithm=rloo", "rollout.num_generations=4"),
     "remax": ("algorithm=remax",),
     "reinforce_plus_plus": ("algorithm=reinforce_plus_plus",),
-    "pf_ppo": ("algorithm=pf_ppo",),
-    "ippo_lora": ("actor=tiny_lora",),
+    "pf_ppo": (*CRITIC, "algorithm=pf_ppo"),
+    "ippo_lora": (*CRITIC, "actor=tiny_lora"),
 }
 TASKS: Mapping[str, tuple[str, ...]] = {
     "sorting": SORTING,

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from run_folders import set_age, write_run
 
-from ippo_cli.catalog.removal import DOOMED_PREFIX, plan_cleaning, plan_removals, remove
+from ippo_cli.catalog.removal import REMOVAL_PREFIX, plan_cleaning, plan_removals, remove
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import START_LOCK, lock_folder
 
 
 def reasons(root: Path, days: float = 7.0) -> dict[Path, str]:
-    doomed, _ = plan_cleaning([root], days)
-    return {removal.folder: removal.reason for removal in doomed}
+    removals, _ = plan_cleaning([root], days)
+    return {removal.folder: removal.reason for removal in removals}
 
 
 def test_remove_a_run_and_keep_what_its_links_point_to(tmp_path: Path) -> None:
@@ -61,8 +61,8 @@ def test_clean_keeps_what_can_be_resumed(tmp_path: Path) -> None:
     for state in ("done", "preempted"):
         write_run(tmp_path, state, state=state, age_days=9)
     assert set(reasons(tmp_path)) == {failed, interrupted}
-    _, kept = plan_cleaning([tmp_path], 7)
-    assert {removal.folder: removal.reason for removal in kept} == {
+    _, retained = plan_cleaning([tmp_path], 7)
+    assert {removal.folder: removal.reason for removal in retained} == {
         resumable: "can be resumed from 1 checkpoint",
         recent: "changed 1 d ago",
     }
@@ -89,7 +89,7 @@ def test_clean_removes_unfinished_checkpoints(tmp_path: Path) -> None:
 
 def test_clean_finishes_an_interrupted_removal(tmp_path: Path) -> None:
     run = write_run(tmp_path, "a", age_days=9)
-    left = run.rename(run.with_name(DOOMED_PREFIX + run.name))
+    left = run.rename(run.with_name(REMOVAL_PREFIX + run.name))
     assert reasons(tmp_path) == {left: "an interrupted removal"}
     (removal,), _ = plan_cleaning([tmp_path], 7)
     remove(removal)
@@ -100,6 +100,6 @@ def test_clean_keeps_a_run_with_an_unreadable_state(tmp_path: Path) -> None:
     run = write_run(tmp_path, "a", state="failed")
     (run / "run.json").write_text("{")
     set_age(run, 9)
-    doomed, kept = plan_cleaning([tmp_path], 7)
-    assert doomed == []
-    assert [removal.reason for removal in kept] == ["run.json cannot be read"]
+    removals, retained = plan_cleaning([tmp_path], 7)
+    assert removals == []
+    assert [removal.reason for removal in retained] == ["run.json cannot be read"]

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ippo_cli.catalog.entries import RunEntry
-from ippo_cli.compose.load import iter_leaves
+from ippo_cli.config.leaves import iter_leaves
 from ippo_cli.sweeps.summary import CONFIDENCE, SEED_KEY, MeanInterval, mean_interval
 
 LABELS = frozenset({SEED_KEY, "name", "output_dir", "resume", "mode", "max_iterations_this_run"})

@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ippo_cli.catalog.entries import RunEntry
-from ippo_cli.compose.load import iter_leaves
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.leaves import iter_leaves
 from ippo_cli.config.text import closest_hint
 
 STATE_KEY = "state"

@@ -16,7 +16,7 @@ from ippo_cli.config.text import format_age
 from ippo_cli.runs.folder import RUN_LOCK, START_LOCK, display_path, is_lock_held, list_checkpoints, lock_folder
 from ippo_cli.runs.records import SKIPPED_FOLDERS, RunRecord
 
-DOOMED_PREFIX = ".removing-"  # name of a folder while it is removed; a kill leaves no partial run
+REMOVAL_PREFIX = ".removing-"  # name of a folder while it is removed; a kill leaves no partial run
 DAY_S = 86400.0
 
 
@@ -48,33 +48,45 @@ def _check_removable(path: Path) -> Removal:
 
 
 def plan_cleaning(folders: Sequence[Path], older_than_days: float) -> tuple[list[Removal], list[Removal]]:
+<<<<<<< HEAD
     """What to remove below the folders, and failed runs that remain.
+=======
+    """What to remove below the folders, and failed runs that are retained.
+>>>>>>> w32doc
 
     Removes failed and interrupted runs without a checkpoint, and unfinished checkpoint folders of runs that no process
     holds, if nothing has changed in them for `older_than_days`.
     """
     before = time.time() - older_than_days * DAY_S
+<<<<<<< HEAD
     doomed, remaining = [], []
+=======
+    removals, retained = [], []
+>>>>>>> w32doc
     for entry in list_runs(folders):
         reason = _keep_reason(entry, before)
         if reason is None:
-            doomed.append(Removal(entry.folder, entry.size, f"{entry.state}, has no checkpoint"))
+            removals.append(Removal(entry.folder, entry.size, f"{entry.state}, has no checkpoint"))
             continue
         if entry.state in ("failed", "interrupted", "unreadable"):
+<<<<<<< HEAD
             remaining.append(Removal(entry.folder, entry.size, reason))
+=======
+            retained.append(Removal(entry.folder, entry.size, reason))
+>>>>>>> w32doc
         if not _is_active(entry.folder):
-            doomed += _find_unfinished(entry.folder, before)
+            removals += _find_unfinished(entry.folder, before)
     leftovers = [path for folder in folders for path in _find_leftovers(folder)]
-    doomed += [
+    removals += [
         Removal(path, folder_size(path), "an interrupted removal", is_run=False)
         for path in leftovers
         if path.lstat().st_mtime < before
     ]
-    return doomed, kept
+    return removals, retained
 
 
 def _keep_reason(entry: RunEntry, before: float) -> str | None:
-    """Why a run is kept; None if it is to be removed."""
+    """Why a run is retained; None if it is to be removed."""
     if entry.state not in ("failed", "interrupted"):
         return "run.json cannot be read" if entry.state == "unreadable" else entry.state
     if _is_active(entry.folder):
@@ -107,7 +119,7 @@ def _find_leftovers(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         if path.is_symlink() or not path.is_dir() or path.name in SKIPPED_FOLDERS:
             continue
-        if path.name.startswith(DOOMED_PREFIX):
+        if path.name.startswith(REMOVAL_PREFIX):
             yield path
         elif not path.name.startswith(".") and not (path / "run.json").is_file():
             yield from _find_leftovers(path)
@@ -129,6 +141,6 @@ def remove(removal: Removal) -> None:
             for name in (RUN_LOCK, START_LOCK):
                 locks.enter_context(lock_folder(removal.folder, name=name))
         place = removal.folder
-        if not place.name.startswith(DOOMED_PREFIX):
-            place = place.rename(place.with_name(DOOMED_PREFIX + place.name))
+        if not place.name.startswith(REMOVAL_PREFIX):
+            place = place.rename(place.with_name(REMOVAL_PREFIX + place.name))
         shutil.rmtree(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -25,6 +25,7 @@ from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
 from ippo_cli.config import schema
 from ippo_cli.config.batch_sizes import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.leaves import iter_leaves
 from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
 
 T = TypeVar("T")
@@ -166,15 +167,6 @@ def format_composition(node: DictConfig, *, resolve: bool) -> str:
     """Format a composition as YAML for `--cfg job`, without missing values of agents."""
     plain = OmegaConf.to_container(node, resolve=resolve, enum_to_str=True)
     return OmegaConf.to_yaml(OmegaConf.create(_drop_missing(plain)))
-
-
-def iter_leaves(plain: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values of all leaves."""
-    if isinstance(plain, dict) and plain:
-        for key, value in plain.items():
-            yield from iter_leaves(value, f"{prefix}.{key}" if prefix else str(key))
-    else:
-        yield prefix, plain
 
 
 def read_kind(node: DictConfig) -> str:

@@ -79,13 +79,14 @@ class Observations:
 class Condition:
     """A named condition.
 
-    `find`: its rule. `is_live`: also a warning during training. `explains`: conditions that are its consequences.
+    `find`: its rule for a whole run. `warn`: its rule for the last rows during training; None without a live warning.
+    `explains`: conditions that are its consequences.
     """
 
     name: str
     title: str
     find: Callable[[Observations], Outcome]
-    is_live: bool = False
+    warn: Callable[[Observations], Outcome] | None = None
     explains: tuple[str, ...] = ()
 
 

@@ -1,12 +1,12 @@
 """All conditions of runs in the order of their report: causes before their consequences.
 
-Live warnings are the conditions with `is_live`: their evidence is a fact of the last rows. Other conditions compare
+Live warnings are the conditions with `warn`: their evidence is a fact of the last rows. Other conditions compare
 means of iterations; such a test has an error rate, which a test in every iteration would multiply.
 """
 
 from __future__ import annotations
 
-from ippo_cli.diagnosis.conditions.critic import find_far_values, find_slow_critic
+from ippo_cli.diagnosis.conditions.critic import find_far_values, find_slow_critic, find_uninformative_critic
 from ippo_cli.diagnosis.conditions.policy import (
     find_entropy_loss,
     find_kl_coefficient,
@@ -37,7 +37,11 @@ from ippo_cli.diagnosis.finding import Condition
 STUCK = ("no_progress", "fell")
 CONDITIONS = (
     Condition(
-        name="failing_rewards", title="rewards fail", find=find_failing_rewards, is_live=True, explains=("empty_parts",)
+        name="failing_rewards",
+        title="rewards fail",
+        find=find_failing_rewards,
+        warn=find_failing_rewards,
+        explains=("empty_parts",),
     ),
     Condition(
         name="chat_template",
@@ -67,27 +71,38 @@ CONDITIONS = (
         explains=("truncated", "kl_coefficient", "few_examples"),
     ),
     Condition(
+        name="kl_coefficient",
+        title="KL coefficient too low or too high",
+        find=find_kl_coefficient,
+        explains=("truncated", "cut_turns", "entropy_gone", "explained_variance", "far_values", *STUCK),
+    ),
+    Condition(
         name="silent",
         title="an agent does not act",
         find=find_silence,
-        is_live=True,
+        warn=find_silence,
         explains=("policy_unchanged", "deaf_agents", *STUCK),
     ),
     Condition(
         name="truncated",
         title="responses are always truncated",
         find=find_truncation,
-        is_live=True,
+        warn=find_truncation,
         explains=("equal_scores", *STUCK),
     ),
-    Condition(name="overflow", title="turns do not fit into the context", find=find_context_overflow, is_live=True),
-    Condition(name="cut_turns", title="turns are truncated", find=find_cut_turns, is_live=True, explains=STUCK),
+    Condition(
+        name="overflow",
+        title="turns do not fit into the context",
+        find=find_context_overflow,
+        warn=find_context_overflow,
+    ),
+    Condition(name="cut_turns", title="turns are truncated", find=find_cut_turns, warn=find_cut_turns, explains=STUCK),
     Condition(
         name="equal_scores",
         title="constant reward",
         find=find_equal_scores,
-        is_live=True,
-        explains=("policy_unchanged", "deaf_agents", "entropy_gone", "explained_variance", "kl_coefficient", *STUCK),
+        warn=find_equal_scores,
+        explains=("policy_unchanged", "deaf_agents", "entropy_gone", "explained_variance", *STUCK),
     ),
     Condition(
         name="policy_unchanged",
@@ -100,23 +115,26 @@ CONDITIONS = (
         name="few_examples",
         title="the data is too small",
         find=find_memorisation,
-        explains=("kl_coefficient", "entropy_gone"),
-    ),
-    Condition(
-        name="kl_coefficient", title="KL coefficient too low or too high", find=find_kl_coefficient, explains=STUCK
+        explains=("entropy_gone",),
     ),
     Condition(name="entropy_gone", title="entropy is gone", find=find_entropy_loss, explains=STUCK),
-    Condition(name="skipped_steps", title="optimizer steps are skipped", find=find_skipped_steps, is_live=True),
+    Condition(
+        name="skipped_steps", title="optimizer steps are skipped", find=find_skipped_steps, warn=find_skipped_steps
+    ),
     Condition(
         name="explained_variance",
         title="critic too slow",
         find=find_slow_critic,
-        is_live=True,
+        warn=find_uninformative_critic,
         explains=("far_values", *STUCK),
     ),
-    Condition(name="far_values", title="values are out of reach", find=find_far_values, is_live=True),
-    Condition(name="fell", title="the score fell", find=find_score_drop, is_live=True, explains=("no_progress",)),
-    Condition(name="no_progress", title="no progress", find=find_no_progress, is_live=True),
-    Condition(name="empty_parts", title="a part of the reward is never a number", find=find_empty_parts, is_live=True),
+    Condition(name="far_values", title="values are out of reach", find=find_far_values, warn=find_far_values),
+    Condition(
+        name="fell", title="the score fell", find=find_score_drop, warn=find_score_drop, explains=("no_progress",)
+    ),
+    Condition(name="no_progress", title="no progress", find=find_no_progress, warn=find_no_progress),
+    Condition(
+        name="empty_parts", title="a part of the reward is never a number", find=find_empty_parts, warn=find_empty_parts
+    ),
 )
 BY_NAME = {condition.name: condition for condition in CONDITIONS}

@@ -20,7 +20,7 @@ def training_warnings(recent: Iterable[Row], config: Config) -> dict[str, str]:
     observations = Observations(config=config, rows=list(recent))
     if not observations.rows:
         return {}
-    outcomes = {condition.name: condition.find(observations) for condition in CONDITIONS if condition.is_live}
+    outcomes = {condition.name: condition.warn(observations) for condition in CONDITIONS if condition.warn}
     return {name: outcome.line for name, outcome in outcomes.items() if isinstance(outcome, Finding)}
 
 

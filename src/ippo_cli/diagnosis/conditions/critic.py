@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from ippo_cli.config.schema import Config, CriticKind, ValueUnit
+from ippo_cli.config.schema import Config, CriticKind, Reweight, ValueUnit
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import (
     Certainty,
@@ -18,7 +18,7 @@ from ippo_cli.diagnosis.finding import (
     Row,
     metric_evidence,
 )
-from ippo_cli.diagnosis.series import column_mean, trained_agents
+from ippo_cli.diagnosis.series import column_mean, has_gained, trained_agents
 
 WINDOW = 50  # iterations after which a critic has to explain something
 FIRST_ROWS = 3  # iterations before rules about the start of a run apply
@@ -61,23 +61,43 @@ def _value_error(config: Config, rows: Sequence[Row], name: str) -> float:
     return math.sqrt(2 * loss)
 
 
-def find_slow_critic(observations: Observations) -> Outcome:
-    """A critic's values explain none of the returns, or have not even reached their mean."""
+def find_uninformative_critic(observations: Observations) -> Outcome:
+    """A critic's values explain none of the returns."""
     config, rows = observations.config, observations.rows
     done = int(rows[-1]["iteration"])
     if done < CRITIC_WARMUP_ROWS:
         return NotChecked(f"needs {CRITIC_WARMUP_ROWS} iterations")
-    agents = trained_agents(config)
-    names = [name for name in agents if _is_uninformative(observations, name)]
+    names = [name for name in trained_agents(config) if _is_uninformative(observations, name)]
+    if not names:
+        return None
+    mean = fmean(_explained_variances(rows, names[0]))
+    return _critic_finding(
+        observations, names, f"explained_variance of {join_names(names)} is {mean:.2f} after {done} iterations"
+    )
+
+
+def find_slow_critic(observations: Observations) -> Outcome:
+    """A critic's values have not reached the mean return; or they explain nothing, and the score does not rise.
+
+    A policy may learn well without a useful baseline, from many responses to easy prompts.
+    """
+    found = find_uninformative_critic(observations)
+    if isinstance(found, NotChecked):
+        return found
+    config, rows = observations.config, observations.rows
+    names = [name for name in trained_agents(config) if _is_biased(config, rows, name)]
     if names:
-        mean = fmean(_explained_variances(rows, names[0]))
-        text = f"explained_variance of {join_names(names)} is {mean:.2f} after {done} iterations"
-    else:
-        names = [name for name in agents if _is_biased(config, rows, name)]
-        if not names:
-            return None
         value, target = (rows[-1][f"{names[0]}/targets/{key}"] for key in ("value", "return"))
+        done = int(rows[-1]["iteration"])
         text = f"values of {join_names(names)} are {value:.3f} after {done} iterations and returns {target:.3f}"
+        return _critic_finding(observations, names, text)
+    if found is None or any(has_gained(observations, name) for name in found.agents):
+        return None
+    return found
+
+
+def _critic_finding(observations: Observations, names: Sequence[str], text: str) -> Finding:
+    config, rows = observations.config, observations.rows
     return Finding(
         agents=tuple(names),
         text=text,
@@ -119,7 +139,12 @@ def _has_spread(rows: Sequence[Row], name: str) -> bool:
 
 
 def _is_biased(config: Config, rows: Sequence[Row], name: str) -> bool:
-    """Whether a constant shift would remove half of the squared error, in each of the last iterations."""
+    """Whether a constant shift would remove half of the squared error, in each of the last iterations.
+
+    Values that are trained on resampled rows have the mean return of these rows, not of all.
+    """
+    if config.algorithm.reweight.method is not Reweight.none:
+        return False
     shifts = [
         (row.get(f"{name}/targets/return", math.nan) - row.get(f"{name}/targets/value", math.nan)) ** 2
         for row in rows[-LAST_ROWS:]
