@@ -90,7 +90,7 @@ ippo-report: write one HTML page about runs: curves, sampled episodes, critics, 
   ippo-report outputs/default/RUN title='first try'
   ippo-report outputs/default --png --csv --markdown --latex
 
-The page opens from the file, without a server or a network, also while the run goes on; it shows
+The page opens from the file, without a server or a network, also while the run trains; it shows
 what was written until then. Runs that differ only in the seed are one configuration, with means and
 95 % t-intervals. It has at most 30 MB: token values of the oldest sample files are left out first.
 Beside the page: --png draws the curves (needs matplotlib), --csv writes all metrics, --markdown and

@@ -143,9 +143,9 @@ def _label_groups(
     labels = _argument_labels([runs[place] for place in firsts])
     if len(set(labels)) < len(labels):
         labels = _value_labels([flats[place] for place in firsts])
-    taken = Counter(labels)
+    uses = Counter(labels)
     return [
-        label if taken[label] == 1 else f"{label} {runs[place].folder.name}".strip()
+        label if uses[label] == 1 else f"{label} {runs[place].folder.name}".strip()
         for label, place in zip(labels, firsts, strict=True)
     ]
 
