@@ -64,9 +64,9 @@ function columns() {
     sorterParams: { alignEmptyValues: "bottom" },
   };
   return [
-    { title: "#", field: "id", minWidth: 58, ...number },
+    { title: "#", field: "id", minWidth: 52, ...number },
     several && { title: "run", field: "run", minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
-    { title: "iteration", field: "iteration", minWidth: 80, ...number },
+    { title: "iter.", field: "iteration", minWidth: 64, ...number, titleFormatterParams: { hint: "iteration" } },
     { title: "mode", field: "mode", minWidth: 60 },
     {
       title: "score",
@@ -83,8 +83,14 @@ function columns() {
       mutator: (_, row) => row.agents[name] ?? null,
       formatter: (cell) => plain(formatScore(cell.getValue())),
     })),
-    { title: "turns", field: "turns", minWidth: 62, ...number },
-    { title: "length", field: "chars", minWidth: 68, ...number, headerTooltip: "characters of all responses" },
+    { title: "turns", field: "turns", minWidth: 58, ...number },
+    {
+      title: "length",
+      field: "chars",
+      minWidth: 64,
+      ...number,
+      titleFormatterParams: { hint: "characters of all responses" },
+    },
     {
       title: "group",
       field: "group",
@@ -97,7 +103,7 @@ function columns() {
     hasFlags && {
       title: "flags",
       field: "flags",
-      minWidth: 96,
+      minWidth: 92,
       mutator: (_, row) => flagNames(row).join(" "),
       formatter: (cell) => flagBadges(cell.getData()),
     },
@@ -127,7 +133,10 @@ function plain(text) {
   return document.createTextNode(text);
 }
 
-// Tabulator would read titles as HTML.
-function plainTitle(cell) {
-  return plain(cell.getValue());
+// Tabulator would read titles as HTML. `hint`: shown when the pointer rests on the title.
+function plainTitle(cell, { hint = "" }) {
+  const title = document.createElement("span");
+  title.textContent = cell.getValue();
+  title.title = hint;
+  return title;
 }
