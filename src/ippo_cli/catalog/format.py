@@ -147,19 +147,11 @@ def _format_pair(last: MeanInterval | None, best: MeanInterval | None) -> str:
     return f"{last.mean:.4g}" + (f" ({best.mean:.4g})" if best is not None else "")
 
 
-<<<<<<< HEAD
-def format_removals(removals: Sequence[Removal], remaining: Sequence[Removal], *, confirmed: bool, command: str) -> str:
-    """What was or would be removed and why, and what remains."""
-    total = format_bytes(sum(one.size for one in removals))
-    verb = "removed" if confirmed else "would remove"
-    lines = _format_reasons(verb, removals) + _format_reasons("keep", remaining)
-=======
 def format_removals(removals: Sequence[Removal], retained: Sequence[Removal], *, confirmed: bool, command: str) -> str:
     """What was or would be removed and why, and what is retained."""
     total = format_bytes(sum(one.size for one in removals))
     verb = "removed" if confirmed else "would remove"
     lines = _format_reasons(verb, removals) + _format_reasons("keep", retained)
->>>>>>> w32doc
     if not removals:
         return "\n".join([*lines, "nothing to remove"])
     if confirmed:

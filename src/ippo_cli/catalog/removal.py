@@ -48,32 +48,20 @@ def _check_removable(path: Path) -> Removal:
 
 
 def plan_cleaning(folders: Sequence[Path], older_than_days: float) -> tuple[list[Removal], list[Removal]]:
-<<<<<<< HEAD
-    """What to remove below the folders, and failed runs that remain.
-=======
     """What to remove below the folders, and failed runs that are retained.
->>>>>>> w32doc
 
     Removes failed and interrupted runs without a checkpoint, and unfinished checkpoint folders of runs that no process
     holds, if nothing has changed in them for `older_than_days`.
     """
     before = time.time() - older_than_days * DAY_S
-<<<<<<< HEAD
-    doomed, remaining = [], []
-=======
     removals, retained = [], []
->>>>>>> w32doc
     for entry in list_runs(folders):
         reason = _keep_reason(entry, before)
         if reason is None:
             removals.append(Removal(entry.folder, entry.size, f"{entry.state}, has no checkpoint"))
             continue
         if entry.state in ("failed", "interrupted", "unreadable"):
-<<<<<<< HEAD
-            remaining.append(Removal(entry.folder, entry.size, reason))
-=======
             retained.append(Removal(entry.folder, entry.size, reason))
->>>>>>> w32doc
         if not _is_active(entry.folder):
             removals += _find_unfinished(entry.folder, before)
     leftovers = [path for folder in folders for path in _find_leftovers(folder)]

@@ -191,21 +191,12 @@ def clean_command(argv: Sequence[str]) -> None:
         days = -1.0
     if not 0 <= days < float("inf"):
         raise ConfigError(f"older_than_days={typed}", "is not a number of days", "use 0 or more, such as 7")
-<<<<<<< HEAD
-    doomed, remaining = plan_cleaning(arguments.folders or [_default_folder()], days)
-    _remove(doomed, remaining, "clean", argv, confirmed=confirmed)
-
-
-def _remove(
-    removals: Sequence[Removal], remaining: Sequence[Removal], name: str, argv: Sequence[str], *, confirmed: bool
-=======
     removals, retained = plan_cleaning(arguments.folders or [_default_folder()], days)
     _remove(removals, retained, "clean", argv, confirmed=confirmed)
 
 
 def _remove(
     removals: Sequence[Removal], retained: Sequence[Removal], name: str, argv: Sequence[str], *, confirmed: bool
->>>>>>> w32doc
 ) -> None:
     from ippo_cli.catalog.format import format_removals
     from ippo_cli.catalog.removal import remove
@@ -215,11 +206,7 @@ def _remove(
         remove(removal)
     others = [text for text in argv if not text.startswith("confirm=")]
     command = shell_command("ippo-runs", name, *others, "confirm=true")
-<<<<<<< HEAD
-    print(format_removals(removals, remaining, confirmed=confirmed, command=command))
-=======
     print(format_removals(removals, retained, confirmed=confirmed, command=command))
->>>>>>> w32doc
 
 
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {

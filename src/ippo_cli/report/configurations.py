@@ -143,15 +143,9 @@ def _label_groups(
     labels = _argument_labels([runs[place] for place in firsts])
     if len(set(labels)) < len(labels):
         labels = _value_labels([flats[place] for place in firsts])
-<<<<<<< HEAD
-    label_counts = Counter(labels)
-    return [
-        label if label_counts[label] == 1 else f"{label} {runs[place].folder.name}".strip()
-=======
     uses = Counter(labels)
     return [
         label if uses[label] == 1 else f"{label} {runs[place].folder.name}".strip()
->>>>>>> w32rep
         for label, place in zip(labels, firsts, strict=True)
     ]
 

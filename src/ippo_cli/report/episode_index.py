@@ -68,11 +68,7 @@ class EpisodeIndex:
             self.columns[name].append(value)
 
     def _mark_equal_groups(self, start: int) -> None:
-<<<<<<< HEAD
-        """Mark the episodes of a file, from `start`, in groups of several episodes with one score."""
-=======
         """Mark episodes from row `start` on if their group has several episodes, all with one score."""
->>>>>>> w32rep
         groups: dict[Any, list[int]] = {}
         for row in range(start, len(self)):
             groups.setdefault(self.columns["group"][row], []).append(row)

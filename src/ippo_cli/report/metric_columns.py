@@ -14,11 +14,7 @@ from ippo_cli.report.chunks import encode_bytes
 
 MAX_CELLS = 6_000_000  # numbers of all metrics of all runs; longer curves keep the extremes of each interval
 MIN_POINTS = 2000  # of a curve
-<<<<<<< HEAD
-MANTISSA_BITS = 16  # of 23 remain, which are five significant digits, so that columns compress
-=======
 MANTISSA_BITS = 16  # of 23; the others are rounded away: five significant digits remain, and columns compress
->>>>>>> w32rep
 
 Curve = tuple[numpy.ndarray, numpy.ndarray]
 """Iterations and finite values."""
@@ -75,21 +71,12 @@ def reduce_curve(curve: Curve, max_points: int) -> Curve:
     if len(at) <= max_points:
         return curve
     edges = numpy.linspace(1, len(at) - 1, max(max_points // 2, 2)).astype(int).tolist()
-<<<<<<< HEAD
-    places, indices = [0], [0]
-    for start, end in pairwise(edges):
-        extremes = (start + int(values[start:end].argmin()), start + int(values[start:end].argmax()))
-        places += [start, end - 1]
-        kept += [min(extremes), max(extremes)]
-    return at[[*places, len(at) - 1]], values[[*indices, len(at) - 1]]
-=======
     places, sources = [0], [0]
     for start, end in pairwise(edges):
         extremes = (start + int(values[start:end].argmin()), start + int(values[start:end].argmax()))
         places += [start, end - 1]
         sources += [min(extremes), max(extremes)]
     return at[[*places, len(at) - 1]], values[[*sources, len(at) - 1]]
->>>>>>> w32rep
 
 
 def _curves(rows: Sequence[Mapping[str, float]]) -> dict[str, Curve]:
@@ -111,9 +98,5 @@ def _round_mantissa(values: numpy.ndarray) -> numpy.ndarray:
 
 
 def _to_planes(data: bytes) -> bytes:
-<<<<<<< HEAD
-    """First all lowest bytes of the numbers, then the next ones: neighbours in a plane are similar, and compress."""
-=======
     """First all lowest bytes of the numbers, then the next ones: neighbours are similar in each plane, and compress."""
->>>>>>> w32rep
     return numpy.frombuffer(data, dtype=numpy.uint8).reshape(-1, 4).T.tobytes()

@@ -29,11 +29,7 @@ from ippo_cli.runs.records import RunRecord
 
 MAX_BYTES = 30_000_000  # of the page
 RESERVED_BYTES = 1_500_000  # for the program of the page, its libraries and the index
-<<<<<<< HEAD
-T_DEGREES = 100  # the page has t-quantiles up to these degrees of freedom
-=======
 T_DEGREES = 100  # degrees of freedom up to which the page has t-quantiles
->>>>>>> w32rep
 INDEX = "index"
 EPISODES = "episodes"
 

@@ -131,13 +131,8 @@ def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple
     if part is None:
         return None
     rate, steps, norm = (f"{holder}/{part}/{key}" for key in ("learning_rate", "steps", "grad_norm"))
-<<<<<<< HEAD
-    num_steps = sum(column(rows, steps))
-    if not num_steps:
-=======
     total_steps = sum(column(rows, steps))
     if not total_steps:
->>>>>>> w32doc
         warmup = config.algorithm.critic_warmup
         return f"no optimizer step in {len(rows)} iterations (algorithm.critic_warmup={warmup})", (
             metric_evidence(rows, steps),

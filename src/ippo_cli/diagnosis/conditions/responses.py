@@ -151,11 +151,7 @@ def find_template_mismatch(observations: Observations) -> Outcome:
     if not names:
         return None
     template = config.task.chat_template
-<<<<<<< HEAD
-    examples = {name: _marked_texts(known[name])[0] for name in names}
-=======
     markers = {name: _marked_texts(known[name])[0] for name in names}
->>>>>>> w32doc
     return Finding(
         agents=tuple(names),
         text=f"{max(shares[name] for name in names):.0%} of the sampled responses of {join_names(names)} contain "
@@ -164,22 +160,14 @@ def find_template_mismatch(observations: Observations) -> Outcome:
         evidence=(
             Evidence("task.chat_template", str(template).lower()),
             *(
-<<<<<<< HEAD
-                Evidence(f"samples of {name}", f"{shares[name]:.0%} with a marker, such as {examples[name]!r}")
-=======
                 Evidence(f"samples of {name}", f"{shares[name]:.0%} with a marker, such as {markers[name]!r}")
->>>>>>> w32doc
                 for name in names
             ),
             *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
         ),
         overrides=(
             "task.chat_template=true" if template is not True else "task.chat_template=false",
-<<<<<<< HEAD
-            "rollout.stop_strings=['" + examples[names[0]].strip().replace("'", "") + "']",
-=======
             "rollout.stop_strings=['" + markers[names[0]].strip().replace("'", "") + "']",
->>>>>>> w32doc
             "actor.model=AN_INSTRUCTION_TUNED_MODEL",
         ),
     )
