@@ -11,6 +11,7 @@ from typing import Any
 from ippo_cli.config.schema import Config
 
 Row = Mapping[str, float]
+NO_TEMPLATES: Mapping[str, bool] = {}
 
 
 class Certainty(str, Enum):
@@ -67,6 +68,7 @@ class Observations:
     episodes: Sequence[Mapping[str, Any]] = ()  # sampled episodes of training and evaluations, oldest first
     train_rows: int | None = None  # examples of the training data; None if unknown
     held_out_rows: int | None = None  # examples of the held-out data; None if unknown
+    chat_templates: Mapping[str, bool] = NO_TEMPLATES  # by agent, whether its tokenizer has one; only those known
     unchanged_adapters: Sequence[str] = ()  # agents with a saved LoRA adapter that adds 0 to its base
 
     @property
