@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from ippo_cli.config.schema import Config
 
 Row = Mapping[str, float]
-NO_TEMPLATES: Mapping[str, bool] = {}
 
 
 class Certainty(str, Enum):
@@ -68,7 +67,9 @@ class Observations:
     episodes: Sequence[Mapping[str, Any]] = ()  # sampled episodes of training and evaluations, oldest first
     train_rows: int | None = None  # examples of the training data; None if unknown
     held_out_rows: int | None = None  # examples of the held-out data; None if unknown
-    chat_templates: Mapping[str, bool] = NO_TEMPLATES  # by agent, whether its tokenizer has one; only those known
+    chat_templates: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # by agent, whether its tokenizer has one; only those known
     unchanged_adapters: Sequence[str] = ()  # agents with a saved LoRA adapter that adds 0 to its base
 
     @property
