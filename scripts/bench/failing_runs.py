@@ -138,6 +138,7 @@ def record(jobs: Sequence[Job], given: argparse.Namespace, file: Path) -> None:
                 "episodes": [_shorten(episode) for episode in _spread(observations.episodes)],
                 "train_rows": observations.train_rows,
                 "held_out_rows": observations.held_out_rows,
+                "chat_templates": dict(observations.chat_templates),
                 "unchanged_adapters": list(observations.unchanged_adapters),
             }
         )

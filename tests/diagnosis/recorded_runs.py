@@ -40,6 +40,7 @@ def _read_run(entry: dict[str, Any]) -> RecordedRun:
         episodes=entry["episodes"],
         train_rows=entry["train_rows"],
         held_out_rows=entry["held_out_rows"],
+        chat_templates=entry["chat_templates"],
         unchanged_adapters=tuple(entry["unchanged_adapters"]),
     )
     return RecordedRun(entry["name"], tuple(entry["expected"]), observations)

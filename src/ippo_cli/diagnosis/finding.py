@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
@@ -67,6 +67,9 @@ class Observations:
     episodes: Sequence[Mapping[str, Any]] = ()  # sampled episodes of training and evaluations, oldest first
     train_rows: int | None = None  # examples of the training data; None if unknown
     held_out_rows: int | None = None  # examples of the held-out data; None if unknown
+    chat_templates: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # by agent, whether its tokenizer has one; only those known
     unchanged_adapters: Sequence[str] = ()  # agents with a saved LoRA adapter that adds 0 to its base
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from ippo_cli.tasks.data_files import SUFFIXES, count_rows, file_suffix
 
 MAX_SAMPLE_FILES = 40  # the newest files
 MAX_COUNTED_BYTES = 2**28  # larger data files are not counted
+TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json")
 ADAPTER_FILE = "adapter_model.safetensors"
 
 
@@ -30,6 +32,7 @@ def observe_run(record: RunRecord, config: Config) -> Observations:
         episodes=read_episodes(record),
         train_rows=count_examples(config, "train"),
         held_out_rows=count_examples(config, "eval"),
+        chat_templates=find_chat_templates(config),
         unchanged_adapters=find_unchanged_adapters(record.folder, config),
     )
 
@@ -69,6 +72,39 @@ def _count_rows(sources: str | Sequence[str] | None) -> int | None:
         except (OSError, ValueError):
             return None
     return found or None
+
+
+def find_chat_templates(config: Config) -> dict[str, bool]:
+    """By agent with a loaded model, whether its tokenizer has a chat template; only those in local files."""
+    found: dict[str, bool] = {}
+    for name, agent in config.task.agents.items():
+        source = agent.actor.tokenizer or agent.actor.model
+        if source is not None and (folder := _local_folder(source, agent.actor.revision)) is not None:
+            found[name] = _has_chat_template(folder)
+    return found
+
+
+def _local_folder(source: str, revision: str | None) -> Path | None:
+    """The folder of a model or tokenizer, in the hub's cache if it is a hub id; None if it is not on this machine."""
+    if Path(source).is_dir():
+        return Path(source)
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        file = try_to_load_from_cache(source, "tokenizer_config.json", revision=revision)
+    except HFValidationError:
+        return None
+    return Path(file).parent if isinstance(file, str) else None
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if any((folder / name).is_file() for name in TEMPLATE_FILES):
+        return True
+    try:
+        return bool(json.loads((folder / "tokenizer_config.json").read_text()).get("chat_template"))
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def find_unchanged_adapters(folder: Path, config: Config) -> tuple[str, ...]:

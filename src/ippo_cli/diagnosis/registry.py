@@ -7,9 +7,9 @@ means of iterations; such a test has an error rate, which a test in every iterat
 from __future__ import annotations
 
 from ippo_cli.diagnosis.conditions.critic import find_far_values, find_slow_critic, find_uninformative_critic
+from ippo_cli.diagnosis.conditions.kl import find_kl_coefficient
 from ippo_cli.diagnosis.conditions.policy import (
     find_entropy_loss,
-    find_kl_coefficient,
     find_large_updates,
     find_sampler_mismatch,
     find_skipped_steps,

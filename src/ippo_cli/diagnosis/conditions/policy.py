@@ -1,8 +1,7 @@
-"""Conditions of policies: large or absent updates, KL coefficients, entropy, and a sampler that differs."""
+"""Conditions of policies: large or absent updates, lost entropy, and a sampler that differs."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
@@ -26,8 +25,6 @@ from ippo_cli.diagnosis.series import (
     column,
     column_mean,
     has_gained,
-    last_rows,
-    measure_change,
     policy_key,
     score_change,
     trained_agents,
@@ -40,9 +37,6 @@ SMALL_UPDATE = 1e-8  # sum of learning rates below which float32 weights of usua
 FEW_ROWS = 3  # iterations before a policy that does not change is reported
 RATIO_NOISE = 1e-2  # |ratio - 1| before the first step: a hundred times the rounding of float32
 SAMPLER_NOISE = {Dtype.fp32: 1e-3, Dtype.bf16: 3e-2}  # mean difference of probabilities
-DRIFT_NATS = 1.0  # rise of the reference's surprise per token
-DRIFT_FACTOR = 0.5  # minimum rise relative to its first value
-DOMINANT_STRENGTH = 10.0  # KL coefficient in standard deviations of the score: a gain of a tenth of one
 GONE_ENTROPY = 0.05  # fraction of the first entropy
 GONE_NATS = 0.02  # or nats per token
 SMALL_GAIN = 0.5  # standard deviations of the first scores
@@ -190,109 +184,6 @@ def _mismatch_evidence(config: Config, rows: Sequence[Row], name: str) -> tuple[
 
 def _median(rows: Sequence[Row], key: str) -> float:
     return median(column(rows, key) or [0.0])
-
-
-def find_kl_coefficient(observations: Observations) -> Outcome:
-    """The KL term is too weak to hold the policy near its reference, or so strong that nothing is learned."""
-    rows = observations.rows
-    names = [name for name in trained_agents(observations.config) if any(f"{name}/kl/reference" in row for row in rows)]
-    if not names:
-        return NotChecked(
-            "no KL term, so the distance to the reference is not measured; algorithm.kl.reward.coef=0.001 measures it"
-        )
-    if len(rows) < MIN_ROWS:
-        return NotChecked(f"needs {MIN_ROWS} iterations")
-    weak = [name for name in names if _has_drifted(observations, name)]
-    if weak:
-        return _weak_kl(observations, weak)
-    strong = [name for name in names if _is_dominated_by_kl(observations, name)]
-    return _strong_kl(observations, strong) if strong else None
-
-
-def _reference_surprise(rows: Sequence[Row], name: str) -> list[float]:
-    """Mean negative log-probability of the sampled tokens under the reference, nats per token, by iteration."""
-    kl, logprob = f"{name}/kl/reference", f"{name}/rollout/logprob"
-    found = [row.get(kl, math.nan) - row.get(logprob, math.nan) for row in rows]
-    return [value for value in found if not math.isnan(value)]
-
-
-def _has_drifted(observations: Observations, name: str) -> bool:
-    """Whether the reference finds the responses much less likely than those of the first iterations.
-
-    A policy that only prefers the reference's best responses has a growing KL, but its responses stay likely.
-    """
-    change = measure_change(_reference_surprise(observations.rows, name))
-    if change is None or not change.has_risen:
-        return False
-    return change.gain > max(DRIFT_NATS, DRIFT_FACTOR * change.first)
-
-
-def _weak_kl(observations: Observations, names: Sequence[str]) -> Finding:
-    rows, kl = observations.rows, observations.config.algorithm.kl
-    term = "loss" if kl.loss.coef else "reward"
-    coef = getattr(kl, term).coef
-    surprise = _reference_surprise(rows, names[0])
-    return Finding(
-        agents=tuple(names),
-        text=f"the policy of {join_names(names)} drifts away from its reference, which finds its responses unlikely: "
-        f"algorithm.kl.{term}.coef={coef:g} is too low to prevent it",
-        advice="raise the coefficient, or let it adapt",
-        evidence=(
-            metric_evidence(rows, f"{names[0]}/kl/reference"),
-            Evidence(
-                "surprise of the reference, nats per token",
-                f"{format_value(surprise[0])} -> {format_value(surprise[-1])}",
-                (int(rows[0]["iteration"]), int(rows[-1]["iteration"])),
-            ),
-        ),
-        overrides=(
-            f"algorithm.kl.{term}.coef={max(100 * coef, 0.01):g}",
-            *(
-                ("algorithm.kl.reward.target=0.1 algorithm.kl.reward.horizon=10000",)
-                if term == "reward" and kl.reward.target is None
-                else ()
-            ),
-        ),
-    )
-
-
-def _kl_strength(observations: Observations, name: str) -> float:
-    """The coefficient of the KL term in standard deviations of the trained score.
-
-    The optimal policy under the coefficient b is proportional to p_ref exp(score / b) (arXiv 2305.18290, equation 4).
-    For large b its mean score exceeds that of the reference by var(score) / b: 1 / strength standard deviations.
-    A loss term has whitened advantages, if any are, so its coefficient is in standard deviations already.
-    """
-    rows, config = last_rows(observations.rows), observations.config
-    spread = column_mean(rows, f"{name}/score/processed/std")
-    if math.isnan(spread):
-        spread = column_mean(rows, f"{name}/score/std")
-    in_reward = column_mean(rows, f"{name}/kl/reward_coef") / spread if spread > 0 else 0.0
-    in_loss = config.algorithm.kl.loss.coef if config.algorithm.advantage_normalization else 0.0
-    return max(in_reward if not math.isnan(in_reward) else 0.0, in_loss)
-
-
-def _is_dominated_by_kl(observations: Observations, name: str) -> bool:
-    """Whether the KL term allows almost no gain, and the score does not rise."""
-    return _kl_strength(observations, name) > DOMINANT_STRENGTH and not has_gained(observations, name)
-
-
-def _strong_kl(observations: Observations, names: Sequence[str]) -> Finding:
-    rows, kl = observations.rows, observations.config.algorithm.kl
-    term, coef = ("reward", kl.reward.coef) if kl.reward.coef else ("loss", kl.loss.coef)
-    strength = _kl_strength(observations, names[0])
-    return Finding(
-        agents=tuple(names),
-        text=f"algorithm.kl.{term}.coef={coef:g} is too high for the scores of {join_names(names)}: it allows a gain "
-        f"of about {format_value(1 / strength)} standard deviations, and the score does not rise",
-        advice="lower it, to about the standard deviation of the scores or less",
-        evidence=(
-            metric_evidence(rows, f"{names[0]}/score/std"),
-            metric_evidence(rows, f"{names[0]}/kl/reference"),
-            metric_evidence(rows, f"{names[0]}/score/mean"),
-        ),
-        overrides=(f"algorithm.kl.{term}.coef={format_value(coef / strength / 10)}",),
-    )
 
 
 def find_entropy_loss(observations: Observations) -> Outcome:

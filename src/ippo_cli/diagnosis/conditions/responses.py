@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ippo_cli.config.schema import (
+    ActorKind,
     Config,
     ContextMode,
     EnvironmentTaskConfig,
@@ -16,12 +17,12 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, NotChecked, Observations, Outcome, metric_evidence
-from ippo_cli.diagnosis.series import trained_agents
+from ippo_cli.diagnosis.series import column_mean, trained_agents
 
 NEARLY_ALL = 0.99  # a fraction that counts as all
 SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
 FIRST_ROWS = 3  # iterations with many truncated turns
-MIN_RESPONSES = 8  # sampled responses of an agent that the condition on chat templates reads
+MIN_RESPONSES = 8  # sampled responses of an agent whose markers are counted
 MARKED_FRACTION = 0.25  # fraction of responses with a marker of a conversation
 # Control tokens of chat templates, and names of roles at the start of a line: they end a turn or begin one.
 TURN_MARKERS = re.compile(
@@ -136,26 +137,36 @@ def find_silence(observations: Observations) -> Outcome:
 
 
 def find_template_mismatch(observations: Observations) -> Outcome:
-    """Responses contain markers of turns: the model continues the conversation instead of ending its answer."""
+    """The prompt does not have the format of the model: responses do not end, or continue with further turns."""
     config = observations.config
     if not isinstance(config.task, JsonlConfig):
         return None
-    responses = _last_responses(observations.episodes)
-    known = {name: texts for name, texts in responses.items() if len(texts) >= MIN_RESPONSES}
-    if not known:
-        return NotChecked(
-            f"fewer than {MIN_RESPONSES} sampled responses; set tracker.samples_every and tracker.samples"
-        )
-    shares = {name: _marked_fraction(texts) for name, texts in known.items()}
-    names = [name for name in trained_agents(config) if shares.get(name, 0.0) >= MARKED_FRACTION]
-    if not names:
+    texts = {name: own for name, own in _sampled_texts(observations.episodes).items() if len(own) >= MIN_RESPONSES}
+    agents = trained_agents(config)
+    continuing = [name for name in agents if name in texts and _marked_fraction(texts[name]) >= MARKED_FRACTION]
+    if continuing:
+        return _continued_conversation(observations, continuing, texts)
+    unformatted = [name for name in agents if _ignores_template(observations, name)]
+    if unformatted:
+        return _unused_template(observations, unformatted)
+    endless = [name for name in agents if _is_endless_base_model(observations, name)]
+    if endless:
+        return _base_model(observations, endless)
+    if texts or observations.chat_templates:
         return None
-    template = config.task.chat_template
-    markers = {name: _marked_texts(known[name])[0] for name in names}
+    return NotChecked(f"fewer than {MIN_RESPONSES} sampled responses; set tracker.samples_every and tracker.samples")
+
+
+def _continued_conversation(
+    observations: Observations, names: Sequence[str], texts: Mapping[str, Sequence[str]]
+) -> Finding:
+    template = observations.config.task.chat_template  # type: ignore[attr-defined]  # of JsonlConfig
+    shares = {name: _marked_fraction(texts[name]) for name in names}
+    markers = {name: _marked_texts(texts[name])[0] for name in names}
     return Finding(
         agents=tuple(names),
-        text=f"{max(shares[name] for name in names):.0%} of the sampled responses of {join_names(names)} contain "
-        "markers of further turns: the prompt does not have the format of the model's chat template",
+        text=f"{max(shares.values()):.0%} of the sampled responses of {join_names(names)} contain markers of further "
+        "turns: the prompt does not have the format of the model's chat template",
         advice="let the tokenizer format the prompt, and remove roles and control tokens from the template",
         evidence=(
             Evidence("task.chat_template", str(template).lower()),
@@ -166,14 +177,60 @@ def find_template_mismatch(observations: Observations) -> Outcome:
             *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
         ),
         overrides=(
-            "task.chat_template=true" if template is not True else "task.chat_template=false",
+            "task.chat_template=false" if template is True else "task.chat_template=true",
             "rollout.stop_strings=['" + markers[names[0]].strip().replace("'", "") + "']",
             "actor.model=AN_INSTRUCTION_TUNED_MODEL",
         ),
     )
 
 
-def _last_responses(episodes: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+def _ignores_template(observations: Observations, name: str) -> bool:
+    """Whether the tokenizer has a chat template that is not applied, and most responses do not end."""
+    is_off = observations.config.task.chat_template is False  # type: ignore[attr-defined]  # of JsonlConfig
+    truncated = column_mean(observations.rows, f"{name}/rollout/truncated_fraction")
+    return is_off and observations.chat_templates.get(name, False) and truncated > MANY
+
+
+def _unused_template(observations: Observations, names: Sequence[str]) -> Finding:
+    return Finding(
+        agents=tuple(names),
+        text=f"most responses of {join_names(names)} do not end, and task.chat_template=false does not apply the chat "
+        "template of the model",
+        advice="let the tokenizer format the prompt, so that the model ends its answer with the template's stop token",
+        evidence=(
+            Evidence("task.chat_template", "false"),
+            Evidence("chat template of actor.model", "present"),
+            *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
+            *(metric_evidence(observations.rows, f"{name}/score/mean") for name in names),
+        ),
+        overrides=("task.chat_template=true", "rollout.stop_strings=['\\n']"),
+    )
+
+
+def _is_endless_base_model(observations: Observations, name: str) -> bool:
+    """Whether the tokenizer has no chat template, no stop string is set, and no response ends."""
+    agent = observations.config.task.agents[name]
+    is_loaded = agent.actor.kind in (ActorKind.full, ActorKind.lora) and not agent.rollout.stop_strings
+    truncated = column_mean(observations.rows, f"{name}/rollout/truncated_fraction")
+    return is_loaded and observations.chat_templates.get(name) is False and truncated >= NEARLY_ALL
+
+
+def _base_model(observations: Observations, names: Sequence[str]) -> Finding:
+    return Finding(
+        agents=tuple(names),
+        text=f"no response of {join_names(names)} ends: the tokenizer has no chat template, as of a base model, and "
+        "rollout.stop_strings is empty",
+        advice="use an instruction-tuned model, or a stop string that ends an answer",
+        evidence=(
+            Evidence("chat template of actor.model", "absent"),
+            *(metric_evidence(observations.rows, f"{name}/rollout/truncated_fraction") for name in names),
+        ),
+        overrides=("actor.model=AN_INSTRUCTION_TUNED_MODEL", "rollout.stop_strings=['\\n']"),
+        certainty=Certainty.possible,
+    )
+
+
+def _sampled_texts(episodes: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
     """Sampled responses by agent."""
     found: dict[str, list[str]] = {}
     for episode in episodes:
