@@ -1,4 +1,4 @@
-"""`ippo-train --diff RUN [overrides]`: the keys whose values differ between a run and the given overrides."""
+"""`ippo-train --diff RUN [overrides]`: the keys that differ between a run and the given overrides."""
 
 from __future__ import annotations
 
