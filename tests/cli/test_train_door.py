@@ -14,6 +14,7 @@ import yaml
 
 import ippo_cli
 from ippo_cli.compose.diagnose import config_groups, filter_completions
+from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
 SOURCE = Path(ippo_cli.__file__).parents[1]
 HEAVY = ("torch", "transformers", "deepspeed", "datasets", "rich")
@@ -219,3 +220,35 @@ def test_loading_message_only_for_valid_config(tmp_path: Path) -> None:
     assert right.returncode == 0
     assert right.stderr == "ippo-train: the configuration is valid; loading libraries and data\n"
     assert right.stdout.startswith("warning: WORLD_SIZE=2 is set in the environment, but no launcher has started")
+
+
+def test_explain_is_help_of_a_key_with_its_readers(tmp_path: Path) -> None:
+    answer = train("--explain", "checkpoint.every", folder=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == train("--help", "checkpoint.every", folder=tmp_path).stdout
+    assert answer.stdout == train("--explain=checkpoint.every", folder=tmp_path).stdout
+    assert "iterations between checkpoints" in answer.stdout
+    assert "\n  read by     training/checkpoint\n" in answer.stdout
+    unknown = train("--explain", "algorithm.gama", folder=tmp_path)
+    assert (unknown.returncode, unknown.stdout) == (2, "")
+    assert unknown.stderr.startswith(
+        "ippo: --explain algorithm.gama is not a group or key; did you mean algorithm.gamma"
+    )
+    missing = train("--explain", folder=tmp_path)
+    assert (missing.returncode, missing.stderr.split(";")[0]) == (2, "ippo: --explain needs a group or key")
+
+
+def test_diff_lists_keys_that_differ_from_a_run(tmp_path: Path) -> None:
+    overrides = ["task=sorting_solo", "algorithm.gamma=0.9"]
+    folder = tmp_path / "outputs" / "default" / "20260101-000000-aaaaaa"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(resolve_config(compose_node(overrides))))
+    (folder / "overrides.json").write_text(json.dumps(overrides))
+    answer = train("--diff", str(folder), "task=sorting_solo", "seed=3", folder=tmp_path)
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == "algorithm.gamma: 0.9 -> 1.0\nseed: 0 -> 3\n"
+    same = train(*overrides, "--diff=latest", folder=tmp_path)
+    assert (same.returncode, same.stdout) == (0, f"no key differs from {folder}\n")
+    missing = train("--diff", folder=tmp_path)
+    assert (missing.returncode, missing.stderr.splitlines()[0][:25]) == (2, "ippo: --diff needs a run;")
+    assert train("--diff", "nowhere", folder=tmp_path).returncode == 14

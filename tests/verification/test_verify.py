@@ -21,6 +21,13 @@ from ippo_cli.verification.selection import Execution, describe_bases, draw_iter
 from ippo_cli.verification.verify import Selection, verify_run
 
 FINAL = "checkpoints/step_00000003"
+MOMENTS = (
+    "reward.processor=[running_zscore]",
+    "algorithm=ppo",
+    "algorithm.kl.reward.coef=0.1",
+    "algorithm.kl.reward.target=0.05",
+    "algorithm.kl.reward.horizon=10000",
+)
 WEIGHTS = f"{FINAL}/solo/actor/model.safetensors"
 
 
@@ -163,7 +170,7 @@ def test_a_run_on_two_ranks_is_verified(tmp_path: Path):
         ("team=shared_base", "actor=tiny_lora", "critic=adapter"),
         ("task=gymnasium", "task.env_id=FrozenLake-v1"),
         ("algorithm=grpo", "critic=none", "rollout.num_generations=4", "algorithm.kl.loss.coef=0.1"),
-        ("reward.processor=[running_zscore]", "algorithm=ppo", "algorithm.kl.reward.target=0.05"),
+        MOMENTS,
     ],
     ids=["opponents", "adapters", "environment", "grpo", "moments"],
 )
