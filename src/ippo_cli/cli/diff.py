@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""`ippo-train --diff RUN [overrides]`: the keys with different values in a run and the given overrides."""
-=======
 """`ippo-train --diff RUN [overrides]`: the keys that differ between a run and the given overrides."""
->>>>>>> w32ver
 
 from __future__ import annotations
 
