@@ -142,9 +142,11 @@ def test_search_shows_other_metrics(visit: Open, single: Path) -> None:
     assert page.evaluate(names) == main
 
 
-def pixels(page: Any, panel: str) -> str:
-    """The picture of a chart, for comparisons."""
-    return page.evaluate(f"document.querySelector('[data-panel=\"{panel}\"] canvas').toDataURL()")
+def pixels(page: Any, panel: str, not_as: str = "") -> str:
+    """The picture of a chart, once it differs from an earlier one; charts are drawn in the next frame."""
+    picture = f"document.querySelector('[data-panel=\"{panel}\"] canvas').toDataURL()"
+    wait_until(page, f"{picture} !== {not_as!r}")
+    return page.evaluate(picture)
 
 
 def test_smoothing_log_axis_and_lines_change_charts(visit: Open, single: Path) -> None:
@@ -152,16 +154,18 @@ def test_smoothing_log_axis_and_lines_change_charts(visit: Open, single: Path) -
     page.wait_for_selector("[data-panel='policy/entropy'] canvas")
     pictures = [pixels(page, "policy/entropy")]
     page.locator("#smoothing").fill("0.9")
-    pictures.append(pixels(page, "policy/entropy"))
+    pictures.append(pixels(page, "policy/entropy", pictures[-1]))
     page.click("button:has-text('log axis')")
-    pictures.append(pixels(page, "policy/entropy"))
+    pictures.append(pixels(page, "policy/entropy", pictures[-1]))
     page.click(".legend-item:has-text('checker')")
-    pictures.append(pixels(page, "policy/entropy"))
+    pictures.append(pixels(page, "policy/entropy", pictures[-1]))
     assert len(set(pictures)) == 4
     page.click(".legend-item:has-text('checker')")
     page.click("button:has-text('log axis')")
     page.locator("#smoothing").fill("0")
-    assert pixels(page, "policy/entropy") == pictures[0]
+    wait_until(
+        page, f"document.querySelector('[data-panel=\"policy/entropy\"] canvas').toDataURL() === {pictures[0]!r}"
+    )
 
 
 def first_iteration(page: Any, panel: str) -> int:
@@ -193,6 +197,8 @@ def test_drag_zooms_all_charts_and_reset_shows_all(visit: Open, single: Path) ->
     assert first_iteration(page, "policy/entropy") == 1
     drag()
     page.locator("[data-panel='held-out score'] .u-over").dblclick(position={"x": 600, "y": 20})
+    page.wait_for_timeout(400)
+    assert page.get_attribute("#tab-overview", "aria-selected") == "true", "a double click is no click on a point"
     assert first_iteration(page, "policy/entropy") == 1
 
 

@@ -24,8 +24,8 @@ let currentTab = "overview";
 
 async function start() {
   startTheme();
-  if (!("DecompressionStream" in window))
-    return showProblem("This browser cannot read compressed data: use Chrome 80, Firefox 113, Safari 16.4, or newer.");
+  const isCurrent = "DecompressionStream" in window && CSS.supports("color", "light-dark(red, blue)");
+  if (!isCurrent) return showProblem("This browser is too old: use Chrome 123, Firefox 120, Safari 17.5, or newer.");
   const report = await loadReport();
   const metrics = await Promise.all(report.runs.map(readMetrics));
   document.getElementById("subtitle").textContent = `written ${report.written} by ippo-report ${report.version}`;
