@@ -1,4 +1,4 @@
-"""`python -m ippo_cli [COMMAND]`: the commands without their scripts; `train` if the first word is no command."""
+"""`python -m ippo_cli [COMMAND]`: the commands without their scripts; `train` if the first word is not a command."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ COMMANDS = {
     "export": "ippo_cli.cli.export",
     "chat": "ippo_cli.cli.chat",
     "sweep": "ippo_cli.cli.sweep_report",
+    "report": "ippo_cli.cli.report",
+    "runs": "ippo_cli.cli.runs",
+    "doctor": "ippo_cli.cli.doctor",
     "verify": "ippo_cli.cli.verify",
 }
 

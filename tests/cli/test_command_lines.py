@@ -124,7 +124,7 @@ def test_all_violated_rules_reported(command: Call) -> None:
 
 def test_consequential_errors_suppressed(command: Call) -> None:
     _, _, err = command("ippo-train", "rollout.bufer_size=100", "rollout.num_generations=25")
-    assert err == "ippo: rollout.bufer_size=100 is no key; did you mean rollout.buffer_size?\n"
+    assert err == "ippo: rollout.bufer_size=100 is not a key; did you mean rollout.buffer_size?\n"
     _, _, err = command("ippo-train", "rollout.buffer_size=0", "algorithm=ppo")
     assert err.startswith("ippo: rollout.buffer_size=0 is out of range")
 
@@ -201,7 +201,7 @@ def test_all_keys_without_effect_reported(command: Call, tmp_path: Path) -> None
     assert code == 2
     assert "did you mean evaluation.seed=?" in err
     assert "- actor.learning_rate=1 has no effect" in err
-    assert "- critic.nope=2 is no key" in err
+    assert "- critic.nope=2 is not a key" in err
 
 
 @pytest.mark.parametrize("typed", ["latest", "outputs/mine", "outputs", "outputs/mine/b/checkpoints"])

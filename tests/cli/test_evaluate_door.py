@@ -51,7 +51,7 @@ def test_no_arguments_prints_help(ippo_eval: Call) -> None:
 def test_run_required_and_must_exist(ippo_eval: Call, tmp_path: Path) -> None:
     code, output = ippo_eval("seed=1")
     assert (code, output.split(";")[0]) == (2, "ippo: run= is missing")
-    assert ippo_eval(f"runn={tmp_path}") == (2, f"ippo: runn={tmp_path} is no key; did you mean run=?")
+    assert ippo_eval(f"runn={tmp_path}") == (2, f"ippo: runn={tmp_path} is not a key; did you mean run=?")
     code, output = ippo_eval(f"run={tmp_path}")
     assert code == 14
     assert "is not a run" in output
@@ -60,7 +60,7 @@ def test_run_required_and_must_exist(ippo_eval: Call, tmp_path: Path) -> None:
 def test_invalid_key_reported_before_missing_checkpoint(ippo_eval: Call, run: Path) -> None:
     code, output = ippo_eval(f"run={run}", "checkpoint=best", "evaluation.sed=1")
     assert code == 2
-    assert output.startswith("ippo: evaluation.sed=1 is no key; did you mean evaluation.seed")
+    assert output.startswith("ippo: evaluation.sed=1 is not a key; did you mean evaluation.seed")
 
 
 def test_config_rules_apply_to_evaluation(ippo_eval: Call, run: Path) -> None:

@@ -86,7 +86,7 @@ def test_table_keys_get_their_suggestion(answer_of: Callable[[str], str]) -> Non
         roots = read_projects()[name].roots if name in read_projects() else ()
         for key in [theirs, *(f"{root}.{theirs}" for root in roots[:1])]:
             said = answer_of(key)
-            of_another_kind = " is no key of " in said  # the key exists with another option of its group
+            of_another_kind = " is not a key of " in said  # the key exists with another option of its group
             named = any(text in said or text.rpartition(".")[2] == key for text in answers[theirs])
             if said and not named and not of_another_kind:
                 guessed.append((key, said))
@@ -201,7 +201,7 @@ def test_table_keys_are_unique_and_lower_case() -> None:
     [
         ("+actor.lora_dropout=0.1", "actor.lora_dropout has no counterpart here (TRL has it); responses are sampled"),
         ("++actor.bias=all", "actor.bias has no counterpart here (PEFT has it); biases belong to the base"),
-        ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is no key here (verl has it)"),
+        ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is not a key here (verl has it)"),
         ("+actor.unknown=1", "actor.unknown is an unknown key; use one of learning_rate "),
         ("+plan.tflops=989", "plan.tflops was removed; mode=plan estimates memory and disk space"),
     ],

@@ -99,7 +99,7 @@ def test_config_dir(flag: str, tmp_path: Path, monkeypatch) -> None:
     assert list(compose_node(given).task.agents) == ["only"]
     monkeypatch.chdir("/")  # a run is resumed from wherever one stands
     assert list(compose_node(given).task.agents) == ["only"]
-    for wrong, said in (("task=mein", "closest: mine"), ("sede=1", "sede=1 is no key; did you mean seed")):
+    for wrong, said in (("task=mein", "closest: mine"), ("sede=1", "sede=1 is not a key; did you mean seed")):
         bad = [wrong, given[1]]
         with pytest.raises((HydraException, OmegaConfBaseException)) as raised:
             compose_node(bad)

@@ -25,22 +25,22 @@ def blamed(overrides: Sequence[str]) -> str:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["gae_lambda=0.9"], "gae_lambda=0.9 is no key; did you mean algorithm.gae_lambda?"),
+        (["gae_lambda=0.9"], "gae_lambda=0.9 is not a key; did you mean algorithm.gae_lambda?"),
         (
             ["seed=1", "critic=value_head", "critic.ppo_epochs=2"],
-            "critic.ppo_epochs=2 is no key of critic=value_head; use critic=separate",
+            "critic.ppo_epochs=2 is not a key of critic=value_head; use critic=separate",
         ),
-        (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is no key of actor=full; use actor=tiny"),
-        (["config=mine"], "config=mine is no key; docs/config.md lists all keys"),
-        (["reward.foo=2"], "reward.foo=2 is no key; docs/config.md lists all keys"),
-        (["rolout=hf"], "rolout=hf is no key; did you mean rollout"),
+        (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is not a key of actor=full; use actor=tiny"),
+        (["config=mine"], "config=mine is not a key; docs/config.md lists all keys"),
+        (["reward.foo=2"], "reward.foo=2 is not a key; docs/config.md lists all keys"),
+        (["rolout=hf"], "rolout=hf is not a key; did you mean rollout"),
         (["deepspeed=zero4"], "deepspeed=zero4 is an unknown option; closest: zero"),
         (
             ["actor_rollout_ref.rollout.n=4"],
-            "actor_rollout_ref.rollout.n=4 is no key here (verl has it); use rollout.num_generations",
+            "actor_rollout_ref.rollout.n=4 is not a key here (verl has it); use rollout.num_generations",
         ),
         (["seed"], "'seed' is an unexpected argument; use key=value"),
-        (["xyzzy.plugh=1"], "xyzzy.plugh=1 is no key; docs/config.md lists all keys"),
+        (["xyzzy.plugh=1"], "xyzzy.plugh=1 is not a key; docs/config.md lists all keys"),
         (
             ["task.agents.bob.template=x"],
             "task.agents.bob.template=x names no agent; known agents: low high; +task.agents.bob.template= adds one",
@@ -57,9 +57,15 @@ def blamed(overrides: Sequence[str]) -> str:
             "+task.agents.NAME.template=TEXT to add one, and ~task.agents.low ~task.agents.high to remove",
         ),
         (["seed=1,2"], "seed=1,2 has several values; add -m to train once with each of them"),
-        (["task.agent.low.template=x"], "task.agent.low.template=x is no key; did you mean task.agents.low.template?"),
-        (["task.agents.low.actr.learning_rate=1"], "task.agents.low.actr.learning_rate=1 is no key; did you mean task"),
-        (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is no key; did you mean task.agents."),
+        (
+            ["task.agent.low.template=x"],
+            "task.agent.low.template=x is not a key; did you mean task.agents.low.template?",
+        ),
+        (
+            ["task.agents.low.actr.learning_rate=1"],
+            "task.agents.low.actr.learning_rate=1 is not a key; did you mean task",
+        ),
+        (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is not a key; did you mean task.agents."),
         (
             ["rollout.zero3_gather=laier"],
             "rollout.zero3_gather=laier is not known; use one of all layer",
@@ -79,11 +85,11 @@ def test_diagnose_override(overrides: list[str], said: str) -> None:
 
 
 def test_options_are_checked_before_values() -> None:
-    assert blamed(["critic.ppo_epochs=2", "critic=value_head"]).startswith("critic.ppo_epochs=2 is no key")
+    assert blamed(["critic.ppo_epochs=2", "critic=value_head"]).startswith("critic.ppo_epochs=2 is not a key")
 
 
 def test_unknown_key_in_a_sweep() -> None:
-    assert blamed(["lerning_rate=1,2"]).startswith("lerning_rate=1,2 is no key; did you mean actor.learning_rate")
+    assert blamed(["lerning_rate=1,2"]).startswith("lerning_rate=1,2 is not a key; did you mean actor.learning_rate")
 
 
 @pytest.mark.parametrize(

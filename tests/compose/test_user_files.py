@@ -37,9 +37,9 @@ def refused(group: str, text: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (TASK + "agents:\n  solo: {templte: x}\n", "line 6: agents.solo.templte is no key of an agent (closest: t"),
-        (TASK + "agent:\n  solo: {}\n", "line 5: agent is no key of task= (closest: agents)"),
-        (TASK + "eval_sise: 3\n" + AGENT + "x\n", "line 5: eval_sise is no key of task= (closest: eval"),
+        (TASK + "agents:\n  solo: {templte: x}\n", "line 6: agents.solo.templte is not a key of an agent (closest: t"),
+        (TASK + "agent:\n  solo: {}\n", "line 5: agent is not a key of task= (closest: agents)"),
+        (TASK + "eval_sise: 3\n" + AGENT + "x\n", "line 5: eval_sise is not a key of task= (closest: eval"),
         (
             TASK + AGENT + "{q}\n",
             'line 7: agents.solo.template: {q} is a mapping, and must be text; put quotes around it: template: "{q}"',
@@ -65,7 +65,7 @@ def refused(group: str, text: str, folder: Path) -> str:
         (TASK + "eval_size: 3\neval_size: 4\n" + AGENT + "x\n", "line 6: eval_size occurs twice; first in line 5"),
         (TASK + 'agents:\n  solo: {template: "x"\n', "its end is invalid YAML"),
         ("- a\n", "line 1: - a is not a mapping"),
-        ("defaults:\n  - sorting\n  - _self_\nlenght: 4\n", "line 4: lenght is no key of task= (closest: length)"),
+        ("defaults:\n  - sorting\n  - _self_\nlenght: 4\n", "line 4: lenght is not a key of task= (closest: length)"),
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
 )
@@ -76,7 +76,7 @@ def test_mistakes_in_task_file(text: str, said: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("group", "text", "said"),
     [
-        ("algorithm", "defaults:\n  - ppo\n  - _self_\nclip_range_lo: 0.1\n", "line 4: clip_range_lo is no key of"),
+        ("algorithm", "defaults:\n  - ppo\n  - _self_\nclip_range_lo: 0.1\n", "line 4: clip_range_lo is not a key of"),
         ("algorithm", "defaults:\n  - ppo\n  - _self_\nkl: {reward: {target: abc}}\n", "line 4: kl.reward.target is"),
         ("algorithm", "defaults:\n  - pppo\n  - _self_\n", "line 2: pppo names no existing option (closest: ppo)"),
         (
@@ -84,8 +84,8 @@ def test_mistakes_in_task_file(text: str, said: str, tmp_path: Path) -> None:
             "defaults:\n  - /schema/reward_function@_here_\n  - _self_\nkind: functoin\n",
             "line 4: kind is 'functoin'; it must be one of code code_pair",
         ),
-        ("experiment", GLOBAL + "sede: 4\n", "line 4: sede is no key of a run (closest: seed)"),
-        ("experiment", GLOBAL + "rollout: {bufer_size: 4}\n", "line 4: rollout.bufer_size is no key of rollout="),
+        ("experiment", GLOBAL + "sede: 4\n", "line 4: sede is not a key of a run (closest: seed)"),
+        ("experiment", GLOBAL + "rollout: {bufer_size: 4}\n", "line 4: rollout.bufer_size is not a key of rollout="),
         ("experiment", GLOBAL + "  - override /critic: value_hed\n", "line 4: override /critic: value_hed names"),
     ],
     ids=lambda value: value[:40] if value.startswith("line") else "",
@@ -136,7 +136,7 @@ def test_file_based_on_environment_uses_its_schema(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(start + "env_id: FrozenLake-v1\n")
     check_user_files(normalize_arguments([f"task={tmp_path}/mine.yaml"]))
     (tmp_path / "mine.yaml").write_text(start + "env: FrozenLake-v1\n")
-    with pytest.raises(ConfigError, match=r"mine.yaml, line 3: env is no key of task= \(closest: env_id\)"):
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 3: env is not a key of task= \(closest: env_id\)"):
         check_user_files(normalize_arguments([f"task={tmp_path}/mine.yaml"]))
 
 

@@ -71,7 +71,7 @@ def set_leaf(plain: dict[str, Any], key: str, value: Any) -> None:
         node = plain
         for part in path:
             node = node[part]
-        assert last in node, f"{target} is no key of this composition"
+        assert last in node, f"{target} is not a key of this composition"
         node[last] = value
 
 

@@ -60,7 +60,8 @@ def test_frozen_agent_of_another_kind() -> None:
 
 def test_groups_need_a_sharing_team() -> None:
     with pytest.raises(
-        ConfigError, match=r"^team\.groups is no key of team=independent; use team=shared_policy or team=shared_base$"
+        ConfigError,
+        match=r"^team\.groups is not a key of team=independent; use team=shared_policy or team=shared_base$",
     ):
         load_config(normalize_arguments(["team.groups={pair:[low,high]}"]))
 

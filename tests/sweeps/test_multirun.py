@@ -55,12 +55,12 @@ def test_config_rules_checked_in_each_job(folder: Path) -> None:
 def test_keys_of_swept_option_accepted(folder: Path) -> None:
     (folder / "a.jsonl").write_text('{"question": "a", "answer": "b"}\n')
     output = refusal("task=jsonl,gsm8k", "task.train=a.jsonl", "task.eval=a.jsonl", "seed=1,x")
-    assert "is no key" not in output
+    assert "is not a key" not in output
     assert "jobs 2 4 of 4: seed=x: seed=x must be a whole number" in output
 
 
 def test_invalid_key_beside_glob() -> None:
-    with pytest.raises(ConfigError, match=r"^seeed=1 is no key; did you mean seed\?"):
+    with pytest.raises(ConfigError, match=r"^seeed=1 is not a key; did you mean seed\?"):
         run_sweep(["-m", "algorithm=glob(*)", "seeed=1"])
 
 
@@ -184,7 +184,7 @@ def test_resume_must_without_matching_sweep(begun: Path) -> None:
             r"^sweep=optuna .* cannot use hydra/launcher=submitit_slurm; remove the launcher, as inside of one cluster",
         ),
         (["sweep=population", "sweep.members=1"], r"^sweep\.members=1 is out of range; it must be in \[2"),
-        (["sweep.trials=3", "seed=1,2"], r"^sweep\.trials=3 is no key of sweep=grid; use sweep=optuna"),
+        (["sweep.trials=3", "seed=1,2"], r"^sweep\.trials=3 is not a key of sweep=grid; use sweep=optuna"),
     ],
 )
 def test_invalid_search_rejected(folder: Path, argv: list[str], message: str) -> None:

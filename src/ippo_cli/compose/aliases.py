@@ -36,8 +36,8 @@ class Suggestion:
         if self.project == EARLIER_VERSION and self.kind is SuggestionKind.absent:
             return "was removed"
         if self.kind is SuggestionKind.unlisted:
-            return f"is no key here ({self.project} has such keys)"
-        missing = "has no counterpart here" if self.kind is SuggestionKind.absent else "is no key here"
+            return f"is not a key here ({self.project} has such keys)"
+        missing = "has no counterpart here" if self.kind is SuggestionKind.absent else "is not a key here"
         return f"{missing} ({self.project} has it)"
 
     @property

@@ -43,7 +43,7 @@ def check_command_keys(overrides: Sequence[str], own: Collection[str]) -> None:
 
     for text in overrides:
         if close := get_close_matches(text.partition("=")[0], own, n=1, cutoff=0.7):
-            raise ConfigError(text, "is no key", f"did you mean {close[0]}=?")
+            raise ConfigError(text, "is not a key", f"did you mean {close[0]}=?")
 
 
 def split_names(text: str) -> list[str]:

@@ -87,7 +87,7 @@ def _drop_follow_up_errors(errors: list[ConfigError]) -> list[ConfigError]:
     return [
         error
         for error in errors
-        if not (error.key.lstrip("+~").partition(".")[0] in wrong and "is no key of" in str(error))
+        if not (error.key.lstrip("+~").partition(".")[0] in wrong and "is not a key of" in str(error))
     ]
 
 

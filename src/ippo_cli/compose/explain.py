@@ -150,7 +150,7 @@ def explain_key(
     if others:
         return ConfigError(
             text,
-            f"is no key of {group}={read_kind(node[group])}",
+            f"is not a key of {group}={read_kind(node[group])}",
             "use " + " or ".join(f"{group}={kind}" for kind in others),
         )
     corrected = list(dict.fromkeys(candidate for key in keys if (candidate := _correct_one_part(name, key))))
@@ -159,15 +159,15 @@ def explain_key(
         return ConfigError(text, answer.rule, answer.remedy)
     value = text.partition("=")[2]
     if DECIMAL_COMMA.fullmatch(value) and len(own := [key for key in keys if key.rpartition(".")[2] == name]) == 1:
-        return ConfigError(text, "is no key, and has a decimal comma", f"use {own[0]}={value.replace(',', '.')}")
+        return ConfigError(text, "is not a key, and has a decimal comma", f"use {own[0]}={value.replace(',', '.')}")
     same = [leaf for leaf in keys if leaf.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1] and ".agents." not in leaf]
     if same and ".agents." not in name:
-        return ConfigError(text, "is no key", "did you mean " + " or ".join(same[:3]) + "?")
+        return ConfigError(text, "is not a key", "did you mean " + " or ".join(same[:3]) + "?")
     if corrected:
-        return ConfigError(text, "is no key", "did you mean " + " or ".join(corrected[:3]) + "?")
+        return ConfigError(text, "is not a key", "did you mean " + " or ".join(corrected[:3]) + "?")
     close = _similar_names(name, [*_candidate_keys(name, keys, options)])
     remedy = "did you mean " + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
-    return ConfigError(text, "is no key", remedy)
+    return ConfigError(text, "is not a key", remedy)
 
 
 def _correct_one_part(name: str, key: str) -> str | None:

@@ -174,4 +174,4 @@ def _raise_unknown_key(
     source: YamlSource, line: int, key: str, full: str, known: Sequence[str], owner: str
 ) -> NoReturn:
     remedy = "it has: " + " ".join(known)
-    source.raise_error(line, full, f"is no key of {owner}{closest_hint(key, known)}", remedy)
+    source.raise_error(line, full, f"is not a key of {owner}{closest_hint(key, known)}", remedy)

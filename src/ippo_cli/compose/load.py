@@ -237,7 +237,7 @@ def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> D
         if leaf not in node[group]:
             raise ConfigError(
                 f"task.agents.{agent}.{group}.{leaf}={value}",
-                f"is no key of {group}={read_kind(node[group])}",
+                f"is not a key of {group}={read_kind(node[group])}",
                 "it has: " + " ".join(node[group]),
             )
     return OmegaConf.merge(node[group], overrides)  # type: ignore[return-value]
@@ -291,7 +291,7 @@ def _check_keys_of_kind(group: str, kind: str, value: dict[str, Any], where: str
     known = {option: {leaf.name for leaf in fields(cls)} for option, cls in KINDS[group].items()}
     for leaf in value.keys() - known[kind]:
         if others := [f"{group}={option}" for option in known if leaf in known[option]]:
-            raise ConfigError(f"{where}{leaf}", f"is no key of {group}={kind}", "use " + " or ".join(others))
+            raise ConfigError(f"{where}{leaf}", f"is not a key of {group}={kind}", "use " + " or ".join(others))
 
 
 def _to_object(cls: type[T], value: dict[str, Any], where: str) -> T:
