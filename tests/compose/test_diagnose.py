@@ -59,11 +59,11 @@ def blamed(overrides: Sequence[str]) -> str:
         (["seed=1,2"], "seed=1,2 has several values; add -m to train once with each of them"),
         (
             ["task.agent.low.template=x"],
-            "task.agent.low.template=x is not a key; did you mean task.agents.low.template?",
+            "task.agent.low.template=x is not a key; did you mean task.agents.low",
         ),
         (
             ["task.agents.low.actr.learning_rate=1"],
-            "task.agents.low.actr.learning_rate=1 is not a key; did you mean task",
+            "task.agents.low.actr.learning_rate=1 is not a key; did you",
         ),
         (["task.agents.low.lerning_rate=1"], "task.agents.low.lerning_rate=1 is not a key; did you mean task.agents."),
         (
