@@ -37,7 +37,7 @@ class RunAgent:
             return agent.policy.lm
         with tempfile.TemporaryDirectory(prefix="ippo-merged-") as folder:
             saved, *_ = agent.policy.save(Path(folder), agent.policy.state_dict(), agent.tokenizer, merged=True)
-            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(saved, dtype="auto")
+            model: Any = AutoModelForCausalLM.from_pretrained(saved, dtype="auto")
             return model.to(torch.device(device)).eval()
 
     def load_critic(self, checkpoint: str | int = "latest", *, device: str = "cpu") -> PreTrainedModel:
