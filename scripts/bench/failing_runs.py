@@ -26,7 +26,7 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from runs_to_diagnose import HEALTHY, Job, failing_jobs
+from runs_to_diagnose import FIRST_SEED, Job, failing_jobs, healthy_jobs
 
 from ippo_cli.compose.load import build_config, compose_node, resolve_config, to_yaml
 from ippo_cli.compose.resume import saved_config
@@ -51,7 +51,8 @@ MAX_EPISODES = 40
 
 def main() -> int:
     given = _arguments()
-    jobs = [job for job in (*failing_jobs(given.seeds), *HEALTHY) if any(fnmatchcase(job.name, p) for p in given.only)]
+    jobs = [*failing_jobs(given.seeds), *healthy_jobs(given.healthy_seed)]
+    jobs = [job for job in jobs if any(fnmatchcase(job.name, pattern) for pattern in given.only)]
     if given.model is None:
         jobs = [job for job in jobs if not job.needs_model]
     wrong = []
@@ -77,6 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("folder", type=Path, help="folder of the runs")
     parser.add_argument("--only", nargs="+", default=["*"], help="patterns of names")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], help="seeds of the failing runs")
+    parser.add_argument("--healthy-seed", type=int, default=FIRST_SEED, help="first seed of the healthy runs")
     parser.add_argument("--record", type=Path, help="folder of the recorded runs")
     parser.add_argument("--model", type=Path, help="folder of an instruction-tuned model, for the run chat_template")
     parser.add_argument("--verbose", action="store_true", help="print wrong findings")

@@ -29,6 +29,7 @@ TINY = (
     "checkpoint.best=false",
     "launch.threads=1",
 )
+FIRST_SEED = 100  # of the recorded healthy runs
 CRITIC = ("critic.learning_rate=5e-3",)
 WIDE = ("actor.hidden_size=64",)
 SORTING = (*TINY, "task=sorting", "task.eval_size=128", "task.train_size=8192")
@@ -265,11 +266,10 @@ TASKS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _healthy() -> Iterator[Job]:
+def healthy_jobs(first_seed: int) -> Iterator[Job]:
+    """Every algorithm on every task, each with its own seed."""
+    suffix = "" if first_seed == FIRST_SEED else f"/{first_seed}"
     for place, (task, own) in enumerate(TASKS.items()):
         for number, (algorithm, overrides) in enumerate(ALGORITHMS.items()):
-            seed = 100 + place * len(ALGORITHMS) + number
-            yield Job(name=f"healthy/{task}_{algorithm}", overrides=(*own, *overrides, f"seed={seed}"))
-
-
-HEALTHY = tuple(_healthy())
+            seed = first_seed + place * len(ALGORITHMS) + number
+            yield Job(name=f"healthy/{task}_{algorithm}{suffix}", overrides=(*own, *overrides, f"seed={seed}"))

@@ -77,6 +77,12 @@ CONDITIONS = (
         explains=("truncated", "cut_turns", "entropy_gone", "explained_variance", "far_values", *STUCK),
     ),
     Condition(
+        name="entropy_gone",
+        title="entropy is gone",
+        find=find_entropy_loss,
+        explains=("truncated", "cut_turns", *STUCK),
+    ),
+    Condition(
         name="silent",
         title="an agent does not act",
         find=find_silence,
@@ -102,7 +108,7 @@ CONDITIONS = (
         title="constant reward",
         find=find_equal_scores,
         warn=find_equal_scores,
-        explains=("policy_unchanged", "deaf_agents", "entropy_gone", "explained_variance", *STUCK),
+        explains=("policy_unchanged", "deaf_agents", "explained_variance", *STUCK),
     ),
     Condition(
         name="policy_unchanged",
@@ -111,13 +117,7 @@ CONDITIONS = (
         explains=("deaf_agents", *STUCK),
     ),
     Condition(name="deaf_agents", title="agents do not hear each other", find=find_deaf_agents, explains=STUCK),
-    Condition(
-        name="few_examples",
-        title="the data is too small",
-        find=find_memorisation,
-        explains=("entropy_gone",),
-    ),
-    Condition(name="entropy_gone", title="entropy is gone", find=find_entropy_loss, explains=STUCK),
+    Condition(name="few_examples", title="the data is too small", find=find_memorisation),
     Condition(
         name="skipped_steps", title="optimizer steps are skipped", find=find_skipped_steps, warn=find_skipped_steps
     ),

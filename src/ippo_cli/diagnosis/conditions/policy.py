@@ -39,7 +39,7 @@ RATIO_NOISE = 1e-2  # |ratio - 1| before the first step: a hundred times the rou
 SAMPLER_NOISE = {Dtype.fp32: 1e-3, Dtype.bf16: 3e-2}  # mean difference of probabilities
 GONE_ENTROPY = 0.05  # fraction of the first entropy
 GONE_NATS = 0.02  # or nats per token
-SMALL_GAIN = 0.5  # standard deviations of the first scores
+SMALL_GAIN = 0.25  # of the distance from the first mean score to the best sampled score
 
 
 def find_large_updates(observations: Observations) -> Outcome:
@@ -211,21 +211,21 @@ def find_entropy_loss(observations: Observations) -> Outcome:
 
 
 def _is_prematurely_certain(observations: Observations, name: str) -> bool:
-    """Whether the entropy fell to almost 0, and the score gained less than half a standard deviation."""
+    """Whether the entropy fell to almost 0, and the mean score came hardly nearer to the best sampled score."""
     rows = observations.rows
     entropy = column(rows, policy_key(observations.config, rows, name, "policy/entropy"))
     change = score_change(observations, name)
     if not entropy or change is None or not observations.is_from_start:
         return False
     last = fmean(entropy[-max(len(entropy) // 4, 2) :])
+    is_gone = last < max(GONE_ENTROPY * entropy[0], GONE_NATS) and entropy[0] > 2 * GONE_NATS
     spread = column_mean(rows[: max(len(rows) // 4, 2)], f"{name}/score/std")
     best = _best_score(observations, name, change.first + 2 * spread)
-    is_gone = last < max(GONE_ENTROPY * entropy[0], GONE_NATS) and entropy[0] > 2 * GONE_NATS
-    return is_gone and change.gain < SMALL_GAIN * spread and change.last < best - SMALL_GAIN * spread
+    return is_gone and change.gain < SMALL_GAIN * (best - change.first)
 
 
 def _best_score(observations: Observations, name: str, default: float) -> float:
-    """The best score of a sampled response, at least `default` without samples."""
+    """The best score of a sampled response; `default` without samples."""
     scores = [episode.get("agents", {}).get(name, {}).get("score") for episode in observations.episodes]
     return max([score for score in scores if isinstance(score, int | float)], default=default)
 
