@@ -68,7 +68,7 @@ Examples
   ippo-eval run=outputs/default/RUN                 score a checkpoint on held-out data
   ippo-sweep outputs/default/SWEEP                  one table and one picture for a sweep
   ippo-runs                                         list runs; ippo-runs compare RUN RUN
-  ippo-doctor outputs/default/RUN                   why a run does not learn; without RUN: this machine
+  ippo-doctor outputs/default/RUN                   why a run does not learn, or this machine
   ippo-verify outputs/default/RUN                   compare with hashes, execute iterations again
 
 Groups (choose with group=option; the first is the default)

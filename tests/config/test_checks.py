@@ -848,6 +848,7 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "target_kl", 0.1, "there is one optimizer step per buffer"),
     ((), "truncation_penalty", 1.0, "truncation=none"),
     (("algorithm=ppo",), "length_adaptive_alpha", 0.1, ""),
+    ((), "advantage_function", "a.py:b", "advantage=gae calls no function"),
     ((), "kl.reward.horizon", 10000, "without kl.reward.target the coefficient is fixed"),
     ((), "reweight.power", 2.0, "reweight.method=none has no power"),
     ((), "behavior_correction.cap", 2.0, "behavior_correction.level=none has no weights"),

@@ -16,6 +16,7 @@ from ippo_cli.runs.history import HISTORY, extend_chain, history_bytes, read_his
 @pytest.fixture
 def log(tmp_path: Path) -> RunLog:
     settings = {"callback": None, "console": Style.plain, "samples_every": 1, "samples": 1, "turns": 0}
+    settings |= {"sample_tokens": 0, "report": False}
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     tracker = TrackerConfig(kind=TrackerKind.none, tensorboard=False, profile=False, **settings)
     return RunLog(tmp_path, tracker, RunState())

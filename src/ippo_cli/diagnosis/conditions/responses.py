@@ -22,7 +22,7 @@ from ippo_cli.diagnosis.series import column_mean, trained_agents
 NEARLY_ALL = 0.99  # a fraction that counts as all
 SOME, MANY = 0.05, 0.5  # thresholds for the fractions of overflowed episodes and of truncated turns
 FIRST_ROWS = 3  # iterations with many truncated turns
-MIN_RESPONSES = 8  # sampled responses of an agent whose markers are counted
+MIN_RESPONSES = 8  # sampled responses of an agent, at least, to count markers in
 MARKED_FRACTION = 0.25  # fraction of responses with a marker of a conversation
 # Control tokens of chat templates, and names of roles at the start of a line: they end a turn or begin one.
 TURN_MARKERS = re.compile(
