@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.compose.load import build_config
+from ippo_cli.compose.earlier_versions import fill_missing_keys
+from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.diagnosis.finding import Observations
 
 FOLDER = Path(__file__).parent / "recorded"
@@ -34,7 +35,7 @@ def read_runs(kind: str) -> dict[str, RecordedRun]:
 
 def _read_run(entry: dict[str, Any]) -> RecordedRun:
     observations = Observations(
-        config=build_config(entry["config"]),
+        config=build_config(fill_missing_keys(entry["config"], _default_config())),
         rows=[_read_row(row) for row in entry["rows"]],
         initial=_read_row(entry["initial"]) or None,
         episodes=entry["episodes"],
@@ -44,6 +45,12 @@ def _read_run(entry: dict[str, Any]) -> RecordedRun:
         unchanged_adapters=tuple(entry["unchanged_adapters"]),
     )
     return RecordedRun(entry["name"], tuple(entry["expected"]), observations)
+
+
+@cache
+def _default_config() -> dict[str, Any]:
+    """Values of keys that are newer than a recorded run."""
+    return resolve_config(compose_node([]))
 
 
 def _read_row(row: dict[str, float | None]) -> dict[str, float]:

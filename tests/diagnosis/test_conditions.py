@@ -234,7 +234,7 @@ def test_measure_change() -> None:
     assert not steady.has_risen
     assert not steady.has_fallen
     assert rising.has_risen
-    assert rising.gain == pytest.approx(0.6)
+    assert rising.gain == pytest.approx(0.65)
     constant = measure_change([0.5] * 10)
     assert constant is not None
     assert not constant.has_risen

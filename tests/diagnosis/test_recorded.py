@@ -67,4 +67,5 @@ def test_conditions_accept_the_first_iterations() -> None:
         first = type(run.observations)(config=run.observations.config, rows=run.observations.rows[:1])
         for condition in CONDITIONS:
             outcome = condition.find(first)
-            assert not isinstance(outcome, Finding) or condition.warn, (run.name, condition.name)
+            is_allowed = condition.warn or condition.name in run.expected  # one iteration shows some conditions
+            assert not isinstance(outcome, Finding) or is_allowed, (run.name, condition.name)
