@@ -56,8 +56,14 @@ def register_schemas() -> None:
     """Register all schemas with Hydra, so that YAML files can list them first, and register user option files."""
     register_option_files()
     OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
+    OmegaConf.register_new_resolver("select", select_value, replace=True)
     for name, node in schema.SCHEMAS.items():
         _register_schema(name, node)
+
+
+def select_value(choice: Any, default: Any, *values: Any) -> Any:
+    """`${select:CHOICE,DEFAULT,A,VALUE,B,VALUE}`: the value of a choice."""
+    return dict(zip(values[::2], values[1::2], strict=True)).get(choice, default)
 
 
 @cache

@@ -126,6 +126,12 @@ class VerificationError(IppoError):
     exit_code = 15
 
 
+class EngineError(IppoError):
+    """An inference engine failed: it did not start, does not answer, or has other weights than the trainer."""
+
+    exit_code = 16
+
+
 class Preempted(IppoError):
     """The run received a preemption signal, was saved, and can be resumed."""
 

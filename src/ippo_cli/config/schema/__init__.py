@@ -91,7 +91,15 @@ from ippo_cli.config.schema.reward import (
     Sandbox,
     TestMatch,
 )
-from ippo_cli.config.schema.rollout import ContextMode, RolloutConfig, SamplingConfig, Zero3Gather
+from ippo_cli.config.schema.rollout import (
+    ContextMode,
+    RolloutConfig,
+    SamplingConfig,
+    VllmConfig,
+    VllmMode,
+    VllmRolloutConfig,
+    Zero3Gather,
+)
 from ippo_cli.config.schema.run import (
     CheckpointConfig,
     CheckpointWeights,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
 from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range, RepetitionPenalty, Temperature
 from ippo_cli.config.marks import Changeable, EvalCompute, Frozen, InEval
@@ -49,7 +49,7 @@ class SamplingConfig:
 class RolloutConfig(SamplingConfig):
     """How responses are sampled."""
 
-    kind: str  # hf: batched decoding with the training model
+    kind: str  # hf: batched decoding with the training model | vllm: vLLM engines
     buffer_size: Frozen[PositiveInt]  # joint samples per iteration over all ranks: prompts x num_generations
     num_generations: Frozen[PositiveInt]  # responses per prompt and agent, aligned by index across agents
     decode_batch_size: EvalCompute[PositiveInt]
@@ -61,3 +61,35 @@ class RolloutConfig(SamplingConfig):
     context: InEval[ContextMode]  # of later turns: append | retokenize (if rewritten by the chat template) | last_only
     recompute_logprobs: bool  # old log-probs from a forward of the training model, not from the sampler
     zero3_gather: Zero3Gather  # ZeRO stage 3: all (whole weights while decoding) | layer (one layer at a time)
+
+
+class VllmMode(str, Enum):
+    colocate = "colocate"
+    server = "server"
+
+
+@dataclass
+class VllmConfig:
+    """The engines of `rollout=vllm`: one for each model that agents sample from."""
+
+    mode: EvalCompute[VllmMode]  # colocate: in the process of each rank | server: processes of their own
+    url: EvalCompute[list[str]]
+    # server: addresses of servers that are running already, one per engine; empty: the run starts and ends its own
+    kv_cache_gib: EvalCompute[Annotated[float, Range(0.0, open_low=True)] | None]
+    # memory of each engine's key-value cache; null: enough for decode_batch_size rows of full length
+    verify_every: Changeable[NonNegativeInt]
+    # compare the weights in the engines with the trained ones after every n-th transfer; 0: after the first only
+    enforce_eager: EvalCompute[bool | None]  # no compilation and no CUDA graphs; null: true on a CPU
+    start_timeout_s: EvalCompute[Annotated[float, Range(0.0, open_low=True)]]  # until an engine has started
+    request_timeout_s: EvalCompute[Annotated[float, Range(0.0, open_low=True)]]  # server: without any answer
+    engine_args: EvalCompute[dict[str, Any]]  # further arguments of vLLM's EngineArgs, by their names there
+
+
+@option("rollout", "vllm", generator="ippo_cli.rollout.vllm.build:build_vllm_generator")
+@dataclass
+class VllmRolloutConfig(RolloutConfig):
+    """Responses are sampled by vLLM."""
+
+    vllm: VllmConfig
+    max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
+    # largest mean |log p_train - log p_sampler| of an agent's tokens in an iteration; above it the run ends; null = off

@@ -1,0 +1,97 @@
+"""The protocol of inference engines: requests by token ids, completions with the sampler's log-probabilities, weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
+
+from ippo_cli.rollout.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineModel:
+    """What an engine needs to create a model; weights are loaded later."""
+
+    config: PretrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    dtype: torch.dtype
+    max_length: int  # tokens of prompt and response together
+    max_rows: int  # requests decoded at once
+    max_adapters: int = 0  # 0: no LoRA adapters
+    max_adapter_rank: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRequest:
+    """One prompt to complete."""
+
+    key: int  # unique among the requests in flight
+    prompt: Sequence[int]
+    sampling: Sampling
+    stop_ids: tuple[int, ...]
+    max_new_tokens: int
+    seed: int
+    adapter: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOutput:
+    """A completed request."""
+
+    key: int
+    ids: list[int]  # the stop token included
+    logprobs: list[float]  # of the distribution that the tokens were sampled from
+    versions: list[int]  # of the weights, by token
+
+
+class InferenceEngine(Protocol):
+    """An engine with one model, or with adapters on one base."""
+
+    def start(self) -> None:
+        """Start the engine. Collective over ranks where engines run in the ranks. Raises `EngineError`."""
+        ...
+
+    def submit(self, request: EngineRequest) -> None:
+        """Accept a request; it is decoded with others in the following steps."""
+        ...
+
+    def step(self) -> list[EngineOutput]:
+        """Advance the requests, and return those that have completed. Raises `EngineError`."""
+        ...
+
+    def abort(self) -> None:
+        """Forget all requests in flight."""
+        ...
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
+        """Replace the model's weights; tensors may be released after they are yielded. Clears the prefix cache.
+
+        Returns the tensors for which the model has no place.
+        """
+        ...
+
+    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
+        """The names of tensors whose content hash in the engine differs from `hashes`."""
+        ...
+
+    def load_adapter(self, name: str, folder: Path, version: int) -> None:
+        """Replace an adapter by the one in a folder of PEFT's format. Clears the prefix cache."""
+        ...
+
+    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+        """The layers of an adapter whose content hash in the engine differs; keys are `LAYER.A` and `LAYER.B`."""
+        ...
+
+    def sleep(self) -> bool:
+        """Free device memory until the next load of weights; True if the weights are lost."""
+        ...
+
+    def close(self) -> None:
+        """End the engine and what it started."""
+        ...

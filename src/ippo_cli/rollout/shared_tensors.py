@@ -1,0 +1,57 @@
+"""Tensors in files of shared memory, for another process on the same host."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+MEMORY = Path("/dev/shm")
+ALIGNMENT = 64
+
+
+class SharedTensors:
+    """A folder with one file of data and an index; written by one process, read by others on the host."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @classmethod
+    def create(cls) -> SharedTensors:
+        """A new folder in memory, or in the temporary folder where there is no shared memory."""
+        return cls(Path(tempfile.mkdtemp(prefix="ippo-weights-", dir=MEMORY if MEMORY.is_dir() else None)))
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    def write(self, tensors: dict[str, Tensor]) -> None:
+        """Replace the contents."""
+        index, size = {}, 0
+        for name, tensor in tensors.items():
+            index[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "at": size}
+            size += math.ceil(tensor.numel() * tensor.element_size() / ALIGNMENT) * ALIGNMENT
+        data = torch.from_file(str(self._folder / "data"), shared=True, size=size, dtype=torch.uint8)
+        for name, tensor in tensors.items():
+            flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+            data[index[name]["at"] : index[name]["at"] + len(flat)] = flat
+        (self._folder / "index.json").write_text(json.dumps(index))
+
+    def read(self) -> Iterator[tuple[str, Tensor]]:
+        """Every tensor, without a copy."""
+        index = json.loads((self._folder / "index.json").read_text())
+        path = self._folder / "data"
+        data = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
+        for name, entry in index.items():
+            dtype = getattr(torch, entry["dtype"])
+            size = math.prod(entry["shape"]) * dtype.itemsize
+            yield name, data[entry["at"] : entry["at"] + size].view(dtype).view(entry["shape"])
+
+    def remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)

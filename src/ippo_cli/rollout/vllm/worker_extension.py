@@ -1,0 +1,136 @@
+"""Methods that vLLM adds to its workers (`worker_extension_cls`): load weights, and read back what was loaded.
+
+Runs in the process of a vLLM worker, which may be another one. Importing this module replaces a function of vLLM's CPU
+build, see `_keep_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ippo_cli.rollout.content_hash import content_hash
+from ippo_cli.rollout.shared_tensors import SharedTensors
+
+try:
+    from vllm.model_executor.layers import utils as layer_utils
+except ImportError:  # only tests of the functions below
+    layer_utils = None  # pyright: ignore[reportAssignmentType]
+
+
+def _keep_weights() -> None:
+    """Make linear layers on a CPU keep their weights beside the packed copy that they compute with.
+
+    vLLM's CPU build discards them, so that nothing could be read back.
+    """
+    if layer_utils is None or hasattr(layer_utils, "ippo_pack"):
+        return
+    pack = layer_utils.dispatch_cpu_unquantized_gemm
+
+    def pack_and_keep(layer: nn.Module, remove_weight: bool) -> None:
+        pack(layer, False)
+
+    layer_utils.ippo_pack = pack  # pyright: ignore[reportAttributeAccessIssue]
+    layer_utils.dispatch_cpu_unquantized_gemm = pack_and_keep
+
+
+_keep_weights()
+
+
+class WorkerExtension:
+    """Mixed into vLLM's worker; names begin with `ippo_` since they share its namespace."""
+
+    model_runner: Any
+    lora_config: Any
+
+    def ippo_load_weights(self, weights: Iterable[tuple[str, Tensor]], mapped: bool) -> dict[str, list[str]]:
+        """Load a model's weights by their names in a checkpoint; call `ippo_finish` after the last of them.
+
+        Returns the engine's parameters that each tensor was loaded into; empty if they are `mapped` already.
+        """
+        model, places = self._ippo_model(), {}
+        if not getattr(self, "_ippo_is_loading", False):
+            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+            initialize_layerwise_reload(model)
+            self._ippo_is_loading = True
+        if mapped:
+            model.load_weights(iter(weights))
+            return {}
+        for name, tensor in weights:
+            places[name] = sorted(model.load_weights(iter([(name, tensor)])) or ())
+        return places
+
+    def ippo_load_shared(self, folder: str, mapped: bool) -> dict[str, list[str]]:
+        """As `ippo_load_weights`, for tensors in shared memory."""
+        return self.ippo_load_weights(SharedTensors(Path(folder)).read(), mapped)
+
+    def ippo_finish(self) -> None:
+        """Process what was loaded: pack weights of the CPU build, tie the head to the embeddings."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        model = self._ippo_model()
+        finalize_layerwise_reload(model, self.model_runner.vllm_config.model_config)
+        self._ippo_is_loading = False
+        for layer in model.modules():
+            # A tied head has no tensor of its own, so it is not processed again: its packed copy would stay old.
+            if hasattr(layer, "cpu_linear") and layer_utils is not None:
+                layer_utils.dispatch_cpu_unquantized_gemm(layer, False)
+        self.model_runner.reset_lora_state()
+
+    def ippo_parameters(self) -> list[str]:
+        """The names of the model's parameters; tied ones once."""
+        return [_plain_name(name) for name, _ in self._ippo_model().named_parameters()]
+
+    def ippo_hashes(self) -> dict[str, int]:
+        """The content hash of every parameter, in the model's dtype."""
+        dtype = self.model_runner.vllm_config.model_config.dtype
+        return {
+            _plain_name(name): content_hash(parameter.to(dtype) if parameter.is_floating_point() else parameter)
+            for name, parameter in self._ippo_model().named_parameters()
+        }
+
+    def ippo_adapter_hashes(self, number: int) -> dict[str, int]:
+        """The content hash of each matrix of an adapter in the slot that forwards read, by module and `A` or `B`."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        slot = manager.lora_index_to_id.index(number)
+        hashes: dict[str, int] = {}
+        for name, module in manager.modules.items():
+            for part, stacked in (("A", module.lora_a_stacked), ("B", module.lora_b_stacked)):
+                hashes[f"{name}.{part}"] = sum(content_hash(whole[slot]) for whole in _as_tuple(stacked)) % 2**64
+        return hashes
+
+    def ippo_adapter_modules(self) -> dict[str, list[str]]:
+        """By module of the engine, the names of the layers that it fuses; its own name otherwise."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        return {name: list(manager.packed_modules.get(name, [name])) for name in manager.modules}
+
+    def ippo_corrupt(self, name: str) -> None:
+        """Change one element of a parameter: for tests of the verification."""
+        parameter = dict(self._ippo_model().named_parameters())[name]
+        parameter.data.view(-1)[0] += 1
+
+    def _ippo_model(self) -> nn.Module:
+        return self.model_runner.get_model()
+
+
+def _plain_name(name: str) -> str:
+    """The name of a parameter without the wrapper of layers that can have adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def _as_tuple(stacked: Any) -> tuple[Tensor, ...]:
+    return stacked if isinstance(stacked, tuple) else (stacked,)
+
+
+def sum_by_parameter(places: Mapping[str, list[str]], hashes: Mapping[str, int]) -> dict[str, int]:
+    """The expected hash of each engine parameter: the sum over the tensors that were loaded into it."""
+    sums: dict[str, int] = {}
+    for name, parameters in places.items():
+        for parameter in parameters:
+            sums[parameter] = (sums.get(parameter, 0) + hashes[name]) % 2**64
+    return sums
