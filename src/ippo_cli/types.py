@@ -113,6 +113,7 @@ class Completion:
     behavior_logprobs: Tensor  # [n] float32, of the filtered sampling distribution; the same tensor without a filter
     text: str  # the decoded tokens without special tokens
     finished: bool  # ended by a stop token or stop string; False: truncated by a limit
+    versions: Tensor | None = None  # [n] int64: number of the transfer of the weights that sampled each token
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,8 +64,11 @@ class Apart:
     def context_limit(self, agent: str) -> int:
         return self.source.generator.context_limit(agent)
 
-    def clear_cache(self) -> None:
-        self.source.generator.clear_cache()
+    def start_collection(self) -> None:
+        self.source.generator.start_collection()
+
+    def finish_collection(self) -> None:
+        self.source.generator.finish_collection()
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         return [(agent,) for agent in agents]

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.critic_view import build_central_view
 from ippo_cli.agents.learner import Learner
+from ippo_cli.agents.sampled_weights import SampledWeights
 from ippo_cli.algorithms.objectives import ValueFunction
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import MultiAdapterBatch, Policy, PolicyOutput
@@ -20,7 +21,7 @@ from ippo_cli.types import CriticView, Episode, Rollout
 
 
 @dataclass(kw_only=True)
-class FrozenAgent:
+class FrozenAgent(SampledWeights):
     """A policy that is not trained: weights of a checkpoint or of a Hugging Face model."""
 
     name: str
@@ -36,6 +37,10 @@ class FrozenAgent:
     def shared_base(self) -> MultiAdapterBatch | None:
         return self.policy.shared_base
 
+    @property
+    def sampled_policy(self) -> tuple[Policy, Engine[Policy] | None]:
+        return self.policy, self.engine
+
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
         whole = torch.no_grad() if self.engine is None else self.engine.inference(gather=gather)
@@ -44,7 +49,7 @@ class FrozenAgent:
 
 
 @dataclass(kw_only=True)
-class Agent:
+class Agent(SampledWeights):
     """The models and learners of one agent; agents that share weights hold the same learners."""
 
     name: str
@@ -79,6 +84,10 @@ class Agent:
     def _value_learner(self) -> Learner:
         """The learner of the value function."""
         return self.policy if self.critic is None else self.critic
+
+    @property
+    def sampled_policy(self) -> tuple[Policy, Engine[Policy]]:
+        return self.policy.engine.module, self.policy.engine
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:

@@ -83,6 +83,7 @@ class Engine(Generic[M]):
         self._frozen_groups: frozenset[int] = frozenset()  # indices of the groups that steps leave unchanged
         self._is_gathered = False
         self._can_load = True
+        self.updates = 0  # applied steps and loads: changes when the weights change
         if self._stage == 0:
             config["gradient_clipping"] = 0.0  # the guarded optimizer clips, since it computes the norm
         if not groups and self._stage < 3:
@@ -141,6 +142,7 @@ class Engine(Generic[M]):
                 # as well.
                 self._ds.optimizer.averaged_gradients.clear()
             return StepResult(applied=False, grad_norm=math.inf)
+        self.updates += 1
         if self._frozen_groups:
             self._reset_unused_moments()
         return StepResult(applied=True, grad_norm=float(self._ds.get_global_grad_norm()))
@@ -224,6 +226,12 @@ class Engine(Generic[M]):
         offload = getattr(self._ds.optimizer, "parameter_offload", self._ds.optimizer)
         return [*root, offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
 
+    def gathered(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[None]:
+        """Inside, a parameter of the module is whole on every rank. Collective."""
+        if self._stage < 3 or self._is_gathered:
+            return contextlib.nullcontext()
+        return _gather_parameters([parameter])
+
     def full_state_dict(self) -> dict[str, Tensor] | None:
         """The module's full state on rank 0, as new CPU tensors in the module's dtype; None on other ranks.
 
@@ -233,8 +241,8 @@ class Engine(Generic[M]):
         copies: dict[int, Tensor] = {}
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if id(tensor) not in copies:
-                whole = self._stage < 3 or self._is_gathered or not isinstance(tensor, nn.Parameter)
-                with contextlib.nullcontext() if whole else _gather_parameters([tensor]):
+                is_parameter = isinstance(tensor, nn.Parameter)
+                with self.gathered(tensor) if is_parameter else contextlib.nullcontext():
                     copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
             result[name] = copies[id(tensor)]
         return result if distributed.is_main() else None
@@ -289,6 +297,7 @@ class Engine(Generic[M]):
         return sorted(glob.glob(self._ds._get_ckpt_name(glob.escape(folder), tag, mp_placeholder="*")))
 
     def _restore_hyperparameters(self) -> None:
+        self.updates += 1
         assert self._optimizer is not None
         for group, hyperparameters in zip(self._optimizer.param_groups, self._hyperparameters, strict=True):
             group.update({key: value for key, value in hyperparameters.items() if key in group})

@@ -18,7 +18,7 @@ from ippo_cli.reporting.escape import escape_lines
 from ippo_cli.reporting.sample_table import ending_message
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import Generator, Request, SamplingStream, build_generator, sampling_settings
+from ippo_cli.rollout.generator import Generator, HfGenerator, Request, SamplingStream, sampling_settings
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import can_reuse_prefix, make_task_factory
@@ -122,7 +122,7 @@ def _generate_reply(
     generator: Generator, name: str, conversation: Conversation, settings: ChatSettings, turn: int
 ) -> Completion:
     request = Request(agent=name, prompt=conversation.ids, episode=0, index=turn, turn=0)
-    generator.clear_cache()
+    generator.start_collection()
     draws = SamplingStream(seed=settings.seed, purpose="chat", greedy=settings.greedy)
     (completion,) = generator.generate((name,), [request], draws)
     return completion
@@ -166,8 +166,9 @@ def _chat_with_team(
 
 
 def _build_generator(config: Config, policies: dict[str, FrozenAgent]) -> Generator:
+    """Always with the models themselves: an inference engine takes longer to start than a reply."""
     settings = sampling_settings(config.task)
-    return build_generator(policies, config.rollout, settings, continues=can_reuse_prefix(config))
+    return HfGenerator(policies, config.rollout, settings, continues=can_reuse_prefix(config))
 
 
 def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Example:

@@ -212,19 +212,23 @@ class EvaluationTask:
         """
         config = self.config
 
+        generator = build_generator(
+            policies,
+            config.rollout,
+            sampling_settings(config.task),
+            lambda agent, done, rows: console.show_progress(f"generating responses of {agent}", done, rows),
+            continues=can_reuse_prefix(config),
+        )
+
         def play(batch: Batch, greedy: bool) -> list[Episode]:
-            generator = build_generator(
-                policies,
-                config.rollout,
-                sampling_settings(config.task),
-                lambda agent, done, rows: console.show_progress(f"generating responses of {agent}", done, rows),
-                continues=can_reuse_prefix(config),
-            )
             draws = SamplingStream(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
             return collect(self.environments, formats, batch, generator, draws)
 
         task = Task(train=(), held_out=self.held_out)
-        return evaluate(play, task, self.reward, config, keep_all_samples=keep_all_samples)
+        try:
+            return evaluate(play, task, self.reward, config, keep_all_samples=keep_all_samples)
+        finally:
+            generator.close()
 
 
 @contextmanager

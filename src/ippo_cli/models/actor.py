@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -80,6 +80,7 @@ class LogitHead(nn.Module):
 class Policy(nn.Module):
     """A causal language model, and for `critic=value_head` a value head on its last hidden state."""
 
+    is_on_base = False  # whether its language model is a frozen base, which adapters share
     shared_base: MultiAdapterBatch | None = None  # for models that can run rows of several policies in one forward
 
     def __init__(self, lm: PreTrainedModel, value_head: ValueHead | None = None, *, in_step: bool = False) -> None:
@@ -88,6 +89,7 @@ class Policy(nn.Module):
         self.value_head = value_head
         self.packs = False  # whether it receives packed rows, see `enable_packing`
         self.in_step = in_step  # ZeRO stage 3: ranks must call the head equally often, so they pad to one count
+        self.copies = 0  # changes when weights are copied or loaded into it, other than by its engine
         self._logits = [LogitHead(lm)]  # in a list: the weights belong to `lm` and must not be registered twice
 
     def forward(
@@ -167,12 +169,26 @@ class Policy(nn.Module):
         """Copy the weights of another policy of the same shape, except a value head."""
         for own, its in zip(self.trained_module.parameters(), other.trained_module.parameters(), strict=True):
             own.copy_(its)
+        self.copies += 1
 
     @torch.no_grad()
     def load_saved(self, folder: Path) -> None:
         """Load weights written by `save`, except a value head."""
         dtype = next(key for key, value in DTYPES.items() if value == self.lm.dtype)
         self.lm.load_state_dict(load_causal_lm(str(folder / "actor"), None, dtype).state_dict())
+        self.copies += 1
+
+    def named_model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The language model's parameters without adapters, by their names in a checkpoint; tied ones once."""
+        yield from self.lm.named_parameters()
+
+    @property
+    def adapter_name(self) -> str | None:
+        return None
+
+    @property
+    def adapter_rank(self) -> int:
+        return 0
 
     def use_adapter(self) -> AbstractContextManager[None]:
         """The context that forwards of its language model require."""

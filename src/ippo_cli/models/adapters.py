@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from ippo_cli.models.actor import Policy, PolicyOutput
 from ippo_cli.models.critic import ValueHead, ValueModel, gather_states, load_value_head, make_value_model
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.load import backbone_of, submodule_weights
-from ippo_cli.models.lora import Adapter, FrozenBase
+from ippo_cli.models.lora import ADAPTER_PARAMETERS, Adapter, FrozenBase
 from ippo_cli.models.packing import last_hidden_states
 
 
 class AdapterPolicy(Policy):
     """A policy with an adapter on a base; without an adapter it is the reference of all policies on the base."""
+
+    is_on_base = True
 
     def __init__(self, base: FrozenBase, adapter: Adapter | None, value_head: ValueHead | None = None) -> None:
         super().__init__(base.lm, value_head)
@@ -50,6 +52,19 @@ class AdapterPolicy(Policy):
     def trained_module(self) -> nn.Module:
         assert self.adapter is not None
         return self.adapter
+
+    def named_model_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for name, parameter in self.lm.named_parameters():
+            if not any(f".{kind}." in name for kind in ADAPTER_PARAMETERS):
+                yield name.replace(".base_layer.", "."), parameter
+
+    @property
+    def adapter_name(self) -> str | None:
+        return None if self.adapter is None else self.adapter.name
+
+    @property
+    def adapter_rank(self) -> int:
+        return 0 if self.adapter is None else self.adapter.largest_rank
 
     def use_adapter(self) -> AbstractContextManager[None]:
         return self.base.use_adapter(None if self.adapter is None else self.adapter.name)
@@ -81,6 +96,7 @@ class AdapterPolicy(Policy):
     def load_saved(self, folder: Path) -> None:
         assert self.adapter is not None
         self.adapter.load(folder / "actor", "checkpoint")
+        self.copies += 1
         if self.value_head is not None:
             self.value_head.load_state_dict(load_value_head(folder / "critic").state_dict())
 

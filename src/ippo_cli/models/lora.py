@@ -315,6 +315,11 @@ class Adapter(nn.Module):
                 parts["M"] = layer.lora_magnitude_vector[name]
             self.add_module(_module_key(path), nn.ModuleDict(parts))
 
+    @property
+    def largest_rank(self) -> int:
+        """The largest rank over its maps."""
+        return max(parameter.shape[0] for name, parameter in self.named_parameters() if name.endswith(".A.weight"))
+
     def activate(self) -> AbstractContextManager[None]:
         """Run forwards of the base inside with this adapter."""
         return self.base.use_adapter(self.name)

@@ -202,8 +202,11 @@ def sampler_prob_diff(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
     """Mean and maximum `|p_sampler - p_train|` of the sampled tokens, over all ranks."""
     mask = sampled.response_mask
     gap = (sampled.logprobs.double().exp() - rescored.logprobs.double().exp()).abs().where(mask, 0.0)
-    total, tokens = distributed.all_sum(torch.stack([gap.sum(), mask.sum().double()])).tolist()
+    log_gap = (sampled.logprobs.double() - rescored.logprobs.double()).abs().where(mask, 0.0)
+    sums = torch.stack([gap.sum(), log_gap.sum(), mask.sum().double()])
+    total, log_total, tokens = distributed.all_sum(sums).tolist()
     return {
+        "rollout/logprob_diff/sampler": ratio(log_total, tokens),
         "rollout/prob_diff/sampler": ratio(total, tokens),
         "rollout/prob_diff/sampler_max": float(distributed.all_max(gap.max())),
     }

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from ippo_cli.config.errors import ConfigError, IppoError
+from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.episode_state import EpisodeState
-from ippo_cli.rollout.generator import Generator, SamplingStream
-from ippo_cli.rollout.threads import map_in_threads
+from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
+from ippo_cli.rollout.threads import TaskThreads, map_in_threads
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.types import Batch, Completion, Episode
@@ -30,8 +32,8 @@ def collect(
     """Collect one episode for each example of this rank, in order.
 
     All episodes that wait for the same agent are generated in one batch, agents in the order of `formats` (or all
-    agents at once where the generator groups them with `together`); then every environment with all its actions takes a
-    step. Collective: ranks without remaining episodes wait for others.
+    agents at once where the generator groups them with `batch_groups`); then every environment with all its actions
+    takes a step. With a `StreamingGenerator` episodes do not wait for each other. Collective.
 
     An exception of an environment fails only its episode; a configuration error is raised. An episode also fails if its
     first prompts are too long or a prompt has no token; if a later prompt is too long, the episode is truncated.
@@ -43,42 +45,106 @@ def collect(
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
     states = [EpisodeState(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
     streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
-    early = streaming if environments.workers == 1 else None  # a slow environment would block decoding
     limits = {agent: generator.context_limit(agent) for agent in formats}
-    generator.clear_cache()
     try:
-        with distributed.synchronize_errors():
-            with environments.measure_time():
-                map_in_threads(states, lambda state: state.reset(environments, draws), environments.workers, poll)
-            _update_prompts(states, formats, limits)
-        while distributed.any_rank(any(state.pending_agents for state in states)):
-            for agents in generator.batch_groups(formats):
-                pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
-                if not distributed.any_rank(bool(pending)):
-                    continue
-                requests = [state.request(agent) for state, agent in pending]
-                listen = None if early is None else partial(early.add_completions, pending)
-                completions = generator.generate(agents, requests, draws, on_finished=listen)
-                for (state, agent), completion in zip(pending, completions, strict=True):
-                    state.add_completion(agent, completion)
+        generator.start_collection()
+        if isinstance(generator, StreamingGenerator):
             with distributed.synchronize_errors():
-                if streaming is not None and streaming.config_error is not None:
-                    raise streaming.config_error
-                with environments.measure_time():
-                    map_in_threads(
-                        [state for state in states if state.has_all_actions],
-                        EpisodeState.step,
-                        environments.workers,
-                        poll,
-                    )
-                _update_prompts(states, formats, limits)
-                if streaming is not None:
-                    streaming.emit_finished(states)
+                _play_independently(states, environments, formats, limits, generator, draws, poll, streaming)
+        else:
+            _play_in_turns(states, environments, formats, limits, generator, draws, poll, streaming)
     finally:
-        generator.clear_cache()
+        generator.finish_collection()
         for state in states:
             state.release(environments)
     return [state.to_episode() for state in states]
+
+
+def _play_in_turns(
+    states: Sequence[EpisodeState],
+    environments: EnvironmentPool,
+    formats: Mapping[str, PromptFormat],
+    limits: Mapping[str, int],
+    generator: Generator,
+    draws: SamplingStream,
+    poll: Callable[[], None] | None,
+    streaming: _EpisodeStream | None,
+) -> None:
+    """Repeat: every agent's pending requests in one batch, then one step of every environment. Collective."""
+    early = streaming if environments.workers == 1 else None  # a slow environment would block decoding
+    with distributed.synchronize_errors():
+        with environments.measure_time():
+            map_in_threads(states, lambda state: state.reset(environments, draws), environments.workers, poll)
+        _update_prompts(states, formats, limits)
+    while distributed.any_rank(any(state.pending_agents for state in states)):
+        for agents in generator.batch_groups(formats):
+            pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
+            if not distributed.any_rank(bool(pending)):
+                continue
+            requests = [state.request(agent) for state, agent in pending]
+            listen = None if early is None else partial(early.add_completions, pending)
+            completions = generator.generate(agents, requests, draws, on_finished=listen)
+            for (state, agent), completion in zip(pending, completions, strict=True):
+                state.add_completion(agent, completion)
+        with distributed.synchronize_errors():
+            if streaming is not None and streaming.config_error is not None:
+                raise streaming.config_error
+            with environments.measure_time():
+                map_in_threads(
+                    [state for state in states if state.has_all_actions],
+                    EpisodeState.step,
+                    environments.workers,
+                    poll,
+                )
+            _update_prompts(states, formats, limits)
+            if streaming is not None:
+                streaming.emit_finished(states)
+
+
+def _play_independently(
+    states: Sequence[EpisodeState],
+    environments: EnvironmentPool,
+    formats: Mapping[str, PromptFormat],
+    limits: Mapping[str, int],
+    generator: StreamingGenerator,
+    draws: SamplingStream,
+    poll: Callable[[], None] | None,
+    streaming: _EpisodeStream | None,
+) -> None:
+    """Each episode continues as soon as its own completions and its own environment's step are there. Not collective.
+
+    Environments with several workers step in threads while the generator decodes; with one worker they step here.
+    """
+    in_flight: dict[int, tuple[EpisodeState, str]] = {}
+    work = TaskThreads(environments.workers)
+    finished = 0
+    names = join_names(list(formats))
+    try:
+        for state in states:
+            work.submit(state, partial(state.reset, environments, draws))
+        while in_flight or work.is_busy:
+            began = time.perf_counter()
+            updated = work.take_finished(wait=not in_flight)
+            if not in_flight:
+                environments.seconds += time.perf_counter() - began
+            _update_prompts(updated, formats, limits)
+            for state in updated:
+                for agent in state.pending_agents:
+                    in_flight[generator.submit(state.request(agent), draws)] = state, agent
+            finished += sum(state.is_over for state in updated)
+            if streaming is not None:
+                streaming.emit_finished(updated)
+            if in_flight:
+                for key, completion in generator.step():
+                    state, agent = in_flight.pop(key)
+                    state.add_completion(agent, completion)
+                    if state.has_all_actions:
+                        work.submit(state, state.step)
+                generator.report_progress(names, finished, len(states))
+            elif poll is not None:
+                poll()
+    finally:
+        work.close()
 
 
 class _EpisodeStream:

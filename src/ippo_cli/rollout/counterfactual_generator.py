@@ -27,9 +27,19 @@ class CounterfactualGenerator:
     def context_limit(self, agent: str) -> int:
         return self._generator.context_limit(agent)
 
-    def clear_cache(self) -> None:
-        self._generator.clear_cache()
-        self._substitute.clear_cache()
+    def start_collection(self) -> None:
+        self._generator.start_collection()
+        self._substitute.start_collection()
+
+    def finish_collection(self) -> None:
+        self._generator.finish_collection()
+        self._substitute.finish_collection()
+
+    def close(self) -> None:
+        """Its generators belong to others."""
+
+    def take_seconds(self) -> dict[str, float]:
+        return {}
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         own, others = [], []

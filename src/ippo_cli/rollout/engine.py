@@ -1,4 +1,4 @@
-"""The protocol of inference engines: requests by token ids, completions with the sampler's log-probabilities, weights."""
+"""The protocol of inference engines: requests and completions as token ids, and loading of weights."""
 
 from __future__ import annotations
 

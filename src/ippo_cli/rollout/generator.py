@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -69,8 +69,20 @@ class Generator(Protocol):
         """Token limit of prompt and completion together."""
         ...
 
-    def clear_cache(self) -> None:
-        """Clear the cache of earlier requests; call it before other episodes or other weights."""
+    def start_collection(self) -> None:
+        """Prepare for episodes with the current weights; nothing of earlier episodes is cached. Collective."""
+        ...
+
+    def finish_collection(self) -> None:
+        """Free what the collection needed, also after an error. Not collective."""
+        ...
+
+    def close(self) -> None:
+        """Release everything; the generator cannot be used afterwards."""
+        ...
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds spent on preparation since the last call, by metric."""
         ...
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
@@ -91,6 +103,23 @@ class Generator(Protocol):
 
         `on_finished` receives completions as soon as they end, without those that have no room for a token.
         """
+        ...
+
+
+@runtime_checkable
+class StreamingGenerator(Generator, Protocol):
+    """A generator that accepts requests while it decodes others. These methods are not collective."""
+
+    def submit(self, request: Request, draws: SamplingStream) -> int:
+        """Accept a request, and return its key."""
+        ...
+
+    def step(self) -> list[tuple[int, Completion]]:
+        """Advance all requests; the keys and completions of those that ended."""
+        ...
+
+    def report_progress(self, names: str, done: int, rows: int) -> None:
+        """Report progress; may raise `PreemptionRequested`."""
         ...
 
 
@@ -122,11 +151,20 @@ class HfGenerator:
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
 
-    def clear_cache(self) -> None:
+    def start_collection(self) -> None:
         self._prefixes = {}
         if self._continues:
             for agents in self.batch_groups(self._policies):
                 self._prefixes |= dict.fromkeys(agents, PrefixCache(MAX_BYTES * len(agents)))
+
+    def finish_collection(self) -> None:
+        self._prefixes = {}
+
+    def close(self) -> None:
+        self.finish_collection()
+
+    def take_seconds(self) -> dict[str, float]:
+        return {}
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         parts: dict[Any, list[str]] = {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Literal, Protocol
 
-from transformers import PretrainedConfig, PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.models.actor import MultiAdapterBatch, Policy
 
@@ -24,6 +27,46 @@ class GenerationPolicy(Protocol):
     @property
     def shared_base(self) -> MultiAdapterBatch | None:
         """The model that can decode its rows in one batch with those of other agents; None without one."""
+        ...
+
+    @property
+    def language_model(self) -> PreTrainedModel:
+        """The language model; its weights may be sharded. An adapter's is its base."""
+        ...
+
+    @property
+    def adapter_name(self) -> str | None:
+        """The name of its adapter on the base; None for a whole model, or the base itself."""
+        ...
+
+    @property
+    def adapter_rank(self) -> int:
+        """The largest rank of its adapter; 0 without one."""
+        ...
+
+    @property
+    def model_weights_key(self) -> Hashable:
+        """Changes when the weights of the language model change, without those of adapters."""
+        ...
+
+    @property
+    def adapter_weights_key(self) -> Hashable:
+        """Changes when the weights of its adapter change."""
+        ...
+
+    def iterate_model_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """The language model's weights by their names in a checkpoint, tied ones once, one whole tensor at a time.
+
+        A tensor is valid until the next one is taken. Collective.
+        """
+        ...
+
+    def save_adapter(self, folder: Path) -> dict[str, int]:
+        """Write its adapter in PEFT's format, on every rank. Collective.
+
+        Returns the content hash (`content_hash`) of each matrix, by `LAYER.A` and `LAYER.B`; that of B times the
+        adapter's scale, both in the base's dtype.
+        """
         ...
 
     def generation_mode(self, gather: Literal["all", "layer"]) -> AbstractContextManager[Policy]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ippo_cli.engine import progress
 
@@ -68,3 +69,63 @@ def _run_threads(items: Sequence[T], work: Callable[[T], None], workers: int, po
         stop.set()
     if errors:
         raise errors[min(errors)]
+
+
+class TaskThreads(Generic[T]):
+    """Runs tasks of items in up to `workers` daemon threads; with one worker they run when they are submitted.
+
+    An exception is raised by the next `take_finished`. Threads that `close` abandons do not keep the process alive.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._waiting: queue.SimpleQueue[tuple[T, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._finished: queue.SimpleQueue[tuple[T, BaseException | None]] = queue.SimpleQueue()
+        self._workers, self._threads = workers, 0
+        self._unfinished = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are items that `take_finished` has not returned yet."""
+        return self._unfinished > 0
+
+    def submit(self, item: T, work: Callable[[], None]) -> None:
+        self._unfinished += 1
+        if self._workers == 1:
+            self._run(item, work)
+            return
+        self._waiting.put((item, work))
+        if self._threads < min(self._workers, self._unfinished):
+            self._threads += 1
+            threading.Thread(target=self._serve, name="environment", daemon=True).start()
+
+    def take_finished(self, *, wait: bool) -> list[T]:
+        """The items whose work has ended since the last call; `wait`: for the first one, at most `POLL_S`."""
+        items: list[T] = []
+        while self._unfinished:
+            try:
+                item, error = self._finished.get(wait and not items, POLL_S)
+            except queue.Empty:
+                break
+            self._unfinished -= 1
+            progress.heartbeat()
+            if error is not None:
+                raise error
+            items.append(item)
+        return items
+
+    def close(self) -> None:
+        """End idle threads, and busy ones after their item."""
+        for _ in range(self._threads):
+            self._waiting.put(None)
+
+    def _serve(self) -> None:
+        while (task := self._waiting.get()) is not None:
+            self._run(*task)
+
+    def _run(self, item: T, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            self._finished.put((item, error))
+        else:
+            self._finished.put((item, None))

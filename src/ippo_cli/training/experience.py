@@ -29,6 +29,7 @@ from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.credit import CreditBaselines, compute_credit_baselines
 from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.sampler_gap import check_sampler_gap
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
 
 
@@ -79,6 +80,7 @@ class ExperienceCollector:
             )
         greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
         rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
+        check_sampler_gap(self.config, self.team, sampled, rollouts)
         with clock("targets"):
             views = self.team.critic_views(episodes, rollouts)
         experience = Experience(
@@ -120,7 +122,10 @@ class ExperienceCollector:
         )
 
     def close(self) -> None:
-        """Close the environments and the reward's resources."""
+        """Close the environments, the generators and the reward's resources."""
+        for generator in (self.generator, self.initial_generator):
+            if generator is not None:
+                generator.close()
         self.environments.close()
         close_reward(self.reward)
 
@@ -153,7 +158,11 @@ class ExperienceCollector:
                 on_episodes([places[place] for place in part_places], episodes)
 
             callback = None if on_episodes is None else map_places
-            return self.play_episodes(part, draws, callback, generator=self.build_generator(speakers))
+            generator = self.build_generator(speakers)
+            try:
+                return self.play_episodes(part, draws, callback, generator=generator)
+            finally:
+                generator.close()
 
         return self.opponents.play_episodes(self.team, batch, iteration, play_with)
 

@@ -170,6 +170,7 @@ class Trainer:
         row |= per_turn_metrics(team, experience, targets, turns)
         row |= timing_metrics(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
         row["time/environments"] = collected.environment_seconds
+        row |= self.collector.generator.take_seconds()
         return row
 
     def _warn_about_experience(self, collected: CollectResult, iteration: int) -> None:

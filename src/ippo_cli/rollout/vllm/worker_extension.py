@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ippo_cli.rollout.content_hash import content_hash
@@ -52,7 +51,8 @@ class WorkerExtension:
 
         Returns the engine's parameters that each tensor was loaded into; empty if they are `mapped` already.
         """
-        model, places = self._ippo_model(), {}
+        model: Any = self._ippo_model()
+        places: dict[str, list[str]] = {}
         if not getattr(self, "_ippo_is_loading", False):
             from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 

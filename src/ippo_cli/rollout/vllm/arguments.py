@@ -1,0 +1,116 @@
+"""Arguments of vLLM's engines and requests, for both modes. Does not import vllm at the top."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig
+
+from ippo_cli.config.schema import VllmConfig
+from ippo_cli.engine.host_memory import host_memory
+from ippo_cli.rollout.engine import EngineModel, EngineRequest
+
+BLOCK = 32
+"""Tokens of a block of the key-value cache on a CPU: with larger ones short prompts are not cached."""
+FREE_SHARE = 0.25
+"""Share of the free memory that a key-value cache may take without `kv_cache_gib`."""
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""The values of `max_lora_rank` that vLLM accepts."""
+EXTENSION = "ippo_cli.rollout.vllm.worker_extension.WorkerExtension"
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def write_model_folder(model: EngineModel, folder: Path) -> None:
+    """Write the configuration and the tokenizer of a model; its weights are transferred later.
+
+    Not with `save_pretrained` of the model: in a process group it writes on rank 0 only.
+    """
+    config = model.config.to_dict()
+    config["torch_dtype"] = config["dtype"] = DTYPES[model.dtype]
+    (folder / "config.json").write_text(json.dumps(config, default=str))
+    model.tokenizer.save_pretrained(folder)
+
+
+def engine_arguments(model: EngineModel, settings: VllmConfig, device: torch.device, folder: Path) -> dict[str, Any]:
+    """Keyword arguments of `EngineArgs`, by name."""
+    on_cpu = device.type == "cpu"
+    arguments: dict[str, Any] = {
+        "model": str(folder),
+        "dtype": DTYPES[model.dtype],
+        "load_format": "dummy",
+        "max_model_len": model.max_length,
+        "max_num_seqs": model.max_rows,
+        "kv_cache_memory_bytes": cache_bytes(model, settings, device),
+        "enforce_eager": on_cpu if settings.enforce_eager is None else settings.enforce_eager,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",  # no sampling settings of the model's own
+        "disable_log_stats": True,
+        "enable_prefix_caching": True,
+        "worker_extension_cls": EXTENSION,
+        "seed": 0,
+    }
+    if on_cpu:
+        arguments["block_size"] = BLOCK
+    if model.max_adapters:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": model.max_adapters,
+            "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= model.max_adapter_rank),
+            "lora_dtype": DTYPES[model.dtype],
+        }
+    return arguments | dict(settings.engine_args)
+
+
+def cache_bytes(model: EngineModel, settings: VllmConfig, device: torch.device) -> int:
+    """Bytes of an engine's key-value cache: as configured, or what all rows need at full length, within the free
+    memory's share; at least one row of full length.
+    """
+    if settings.kv_cache_gib is not None:
+        return int(settings.kv_cache_gib * 2**30)
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory().available
+    per_token = cache_bytes_per_token(model.config, model.dtype)
+    one_row = math.ceil(model.max_length / BLOCK + 1) * BLOCK * per_token
+    return int(max(one_row, min(one_row * model.max_rows, FREE_SHARE * free)))
+
+
+def cache_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one token in all layers."""
+    text = config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return 2 * text.num_hidden_layers * heads * width * dtype.itemsize
+
+
+def make_params(request: EngineRequest) -> Any:
+    """vLLM's `SamplingParams` of a request."""
+    from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+    from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+    return SamplingParams(**request_parameters(request), output_kind=RequestOutputKind.FINAL_ONLY)
+
+
+def request_parameters(request: EngineRequest) -> dict[str, Any]:
+    """The sampling parameters of a request, as vLLM and its server name them."""
+    sampling = request.sampling
+    stops = list(sampling.stop_strings)
+    return {
+        "temperature": 0.0 if sampling.greedy else sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "seed": request.seed,
+        "max_tokens": request.max_new_tokens,
+        "min_tokens": min(sampling.min_new_tokens, request.max_new_tokens),
+        "stop_token_ids": list(request.stop_ids),
+        "ignore_eos": True,  # the stop tokens above are all that end a response
+        "stop": stops,
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,  # special tokens may be part of a stop string
+        "detokenize": bool(stops),
+        "logprobs": 0,  # of the sampled token
+    }

@@ -1,0 +1,179 @@
+"""`rollout.vllm.mode=colocate`: a vLLM engine in the process of a rank. Imports vllm, which takes seconds."""
+
+from __future__ import annotations
+
+import gc
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ippo_cli.config.errors import EngineError
+from ippo_cli.config.schema import VllmConfig
+from ippo_cli.engine import distributed
+from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
+from ippo_cli.rollout.vllm.arguments import engine_arguments, make_params, write_model_folder
+from ippo_cli.rollout.vllm.worker_extension import sum_by_parameter
+
+
+class InProcessEngine:
+    """A vLLM engine in this process; on a GPU it sleeps while the rank trains."""
+
+    def __init__(self, model: EngineModel, settings: VllmConfig, device: torch.device, *, name: str) -> None:
+        self._model, self._settings, self._device, self._name = model, settings, device, name
+        self._engine: Any = None
+        self._places: dict[str, list[str]] = {}  # by tensor, the engine's parameters that it is part of
+        self._adapters: dict[str, int] = {}  # numbers of adapters in vLLM
+        self._version = 0
+        self._versions: dict[str, int] = {}  # of adapters
+        self._is_asleep = False
+
+    def start(self) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's threads stay where they are
+        from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
+        from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+
+        with tempfile.TemporaryDirectory(prefix="ippo-engine-") as folder:
+            write_model_folder(self._model, Path(folder))
+            arguments = engine_arguments(self._model, self._settings, self._device, Path(folder))
+            if distributed.world_size() > 1:
+                arguments["distributed_executor_backend"] = "external_launcher"  # uses the ranks' process group
+            if self._device.type == "cuda":
+                arguments["enable_sleep_mode"] = True
+            set_threads = torch.set_num_threads
+            try:
+                self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            except Exception as error:
+                raise EngineError(f"rollout=vllm: the engine of {self._name} did not start: {error}") from error
+            finally:
+                torch.set_num_threads = set_threads  # vLLM's CPU build replaces it by a function without effect
+
+    def submit(self, request: EngineRequest) -> None:
+        number = None if request.adapter is None else self._adapters[request.adapter]
+        self._engine.add_request(
+            str(request.key),
+            {"prompt_token_ids": list(request.prompt)},
+            make_params(request),
+            lora_request=None if number is None else self._lora_request(request.adapter, number, ""),
+        )
+
+    def step(self) -> list[EngineOutput]:
+        if not self._engine.has_unfinished_requests():
+            return []
+        return [self._read_output(output) for output in self._engine.step() if output.finished]
+
+    def abort(self) -> None:
+        states = self._engine.output_processor.request_states
+        self._engine.abort_request(list(states), internal=True)
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
+        self._wake("weights")
+        mapped = bool(self._places)
+        for layer in _by_layer(weights):
+            places = self._call("ippo_load_weights", layer, mapped)
+            self._places |= places
+        self._call("ippo_finish")
+        self._wake("kv_cache")
+        self._engine.reset_prefix_cache()
+        self._version = version
+        return sorted(name for name, parameters in self._places.items() if not parameters)
+
+    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
+        expected, found = sum_by_parameter(self._places, hashes), self._call("ippo_hashes")
+        wrong = {name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name)}
+        return sorted(
+            {name for name, parameters in self._places.items() if wrong.intersection(parameters)}
+            | (wrong - expected.keys())
+        )
+
+    def load_adapter(self, name: str, folder: Path, version: int) -> None:
+        number = self._adapters.setdefault(name, len(self._adapters) + 1)
+        self._engine.add_lora(self._lora_request(name, number, str(folder), load_inplace=True))
+        self._engine.reset_prefix_cache()
+        self._versions[name] = version
+
+    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+        found = self._call("ippo_adapter_hashes", self._adapters[name])
+        fused = self._call("ippo_adapter_modules")
+        wrong = []
+        for module, parts in fused.items():
+            for part in "AB":
+                expected = sum(hashes.get(f"{layer}.{part}", 0) for layer in _layers_of(module, parts)) % 2**64
+                if expected != found[f"{module}.{part}"]:
+                    wrong.append(f"{module}.lora_{part}")
+        return wrong
+
+    def sleep(self) -> bool:
+        if self._device.type != "cuda":
+            return False  # vLLM's CPU build does not sleep
+        self._call_engine("sleep", 2)
+        self._is_asleep = True
+        return True
+
+    def close(self) -> None:
+        if self._engine is not None:
+            with suppress(Exception):
+                self._engine.engine_core.shutdown()
+            self._engine = None
+            gc.collect()
+
+    def _read_output(self, output: Any) -> EngineOutput:
+        completion = output.outputs[0]
+        adapter = None if output.lora_request is None else output.lora_request.lora_name
+        ids = list(completion.token_ids)
+        return EngineOutput(
+            key=int(output.request_id.partition("-")[0]),
+            ids=ids,
+            logprobs=[position[token].logprob for token, position in zip(ids, completion.logprobs or (), strict=True)],
+            versions=[self._version if adapter is None else self._versions[adapter]] * len(ids),
+        )
+
+    def _lora_request(self, name: str | None, number: int, path: str, **options: Any) -> Any:
+        from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+        return LoRARequest(lora_name=name, lora_int_id=number, lora_path=path or f"/{name}", **options)
+
+    def _wake(self, part: str) -> None:
+        if self._is_asleep:
+            self._call_engine("wake_up", [part])
+            self._is_asleep = part != "kv_cache"
+
+    def _call_engine(self, method: str, *arguments: Any) -> None:
+        getattr(self._engine, method)(*arguments)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call a method of the worker."""
+        return self._engine.collective_rpc(method, args=arguments)[0]
+
+
+def _by_layer(weights: Iterable[tuple[str, Tensor]]) -> Iterable[list[tuple[str, Tensor]]]:
+    """Groups of consecutive tensors of one layer, copied: the engine keeps a layer's tensors until it is complete, and
+    gathered ones are released before.
+    """
+    group: list[tuple[str, Tensor]] = []
+    prefix = None
+    for name, tensor in weights:
+        own = ".".join(name.split(".")[:3])
+        if group and own != prefix:
+            yield group
+            group = []
+        prefix = own
+        group.append((name, tensor.detach().clone()))
+    if group:
+        yield group
+
+
+def _layers_of(module: str, parts: Iterable[str]) -> list[str]:
+    """The trained layers that an engine's module fuses."""
+    folder = module.rpartition(".")[0]
+    return [part if "." in part else f"{folder}.{part}" for part in parts]
