@@ -67,7 +67,8 @@ def _compare_rows(run: RecordedRun, executed: RecordedRun, found: Comparison) ->
         _add_first(found, METRICS_FILE, f"line {run.rows[number].number}", value_differences(before, now))
     for number, line in run.rows.items():
         if found.execution.first <= number <= found.execution.last and number not in executed.rows:
-            found.differences.append(Difference(METRICS_FILE, f"line {line.number}", "the execution writes no such row"))
+            reason = "the execution writes no such row"
+            found.differences.append(Difference(METRICS_FILE, f"line {line.number}", reason))
 
 
 def comparable_row(row: Mapping[str, Any]) -> dict[str, Any]:
