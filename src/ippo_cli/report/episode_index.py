@@ -28,7 +28,7 @@ class EpisodeIndex:
         start = len(self)
         for place, episode in enumerate(episodes):
             self._add_episode(number, place, episode)
-        self._mark_equal_groups(start)
+        self._mark_equal_groups(start, [episode.get("mode") for episode in episodes])
 
     def to_data(self) -> dict[str, Any]:
         """The columns in the order of files, for JSON."""
@@ -67,13 +67,18 @@ class EpisodeIndex:
         for name, value in row.items():
             self.columns[name].append(value)
 
-    def _mark_equal_groups(self, start: int) -> None:
-        """Mark episodes from row `start` on if their group has several episodes, all with one score."""
+    def _mark_equal_groups(self, start: int, modes: Sequence[Any]) -> None:
+        """Mark episodes from row `start` on if their group has several episodes with scores, all equal for each agent.
+
+        Equal means over agents are not enough: in a game of two, every episode may have the mean 0. Sampled and greedy
+        episodes of an evaluation are no group.
+        """
         groups: dict[Any, list[int]] = {}
         for row in range(start, len(self)):
-            groups.setdefault(self.columns["group"][row], []).append(row)
+            if self.columns["score"][row] is not None:  # failed episodes are compared with no other
+                groups.setdefault((modes[row - start], self.columns["group"][row]), []).append(row)
         for rows in groups.values():
-            if len(rows) > 1 and len({self.columns["score"][row] for row in rows}) == 1:
+            if len(rows) > 1 and len({tuple(values[row] for values in self.agents.values()) for row in rows}) == 1:
                 for row in rows:
                     self.columns["zero_variance"][row] = 1
 
