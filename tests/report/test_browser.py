@@ -509,9 +509,11 @@ def test_calibration_and_turns(visit: Open, single: Path) -> None:
     page = visit(single, "critic")
     page.wait_for_selector("#calibration table")
     newest = page.inner_text("#calibration tbody")
-    page.select_option("#calibration-file", index=1)
+    page.select_option("#calibration-file", "all")
     wait_until(page, f"document.querySelector('#calibration tbody').innerText !== {newest!r}")
     assert page.locator("#calibration tbody tr").count() == 2
+    page.select_option("#calibration-file", label="iteration 100")
+    wait_until(page, f"document.querySelector('#calibration tbody').innerText === {newest!r}")
     label = page.get_attribute("#turns .chart", "aria-label")
     assert "turn 2" in label
     page.select_option("#turn-agent", "1")
