@@ -277,6 +277,15 @@ def test_phases_have_totals(visit: Open, single: Path) -> None:
     ] == []
 
 
+def test_totals_of_phases_count_all_iterations(
+    visit: Open, root: Path, single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ippo_cli.report.payload.points_per_curve", lambda rows: 10)
+    reduced = visit(make_page(root, root / "single", name="reduced.html"))
+    assert "have at most 10 points" in reduced.inner_text(".notice")
+    assert reduced.inner_text("#phases .totals") == visit(single).inner_text("#phases .totals")
+
+
 # Several runs
 
 
