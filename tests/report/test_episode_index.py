@@ -65,6 +65,13 @@ def test_sampled_and_greedy_episodes_are_no_group() -> None:
     assert index_of([sampled, greedy])["zero_variance"] == [0, 0]
 
 
+def test_incomplete_groups_are_not_marked() -> None:
+    index = EpisodeIndex()
+    episodes = [make_episode({"low": 1.0}, group=group) for group in (0, 0, 0, 0, 1, 1)]
+    index.add_file(0, episodes, group_size=4)
+    assert index.to_data()["zero_variance"] == [1, 1, 1, 1, 0, 0]
+
+
 def test_episodes_without_group_are_grouped_by_prompt() -> None:
     data = index_of([make_episode({"low": 1.0}, "a"), make_episode({"low": 1.0}, "b"), make_episode({"low": 1.0}, "a")])
     assert data["prompt"] == [0, 1, 0]

@@ -101,7 +101,9 @@ def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
 
 def _parse_number(environ: Mapping[str, str], name: str) -> int:
     if not environ[name].isdecimal():
-        raise ConfigError(f"{name}={environ[name]}", "is set in the environment and is not a number", "use 0, 1, 2, ...")
+        raise ConfigError(
+            f"{name}={environ[name]}", "is set in the environment and is not a number", "use 0, 1, 2, ..."
+        )
     return int(environ[name])
 
 

@@ -98,8 +98,7 @@ def paired_differences(runs: Sequence[RunRecord], groups: Sequence[Configuration
         {
             json.dumps([seed, runs[place].primary_metric]): value
             for place in group.counted
-            if (seed := seed_of(runs[place])) is not None
-            and (value := held_out_value(runs[place], "last")) is not None
+            if (seed := seed_of(runs[place])) is not None and (value := held_out_value(runs[place], "last")) is not None
         }
         for group in groups
     ]
