@@ -120,6 +120,7 @@ def test_clean_finishes_an_interrupted_removal(tmp_path: Path) -> None:
     run = write_run(tmp_path, "a", age_days=9)
     left = run.rename(run.with_name(REMOVAL_PREFIX + run.name))
     assert reasons(tmp_path) == {left: "an interrupted removal"}
+    assert len(plan_cleaning([tmp_path, tmp_path / "a"], 7)[0]) == 1
     (removal,), _ = plan_cleaning([tmp_path], 7)
     remove(removal)
     assert not left.exists()

@@ -91,7 +91,7 @@ def plan_cleaning(folders: Sequence[Path], older_than_days: float) -> tuple[list
             retained.append(Removal(entry.folder, entry.size, reason))
         if not _is_active(entry.folder):
             removals += _find_unfinished(entry.folder, before)
-    leftovers = [path for folder in folders for path in _find_leftovers(folder)]
+    leftovers = {path.resolve(): path for folder in folders for path in _find_leftovers(folder)}.values()
     removals += [
         Removal(path, folder_size(path), "an interrupted removal", is_run=False)
         for path in leftovers

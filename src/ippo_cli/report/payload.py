@@ -122,6 +122,10 @@ def _add_metrics(found: Payload, runs: Sequence[RunRecord], run_data: Sequence[d
         data["metrics"] = columns.header | {"chunk": f"metrics-{number}"}
         data["phase_seconds"] = phase_seconds(run.metrics)
         data["name"] = name
+        if run.damaged_line is not None:
+            found.notes.append(
+                f"Line {run.damaged_line} of metrics.jsonl of {name} is damaged; later rows are missing."
+            )
     if reduced:
         found.notes.append(
             f"Curves of {reduced} of {len(runs)} runs have at most {limit} points: the extremes of each interval of "
