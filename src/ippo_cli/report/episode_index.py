@@ -24,7 +24,7 @@ class EpisodeIndex:
         return len(self.columns["file"])
 
     def add_file(self, number: int, episodes: Sequence[Mapping[str, Any]], group_size: int = 2) -> None:
-        """Add the episodes of sample file `number`. `group_size`: episodes of a training group; samples may have fewer."""
+        """Add the episodes of sample file `number`. `group_size`: episodes of a whole training group."""
         start = len(self)
         for place, episode in enumerate(episodes):
             self._add_episode(number, place, episode)

@@ -188,7 +188,7 @@ def _restore(
     checkpoints: CheckpointManager,
     checkpoint: Path,
 ) -> None:
-    """Restore the state from a checkpoint, then drop later rows and samples, and activate the resumed run's configuration."""
+    """Restore the state from a checkpoint, drop later rows and samples, and activate the resumed configuration."""
 
     def activate() -> None:
         assert state.progress.metrics_bytes is not None  # rows are written before a checkpoint
