@@ -59,7 +59,7 @@ def _nested_run(run: Path) -> Path | None:
 
 
 def _runs_with_weights_of(run: Path) -> list[Path]:
-    """Runs of the same output folder whose initial models are files of this run."""
+    """Runs of the same output folder with initial models that are files of this run."""
     folder = run.resolve()
     records = sorted(folder.parent.parent.glob("*/*/initial/*.json"))
     users = dict.fromkeys(file.parents[1] for file in records if _initial_model(file).is_relative_to(folder))

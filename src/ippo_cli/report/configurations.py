@@ -93,7 +93,7 @@ def mean_value(
 
 
 def paired_differences(runs: Sequence[RunRecord], groups: Sequence[Configuration]) -> list[PairedDifference]:
-    """Differences of all pairs of configurations that share a seed, and whose scores are the same metric."""
+    """Differences of all pairs of configurations that share a seed and a primary metric."""
     by_seed = [
         {
             json.dumps([seed, runs[place].primary_metric]): value
