@@ -27,7 +27,7 @@ def test_importing_the_package_imports_nothing_else():
 
 @pytest.mark.parametrize("item", ["-m", 3, ["seed=1", "--cfg"]])
 def test_flags_and_other_values_are_no_overrides(item: object):
-    with pytest.raises(ConfigError, match="is no override"):
+    with pytest.raises(ConfigError, match="is not an override"):
         to_overrides([item], {})  # type: ignore[list-item]
 
 

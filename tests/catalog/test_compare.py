@@ -49,6 +49,25 @@ def test_a_repeated_seed_counts_once(tmp_path: Path) -> None:
     assert (mean.count, mean.mean) == (1, 0.5)
 
 
+def test_runs_that_are_not_done_count_only_if_none_is(tmp_path: Path) -> None:
+    write_run(tmp_path, "a", seed=1, scores={"last": 0.5}, age_days=2)
+    write_run(tmp_path, "a", seed=1, state="failed", scores={"last": 0.1}, age_days=1)
+    write_run(tmp_path, "a", seed=2, state="failed", scores={"last": 0.2}, age_days=1)
+    (group,) = compare_runs(list_runs([tmp_path])).groups
+    assert [entry.last for entry in group.entries] == [0.5]
+    write_run(tmp_path, "b", gamma=2, state="failed", scores={"last": 0.3})
+    assert [len(group.entries) for group in compare_runs(list_runs([tmp_path])).groups] == [1, 1]
+
+
+def test_means_of_fewer_runs_have_their_number(tmp_path: Path) -> None:
+    for seed, scores in enumerate(({"first": 0.1, "last": 0.5}, {"first": 0.3}, {"first": 0.2})):
+        write_run(tmp_path, "a", seed=seed, scores=scores)
+    lines = format_comparison(compare_runs(list_runs([tmp_path]))).splitlines()
+    line = next(line for line in lines if line.startswith("A"))
+    assert line.rstrip().endswith("-     0.500 (n=1)")
+    assert "(n=3)" not in line
+
+
 def test_agents_that_follow_their_group_are_left_out(tmp_path: Path) -> None:
     for name, rate in (("a", 1e-3), ("b", 1e-4)):
         write_run(tmp_path, name, actor={"learning_rate": rate}, task=agents(rate, 2 * rate))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def test_removal_refuses_links_and_other_folders(tmp_path: Path) -> None:
             plan_removals([folder])
 
 
+def test_a_run_that_contains_another_one_is_kept(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a", state="failed", age_days=9)
+    inner = write_run(run / "outputs", "b")
+    with pytest.raises(ConfigError, match=f"contains another run, {inner}"):
+        plan_removals([run])
+    removals, retained = plan_cleaning([tmp_path], 7)
+    assert removals == []
+    assert [removal.reason for removal in retained] == ["contains another run"]
+
+
+def test_a_run_is_planned_once_under_two_names(tmp_path: Path) -> None:
+    run = write_run(tmp_path, "a")
+    assert len(plan_removals([run, run.parent / ".." / "a" / run.name])) == 1
+
+
+def test_removal_names_runs_that_need_the_weights(tmp_path: Path) -> None:
+    run, other = write_run(tmp_path, "a", checkpoints=(2,)), write_run(tmp_path, "b")
+    (other / "initial").mkdir()
+    model = run / "checkpoints" / "step_00000002" / "low"
+    (other / "initial" / "low.json").write_text(json.dumps({"model": str(model), "commit": None, "sha256": {}}))
+    (run / "initial").mkdir()
+    (run / "initial" / "low.json").write_text(json.dumps({"model": str(run / "initial" / "low")}))
+    assert [removal.reason for removal in plan_removals([run, other])] == [
+        f"done; {other} started from its weights and needs them to resume",
+        "done",
+    ]
+
+
 def test_clean_keeps_what_can_be_resumed(tmp_path: Path) -> None:
     failed = write_run(tmp_path, "failed", state="failed", age_days=9)
     interrupted = write_run(tmp_path, "interrupted", state="running", age_days=9)
@@ -91,6 +120,7 @@ def test_clean_finishes_an_interrupted_removal(tmp_path: Path) -> None:
     run = write_run(tmp_path, "a", age_days=9)
     left = run.rename(run.with_name(REMOVAL_PREFIX + run.name))
     assert reasons(tmp_path) == {left: "an interrupted removal"}
+    assert len(plan_cleaning([tmp_path, tmp_path / "a"], 7)[0]) == 1
     (removal,), _ = plan_cleaning([tmp_path], 7)
     remove(removal)
     assert not left.exists()

@@ -81,7 +81,7 @@ def test_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(SystemExit) as leaving:
         answer_completion(["--completion", "tcsh"])
     assert leaving.value.code == 2
-    assert capsys.readouterr().err == "ippo: --completion tcsh is no shell; use bash, zsh or fish\n"
+    assert capsys.readouterr().err == "ippo: --completion tcsh is not a shell; use bash, zsh or fish\n"
     assert answer_completion(["seed=1"]) is None
 
 

@@ -63,6 +63,16 @@ def test_diagnosis_of_a_run(call: Call, run: Path) -> None:
     assert "\x1b" not in output
 
 
+def test_damaged_rows_are_reported(call: Call, run: Path) -> None:
+    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join([*rows[:4], "oops\n", *rows[4:]]))
+    assert call(str(run))[1].splitlines()[:2] == [
+        "outputs/default/20260101-000000-aaaaaa: done after 4 iterations",
+        "line 5 of metrics.jsonl is damaged: later rows were not examined",
+    ]
+    assert json.loads(call(str(run), "--json")[1])["damaged_line"] == 5
+
+
 def test_diagnosis_as_json(call: Call, run: Path) -> None:
     data = json.loads(call(str(run.parent), "--json")[1])
     assert data["state"] == "done"

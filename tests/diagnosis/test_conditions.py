@@ -14,8 +14,10 @@ from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Config
 from ippo_cli.diagnosis.conditions.responses import find_template_mismatch
 from ippo_cli.diagnosis.conditions.team import Readings, count_readings, find_deaf_agents
+from ippo_cli.diagnosis.diagnose import diagnose
 from ippo_cli.diagnosis.finding import Finding, NotChecked, Observations, Outcome
 from ippo_cli.diagnosis.registry import BY_NAME
+from ippo_cli.diagnosis.report import format_diagnosis
 from ippo_cli.diagnosis.series import correlation, measure_change
 
 Row = dict[str, float]
@@ -258,3 +260,38 @@ def test_missing_numbers_are_ignored() -> None:
         for condition in BY_NAME.values():
             outcome = condition.find(replace(run.observations, rows=gaps))
             assert not isinstance(outcome, Finding), (run.name, condition.name)
+
+
+def momentary(n: int) -> dict[str, float]:
+    """Skipped steps and failing rewards in iteration 9 alone."""
+    return {"policy/skipped_steps": 2.0 * (n == 9), "score/failed_fraction": 0.3 * (n == 9)}
+
+
+def test_warnings_of_conditions_that_ended_are_shown(config: Config) -> None:
+    warnings = {"skipped_steps": "steps were skipped", "failing_rewards": "rewards failed", "fell": "the score fell"}
+    diagnosis = diagnose(Observations(config=config, rows=rows(momentary)))
+    text = format_diagnosis(diagnosis, warnings, ROWS)
+    assert "no problem found" in text
+    assert "- steps were skipped\n- rewards failed\n" in text
+    assert "- the score fell" not in text  # all iterations were examined for it
+    diagnosis = diagnose(Observations(config=config, rows=rows(momentary, 9)))
+    assert set(diagnosis.findings) == {"failing_rewards", "skipped_steps"}
+    assert "printed these warnings" not in format_diagnosis(diagnosis, warnings, 9)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"policy/skipped_steps": 4.0, "policy/grad_norm": 0.0}, "all 96 optimizer steps were skipped"),
+        ({"policy/skipped_steps": 0.0, "policy/grad_norm": 0.0}, "all gradients are 0"),
+    ],
+)
+def test_reason_of_an_unchanged_policy(change: dict[str, float], reason: str, config: Config) -> None:
+    found = find("policy_unchanged", config, lambda n: change)
+    assert isinstance(found, Finding)
+    assert reason in found.text
+
+
+def test_missing_gradient_norms_are_not_zero(config: Config) -> None:
+    known = [{key: value for key, value in row.items() if "grad_norm" not in key} for row in rows(lambda n: {})]
+    assert BY_NAME["policy_unchanged"].find(Observations(config=config, rows=known)) is None

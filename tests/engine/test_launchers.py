@@ -40,7 +40,7 @@ TORCHRUN = {"RANK": "2", "WORLD_SIZE": "4", "LOCAL_RANK": "0"}
 def test_node_rank() -> None:
     there = {"MASTER_ADDR": "node1", "MASTER_PORT": "29500", "NODE_RANK": "1"}
     assert node_rank(there, 2) == 1
-    with pytest.raises(ConfigError, match=r"^NODE_RANK=1 is no machine of launch\.nodes=1; use 0 to 0"):
+    with pytest.raises(ConfigError, match=r"^NODE_RANK=1 is not a machine of launch\.nodes=1; use 0 to 0"):
         node_rank(there, 1)
     with pytest.raises(ConfigError, match=r"^launch\.nodes=2 needs MASTER_PORT and NODE_RANK in the environment; "):
         node_rank({"MASTER_ADDR": "node1"}, 2)
@@ -120,9 +120,9 @@ def test_job_id_stable_across_restarts(environ: dict[str, str], expected: str | 
     ("environ", "message"),
     [
         ({"RANK": "0"}, "RANK=0 needs WORLD_SIZE; "),
-        ({**TORCHRUN, "RANK": "4"}, "RANK=4 is no rank of WORLD_SIZE=4; use 0 to 3"),
-        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1 is set in the environment and is no number"),
-        ({**TORCHRUN, "LOCAL_RANK": "a"}, "LOCAL_RANK=a is set in the environment and is no number"),
+        ({**TORCHRUN, "RANK": "4"}, "RANK=4 is not a rank of WORLD_SIZE=4; use 0 to 3"),
+        ({**TORCHRUN, "RANK": "-1"}, "RANK=-1 is set in the environment and is not a number"),
+        ({**TORCHRUN, "LOCAL_RANK": "a"}, "LOCAL_RANK=a is set in the environment and is not a number"),
         ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node1"}, "set LOCAL_RANK, or LOCAL_WORLD_SIZE"),
     ],
 )

@@ -168,6 +168,47 @@ def test_smoothing_log_axis_and_lines_change_charts(visit: Open, single: Path) -
     )
 
 
+def chart_name(page: Any, panel: str) -> str:
+    """First and last value of each line of a chart."""
+    return str(page.get_attribute(f"[data-panel='{panel}'] .chart", "aria-label"))
+
+
+def test_evaluations_are_not_smoothed(visit: Open, single: Path) -> None:
+    page = visit(single, viewport={"width": 1400, "height": 1600})
+    page.wait_for_selector("[data-panel='policy/entropy'] canvas")
+    held_out = page.get_attribute(".panel.hero", "data-panel")
+    evaluation, training = chart_name(page, held_out), chart_name(page, "policy/entropy")
+    page.locator("#smoothing").fill("0.9")
+    wait_until(
+        page,
+        f"document.querySelector('[data-panel=\"policy/entropy\"] .chart').getAttribute('aria-label') !== {training!r}",
+    )
+    assert chart_name(page, held_out) == evaluation
+
+
+def test_values_of_earlier_iterations_have_their_iteration(visit: Open, root: Path) -> None:
+    for iterations in (20, 40):
+        settings = {"algorithm": {"gamma": iterations / 100}}
+        folder = root / "lengths" / str(iterations)
+        write_run(folder, iterations=iterations, files=1, episodes_per_file=2, settings=settings)
+    page = visit(make_page(root, root / "lengths", name="lengths.html"), viewport={"width": 1400, "height": 2600})
+    page.wait_for_selector("[data-panel='policy/entropy'] canvas")
+    page.locator("[data-panel='policy/entropy'] .chart").focus()
+    page.keyboard.press("End")
+    assert page.inner_text("#tooltip").startswith("iteration 40")
+    assert page.inner_text("#tooltip").count("(at 20)") == 2
+
+
+def test_repeated_seeds_and_failed_runs_are_in_no_mean_line(visit: Open, root: Path) -> None:
+    for name, (seed, state) in {"a": (1, "done"), "b": (2, "failed"), "c": (1, "done"), "d": (3, "done")}.items():
+        write_run(root / "repeated" / name, iterations=20, files=1, episodes_per_file=2, seed=seed, state=state)
+    page = visit(make_page(root, root / "repeated", name="repeated.html"))
+    page.wait_for_selector("[data-panel='policy/entropy'] canvas")
+    assert "(mean of 2)" in chart_name(page, "policy/entropy")
+    page.click("button:has-text('mean over seeds')")
+    assert chart_name(page, "policy/entropy").count("solver") == 4
+
+
 def first_iteration(page: Any, panel: str) -> int:
     """The iteration at the left edge of a chart."""
     page.hover(f"[data-panel='{panel}'] .u-over", position={"x": 1, "y": 40})
@@ -234,6 +275,15 @@ def test_phases_have_totals(visit: Open, single: Path) -> None:
     assert [
         name for name in ("rollout", "score", "targets", "update", "evaluation", "checkpoint") if name not in text
     ] == []
+
+
+def test_totals_of_phases_count_all_iterations(
+    visit: Open, root: Path, single: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ippo_cli.report.payload.points_per_curve", lambda rows: 10)
+    reduced = visit(make_page(root, root / "single", name="reduced.html"))
+    assert "have at most 10 points" in reduced.inner_text(".notice")
+    assert reduced.inner_text("#phases .totals") == visit(single).inner_text("#phases .totals")
 
 
 # Several runs
@@ -468,9 +518,11 @@ def test_calibration_and_turns(visit: Open, single: Path) -> None:
     page = visit(single, "critic")
     page.wait_for_selector("#calibration table")
     newest = page.inner_text("#calibration tbody")
-    page.select_option("#calibration-file", index=1)
+    page.select_option("#calibration-file", "all")
     wait_until(page, f"document.querySelector('#calibration tbody').innerText !== {newest!r}")
     assert page.locator("#calibration tbody tr").count() == 2
+    page.select_option("#calibration-file", label="iteration 100")
+    wait_until(page, f"document.querySelector('#calibration tbody').innerText === {newest!r}")
     label = page.get_attribute("#turns .chart", "aria-label")
     assert "turn 2" in label
     page.select_option("#turn-agent", "1")

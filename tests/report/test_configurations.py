@@ -105,3 +105,14 @@ def test_differences_are_paired_by_seed(tmp_path: Path) -> None:
     (found,) = paired_differences(runs, group_runs(runs))
     assert found.seeds == (2, 3)
     assert (found.difference.count, found.difference.mean) == (2, pytest.approx(0.3))
+
+
+def test_other_scores_and_unknown_seeds_are_not_paired(tmp_path: Path) -> None:
+    metrics = ("sampled/score", "greedy/score")
+    runs = [make_run(tmp_path / name[:1], 1, 0.5, config={"task": {"primary_metric": name}}) for name in metrics]
+    for name in ("x", "y"):
+        runs.append(make_run(tmp_path / name, 1, 0.5))
+        (tmp_path / name / "config.yaml").unlink()
+    groups = group_runs(runs)
+    assert len(groups) == 4
+    assert paired_differences(runs, groups) == []

@@ -49,6 +49,29 @@ def test_groups_with_equal_scores_are_marked_within_a_file() -> None:
     assert data["zero_variance"] == [1, 1, 0, 0, 0]
 
 
+def test_equal_means_of_agents_are_not_equal_scores() -> None:
+    data = index_of([make_episode({"low": 1.0, "high": -1.0}), make_episode({"low": -1.0, "high": 1.0})])
+    assert (data["score"], data["zero_variance"]) == ([0.0, 0.0], [0, 0])
+
+
+def test_episodes_without_scores_are_in_no_equal_group() -> None:
+    failed, known = make_episode({"low": None}, failure="x"), make_episode({"low": 0.5})
+    assert index_of([failed, failed])["zero_variance"] == [0, 0]
+    assert index_of([failed, known, known])["zero_variance"] == [0, 1, 1]
+
+
+def test_sampled_and_greedy_episodes_are_no_group() -> None:
+    sampled, greedy = (make_episode({"low": 0.5}, group=0) | {"mode": mode} for mode in ("sampled", "greedy"))
+    assert index_of([sampled, greedy])["zero_variance"] == [0, 0]
+
+
+def test_incomplete_groups_are_not_marked() -> None:
+    index = EpisodeIndex()
+    episodes = [make_episode({"low": 1.0}, group=group) for group in (0, 0, 0, 0, 1, 1)]
+    index.add_file(0, episodes, group_size=4)
+    assert index.to_data()["zero_variance"] == [1, 1, 1, 1, 0, 0]
+
+
 def test_episodes_without_group_are_grouped_by_prompt() -> None:
     data = index_of([make_episode({"low": 1.0}, "a"), make_episode({"low": 1.0}, "b"), make_episode({"low": 1.0}, "a")])
     assert data["prompt"] == [0, 1, 0]

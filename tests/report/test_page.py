@@ -15,7 +15,7 @@ import pytest
 from synthetic import HOSTILE, write_run
 
 from ippo_cli.report.page import build_page
-from ippo_cli.report.payload import run_names
+from ippo_cli.report.payload import build_payload, run_names
 from ippo_cli.runs.records import RunRecord
 
 
@@ -94,3 +94,14 @@ def test_unfinished_run_without_rows(tmp_path: Path) -> None:
     index = read_index(build_page([RunRecord(tmp_path)], "title"))
     assert index["runs"][0]["state"] == "interrupted"
     assert index["files"] == []
+
+
+def test_a_damaged_row_is_noted(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "a", iterations=20, files=1, episodes_per_file=1)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join([*lines[:5], "{oops\n", *lines[6:]]))
+    record = RunRecord(folder)
+    assert (len(record.metrics), record.damaged_line) == (5, 6)
+    assert build_payload([record], "t").notes == ["Line 6 of metrics.jsonl of a is damaged; later rows are missing."]
+    (folder / "metrics.jsonl").write_text("".join(lines[:5]) + '{"iteration": 5, "a')
+    assert RunRecord(folder).damaged_line is None

@@ -36,6 +36,16 @@ def test_seeds_are_means_with_intervals(tmp_path: Path) -> None:
     assert low < mean < high
 
 
+def test_runs_that_are_not_done_and_repeated_seeds_are_in_no_mean(tmp_path: Path) -> None:
+    seeds = {"a": (1, "done"), "b": (2, "failed"), "c": (1, "done")}
+    runs = [
+        RunRecord(write_run(tmp_path / name, iterations=20, files=1, episodes_per_file=1, seed=seed, state=state))
+        for name, (seed, state) in seeds.items()
+    ]
+    [(_, _, _, points), *_] = dict(_agent_panels(runs))["entropy"]
+    assert points[3] == (4, runs[2].metrics[4]["solver/policy/entropy"], None, None)
+
+
 @pytest.mark.skipif(not can_draw(), reason="matplotlib is not installed")
 def test_picture_is_written(tmp_path: Path) -> None:
     runs = [RunRecord(write_run(tmp_path / "a", iterations=20, files=1, episodes_per_file=1))]

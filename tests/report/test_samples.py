@@ -71,3 +71,21 @@ def test_a_damaged_file_has_the_episodes_before_the_damage(tmp_path: Path) -> No
     file.write_text(file.read_text()[:-200])
     found = embed_samples([RunRecord(folder)], 10**9)
     assert found.index.to_data()["file"].count(0) == 2
+
+
+def test_samples_of_incomplete_groups_are_no_equal_groups(tmp_path: Path) -> None:
+    for size, count in ((2, 4), (8, 0)):
+        folder = write_run(
+            tmp_path / str(size), files=1, episodes_per_file=4, settings={"rollout": {"num_generations": size}}
+        )
+        file = folder / "samples" / "train_00000400.jsonl"
+        episodes = [json.loads(line) for line in file.read_text().splitlines()]
+        for place, episode in enumerate(episodes):
+            episode["group"] = place // 2
+            for row in episode["agents"].values():
+                row["score"] = 0.5
+        file.write_text("".join(json.dumps(episode) + "\n" for episode in episodes))
+        flags = embed_samples([RunRecord(folder)], 10**9).index.to_data()
+        assert (
+            sum(flag for flag, number in zip(flags["zero_variance"], flags["file"], strict=True) if not number) == count
+        )

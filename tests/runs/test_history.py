@@ -87,3 +87,25 @@ def test_a_full_disk_delays_the_history_with_its_checkpoint(log: RunLog):
     (log.folder / "kept").rename(log.folder / HISTORY)
     assert log.durable_metrics_bytes() == (log.folder / "metrics.jsonl").stat().st_size
     assert [line.iteration for line in read_history(log.folder)] == [0, 1]
+
+
+def test_a_resume_drops_rows_and_samples_of_later_iterations(log: RunLog):
+    log.record_start("", 0, {})
+    saved = add_iteration(log, 1)
+    size = log.durable_metrics_bytes()
+    log.log_samples("eval_00000001", [{"index": 0}])
+    for iteration in (2, 3):
+        add_iteration(log, iteration)
+    log.log_samples("eval_00000003", [{"index": 0}])
+    (log.folder / "samples" / "notes.txt").touch()
+    assert size is not None
+    log.drop_later_iterations(size, 1)
+    log.record_start(saved, 1, {})
+    log.log_row({"iteration": 2})  # now without samples
+    log.record_iteration(2)
+    assert sorted(path.name for path in (log.folder / "samples").iterdir()) == [
+        "eval_00000001.jsonl",
+        "notes.txt",
+        "train_00000001.jsonl",
+    ]
+    assert read_history(log.folder)[-1].content["files"] == {}

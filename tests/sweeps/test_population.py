@@ -96,8 +96,11 @@ def test_tournament_of_all_returns_first_best() -> None:
 
 def test_copy_parent_run_keeps_parent_unchanged(tmp_path: Path) -> None:
     row = done(tmp_path, JobRow(1, ["seed=3"], "1"), 0.5)
+    for name in ("verification.json", "report.html"):
+        (tmp_path / "1" / name).write_text("of the parent")
     copy_parent_run(tmp_path / "1", tmp_path / "2")
     child = tmp_path / "2"
+    assert not any((child / name).exists() for name in ("verification.json", "report.html"))
     assert json.loads((child / "run.json").read_text())["state"] == "preempted"
     assert json.loads((tmp_path / row.folder / "run.json").read_text())["state"] == "done"
     assert not (child / "run.lock").exists()

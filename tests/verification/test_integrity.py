@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +31,17 @@ def replace_text(name: str, old: str, new: str) -> Edit:
         edited = re.sub(old, new, text, count=1)
         assert edited != text
         (folder / name).write_text(edited)
+
+    return edit
+
+
+def edit_state(change: Callable[[dict[str, Any]], object]) -> Edit:
+    """Return an edit of `run.json`."""
+
+    def edit(folder: Path) -> None:
+        state = json.loads((folder / "run.json").read_text())
+        change(state)
+        (folder / "run.json").write_text(json.dumps(state))
 
     return edit
 
@@ -105,6 +118,31 @@ def test_unchanged_run_has_no_differences(run_copy: Path):
             r"run.json, evaluation.first.score: is 0.99",
         ),
         (
+            edit_state(lambda state: state["evaluation"]["best"].update(iteration=1)),
+            r"run.json, evaluation.best.[\w/]+: is [\d.]+, and metrics.jsonl, line 2 has no such number",
+        ),
+        (
+            edit_state(lambda state: state["evaluation"]["best"].update(iteration=99, score=0.999)),
+            r"run.json, evaluation.best.iteration: is 99, and by metrics.jsonl the best evaluation is after",
+        ),
+        (
+            edit_state(lambda state: state["evaluation"].update(last=state["evaluation"]["first"])),
+            r"run.json, evaluation.last.iteration: is 0, and by metrics.jsonl the last evaluation is after iteration 3",
+        ),
+        (
+            edit_state(lambda state: state["evaluation"].pop("best")),
+            r"run.json, evaluation.best.iteration: is missing, and by metrics.jsonl",
+        ),
+        (
+            edit_state(lambda state: state.update(iterations=100)),
+            r"run.json, iterations: is 100, and the last row is of iteration 3",
+        ),
+        (lambda folder: shutil.rmtree(folder / "initial"), r"initial: has no record of an initial model"),
+        (
+            replace_text("initial/solo.json", r'"sha256": \{[^}]*\}', '"sha256": {}'),
+            r"initial/solo.json: has neither hashes nor a commit",
+        ),
+        (
             replace_text(HISTORY, r'("row": ")\w', r"\1z"),
             r"history.jsonl, line 2: has been edited",
         ),
@@ -165,3 +203,9 @@ def test_samples_of_the_parent_of_a_copied_run_may_be_missing(run_copy: Path):
         "samples/train_00000003.jsonl",
         "samples/eval_00000003.jsonl",
     }
+
+
+def test_scores_that_a_killed_run_did_not_write_are_no_difference(run_copy: Path):
+    edit_state(lambda state: state.update(state="running", iterations=2))(run_copy)
+    edit_state(lambda state: state["evaluation"].update(last=state["evaluation"]["first"]))(run_copy)
+    assert differences(run_copy) == []

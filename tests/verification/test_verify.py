@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from ippo_cli.runs.folder import activate_resumed_config, lock_folder, write_sta
 from ippo_cli.runs.history import HISTORY, hash_file
 from ippo_cli.training.process import run_training
 from ippo_cli.verification.certificate import Verification, format_verification, write_certificate
+from ippo_cli.verification.comparison import compare
 from ippo_cli.verification.execution import split_segments
 from ippo_cli.verification.recorded import RecordedRun
 from ippo_cli.verification.selection import Execution, describe_bases, draw_iterations, find_bases, plan_executions
@@ -198,3 +200,24 @@ def test_the_history_of_a_resumed_run_has_both_starts(tmp_path: Path):
     ]
     assert ["config" in line.content for line in lines if line.is_start] == [True, False]
     assert verify(folder).is_verified
+
+
+def test_a_run_without_hashes_and_executions_is_not_verified(run_copy: Path):
+    for name in ("initial", "checkpoints"):
+        shutil.rmtree(run_copy / name)
+    (run_copy / HISTORY).unlink()
+    found = verify(run_copy, count=2)
+    assert found.executable == "none"
+    assert not found.is_verified
+    assert "failed: nothing was compared" in format_verification(found, run_copy / "verification.json")
+
+
+def test_missing_rows_and_checkpoints_of_an_execution_are_differences(run_copy: Path, tmp_path: Path):
+    executed = tmp_path / "executed"
+    (executed / "samples").mkdir(parents=True)
+    (executed / "metrics.jsonl").write_text("")
+    found = compare(RecordedRun(run_copy), RecordedRun(executed), Execution(3, 3, [3]), 0.0)
+    assert [str(difference) for difference in found.differences if "samples" not in difference.file] == [
+        "metrics.jsonl, line 4: the execution writes no such row",
+        f"{FINAL}: the execution writes no such checkpoint",
+    ]

@@ -30,7 +30,7 @@ def _texts(item: Overrides) -> Iterator[str]:
         return
     for text in item if isinstance(item, Iterable) and not isinstance(item, str) else [item]:
         if not isinstance(text, str) or (text.startswith("-") and not text.startswith(FOLDER_FLAG)):
-            raise ConfigError(str(text), "is no override", "use 'key=value', or a mapping such as {'seed': 1}")
+            raise ConfigError(str(text), "is not an override", "use 'key=value', or a mapping such as {'seed': 1}")
         yield text
 
 
@@ -59,5 +59,5 @@ def _format_value(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         return "{}"
     raise ConfigError(
-        f"{key}={value!r}", "is no value of a configuration", "use numbers, texts, booleans, None or lists"
+        f"{key}={value!r}", "is not a value of a configuration", "use numbers, texts, booleans, None or lists"
     )

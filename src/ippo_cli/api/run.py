@@ -28,7 +28,7 @@ class Run:
     """
 
     def __init__(self, folder: str | PathLike[str]) -> None:
-        """Open the folder of a run; raises `ResumeError` if it is none."""
+        """Open the folder of a run; raises `ResumeError` if it is not one."""
         self.folder = Path(folder).expanduser().absolute()
         if not (self.folder / "run.json").is_file():
             raise ResumeError(f"{folder} is not a run's folder; use outputs/NAME/DATE-ID")

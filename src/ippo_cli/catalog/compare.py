@@ -34,7 +34,7 @@ class RunGroup:
     """Runs of one configuration, with different seeds."""
 
     label: str
-    entries: tuple[RunEntry, ...]
+    entries: tuple[RunEntry, ...]  # those that are done, or all if none is; of equal seeds the newest
 
     def mean_score(self, name: str) -> MeanInterval | None:
         """The mean over seeds of the held-out score `first`, `best` or `last`."""
@@ -95,9 +95,13 @@ def _group_label(number: int) -> str:
 
 
 def _distinct_seeds(entries: Sequence[RunEntry]) -> tuple[RunEntry, ...]:
-    """One run per seed, the newest: a repeated run is not an independent sample."""
+    """One run per seed, the newest that is done: a repeated run is not an independent sample.
+
+    Runs that are not done count only if none is: their last score is of an earlier iteration.
+    """
+    done = [entry for entry in entries if entry.state == "done"] or list(entries)
     by_seed: dict[object, RunEntry] = {}
-    for entry in sorted(entries, key=lambda entry: entry.started):
+    for entry in sorted(done, key=lambda entry: entry.started):
         by_seed[entry.record.config.get(SEED_KEY)] = entry
     return tuple(by_seed.values())
 

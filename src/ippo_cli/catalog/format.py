@@ -101,7 +101,7 @@ def format_comparison(comparison: Comparison) -> str:
         [
             group.label,
             str(len(group.entries)),
-            *(_format_mean(group.mean_score(name)) for name in ("first", "best", "last")),
+            *(_format_mean(group.mean_score(name), len(group.entries)) for name in ("first", "best", "last")),
         ]
         for group in comparison.groups
     ]
@@ -133,12 +133,14 @@ def format_comparison(comparison: Comparison) -> str:
     return "\n".join(lines)
 
 
-def _format_mean(mean: MeanInterval | None) -> str:
+def _format_mean(mean: MeanInterval | None, runs: int) -> str:
+    """A mean and its interval, with the number of runs that have the score if it is not that of all `runs`."""
     if mean is None:
         return "-"
+    count = "" if mean.count == runs else f" (n={mean.count})"
     if mean.low is None or mean.high is None:
-        return f"{mean.mean:.3f}"
-    return f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]"
+        return f"{mean.mean:.3f}{count}"
+    return f"{mean.mean:.3f} [{mean.low:.3f}, {mean.high:.3f}]{count}"
 
 
 def _format_pair(last: MeanInterval | None, best: MeanInterval | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -31,8 +32,8 @@ class Removal:
 
 
 def plan_removals(paths: Sequence[Path]) -> list[Removal]:
-    """The runs to remove. Raises `ConfigError` for a path that is no run, is a link, or is running."""
-    return [_check_removable(path) for path in dict.fromkeys(paths)]
+    """The runs to remove. Raises `ConfigError` for a path that is not a run, is a link, is in use, or contains runs."""
+    return [_check_removable(path) for path in {path.resolve(): path for path in paths}.values()]
 
 
 def _check_removable(path: Path) -> Removal:
@@ -43,8 +44,34 @@ def _check_removable(path: Path) -> Removal:
         raise ConfigError(typed, "is not a run's folder", "use the folder with run.json; ippo-runs lists them")
     if _is_active(path):
         raise ConfigError(typed, "is in use by another process", "stop the run first")
+    if (nested := _nested_run(path)) is not None:
+        raise ConfigError(typed, f"contains another run, {display_path(nested)}", "move or remove that one first")
     entry = describe_run(RunRecord(path))
-    return Removal(path, entry.size, entry.state)
+    users = _runs_with_weights_of(path)
+    more = f" and {len(users) - 1} more" if len(users) > 1 else ""
+    needed = f"; {display_path(users[0])}{more} started from its weights and needs them to resume" if users else ""
+    return Removal(path, entry.size, entry.state + needed)
+
+
+def _nested_run(run: Path) -> Path | None:
+    """A run below the folder of another one, where a command that was typed in that folder puts it."""
+    return next((file.parent for file in sorted(run.glob("*/**/run.json"))), None)
+
+
+def _runs_with_weights_of(run: Path) -> list[Path]:
+    """Runs of the same output folder with initial models that are files of this run."""
+    folder = run.resolve()
+    records = sorted(folder.parent.parent.glob("*/*/initial/*.json"))
+    users = dict.fromkeys(file.parents[1] for file in records if _initial_model(file).is_relative_to(folder))
+    return [user for user in users if user != folder]
+
+
+def _initial_model(record: Path) -> Path:
+    """The folder from which an initial model was loaded; the root folder if the record cannot be read."""
+    try:
+        return Path(str(json.loads(record.read_text())["model"])).resolve()
+    except (OSError, ValueError, KeyError, TypeError):
+        return Path("/")
 
 
 def plan_cleaning(folders: Sequence[Path], older_than_days: float) -> tuple[list[Removal], list[Removal]]:
@@ -64,7 +91,7 @@ def plan_cleaning(folders: Sequence[Path], older_than_days: float) -> tuple[list
             retained.append(Removal(entry.folder, entry.size, reason))
         if not _is_active(entry.folder):
             removals += _find_unfinished(entry.folder, before)
-    leftovers = [path for folder in folders for path in _find_leftovers(folder)]
+    leftovers = {path.resolve(): path for folder in folders for path in _find_leftovers(folder)}.values()
     removals += [
         Removal(path, folder_size(path), "an interrupted removal", is_run=False)
         for path in leftovers
@@ -79,6 +106,8 @@ def _keep_reason(entry: RunEntry, before: float) -> str | None:
         return "run.json cannot be read" if entry.state == "unreadable" else entry.state
     if _is_active(entry.folder):
         return "is in use by another process"
+    if _nested_run(entry.folder) is not None:
+        return "contains another run"
     if count := len(list_checkpoints(entry.folder / "checkpoints")):
         return f"can be resumed from {count} checkpoint{'s' if count > 1 else ''}"
     if entry.changed >= before:

@@ -83,7 +83,7 @@ def answer_completion(argv: Sequence[str]) -> str | None:
 def _exit_unknown_shell(shell: str) -> NoReturn:
     import sys
 
-    print(f"ippo: {SCRIPT_FLAG} {shell}".rstrip() + " is no shell; use bash, zsh or fish", file=sys.stderr)
+    print(f"ippo: {SCRIPT_FLAG} {shell}".rstrip() + " is not a shell; use bash, zsh or fish", file=sys.stderr)
     sys.exit(2)
 
 

@@ -69,9 +69,12 @@ def report_run(path: Path, *, as_json: bool) -> None:
     diagnosis, iterations = diagnose(observations), len(observations.rows)
     if as_json:
         data = {"run": display_path(folder), "state": record.status, "error": record.state.get("error")}
+        data["damaged_line"] = record.damaged_line  # of metrics.jsonl
         print(json.dumps(data | to_json_data(diagnosis, warnings, iterations), indent=1))
         return
     print(f"{display_path(folder)}: {record.status} after {iterations} iterations")
+    if record.damaged_line is not None:
+        print(f"line {record.damaged_line} of metrics.jsonl is damaged: later rows were not examined")
     print(format_diagnosis(diagnosis, warnings, iterations))
 
 

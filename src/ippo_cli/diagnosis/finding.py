@@ -83,7 +83,8 @@ class Condition:
     """A named condition.
 
     `find`: its rule for a whole run. `warn`: its rule for the last rows during training; None without a live warning.
-    `explains`: conditions that are its consequences.
+    `explains`: conditions that are its consequences. `reads_last_rows`: whether `find` reads the last iterations alone,
+    so that it does not know whether the condition held before.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Condition:
     find: Callable[[Observations], Outcome]
     warn: Callable[[Observations], Outcome] | None = None
     explains: tuple[str, ...] = ()
+    reads_last_rows: bool = False
 
 
 def metric_evidence(rows: Sequence[Row], name: str, note: str = "") -> Evidence:

@@ -42,6 +42,7 @@ CONDITIONS = (
         find=find_failing_rewards,
         warn=find_failing_rewards,
         explains=("empty_parts",),
+        reads_last_rows=True,
     ),
     Condition(
         name="chat_template",
@@ -88,6 +89,7 @@ CONDITIONS = (
         find=find_silence,
         warn=find_silence,
         explains=("policy_unchanged", "deaf_agents", *STUCK),
+        reads_last_rows=True,
     ),
     Condition(
         name="truncated",
@@ -95,14 +97,23 @@ CONDITIONS = (
         find=find_truncation,
         warn=find_truncation,
         explains=("equal_scores", *STUCK),
+        reads_last_rows=True,
     ),
     Condition(
         name="overflow",
         title="turns do not fit into the context",
         find=find_context_overflow,
         warn=find_context_overflow,
+        reads_last_rows=True,
     ),
-    Condition(name="cut_turns", title="turns are truncated", find=find_cut_turns, warn=find_cut_turns, explains=STUCK),
+    Condition(
+        name="cut_turns",
+        title="turns are truncated",
+        find=find_cut_turns,
+        warn=find_cut_turns,
+        explains=STUCK,
+        reads_last_rows=True,
+    ),
     Condition(
         name="equal_scores",
         title="constant reward",
@@ -119,7 +130,11 @@ CONDITIONS = (
     Condition(name="deaf_agents", title="agents do not hear each other", find=find_deaf_agents, explains=STUCK),
     Condition(name="few_examples", title="the data is too small", find=find_memorisation),
     Condition(
-        name="skipped_steps", title="optimizer steps are skipped", find=find_skipped_steps, warn=find_skipped_steps
+        name="skipped_steps",
+        title="optimizer steps are skipped",
+        find=find_skipped_steps,
+        warn=find_skipped_steps,
+        reads_last_rows=True,
     ),
     Condition(
         name="explained_variance",

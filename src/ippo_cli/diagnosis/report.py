@@ -41,8 +41,11 @@ def format_diagnosis(diagnosis: Diagnosis, warnings: Mapping[str, str], iteratio
 
 
 def _is_covered(name: str, diagnosis: Diagnosis) -> bool:
-    """Whether a warning is a condition that was examined: the diagnosis of all iterations replaces it."""
-    return name in BY_NAME and bool(diagnosis.checked)
+    """Whether the diagnosis replaces a warning: it found the condition, or examined all iterations for it."""
+    if name not in BY_NAME or not diagnosis.checked:
+        return False
+    listed = {*diagnosis.findings, *(other for others in diagnosis.consequences.values() for other in others)}
+    return name in listed or not BY_NAME[name].reads_last_rows
 
 
 def _finding_lines(number: int, name: str, finding: Finding, consequences: tuple[str, ...]) -> list[str]:

@@ -77,7 +77,7 @@ def detect_ranks(environ: Mapping[str, str]) -> Ranks:
     rank, world_size = (_parse_number(environ, name) for name in names)
     if rank >= world_size:
         raise ConfigError(
-            f"{names[0]}={rank}", f"is no rank of {names[1]}={world_size}", f"use 0 to {max(world_size - 1, 0)}"
+            f"{names[0]}={rank}", f"is not a rank of {names[1]}={world_size}", f"use 0 to {max(world_size - 1, 0)}"
         )
     return Ranks(rank=rank, world_size=world_size, local_rank=_local_rank(environ, rank, world_size))
 
@@ -101,7 +101,9 @@ def _local_rank(environ: Mapping[str, str], rank: int, world_size: int) -> int:
 
 def _parse_number(environ: Mapping[str, str], name: str) -> int:
     if not environ[name].isdecimal():
-        raise ConfigError(f"{name}={environ[name]}", "is set in the environment and is no number", "use 0, 1, 2, ...")
+        raise ConfigError(
+            f"{name}={environ[name]}", "is set in the environment and is not a number", "use 0, 1, 2, ..."
+        )
     return int(environ[name])
 
 
@@ -114,7 +116,7 @@ def node_rank(environ: Mapping[str, str], nodes: int) -> int:
         raise ConfigError(setting, f"needs {' and '.join(missing)} in the environment", f"type {example}")
     number = environ["NODE_RANK"]
     if not number.isdecimal() or int(number) >= nodes:
-        raise ConfigError(f"NODE_RANK={number}", f"is no machine of {setting}", f"use 0 to {nodes - 1}")
+        raise ConfigError(f"NODE_RANK={number}", f"is not a machine of {setting}", f"use 0 to {nodes - 1}")
     return int(number)
 
 

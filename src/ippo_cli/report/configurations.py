@@ -93,12 +93,12 @@ def mean_value(
 
 
 def paired_differences(runs: Sequence[RunRecord], groups: Sequence[Configuration]) -> list[PairedDifference]:
-    """Differences of all pairs of configurations that share a seed."""
+    """Differences of all pairs of configurations that share a seed and a primary metric."""
     by_seed = [
         {
-            json.dumps(seed_of(runs[place])): value
+            json.dumps([seed, runs[place].primary_metric]): value
             for place in group.counted
-            if (value := held_out_value(runs[place], "last")) is not None
+            if (seed := seed_of(runs[place])) is not None and (value := held_out_value(runs[place], "last")) is not None
         }
         for group in groups
     ]
@@ -108,7 +108,7 @@ def paired_differences(runs: Sequence[RunRecord], groups: Sequence[Configuration
             shared = [seed for seed in by_seed[one] if seed in by_seed[other]]
             mean = mean_interval([by_seed[one][seed] - by_seed[other][seed] for seed in shared])
             if mean is not None:
-                found.append(PairedDifference(one, other, tuple(json.loads(seed) for seed in shared), mean))
+                found.append(PairedDifference(one, other, tuple(json.loads(seed)[0] for seed in shared), mean))
     return found
 
 

@@ -23,12 +23,12 @@ class EpisodeIndex:
     def __len__(self) -> int:
         return len(self.columns["file"])
 
-    def add_file(self, number: int, episodes: Sequence[Mapping[str, Any]]) -> None:
-        """Add the episodes of sample file `number`."""
+    def add_file(self, number: int, episodes: Sequence[Mapping[str, Any]], group_size: int = 2) -> None:
+        """Add the episodes of sample file `number`. `group_size`: episodes of a whole training group."""
         start = len(self)
         for place, episode in enumerate(episodes):
             self._add_episode(number, place, episode)
-        self._mark_equal_groups(start)
+        self._mark_equal_groups(start, [episode.get("mode") for episode in episodes], group_size)
 
     def to_data(self) -> dict[str, Any]:
         """The columns in the order of files, for JSON."""
@@ -67,13 +67,20 @@ class EpisodeIndex:
         for name, value in row.items():
             self.columns[name].append(value)
 
-    def _mark_equal_groups(self, start: int) -> None:
-        """Mark episodes from row `start` on if their group has several episodes, all with one score."""
+    def _mark_equal_groups(self, start: int, modes: Sequence[Any], group_size: int) -> None:
+        """Mark episodes from row `start` on if their group has several episodes with scores, all equal for each agent.
+
+        Equal means over agents are not enough: in a game of two, every episode may have the mean 0. Sampled and greedy
+        episodes of an evaluation are no group. Of an incomplete training group, the other episodes are unknown.
+        """
         groups: dict[Any, list[int]] = {}
         for row in range(start, len(self)):
-            groups.setdefault(self.columns["group"][row], []).append(row)
-        for rows in groups.values():
-            if len(rows) > 1 and len({self.columns["score"][row] for row in rows}) == 1:
+            groups.setdefault((modes[row - start], self.columns["group"][row]), []).append(row)
+        for (mode, _), members in groups.items():
+            rows = [row for row in members if self.columns["score"][row] is not None]  # others have failed
+            is_complete = mode != "train" or len(members) >= group_size
+            scores = {tuple(values[row] for values in self.agents.values()) for row in rows}
+            if is_complete and len(rows) > 1 and len(scores) == 1:
                 for row in rows:
                     self.columns["zero_variance"][row] = 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -119,12 +120,28 @@ def _add_metrics(found: Payload, runs: Sequence[RunRecord], run_data: Sequence[d
         reduced += columns.is_reduced
         found.chunks[f"metrics-{number}"] = columns.chunk
         data["metrics"] = columns.header | {"chunk": f"metrics-{number}"}
+        data["phase_seconds"] = phase_seconds(run.metrics)
         data["name"] = name
+        if run.damaged_line is not None:
+            found.notes.append(
+                f"Line {run.damaged_line} of metrics.jsonl of {name} is damaged; later rows are missing."
+            )
     if reduced:
         found.notes.append(
             f"Curves of {reduced} of {len(runs)} runs have at most {limit} points: the extremes of each interval of "
             "iterations. metrics.jsonl has all."
         )
+
+
+def phase_seconds(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Total seconds of each phase over the iterations; curves may have too few points to add them up."""
+    totals: dict[str, float] = {}
+    for row in rows:
+        for name, value in row.items() if "time/iteration" in row else ():
+            if name.startswith("time/") and math.isfinite(value):
+                phase = name.removeprefix("time/")
+                totals[phase] = totals.get(phase, 0.0) + value
+    return totals
 
 
 def _configuration_data(runs: Sequence[RunRecord], group: Configuration) -> dict[str, Any]:

@@ -118,8 +118,8 @@ def _draw_panel(axis: Any, title: str, curves: Sequence[tuple[str, str, str, Poi
 
 
 def _curve(runs: Sequence[RunRecord], group: Configuration, metric: str) -> Points:
-    """The mean over the runs that have the metric, at the iterations that all of them have."""
-    columns = [column for place in group.runs if (column := _column(runs[place].metrics, metric))]
+    """The mean over the counted runs that have the metric, at the iterations that all of them have."""
+    columns = [column for place in group.counted if (column := _column(runs[place].metrics, metric))]
     points: Points = []
     for at in sorted(set.intersection(*map(set, columns))) if columns else ():
         mean = mean_interval([column[at] for column in columns])

@@ -34,7 +34,12 @@ def embed_samples(runs: Sequence[RunRecord], limit: int) -> EmbeddedSamples:
         for run, file in listed
     ]
     newest_first = sorted(range(len(listed)), key=lambda number: _age(runs, *listed[number]))
-    with_tokens = [number for number in newest_first if _embed_file(found, number, listed[number][1], limit)]
+    sizes = [_group_size(record) for record in runs]
+    with_tokens = [
+        number
+        for number in newest_first
+        if _embed_file(found, number, listed[number][1], limit, sizes[listed[number][0]])
+    ]
     _drop_oldest(found, "tokens", newest_first, limit)
     _drop_oldest(found, "text", newest_first, limit)
     _note_missing(found, "text", "Texts", newest_first)
@@ -47,10 +52,16 @@ def _age(runs: Sequence[RunRecord], run: int, file: SampleFile) -> tuple[int, bo
     return runs[run].sample_files[-1].iteration - file.iteration, file.mode == "train"
 
 
-def _embed_file(found: EmbeddedSamples, number: int, file: SampleFile, limit: int) -> bool:
+def _group_size(run: RunRecord) -> int:
+    """Responses to one prompt in training, at least 2; 2 if unknown."""
+    size = (run.config.get("rollout") or {}).get("num_generations")
+    return max(size, 2) if isinstance(size, int) else 2
+
+
+def _embed_file(found: EmbeddedSamples, number: int, file: SampleFile, limit: int, group_size: int) -> bool:
     """Encode texts, and token values while there is space for them; returns whether the file has token values."""
     episodes = file.episodes()
-    found.index.add_file(number, episodes)
+    found.index.add_file(number, episodes, group_size)
     _add_chunk(found, number, "text", [_without_tokens(episode) for episode in episodes])
     has_tokens = any(_has_tokens(episode) for episode in episodes)
     if has_tokens and found.size <= limit:

@@ -31,6 +31,7 @@ from ippo_cli.runs.history import (
     start_content,
 )
 from ippo_cli.runs.json_values import replace_non_finite
+from ippo_cli.runs.records import RunRecord
 
 NO_SETTINGS: Mapping[str, Any] = {}
 
@@ -140,10 +141,11 @@ class RunLog:
     def _append_pending_history(self) -> None:
         _append_lines(self.folder / HISTORY, self._pending_history)
 
-    def truncate_metrics(self, size: int, iteration: int) -> None:
+    def drop_later_iterations(self, size: int, iteration: int) -> None:
         """Drop rows after the checkpoint (its `size` in bytes and `iteration`); the resumed run writes them again.
 
-        Raises `ResumeError` for an unreadable row.
+        Drops the sample files of later iterations, too: the resumed run may write others, or none. Raises `ResumeError`
+        for an unreadable row.
         """
         if not self._is_main:
             return
@@ -155,6 +157,9 @@ class RunLog:
         if self.metrics_file.exists():
             ends = [end for row, end in metric_rows(self.metrics_file) if row["iteration"] <= iteration]
             os.truncate(self.metrics_file, max(ends, default=0))
+        for file in RunRecord(self.folder).sample_files:
+            if file.iteration > iteration:
+                file.path.unlink()
 
     def log_row(self, row: Mapping[str, float]) -> None:
         """Write one row to `metrics.jsonl` and to the trackers. Non-finite numbers become null."""

@@ -112,6 +112,18 @@ class RunRecord:
         ]
 
     @cached_property
+    def damaged_line(self) -> int | None:
+        """The number of the first complete line of `metrics.jsonl` that is no object: `metrics` ends before it."""
+        file = self.folder / "metrics.jsonl"
+        if not file.is_file():
+            return None
+        with file.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if _parse_object(line) is None:
+                    return number if line.endswith(b"\n") else None  # another process may be writing the last line
+        return None
+
+    @cached_property
     def sample_files(self) -> list[SampleFile]:
         """Files of sampled episodes, by iteration; an evaluation follows the training samples of its iteration."""
         found = [(path, SAMPLE_FILE.fullmatch(path.name)) for path in (self.folder / "samples").glob("*.jsonl")]
@@ -143,10 +155,16 @@ def _read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
         return
     with path.open("rb") as lines:
         for line in lines:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                return
-            if not isinstance(row, dict):
+            row = _parse_object(line)
+            if row is None:
                 return
             yield row
+
+
+def _parse_object(line: bytes) -> dict[str, Any] | None:
+    """The JSON object of a line; None if it is not one."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None

@@ -29,6 +29,8 @@ EXCLUDED_FILES = (
     "samples",
     "evaluations",
     "profile",
+    "report.html",
+    "verification.json",  # certifies the parent alone
 )  # files that belong to one run only
 
 

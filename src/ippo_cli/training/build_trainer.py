@@ -188,12 +188,12 @@ def _restore(
     checkpoints: CheckpointManager,
     checkpoint: Path,
 ) -> None:
-    """Restore the state from a checkpoint, then truncate the metrics and activate the resumed run's configuration."""
+    """Restore the state from a checkpoint, drop later rows and samples, and activate the resumed configuration."""
 
     def activate() -> None:
         assert state.progress.metrics_bytes is not None  # rows are written before a checkpoint
         with convert_storage_errors(str(context.folder)):
-            context.log.truncate_metrics(state.progress.metrics_bytes, state.progress.iteration)
+            context.log.drop_later_iterations(state.progress.metrics_bytes, state.progress.iteration)
             activate_resumed_config(context.folder)
 
     checkpoints.load(state, checkpoint)

@@ -46,6 +46,9 @@ def compare(run: RecordedRun, executed: RecordedRun, execution: Execution, secon
     if last in run.checkpoints and last in executed.checkpoints:
         _compare_weights(run.checkpoints[last], executed.checkpoints[last], found)
         _compare_states(run.checkpoints[last], executed.checkpoints[last], found)
+    elif last in run.checkpoints:
+        place = f"checkpoints/{run.checkpoints[last].name}"
+        found.differences.append(Difference(place, "", "the execution writes no such checkpoint"))
     if last == run.last_iteration and (run.folder / "elo.json").is_file():
         _compare_ratings(run.folder / "elo.json", executed.folder / "elo.json", found)
     return found
@@ -62,6 +65,10 @@ def _compare_rows(run: RecordedRun, executed: RecordedRun, found: Comparison) ->
         now = {name: value for name, value in now.items() if name in before}
         found.rows[str(number)] = _hash_json(before), _hash_json(now)
         _add_first(found, METRICS_FILE, f"line {run.rows[number].number}", value_differences(before, now))
+    for number, line in run.rows.items():
+        if found.execution.first <= number <= found.execution.last and number not in executed.rows:
+            reason = "the execution writes no such row"
+            found.differences.append(Difference(METRICS_FILE, f"line {line.number}", reason))
 
 
 def comparable_row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ippo_cli.runs.folder import PARENT, checkpoint_name
 from ippo_cli.runs.history import HISTORY, extend_chain, hash_file, hash_text
 from ippo_cli.runs.input_files import INPUTS
 from ippo_cli.runs.metric_names import present_metric_name
-from ippo_cli.verification.differences import Difference, shorten
+from ippo_cli.verification.differences import MISSING, Difference, shorten
 from ippo_cli.verification.recorded import METRICS_FILE, RecordedRun, read_json_file, read_state
 
 
@@ -24,6 +25,7 @@ class Check:
     subject: str  # plural, such as `checkpoints`
     count: int
     differences: Sequence[Difference] = ()
+    has_hashes: bool = True  # whether they were compared with recorded hashes
 
 
 def check_files(run: RecordedRun) -> list[Check]:
@@ -50,20 +52,29 @@ def check_checkpoints(run: RecordedRun) -> Check:
 
 
 def check_initial_weights(run: RecordedRun) -> Check:
-    """Compare the initial models, in the run's folder or where they were loaded from, with their records."""
+    """Compare the initial models, in the run's folder or where they were loaded from, with their records.
+
+    A model of the hub has a commit instead of hashes, and is not counted.
+    """
     found: list[Difference] = []
     records = sorted((run.folder / "initial").glob("*.json"))
+    if run.history and not records:
+        found.append(Difference("initial", "", "has no record of an initial model"))
+    count = 0
     for file in records:
         name = f"initial/{file.name}"
         try:
             known = json.loads(file.read_text())
-            source, digests = str(known["model"]), dict(known["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
+            source, digests, commit = str(known["model"]), dict(known["sha256"]), known.get("commit")
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             found.append(Difference(name, "", "cannot be read"))
             continue
+        if not (digests or commit):
+            found.append(Difference(name, "", "has neither hashes nor a commit"))
+        count += bool(digests)
         own = run.folder / "initial" / file.stem
         found += _compare_hashes(own if own.is_dir() else Path(source), digests, name)
-    return Check("initial models", len(records), found)
+    return Check("initial models", count, found)
 
 
 def check_opponents(run: RecordedRun) -> Check:
@@ -127,33 +138,72 @@ def check_rows(run: RecordedRun) -> Check:
             found.append(Difference(METRICS_FILE, f"line {line.number}", reason))
         else:
             last = iteration
-    return Check("metric rows", len(run.metrics.lines), found)
+    return Check("metric rows", len(run.metrics.lines), found, has_hashes=False)
 
 
 def check_samples(run: RecordedRun) -> Check:
     """Check that every line of the sample files is an object."""
     files = run.record.sample_files
     found = [fault for file in files for fault in read_json_file(run.folder, f"samples/{file.path.name}").faults]
-    return Check("sample files", len(files), found)
+    return Check("sample files", len(files), found, has_hashes=False)
 
 
 def check_best_scores(run: RecordedRun) -> Check:
-    """Compare the scores in `run.json` with the rows of their iterations."""
+    """Compare the scores in `run.json` with the rows of their iterations, and these with the evaluated rows.
+
+    A run that did not end by itself may have been killed between a row and its score, and runs of earlier versions may
+    lack rows: for them only the numbers of existing rows are compared.
+    """
     entries = {name: entry for name, entry in (run.record.state.get("evaluation") or {}).items() if entry}
-    found = []
-    for name, entry in entries.items():
-        row = run.rows.get(int(entry.get("iteration", -1)))
-        if row is None:
-            continue  # reported as a missing row
-        values = {present_metric_name(key): value for key, value in row.value.items()}
-        for key, value in entry.items():
-            metric = run.record.primary_metric if key == "score" else present_metric_name(key)
-            recorded = values.get(f"eval/{metric}", value)
-            if recorded != value:
-                reason = f"is {shorten(value)}, and {METRICS_FILE}, line {row.number} has {shorten(recorded)}"
-                found.append(Difference("run.json", f"evaluation.{name}.{key}", reason))
-                break
-    return Check("scores of run.json", len(entries), found)
+    found = [difference for name, entry in entries.items() for difference in _compare_scores(run, name, entry)]
+    if run.history and run.record.state["state"] in ("done", "preempted"):
+        found += _compare_places(run, entries)
+    return Check("scores of run.json", len(entries), found, has_hashes=False)
+
+
+def _compare_scores(run: RecordedRun, name: str, entry: Mapping[str, Any]) -> Iterator[Difference]:
+    """The first number of an evaluation in `run.json` that its row does not have."""
+    row = run.rows.get(int(entry.get("iteration", -1)))
+    if row is None:
+        return
+    values = {present_metric_name(key): value for key, value in row.value.items()}
+    is_complete = bool(run.history)  # every version with a history logs all numbers of an evaluation
+    for key, value in entry.items():
+        metric = f"eval/{run.record.primary_metric if key == 'score' else present_metric_name(key)}"
+        recorded = values.get(metric, MISSING if is_complete else value)
+        if key != "iteration" and recorded != value:
+            other = "no such number" if recorded is MISSING else shorten(recorded)
+            reason = f"is {shorten(value)}, and {METRICS_FILE}, line {row.number} has {other}"
+            yield Difference("run.json", f"evaluation.{name}.{key}", reason)
+            return
+
+
+def _compare_places(run: RecordedRun, entries: Mapping[str, Any]) -> Iterator[Difference]:
+    """Iterations in `run.json` that are not the last one, or not those of the first, best and last evaluation."""
+    last = max(run.rows, default=0)
+    if (known := run.record.state.get("iterations")) != last:
+        yield Difference("run.json", "iterations", f"is {shorten(known)}, and the last row is of iteration {last}")
+    for name, iteration in _evaluated_iterations(run).items():
+        known = (entries.get(name) or {}).get("iteration", MISSING)
+        if known != iteration:
+            reason = f"is {shorten(known)}, and by {METRICS_FILE} the {name} evaluation is after iteration {iteration}"
+            yield Difference("run.json", f"evaluation.{name}.iteration", reason)
+
+
+def _evaluated_iterations(run: RecordedRun) -> dict[str, int]:
+    """The iterations of the `first`, `best` and `last` evaluation by the rows; of equal scores the first is best."""
+    metric = f"eval/{run.record.primary_metric}"
+    scores = {
+        iteration: score if isinstance(score := line.value[metric], (int, float)) else math.nan  # null is NaN
+        for iteration, line in sorted(run.rows.items())
+        if metric in line.value
+    }
+    if not scores:
+        return {}
+    known = {iteration: score for iteration, score in scores.items() if not math.isnan(score)}
+    # Without any number, every evaluation replaces the one before.
+    best = max(known, key=lambda iteration: known[iteration]) if known else max(scores)
+    return {"first": min(scores), "best": best, "last": max(scores)}
 
 
 def check_history(run: RecordedRun) -> Check:

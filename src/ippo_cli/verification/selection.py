@@ -66,10 +66,9 @@ def _is_initial_model_available(folder: Path, record: Path) -> bool:
 
 def describe_bases(run: RecordedRun, bases: Sequence[int]) -> str:
     """The iterations that can be executed again, by base: `1 to 80 from the initial weights, 81 to 90 from step 80`."""
-    ends = [*bases[1:], run.last_iteration]
     parts = [
         f"{base + 1} to {end} from {'the initial weights' if base == INITIAL_WEIGHTS else f'step {base}'}"
-        for base, end in zip(bases, ends, strict=True)
+        for base, end in _spans(run, bases)
         if end > base
     ]
     return ", ".join(parts) or "none"
@@ -104,5 +103,10 @@ def draw_iterations(run: RecordedRun, bases: Sequence[int], count: int, seed: in
 
 
 def _near_iterations(run: RecordedRun, bases: Sequence[int], span: int) -> Iterator[int]:
-    for base, end in zip(bases, [*bases[1:], run.last_iteration], strict=True):
+    for base, end in _spans(run, bases):
         yield from range(base + 1, min(base + span, end) + 1)
+
+
+def _spans(run: RecordedRun, bases: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each base with the last iteration that is executed from it."""
+    return zip(bases, [*bases[1:], run.last_iteration][: len(bases)], strict=True)

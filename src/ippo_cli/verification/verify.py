@@ -25,6 +25,8 @@ from ippo_cli.verification.selection import (
     plan_executions,
 )
 
+NOTHING_COMPARED = "nothing was compared: the run has no recorded hashes, and no iteration was executed again"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -66,6 +68,8 @@ def verify_run(
         for execution in executions:
             report(f"executing iterations {execution.first} to {execution.last} again")
             _verify_execution(run, execution, scratch / str(execution.first), found)
+    if not executions and not any(check.count for check in found.checks if check.has_hashes):
+        found.failures.append(NOTHING_COMPARED)
     return found
 
 

@@ -137,7 +137,13 @@ def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple
             metric_evidence(rows, rate),
             Evidence("sum of learning rates over steps", format_value(largest)),
         )
-    if all(value == 0 for value in column(rows, norm)):
+    skipped = f"{holder}/{part}/skipped_steps"
+    if total_steps == sum(column(rows, skipped)):
+        return f"all {total_steps:g} optimizer steps were skipped, because gradients were not finite", (
+            metric_evidence(rows, skipped),
+        )
+    norms = column(rows, norm)
+    if norms and not any(norms):
         return "all gradients are 0", (metric_evidence(rows, norm),)
     if name in observations.unchanged_adapters:
         return "in the newest checkpoint it still adds 0 to its base (B = 0)", (metric_evidence(rows, norm),)

@@ -10,6 +10,7 @@ import { onThemeChange, seriesColor } from "./theme.js";
 const MAX_TOKENS = 20000; // of the scatter
 const BINS = 12;
 const NEWEST = "newest";
+const ALL = "all";
 
 export function calibrationSection() {
   const host = el("div", { className: "scatter" });
@@ -35,13 +36,10 @@ export function calibrationSection() {
     },
     { id: "calibration-file" },
   );
-  setOptions(picker, [[NEWEST, "newest files"], ...files.map((file) => [file.number, name(file)])], NEWEST);
+  const newest = store.report.runs.length > 1 ? "newest file of each run" : "newest file";
+  setOptions(picker, [[NEWEST, newest], [ALL, "all files"], ...files.map((file) => [file.number, name(file)])], NEWEST);
   async function draw() {
-    const wanted =
-      chosen === NEWEST
-        ? [...files].sort((one, other) => other.iteration - one.iteration)
-        : files.filter((file) => file.number === Number(chosen));
-    const pairs = await collectPairs(wanted);
+    const pairs = await collectPairs(chooseFiles(files, chosen));
     const groups = store.agents
       .map((agent, place) => ({
         label: agent,
@@ -74,6 +72,15 @@ export function calibrationSection() {
     host,
     numbers,
   );
+}
+
+// The files of a choice, newest first. A critic changes between iterations: returns and values of several iterations
+// together would seem to agree, because both rise.
+function chooseFiles(files, chosen) {
+  const sorted = [...files].sort((one, other) => other.iteration - one.iteration);
+  if (chosen === ALL) return sorted;
+  if (chosen !== NEWEST) return sorted.filter((file) => file.number === Number(chosen));
+  return sorted.filter((file, place) => sorted.findIndex((other) => other.run === file.run) === place);
 }
 
 // Values and returns of the tokens of files, by agent, until there are enough.

@@ -79,7 +79,7 @@ function describe({ name, series }) {
     .filter((part) => !part.hidden && !part.faded)
     .slice(0, 6)
     .map(({ label, values, shownValues = values }) => {
-      const last = lastKnown(shownValues, shownValues.length - 1);
+      const last = shownValues[lastKnownPlace(shownValues, shownValues.length - 1)];
       return `${label} from ${formatNumber(shownValues.find((value) => value !== null && value !== undefined))} to ${formatNumber(last)}`;
     });
   return `${name}: ${parts.join(", ")}. Left and right keys move through the values.`;
@@ -236,8 +236,11 @@ function placeOfCursor({ plot, options }) {
 function showRows(chart, plot, left, top) {
   const { options, place } = chart;
   const rows = options.series.flatMap((series) => {
-    const value = lastKnown(series.shownValues ?? series.values, place);
-    return series.inTooltip === false || value === null ? [] : [[series.label, formatNumber(value), series.color]];
+    const values = series.shownValues ?? series.values;
+    const known = lastKnownPlace(values, place);
+    if (series.inTooltip === false || known < 0) return [];
+    const label = known === place ? series.label : `${series.label} (at ${formatNumber(options.x[known])})`;
+    return [[label, formatNumber(values[known]), series.color]];
   });
   const at = plot.valToPos(options.x[place], "x");
   const near = (options.markers ?? []).filter(
@@ -249,13 +252,13 @@ function showRows(chart, plot, left, top) {
   showTooltip(left, top, title, rows.slice(0, 16), note);
 }
 
-// The value at a place, or the last one before it.
-function lastKnown(values, start) {
+// The place of the value at `start`, or of the last one before it; -1 without one.
+function lastKnownPlace(values, start) {
   for (let place = start; place >= 0; place--) {
     const value = values[place];
-    if (value !== null && value !== undefined) return value;
+    if (value !== null && value !== undefined) return place;
   }
-  return null;
+  return -1;
 }
 
 function moveByKey(chart, event) {

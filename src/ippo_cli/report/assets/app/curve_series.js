@@ -7,7 +7,7 @@ const MODE_COLORS = { sampled: "series-4", greedy: "series-6" }; // agents have 
 const DASHES = [undefined, [7, 4], [2, 3]];
 const DASH_NAMES = ["solid", "dashed", "dotted"];
 
-// Options for `lineChart`. `settings`: smoothing, isLog, mean (over seeds), hidden (names of agents, modes,
+// Options for `lineChart`. Evaluations are not smoothed: they are few, and exact. `settings`: smoothing, isLog, mean (over seeds), hidden (names of agents, modes,
 // configurations); `metrics`: the metrics of each run.
 export function panelSeries(panel, report, metrics, settings) {
   const lines = panel.entries.flatMap((entry) => entryLines(entry, panel, report, metrics, settings));
@@ -20,15 +20,16 @@ export function panelSeries(panel, report, metrics, settings) {
     series.push(options);
   };
   for (const line of lines) {
-    const y = smooth(line.curve.y, settings.smoothing);
-    if (settings.smoothing > 0 && !line.curve.low && line.curve.x.length > 2) {
+    const weight = line.isEvaluation ? 0 : settings.smoothing;
+    const y = smooth(line.curve.y, weight);
+    if (weight > 0 && !line.curve.low && line.curve.x.length > 2) {
       push(line.curve, { label: line.label, color: line.color, faded: true, width: 1, inTooltip: false });
     }
     if (line.curve.low && line.curve.count > 1) {
       const place = series.length;
       const edge = { label: line.label, color: line.color, hidden: true, inTooltip: false };
-      push({ x: line.curve.x, y: smooth(line.curve.high, settings.smoothing) }, { ...edge });
-      push({ x: line.curve.x, y: smooth(line.curve.low, settings.smoothing) }, { ...edge });
+      push({ x: line.curve.x, y: smooth(line.curve.high, weight) }, { ...edge });
+      push({ x: line.curve.x, y: smooth(line.curve.low, weight) }, { ...edge });
       bands.push({ series: [place, place + 1], color: withAlpha(line.color, 0.16) });
     }
     const points = line.curve.x.length <= 30 || (line.isEvaluation && line.curve.x.length <= 120);
@@ -67,7 +68,9 @@ function entryLines(entry, panel, report, metrics, settings) {
     const name = [several ? group.label : null, !isSingle || !several ? (variant ?? panel.title) : null]
       .filter(Boolean)
       .join(" · ");
-    const known = group.runs.filter((run) => metrics[run]?.get(entry.metric)?.x.length);
+    // A mean is over the runs that count in the means of scores; single lines are of all runs.
+    const runs = settings.mean ? group.counted : group.runs;
+    const known = runs.filter((run) => metrics[run]?.get(entry.metric)?.x.length);
     const curves = known.map((run) => metrics[run].get(entry.metric));
     if (!curves.length) return [];
     if (curves.length === 1) return [{ ...own, label: name, curve: curves[0] }];

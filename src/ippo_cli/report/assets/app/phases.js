@@ -40,7 +40,7 @@ export function phasesSection(metrics) {
   let chart = null;
   let run = place;
   const drawRun = () => {
-    const phases = readPhases(metrics[run]);
+    const phases = readPhases(metrics[run], store.report.runs[run].phase_seconds);
     const options = stackOptions(phases);
     if (chart) chart.update(options);
     else chart = lineChart(host, options);
@@ -73,8 +73,9 @@ export function phasesSection(metrics) {
   );
 }
 
-// Seconds of each phase at each iteration, without those that are always 0.
-function readPhases(metrics) {
+// Seconds of each phase at each iteration, without those that are always 0, and their totals over all iterations: a
+// long curve has fewer points than iterations.
+function readPhases(metrics, totals) {
   const whole = metrics.get("time/iteration");
   const iterations = new Map(Array.from(whole.x, (x, place) => [x, place]));
   const rows = PHASES.map((name) => ({ name, seconds: new Float64Array(whole.x.length) }));
@@ -84,9 +85,10 @@ function readPhases(metrics) {
   }
   const inside = rows[PHASES.indexOf("environments")].seconds;
   rows[0].seconds.forEach((value, place) => (rows[0].seconds[place] = Math.max(0, value - inside[place])));
+  const inner = totals.environments ?? 0;
   const shown = rows
     .filter(({ seconds }) => seconds.some((value) => value > 0))
-    .map((row) => ({ ...row, total: row.seconds.reduce((sum, value) => sum + value, 0) }));
+    .map((row) => ({ ...row, total: Math.max(0, totals[row.name] - (row.name === "rollout" ? inner : 0)) }));
   return { x: whole.x, rows: shown };
 }
 
