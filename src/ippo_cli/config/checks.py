@@ -45,6 +45,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import check_team, check_usable_name
 from ippo_cli.config.time_limit import check_deadline
+from ippo_cli.config.vllm import check_vllm_rollout
 
 # Keys that name an environment, with an example.
 WORLD_NAMES = {
@@ -382,6 +383,8 @@ def _check_rollout(config: Config) -> None:
     _check_sampling("", rollout)  # the group first: values that agents inherit are reported under the group's key
     for name, agent in config.task.agents.items():
         _check_sampling(f"task.agents.{name}.", agent.rollout)
+    for error in check_vllm_rollout(config):
+        raise error
     if rollout.zero3_gather is Zero3Gather.layer and config.deepspeed.stage != 3:
         raise ConfigError(
             "rollout.zero3_gather=layer", "has an effect at ZeRO stage 3 only", "use deepspeed=zero3, or all"

@@ -22,6 +22,7 @@ from ippo_cli.config.schema import (
     OptimizedCriticConfig,
     SeparateCriticConfig,
     ValueHeadCriticConfig,
+    VllmRolloutConfig,
     Zero3Gather,
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent, trained_agents_by_policy
@@ -109,11 +110,13 @@ class MemoryEstimate:
     prefix_cache_bytes: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
     rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
     reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
+    inference_engines: tuple[FrozenModel, ...] = ()  # copies of the weights that rollout=vllm samples from
 
     @property
     def resident_bytes(self) -> float:
         """Permanent memory on the device, from the first update on."""
-        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes
+        awake = 0.0 if self.device == "cuda" else self.engine_bytes  # on a GPU engines sleep while a rank trains
+        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes + awake
 
     @property
     def certain_bytes(self) -> float:
@@ -143,6 +146,7 @@ class MemoryEstimate:
             "load": loaded + max(model.loading_bytes for model in self.trained) + self._frozen_bytes,
             "rollout": self.resident_bytes
             + self.rollout_gathered_bytes
+            + (self.engine_bytes if self.device == "cuda" else 0.0)
             + self.kv_cache_bytes
             + self.prefix_cache_bytes,
             "targets": self.resident_bytes + self.reference_gathered_bytes + scored,
@@ -156,6 +160,12 @@ class MemoryEstimate:
     def peak_phase(self) -> tuple[str, float]:
         """The phase with the highest peak, and its bytes."""
         return max(self.bytes_by_phase.items(), key=lambda phase: phase[1])
+
+    @property
+    def engine_bytes(self) -> float:
+        """Weights of inference engines; vLLM's CPU build also packs them, for its matrix products."""
+        copies = 1 if self.device == "cuda" else 2
+        return copies * sum(model.weight_bytes for model in self.inference_engines)
 
     @property
     def _frozen_bytes(self) -> float:
@@ -175,6 +185,21 @@ def estimate_memory(
     keeps_prefixes = several_turns and config.rollout.context is not ContextMode.last_only
     trained = tuple(_trained_models(config, shapes, ranks, rows, device))
     frozen = (*_frozen_models(config, shapes, ranks), *rewards)
+    if isinstance(config.rollout, VllmRolloutConfig):
+        engines = tuple(_inference_engines(config, shapes))
+        caches = sum(_engine_cache_bytes(config.rollout, model, shapes[model.name], rows) for model in engines)
+        return MemoryEstimate(
+            device=device,
+            trained=trained,
+            frozen=frozen,
+            kv_cache_bytes=caches,
+            prefix_cache_bytes=0.0,
+            rollout_gathered_bytes=0.0,
+            reference_gathered_bytes=max((model.gathered_bytes for model in frozen), default=0.0)
+            if _has_full_kl(config)
+            else 0.0,
+            inference_engines=engines,
+        )
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
     if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
         decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
@@ -388,6 +413,29 @@ def _max_cache_columns(longest: int, limit: int) -> int:
     while columns < longest:
         columns += max(ahead, columns // 2)
     return columns
+
+
+def _inference_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[FrozenModel]:
+    """The engines of `rollout=vllm`, by the first agent of each: one per policy, or per base of adapters."""
+    seen: set[str] = set()
+    holder_of = policy_by_agent(config)
+    base_of = {name: base for base, names in agents_by_base(config).items() for name in names}
+    copies = 2 if needs_replays(config) else 1  # replays sample from the initial policies
+    for name, agent in shapes.items():
+        actor = config.task.agents[name].actor
+        key = base_of[name] if isinstance(actor, LoraActorConfig) else holder_of[name]
+        if key not in seen:
+            seen.add(key)
+            width = bytes_per_weight(actor.dtype)
+            yield from [FrozenModel(name=name, shape=agent.actor, bytes_per_weight=width)] * copies
+
+
+def _engine_cache_bytes(rollout: VllmRolloutConfig, model: FrozenModel, agent: AgentShapes, rows: int) -> float:
+    """The key-value cache of one engine, if the memory allows it."""
+    if rollout.vllm.kv_cache_gib is not None:
+        return rollout.vllm.kv_cache_gib * 2**30
+    batch_rows = min(rollout.decode_batch_size, rows)
+    return float(kv_bytes(model.shape, model.bytes_per_weight) * batch_rows * agent.length.sequence_tokens)
 
 
 def _prefix_cache_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:

@@ -60,7 +60,6 @@ def engine_arguments(model: EngineModel, settings: VllmConfig, device: torch.dev
             "enable_lora": True,
             "max_loras": model.max_adapters,
             "max_lora_rank": next(rank for rank in LORA_RANKS if rank >= model.max_adapter_rank),
-            "lora_dtype": DTYPES[model.dtype],
         }
     return arguments | dict(settings.engine_args)
 

@@ -6,7 +6,6 @@ import gc
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +54,9 @@ class InProcessEngine:
                 raise EngineError(f"rollout=vllm: the engine of {self._name} did not start: {error}") from error
             finally:
                 torch.set_num_threads = set_threads  # vLLM's CPU build replaces it by a function without effect
+        gc.unfreeze()  # the engine has exempted all objects, those of the trainer too, from garbage collection
+        # Its shutdown would destroy the process group of the ranks.
+        self._engine.engine_core._finalizer.detach()
 
     def submit(self, request: EngineRequest) -> None:
         number = None if request.adapter is None else self._adapters[request.adapter]
@@ -121,11 +123,8 @@ class InProcessEngine:
         return True
 
     def close(self) -> None:
-        if self._engine is not None:
-            with suppress(Exception):
-                self._engine.engine_core.shutdown()
-            self._engine = None
-            gc.collect()
+        self._engine = None
+        gc.collect()
 
     def _read_output(self, output: Any) -> EngineOutput:
         completion = output.outputs[0]

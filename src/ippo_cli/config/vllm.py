@@ -1,0 +1,90 @@
+"""Checks of `rollout=vllm`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.model_args import quantization_args
+from ippo_cli.config.schema import Config, LoraActorConfig, VllmMode, VllmRolloutConfig, Zero3Gather
+
+OWN_ARGUMENTS = {
+    "dtype": "actor.dtype",
+    "enable_lora": "actor=lora",
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "generation_config": "the keys of rollout",
+    "gpu_memory_utilization": "rollout.vllm.kv_cache_gib",
+    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gib",
+    "load_format": "actor.model",
+    "logprobs_mode": "nothing: log-probabilities of the sampling distribution are needed",
+    "max_lora_rank": "actor.rank",
+    "max_loras": "team=shared_base",
+    "max_model_len": "rollout.context_limit",
+    "max_num_seqs": "rollout.decode_batch_size",
+    "model": "actor.model",
+    "tokenizer": "actor.tokenizer",
+    "worker_extension_cls": "nothing: weights are transferred by it",
+}
+"""Arguments of `EngineArgs` that other keys decide."""
+
+
+def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
+    """Settings that vLLM does not support, or gives another meaning."""
+    rollout = config.rollout
+    if not isinstance(rollout, VllmRolloutConfig):
+        return
+    settings = rollout.vllm
+    if not settings.url and find_spec("vllm") is None:
+        yield ConfigError(
+            "rollout=vllm",
+            "needs the package vllm, which is not installed",
+            "run pip install 'ippo-cli[vllm]' (on a CPU: scripts/vllm_environment.sh), or use rollout=hf",
+        )
+    for key in sorted(OWN_ARGUMENTS.keys() & settings.engine_args.keys()):
+        yield ConfigError(f"rollout.vllm.engine_args.{key}", "is decided by another key", f"use {OWN_ARGUMENTS[key]}")
+    if settings.url and settings.mode is not VllmMode.server:
+        yield ConfigError(
+            "rollout.vllm.url", "names servers, which mode=colocate does not use", "set rollout.vllm.mode=server"
+        )
+    if rollout.zero3_gather is Zero3Gather.layer:
+        yield ConfigError(
+            "rollout.zero3_gather=layer",
+            "has no effect with rollout=vllm, which gathers one tensor at a time",
+            "use all",
+        )
+    for name, agent in config.task.agents.items():
+        sampling, actor = agent.rollout, agent.actor
+        where = f"task.agents.{name}: "
+        if sampling.min_p > 0 and sampling.top_p < 1:
+            yield ConfigError(
+                f"{where}rollout.min_p={sampling.min_p} rollout.top_p={sampling.top_p}",
+                "are applied in another order by vLLM than by rollout=hf",
+                "set rollout.min_p=0 or rollout.top_p=1",
+            )
+        if sampling.min_new_tokens > 0 and sampling.stop_strings:
+            yield ConfigError(
+                f"{where}rollout.min_new_tokens={sampling.min_new_tokens}",
+                "delays stop strings with rollout=vllm, but not with rollout=hf",
+                "set it to 0, or remove rollout.stop_strings",
+            )
+        if sampling.has_filters and not rollout.recompute_logprobs:
+            yield ConfigError(
+                "rollout.recompute_logprobs=false",
+                f"leaves {name} without log-probabilities of the policy: vLLM returns those of the filtered distribution",
+                "use true, or no filter (top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
+            )
+        if quantization_args(actor):
+            yield ConfigError(
+                f"{where}actor.model_args",
+                "quantises the base, and vLLM would quantise it differently",
+                "use rollout=hf",
+            )
+        if isinstance(actor, LoraActorConfig) and actor.use_dora:
+            yield ConfigError(f"{where}actor.use_dora=true", "is not supported by vLLM", "use false, or rollout=hf")
+    if rollout.max_sampler_gap is not None and not rollout.recompute_logprobs:
+        yield ConfigError(
+            f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
+            "needs the trainer's log-probabilities",
+            "use rollout.recompute_logprobs=true, or null",
+        )
