@@ -8,6 +8,7 @@ from string import printable
 from typing import Any
 
 import torch
+from fake_engine import FakeEngine, use_fake_engines
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from ippo_cli.agents.agent import FrozenAgent
@@ -15,6 +16,7 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.generator import HfGenerator, SamplingStream
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
@@ -55,7 +57,9 @@ def model_of(tokenizer: Any, seed: int) -> LlamaForCausalLM:
 class Players:
     """Agents with separate models, reusable for several collections."""
 
-    def __init__(self, *names: str, context_mode: str = "append") -> None:
+    def __init__(self, *names: str, context_mode: str = "append", with_engines: bool = False) -> None:
+        self.with_engines = with_engines
+        self.engines: list[FakeEngine] = []  # of the last collection
         self.policies = {
             name: FrozenAgent(name=name, tokenizer=TOKENIZER, policy=Policy(model_of(TOKENIZER, seed)).eval())
             for seed, name in enumerate(names)
@@ -79,7 +83,11 @@ class Players:
         """Collect the episodes of these row numbers."""
         settings = replace(ROLLOUT, **rollout)
         sampling = dict.fromkeys(self.policies, settings)
-        generator = HfGenerator(self.policies, settings, sampling, continues=continues)
+        generator: Any = HfGenerator(self.policies, settings, sampling, continues=continues)
+        if self.with_engines:
+            self.engines = []
+            make_engine = use_fake_engines(self.policies, self.engines)
+            generator = EngineGenerator(self.policies, settings, sampling, make_engine=make_engine, verify_every=1)
         batch = Batch(examples=[{"row": row} for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
         pool = make if isinstance(make, EnvironmentPool) else EnvironmentPool(make, workers=workers)
         return collect(pool, self.formats, batch, generator, draws, poll=poll, on_episodes=on_episodes)

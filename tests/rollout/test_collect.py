@@ -20,9 +20,9 @@ from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Episode, Example
 
 
-@pytest.fixture(scope="module")
-def players() -> Players:
-    return Players("low", "high")
+@pytest.fixture(scope="module", params=["hf", "engine"])
+def players(request: pytest.FixtureRequest) -> Players:
+    return Players("low", "high", with_engines=request.param == "engine")
 
 
 @pytest.fixture(scope="module")

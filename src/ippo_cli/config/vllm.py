@@ -71,7 +71,7 @@ def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
         if sampling.has_filters and not rollout.recompute_logprobs:
             yield ConfigError(
                 "rollout.recompute_logprobs=false",
-                f"leaves {name} without log-probabilities of the policy: vLLM returns those of the filtered distribution",
+                f"leaves {name} without the policy's log-probabilities: vLLM returns those of filtered tokens",
                 "use true, or no filter (top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
             )
         if quantization_args(actor):
