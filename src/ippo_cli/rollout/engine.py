@@ -18,6 +18,7 @@ from ippo_cli.rollout.sampling import Sampling
 class EngineModel:
     """What an engine needs to create a model; weights are loaded later."""
 
+    name: str  # of the agents that sample from it, for messages and file names
     config: PretrainedConfig
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype

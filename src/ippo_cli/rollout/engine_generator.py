@@ -206,6 +206,7 @@ class EngineGenerator:
                     adapters[name] = _Adapter(policy=self._policies[agent])
             ranks = [adapter.policy.adapter_rank for adapter in adapters.values()]
             model = EngineModel(
+                name=join_names(agents),
                 config=lead.model_config,
                 tokenizer=lead.tokenizer,
                 dtype=lead.language_model.dtype,
@@ -277,7 +278,8 @@ class EngineGenerator:
         """The completion of an ended request."""
         request = self._pending.pop(output.key)
         sampling, tokenizer = self._sampling[request.agent], self._policies[request.agent].tokenizer
-        ids, logprobs = output.ids, torch.tensor(output.logprobs, dtype=torch.float32)
+        length = _length_to_stop_string(output.ids, sampling.stop_strings, tokenizer)
+        ids, logprobs = output.ids[:length], torch.tensor(output.logprobs[:length], dtype=torch.float32)
         if not torch.isfinite(logprobs).all():
             raise NonFiniteError(f"{request.agent}: the engine's log-probabilities are not finite numbers")
         stops = self._stop_ids[request.agent]
@@ -293,7 +295,7 @@ class EngineGenerator:
             behavior_logprobs=logprobs,
             text=text,
             finished=finished,
-            versions=torch.tensor(output.versions, dtype=torch.long),
+            versions=torch.tensor(output.versions[:length], dtype=torch.long),
         )
 
     def _aborting_on_error(self) -> _Abort:
@@ -346,18 +348,35 @@ def request_seed(draws: SamplingStream, request: Request) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 
+def _length_to_stop_string(ids: Sequence[int], stops: Sequence[str], tokenizer: Any) -> int:
+    """The number of tokens up to the first that completes a stop string: engines may generate some more, where the
+    text of a token depends on the next one.
+    """
+    if not stops or not ids or not any(stop in _decode_all(ids[:-1], tokenizer) for stop in stops):
+        return len(ids)
+    ends = range(1, len(ids) + 1)
+    return next((end for end in ends if _contains_stop_string(ids[:end], stops, tokenizer)), len(ids))
+
+
 def _contains_stop_string(ids: Sequence[int], stops: Sequence[str], tokenizer: Any) -> bool:
     """Whether the last tokens contain a stop string; special tokens count as text."""
     if not stops:
         return False
     tail = 8 + max(len(stop.encode()) for stop in stops)
-    text = tokenizer.decode(
-        ids[-tail:],
-        skip_special_tokens=False,
-        clean_up_tokenization_spaces=False,
-        spaces_between_special_tokens=False,
-    )
+    text = _decode_all(ids[-tail:], tokenizer)
     return any(stop in text for stop in stops)
+
+
+def _decode_all(ids: Sequence[int], tokenizer: Any) -> str:
+    """The text of tokens; special tokens are part of it."""
+    return str(
+        tokenizer.decode(
+            ids,
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+            spaces_between_special_tokens=False,
+        )
+    )
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -32,7 +32,7 @@ def build_vllm_generator(
         if settings.mode is not VllmMode.colocate:
             raise EngineError("rollout.vllm.mode=server is not available")
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return InProcessEngine(model, settings, device, name=f"engine {number}")
+        return InProcessEngine(model, settings, device)
 
     return EngineGenerator(
         policies, config, sampling, poll, make_engine=make_engine, verify_every=settings.verify_every

@@ -23,8 +23,8 @@ from ippo_cli.rollout.vllm.worker_extension import sum_by_parameter
 class InProcessEngine:
     """A vLLM engine in this process; on a GPU it sleeps while the rank trains."""
 
-    def __init__(self, model: EngineModel, settings: VllmConfig, device: torch.device, *, name: str) -> None:
-        self._model, self._settings, self._device, self._name = model, settings, device, name
+    def __init__(self, model: EngineModel, settings: VllmConfig, device: torch.device) -> None:
+        self._model, self._settings, self._device = model, settings, device
         self._engine: Any = None
         self._places: dict[str, list[str]] = {}  # by tensor, the engine's parameters that it is part of
         self._adapters: dict[str, int] = {}  # numbers of adapters in vLLM
@@ -51,7 +51,7 @@ class InProcessEngine:
             try:
                 self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
             except Exception as error:
-                raise EngineError(f"rollout=vllm: the engine of {self._name} did not start: {error}") from error
+                raise EngineError(f"rollout=vllm: the engine of {self._model.name} did not start: {error}") from error
             finally:
                 torch.set_num_threads = set_threads  # vLLM's CPU build replaces it by a function without effect
         gc.unfreeze()  # the engine has exempted all objects, those of the trainer too, from garbage collection
@@ -70,7 +70,11 @@ class InProcessEngine:
     def step(self) -> list[EngineOutput]:
         if not self._engine.has_unfinished_requests():
             return []
-        return [self._read_output(output) for output in self._engine.step() if output.finished]
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            raise EngineError(f"rollout=vllm: the engine of {self._model.name} failed: {error}") from error
+        return [self._read_output(output) for output in outputs if output.finished]
 
     def abort(self) -> None:
         states = self._engine.output_processor.request_states
