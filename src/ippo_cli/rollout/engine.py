@@ -23,6 +23,7 @@ class EngineModel:
     tokenizer: PreTrainedTokenizerBase
     dtype: torch.dtype
     max_length: int  # tokens of prompt and response together
+    usual_length: int  # tokens of one prompt and its response, at most
     max_rows: int  # requests decoded at once
     max_adapters: int = 0  # 0: no LoRA adapters
     max_adapter_rank: int = 0

@@ -205,12 +205,15 @@ class EngineGenerator:
                 if name is not None and name not in adapters:
                     adapters[name] = _Adapter(policy=self._policies[agent])
             ranks = [adapter.policy.adapter_rank for adapter in adapters.values()]
+            limit = self.context_limit(agents[0])
+            max_new_tokens = max(self._sampling[agent].max_new_tokens for agent in agents)
             model = EngineModel(
                 name=join_names(agents),
                 config=lead.model_config,
                 tokenizer=lead.tokenizer,
                 dtype=lead.language_model.dtype,
-                max_length=self.context_limit(agents[0]),
+                max_length=limit,
+                usual_length=min(limit, self._config.max_prompt_tokens + max_new_tokens),
                 max_rows=self._config.decode_batch_size,
                 max_adapters=len(adapters),
                 max_adapter_rank=max(ranks, default=0),

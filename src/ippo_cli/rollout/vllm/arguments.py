@@ -65,15 +65,15 @@ def engine_arguments(model: EngineModel, settings: VllmConfig, device: torch.dev
 
 
 def cache_bytes(model: EngineModel, settings: VllmConfig, device: torch.device) -> int:
-    """Bytes of an engine's key-value cache: as configured, or what all rows need at full length, within the free
-    memory's share; at least one row of full length.
+    """Bytes of an engine's key-value cache: as configured, or what all rows of the usual length need, within a share of
+    the free memory; at least one row of full length.
     """
     if settings.kv_cache_gib is not None:
         return int(settings.kv_cache_gib * 2**30)
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory().available
     per_token = cache_bytes_per_token(model.config, model.dtype)
-    one_row = math.ceil(model.max_length / BLOCK + 1) * BLOCK * per_token
-    return int(max(one_row, min(one_row * model.max_rows, FREE_SHARE * free)))
+    longest, usual = (math.ceil(tokens / BLOCK + 1) * BLOCK for tokens in (model.max_length, model.usual_length))
+    return int(per_token * max(longest, min(usual * model.max_rows, FREE_SHARE * free / per_token)))
 
 
 def cache_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:
