@@ -1,0 +1,177 @@
+"""Trains tiny random models of several families for one iteration with rollout=hf and rollout=vllm; prints a table.
+
+    .venv/bin/python scripts/bench/families.py                          # rollout=hf
+    .venv-vllm/bin/python scripts/bench/families.py --rollout hf vllm   # both
+    ... --only llama qwen3_moe --json families.json
+
+Each training runs in a process of its own. A family is `packed` or `padded`, as its training passes read rows, or
+`refused` with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ippo_cli.models.tiny import byte_tokenizer
+
+BASE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "tie_word_embeddings": False,
+}
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LATENT: dict[str, Any] = {  # multi-head latent attention
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "q_lora_rank": 32,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+}
+STATE: dict[str, Any] = {
+    "state_size": 16,
+    "num_heads": 8,
+    "n_groups": 1,
+    "expand": 2,
+    "head_dim": 16,
+    "conv_kernel": 4,
+    "chunk_size": 32,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # model_type, and what differs from BASE
+    "Llama": ("llama", {}),
+    "Mistral": ("mistral", {"sliding_window": 64}),
+    "Qwen2": ("qwen2", {}),
+    "Qwen3": ("qwen3", {}),
+    "Qwen2-MoE": ("qwen2_moe", EXPERTS | {"shared_expert_intermediate_size": 64}),
+    "Qwen3-MoE": ("qwen3_moe", EXPERTS),
+    "Gemma 2": ("gemma2", {"sliding_window": 64, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}),
+    "Gemma 3": ("gemma3_text", {"sliding_window": 64, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}),
+    "Phi": ("phi", {"num_key_value_heads": 4, "head_dim": None}),
+    "Phi-3": ("phi3", {"head_dim": None, "hidden_size": 128}),
+    "DeepSeek V2": ("deepseek_v2", LATENT | {"head_dim": None}),
+    "DeepSeek V3, Moonlight": ("deepseek_v3", LATENT | {"head_dim": None}),
+    "GPT-OSS": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}),
+    "Mixtral": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "OLMo 2": ("olmo2", {"head_dim": None}),
+    "Granite": ("granite", {"head_dim": None}),
+    "Mamba": ("mamba", {"state_size": 16, "time_step_rank": 4}),
+    "Mamba 2": ("mamba2", STATE),
+    "Falcon H1": (
+        "falcon_h1",
+        {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1},
+    ),
+    "Bamba": (
+        "bamba",
+        {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "attn_layer_indices": [1]},
+    ),
+    "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"], "head_dim": None}),
+}
+
+
+def write_model(family: str, folder: Path) -> None:
+    """A folder with a random model of a family and a byte tokenizer."""
+    kind, changes = FAMILIES[family]
+    tokenizer = byte_tokenizer()
+    settings = {key: value for key, value in (BASE | changes).items() if value is not None or key == "bos_token_id"}
+    config = AutoConfig.for_model(kind, vocab_size=len(tokenizer), **settings)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def train(folder: Path, output: Path, rollout: str, seconds: float) -> dict[str, Any]:
+    """The result of one training iteration."""
+    command = [sys.executable, "-m", "ippo_cli", "train", "actor=full", f"actor.model={folder}", "actor.dtype=fp32"]
+    command += ["task=arithmetic", "reward=number", f"rollout={rollout}", "num_iterations=1", "evaluation.every=0"]
+    command += ["rollout.buffer_size=16", "rollout.max_new_tokens=16", "algorithm.mini_batch_size=16", "tracker=none"]
+    command += ["rollout.max_prompt_tokens=300", "algorithm=ppo", f"output_dir={output}"]
+    command += [
+        "rollout.recompute_logprobs=true",
+        "actor.warmup_iterations=0",
+        "evaluation.size=4",
+        "evaluation.greedy=false",
+    ]
+    if rollout == "vllm":
+        command += ["rollout.vllm.kv_cache_gib=0.1", "rollout.max_sampler_gap=null"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    except subprocess.TimeoutExpired:
+        return {"result": "failed", "reason": f"no end within {seconds:.0f} s"}
+    text = result.stdout + result.stderr
+    if result.returncode:
+        errors = [line for line in text.splitlines() if line.startswith("ippo: ")] or text.strip().splitlines()[-1:]
+        return {"result": "refused" if result.returncode in (2, 3) else "failed", "reason": " ".join(errors)[:300]}
+    row = json.loads(next(output.rglob("metrics.jsonl")).read_text().splitlines()[-1])
+    gaps = [value for key, value in row.items() if key.endswith("/rollout/logprob_diff/sampler")]
+    grads = [value for key, value in row.items() if key.endswith("policy/grad_norm")]
+    padded = [line for line in text.splitlines() if "padded" in line]
+    return {
+        "result": "padded" if padded else "packed",
+        "gap": max(gaps, default=math.nan),
+        "grad_norm": max(grads, default=math.nan),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rollout", nargs="+", default=["hf"], choices=["hf", "vllm"])
+    parser.add_argument("--only", nargs="+", choices=[kind for kind, _ in FAMILIES.values()])
+    parser.add_argument("--seconds", type=float, default=300.0, help="limit of one training")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    header = ["family", *(f"rollout={rollout}" for rollout in arguments.rollout)]
+    print("| " + " | ".join(header) + " |\n|" + "---|" * len(header), flush=True)
+    for family, (kind, _) in FAMILIES.items():
+        if arguments.only and kind not in arguments.only:
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            found: dict[str, Any] = {}
+            try:
+                write_model(family, Path(folder) / "model")
+            except Exception as error:  # the installed transformers has no such family
+                found = {rollout: {"result": "no model", "reason": str(error)[:200]} for rollout in arguments.rollout}
+            for rollout in () if found else arguments.rollout:
+                output = Path(folder) / rollout
+                found[rollout] = train(Path(folder) / "model", output, rollout, arguments.seconds)
+        rows.append({"family": family, **found})
+        cells = [describe(found[rollout]) for rollout in arguments.rollout]
+        print("| " + " | ".join([family, *cells]) + " |", flush=True)
+    if arguments.json:
+        arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def describe(found: dict[str, Any]) -> str:
+    """A cell of the table."""
+    if "reason" in found:
+        return f"{found['result']}: {found['reason']}"
+    return f"{found['result']}, gap {found['gap']:.1e}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Checks of `rollout=vllm`, and values of other groups that depend on it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ippo_cli.compose.load import load_config
+from ippo_cli.config import vllm as checks
+from ippo_cli.config.checks import check_config
+from ippo_cli.config.errors import ConfigError
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: object())
+
+
+@pytest.mark.usefixtures("installed")
+def test_default_is_valid() -> None:
+    config = load_config(["rollout=vllm"])
+    check_config(config, 1)
+    assert config.rollout.recompute_logprobs
+
+
+def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"rollout=vllm needs the package vllm.*pip install 'ippo-cli\[vllm\]'"):
+        check_config(load_config(["rollout=vllm"]), 1)
+    config = load_config(["rollout=vllm", "rollout.vllm.mode=server", "rollout.vllm.url=[http://localhost:8000]"])
+    check_config(config, 1)
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["rollout.min_p=0.1", "rollout.top_p=0.9"], r"min_p=0.1 rollout.top_p=0.9 are applied in another order"),
+        (["rollout.min_new_tokens=2", "rollout.stop_strings=[x]"], r"min_new_tokens=2 delays stop strings"),
+        (["rollout.recompute_logprobs=false", "rollout.top_k=3"], r"recompute_logprobs=false leaves low without"),
+        (["rollout.recompute_logprobs=false"], r"max_sampler_gap=0.5 needs the trainer's"),
+        (["rollout.zero3_gather=layer", "deepspeed=zero3"], r"zero3_gather=layer has no effect with rollout=vllm"),
+        (["rollout.vllm.url=[http://localhost:8000]"], r"rollout.vllm.url names servers"),
+        (["+rollout.vllm.engine_args.max_num_seqs=4"], r"engine_args.max_num_seqs is decided by another key"),
+        (["actor=tiny_lora", "actor.use_dora=true"], r"actor.use_dora=true is not supported by vLLM"),
+    ],
+)
+def test_refused_settings(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_config(load_config(["rollout=vllm", *overrides]), 1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "level", "cap"),
+    [
+        ([], "none", None),
+        (["rollout=vllm"], "token", 2.0),
+        (["rollout=vllm", "algorithm=grpo"], "token", 2.0),
+        (["rollout=vllm", "algorithm.behavior_correction.level=none"], "none", None),
+        (["rollout=vllm", "algorithm.behavior_correction.cap=3"], "token", 3.0),
+        (["rollout.top_k=3", "algorithm.behavior_correction.level=token"], "token", None),
+    ],
+)
+def test_behavior_correction_follows_the_generator(overrides: list[str], level: str, cap: float | None) -> None:
+    correction = load_config(overrides).algorithm.behavior_correction
+    assert (correction.level.value, correction.cap) == (level, cap)
