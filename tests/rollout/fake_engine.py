@@ -13,6 +13,7 @@ from torch import Tensor
 from ippo_cli.config.errors import EngineError
 from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
+from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.sampling import sample_tokens, uniforms
 
 
@@ -37,6 +38,9 @@ class FakeEngine:
 
     def start(self) -> None:
         self.is_started = True
+
+    def reuse(self, model: EngineModel) -> None:
+        self.model = model
 
     def submit(self, request: EngineRequest) -> None:
         assert request.max_new_tokens > 0
@@ -97,12 +101,12 @@ class FakeEngine:
         self.is_closed = True
 
 
-def use_fake_engines(policies: Mapping[str, Any], made: list[FakeEngine], **options: Any) -> Any:
-    """A `make_engine` for these policies; the engines are appended to `made`."""
+def use_fake_engines(policies: Mapping[str, Any], made: list[FakeEngine], **options: Any) -> EnginePool:
+    """A pool of engines for these policies; new ones are appended to `made`."""
     originals = list({id(policy.language_model): policy.language_model for policy in policies.values()}.values())
 
     def make(model: EngineModel, number: int) -> FakeEngine:
         made.append(FakeEngine(model, originals[number], **options))
         return made[-1]
 
-    return make
+    return EnginePool(make)

