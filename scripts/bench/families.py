@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from ippo_cli.models.tiny import byte_tokenizer
 
 BASE: dict[str, Any] = {
-    "hidden_size": 64,
+    "hidden_size": 128,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
@@ -72,7 +72,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # model_type, and what diff
     "Gemma 2": ("gemma2", {"sliding_window": 64, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}),
     "Gemma 3": ("gemma3_text", {"sliding_window": 64, "query_pre_attn_scalar": 32, "tie_word_embeddings": True}),
     "Phi": ("phi", {"num_key_value_heads": 4, "head_dim": None}),
-    "Phi-3": ("phi3", {"head_dim": None, "hidden_size": 128}),
+    "Phi-3": ("phi3", {"head_dim": None}),
     "DeepSeek V2": ("deepseek_v2", LATENT | {"head_dim": None}),
     "DeepSeek V3, Moonlight": ("deepseek_v3", LATENT | {"head_dim": None}),
     "GPT-OSS": ("gpt_oss", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 64}),
@@ -124,7 +124,9 @@ def train(folder: Path, output: Path, rollout: str, seconds: float) -> dict[str,
         return {"result": "failed", "reason": f"no end within {seconds:.0f} s"}
     text = result.stdout + result.stderr
     if result.returncode:
-        errors = [line for line in text.splitlines() if line.startswith("ippo: ")] or text.strip().splitlines()[-1:]
+        lines = text.strip().splitlines()
+        first = next((place for place, line in enumerate(lines) if line.startswith("ippo: ")), len(lines) - 1)
+        errors = lines[first : first + 4]
         return {"result": "refused" if result.returncode in (2, 3) else "failed", "reason": " ".join(errors)[:300]}
     row = json.loads(next(output.rglob("metrics.jsonl")).read_text().splitlines()[-1])
     gaps = [value for key, value in row.items() if key.endswith("/rollout/logprob_diff/sampler")]
