@@ -32,7 +32,7 @@ class ModelShape:
     intermediate_size: int  # width of the feed-forward layers
     kv_width: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
-    head_size: int = 0  # width of one attention head; 0 without attention
+    head_size: int = 0  # width of one attention head; 0 without attention, or with latent attention
     window: int | None = None  # smallest sliding window of its layers in tokens; None for full attention
     longrope_threshold: int | None = (
         None  # row length in tokens from which rotary frequencies change for the whole forward
@@ -152,7 +152,8 @@ def _make_shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
     text: Any = config.get_text_config(decoder=True)
     heads = getattr(text, "num_attention_heads", None) or 1
     head_size = getattr(text, "head_dim", None) or math.ceil(text.hidden_size / heads)
-    has_attention = getattr(text, "num_attention_heads", None) is not None
+    is_latent = getattr(text, "kv_lora_rank", None) is not None
+    has_attention = getattr(text, "num_attention_heads", None) is not None and not is_latent
     return ModelShape(
         sizes=sizes,
         head_size=head_size if has_attention else 0,
