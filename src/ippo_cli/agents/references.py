@@ -48,6 +48,11 @@ class FrozenWeights:
     bases: dict[str, Any] = field(default_factory=dict)  # by name, for adapters
 
 
+def splits_rows(config: Config) -> bool:
+    """Whether groups of ranks split the rows of a training pass; not in evaluations, where ranks form no groups."""
+    return config.deepspeed.sequence_parallel > 1 and distributed.group_size() > 1
+
+
 def get_shared_base(
     config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
 ) -> FrozenBase:
@@ -57,7 +62,7 @@ def get_shared_base(
     name = base_by_policy(config)[holder]
     if name not in frozen.bases:
         lm = load_actor_lm(actor, weights, actor.revision, is_base=True)
-        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm), split=splits_rows(config))
         base = FrozenBase(lm, weights)
         base.packs = packs
         if actor.gradient_checkpointing:

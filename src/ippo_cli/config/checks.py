@@ -67,6 +67,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(_check_rollout, config),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
+        *([partial(_check_sequence_parallel, config, world_size)] if training else []),
         partial(check_model_args, config),
         partial(check_rewards, config),
         partial(check_credit, config),
@@ -409,3 +410,36 @@ def _check_deepspeed(config: Config) -> Iterator[ConfigError]:
         )
     if deepspeed.offload_optimizer and deepspeed.stage == 0:
         yield ConfigError("deepspeed.offload_optimizer=true", "needs ZeRO stage 1, 2 or 3", "use deepspeed=zero1")
+
+
+def _check_sequence_parallel(config: Config, world_size: int) -> Iterator[ConfigError]:
+    """Rules that need no model; `planning.parallelism` checks the models."""
+    ranks = config.deepspeed.sequence_parallel
+    if ranks == 1:
+        return
+    setting = f"deepspeed.sequence_parallel={ranks}"
+    if world_size % ranks:
+        yield ConfigError(
+            setting,
+            f"does not divide the number of ranks, {world_size}",
+            f"use one of {format_divisors(world_size)}, or a multiple of {ranks} ranks (launch.processes)",
+        )
+    if not config.deepspeed.pack_sequences:
+        yield ConfigError(
+            f"{setting} deepspeed.pack_sequences=false",
+            "split padded rows, but only packed rows can be split over ranks",
+            "set deepspeed.pack_sequences=true, or deepspeed.sequence_parallel=1",
+        )
+    yield from _check_tiny_heads(config, setting, ranks)
+
+
+def _check_tiny_heads(config: Config, setting: str, ranks: int) -> Iterator[ConfigError]:
+    """Locally created models are checked before they are created."""
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, TinyActorConfig) and not agent.frozen and agent.actor.num_heads % ranks:
+            yield ConfigError(
+                setting,
+                f"does not divide actor.num_heads={agent.actor.num_heads} of {name}",
+                f"use one of {format_divisors(agent.actor.num_heads)}, or another actor.num_heads",
+            )
+            return

@@ -246,7 +246,7 @@ def _trained_models(
                     max(_response_tokens(config, name, shapes[name].length) for name in names), longest
                 ),
                 rows=len(names) * rows,
-                rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // ranks), 1),
+                rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
                 has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
             ),
             checkpointed=actor.gradient_checkpointing,
@@ -284,7 +284,8 @@ def _critic_model(
             max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),
             response_tokens=0,
             rows=len(names) * rows,
-            rows_per_step=len(names) * max(-(-critic_mini_batch_size(config, settings) // ranks), 1),
+            rows_per_step=len(names)
+            * max(-(-critic_mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             has_scoring=True,
         ),
         checkpointed=model.gradient_checkpointing,
@@ -300,7 +301,7 @@ class _EngineInput:
     max_row_tokens: int  # maximum tokens of a row
     response_tokens: int  # of these, the ones with logits
     rows: int  # per iteration
-    rows_per_step: int  # rows per optimizer step
+    rows_per_step: int  # rows per optimizer step, of a model-parallel group
     has_scoring: bool  # whether it also runs forward passes without gradients
 
     @property
@@ -336,7 +337,7 @@ def _trained_model(
     )
     # A row longer than the token budget is a separate micro-batch.
     micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
-    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step)
+    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step) / deepspeed.sequence_parallel
     scored = min(max(deepspeed.forward_batch_tokens, read.max_row_tokens), read.max_row_tokens * read.rows)
     chunk, written = (
         deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // shape.vocabulary, 1),
@@ -465,6 +466,11 @@ def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -
         live=live_elements(config.deepspeed.max_live_parameters, shape.parameters),
         offload_params=config.deepspeed.offload_params,
     )
+
+
+def count_groups(config: Config, ranks: int) -> int:
+    """Number of model-parallel groups; the rows of an update are divided among them."""
+    return max(ranks // config.deepspeed.sequence_parallel, 1)
 
 
 def engine_stage(config: Config, width: int, ranks: int) -> int:
