@@ -22,6 +22,7 @@ from ippo_cli.agents.references import (
     load_reference_policy,
     make_engine,
     splits_rows,
+    tensor_plan,
 )
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
@@ -243,7 +244,15 @@ def _build_actor_learner(
     return Learner(
         name=holder,
         agent_names=names,
-        engine=make_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
+        engine=make_engine(
+            policy,
+            groups,
+            config.deepspeed,
+            actor.dtype,
+            actor,
+            device,
+            tensor_plan=tensor_plan(config, backbone_of(policy.lm)),
+        ),
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
@@ -299,7 +308,15 @@ def _build_critic_learner(
     return Learner(
         name=holder,
         agent_names=names,
-        engine=make_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
+        engine=make_engine(
+            model,
+            param_groups(model, critic),
+            config.deepspeed,
+            dtype,
+            critic,
+            device,
+            tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
+        ),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
         mini_batch_size=len(names) * critic_mini_batch_size(config, agent),

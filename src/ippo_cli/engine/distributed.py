@@ -34,6 +34,7 @@ _store: Any = None  # of the current training
 _trainings = 0  # prefixes keys, so that trainings that share a store have separate keys
 _timeout = timedelta(seconds=1800)
 _group: Any = None  # process group of this rank's model-parallel group; None without model parallelism
+_replicas: Any = None  # process group of the ranks with this rank's position in all model-parallel groups
 _group_size = 1
 
 
@@ -69,16 +70,20 @@ def init(*, device: str, timeout_s: float, ranks_per_group: int = 1) -> Ranks:
 
 def _create_groups(ranks: Ranks, size: int) -> None:
     """Create the model-parallel groups of `size` consecutive ranks, which launchers place on one machine."""
-    global _group, _group_size
+    global _group, _group_size, _replicas
     if size == 1:
         return
     if ranks.world_size % size:
         raise ValueError(f"ranks_per_group={size} does not divide {ranks.world_size} ranks")
+    _group_size = size
     for first in range(0, ranks.world_size, size):  # every rank creates every group
         members = list(range(first, first + size))
         created = dist.new_group(members, timeout=_timeout)
-        if ranks.rank in members:
-            _group, _group_size = created, size
+        _group = created if ranks.rank in members else _group
+    for position in range(size):
+        members = list(range(position, ranks.world_size, size))
+        created = dist.new_group(members, timeout=_timeout)
+        _replicas = created if ranks.rank in members else _replicas
 
 
 def _open_store(ranks: Ranks) -> Any:
@@ -107,8 +112,8 @@ def _take_listening_socket() -> int | None:
 
 def shutdown() -> None:
     """End the process group, if there is one."""
-    global _group, _group_size, _store
-    _store, _group, _group_size = None, None, 1
+    global _group, _group_size, _replicas, _store
+    _store, _group, _replicas, _group_size = None, None, None, 1
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -146,6 +151,13 @@ def group_size() -> int:
 def group_rank() -> int:
     """This rank's position within its model-parallel group."""
     return rank() % _group_size
+
+
+def process_groups() -> tuple[Any, Any]:
+    """The process groups of this rank's model-parallel group, and of the ranks with its position in all groups; (None,
+    None) without model parallelism.
+    """
+    return _group, _replicas
 
 
 def num_groups() -> int:

@@ -38,7 +38,7 @@ class Sequences:
 
     @property
     def local_mask(self) -> Tensor:
-        """The action tokens whose preceding state this rank computes, `[b, R]` bool."""
+        """The action tokens of which this rank computes the preceding state, `[b, R]` bool."""
         mask = self.response_mask
         return mask if self.shard is None else mask & self.shard.holds(self.state[:, :-1])
 

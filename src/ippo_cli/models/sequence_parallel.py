@@ -79,7 +79,7 @@ def scatter_tokens(output: Tensor, shard: TokenShard) -> Tensor:
 def sum_shards(values: Tensor) -> Tensor:
     """The sum over the group of values that are 0 on all ranks but one; a rank's gradient is that of its own values.
 
-    For a loss that every rank of the group computes alike. Collective over the group.
+    For a loss that is equal on every rank of the group. Collective over the group.
     """
     result: Tensor = _SumShards.apply(values)
     return result

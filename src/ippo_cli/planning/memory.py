@@ -7,7 +7,7 @@ are those of a transformer decoder at the longest sequences that the configurati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
@@ -322,12 +322,16 @@ def _trained_model(
     device: str,
 ) -> TrainedModel:
     deepspeed, width = config.deepspeed, bytes_per_weight(dtype)
+    ranks_per_replica = deepspeed.tensor_parallel
+    # Bytes of a rank's whole linear maps beside its shares, outside of training passes.
+    gathered = float(width * shape.split_elements) if ranks_per_replica > 1 else 0.0
+    parameters = shape.trained_parameters - shape.split_elements * (ranks_per_replica - 1) // ranks_per_replica
     memory = engine_memory(
-        shape.trained_parameters,
+        parameters,
         stage=engine_stage(config, width, ranks),
         width=width,
-        ranks=ranks,
-        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
+        ranks=ranks // ranks_per_replica,
+        bucket=bucket_elements(deepspeed.reduce_bucket_size, parameters),
         largest=max(shape.sizes if shape.adapter is None else shape.adapter),
         persistent=shape.count_smaller_than(deepspeed.persistence_threshold),
         live=live_elements(deepspeed.max_live_parameters, shape.trained_parameters),
@@ -351,10 +355,17 @@ def _trained_model(
         name=name,
         shape=shape,
         bytes_per_weight=width,
-        memory=memory,
-        scoring_bytes=forward if read.has_scoring else 0.0,
+        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
+        scoring_bytes=forward + gathered if read.has_scoring else 0.0,
         training_bytes=micro
-        * activation_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32, longest=read.max_row_tokens)
+        * activation_bytes(
+            shape,
+            width,
+            checkpointed=checkpointed,
+            in_fp32=in_fp32,
+            longest=read.max_row_tokens,
+            tensor_parallel=ranks_per_replica,
+        )
         + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
         has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
         is_actor=decodes,
@@ -470,13 +481,18 @@ def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -
 
 def count_groups(config: Config, ranks: int) -> int:
     """Number of model-parallel groups; the rows of an update are divided among them."""
-    return max(ranks // config.deepspeed.sequence_parallel, 1)
+    return max(ranks // config.deepspeed.ranks_per_group, 1)
 
 
 def engine_stage(config: Config, width: int, ranks: int) -> int:
     """The ZeRO stage of an engine with `width` bytes per weight."""
+    deepspeed = config.deepspeed
     return effective_stage(
-        config.deepspeed.stage, bf16=width < 4, ranks=ranks, offload_optimizer=config.deepspeed.offload_optimizer
+        deepspeed.stage,
+        bf16=width < 4,
+        ranks=ranks,
+        offload_optimizer=deepspeed.offload_optimizer,
+        tensor_parallel=deepspeed.tensor_parallel,
     )
 
 

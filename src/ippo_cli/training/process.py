@@ -48,7 +48,7 @@ def run_training(
     Without `folder` (ranks started by an external launcher), rank 0 reserves one and broadcasts it.
     `start` writes the start files into the folder, on rank 0.
     """
-    device = prepare_process(config, ranks_per_group=config.deepspeed.sequence_parallel)
+    device = prepare_process(config, ranks_per_group=config.deepspeed.ranks_per_group)
     arm_faults(config.debug_faults, distributed.rank())
     with ExitStack() as over:
         try:
