@@ -70,15 +70,18 @@ def update(engine: Engine[Policy]) -> float:
     return engine.step().grad_norm
 
 
-def expected_update(name: str) -> tuple[float, dict[str, Tensor], dict[str, Tensor]]:
-    """Norm of the gradients, and weights before and after the step, of a plain model."""
+def expected_updates(name: str) -> tuple[float, list[dict[str, Tensor]]]:
+    """Norm of the first gradients, and weights before the first and after each of two steps, of a plain model."""
     policy = make_policy(name)
-    before = {key: value.clone() for key, value in policy.state_dict().items()}
+    weights, norms = [{key: value.clone() for key, value in policy.state_dict().items()}], []
     optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1, weight_decay=0.0, betas=(0.9, 0.99), eps=1e-2)
-    compute_loss(policy, everything(MADE)).backward()
-    norm = float(torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.1))
-    optimizer.step()
-    return norm, before, policy.state_dict()
+    for _ in range(2):
+        optimizer.zero_grad()
+        compute_loss(policy, everything(MADE)).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.1)))
+        optimizer.step()
+        weights.append({key: value.clone() for key, value in policy.state_dict().items()})
+    return norms[0], weights
 
 
 def compare(found: dict[str, Tensor] | None, expected: dict[str, Tensor]) -> float:
@@ -90,7 +93,7 @@ def compare(found: dict[str, Tensor] | None, expected: dict[str, Tensor]) -> flo
 
 
 def results(name: str, stage: int, folder: Path) -> dict[str, Any]:
-    norm, before, after = expected_update(name)
+    norm, (before, after, later) = expected_updates(name)
     engine = make_engine(make_policy(name), stage)
     layers = split_layers(engine.module)
     found: dict[str, Any] = {
@@ -114,8 +117,9 @@ def results(name: str, stage: int, folder: Path) -> dict[str, Any]:
     with engine.inference() as module:
         found["generated"] = float((compute_loss(module, own) - expected).abs())
     engine.save(folder)
-    update(engine)
+    update(engine)  # after weights were gathered and released
     further = engine.full_state_dict()
+    found["further"] = compare(further, later)
     engine.destroy()
     resumed = make_engine(make_policy(name), stage)
     resumed.load(folder)

@@ -72,6 +72,7 @@ def test_ranks_score_own_rows_with_whole_weights(found: list[dict[str, Any]], ca
     for rank in (ranks[case] for ranks in found):
         assert rank["scored"] < 1e-5
         assert rank["generated"] < 1e-5
+        assert rank["further"] < 1e-6, "the next step updates the weights of the module"
 
 
 @pytest.mark.slow

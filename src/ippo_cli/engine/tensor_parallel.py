@@ -77,7 +77,7 @@ def split_layers(module: nn.Module) -> list[Any]:
 def gather_layers(module: nn.Module) -> Iterator[None]:
     """Give a rank the whole linear maps: their parameters, and forwards without communication. Collective.
 
-    The shards remain in memory, since the optimizer updates them in place.
+    The shards remain in memory, and are in place again afterwards.
     """
     layers = split_layers(module)
     shards: list[tuple[nn.Parameter, Tensor]] = []
