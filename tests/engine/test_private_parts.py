@@ -45,6 +45,13 @@ USED = [
     (*OFFLOAD, "self.backward_hooks.append("),
     ("deepspeed.runtime.zero.parameter_offload", None, "\nFWD_MODULE_STACK = list()"),
     ("deepspeed.utils.groups", None, "\n_WORLD_GROUP = "),  # set: a group with our timeout
+    ("deepspeed.utils.groups", None, "\n_TENSOR_MODEL_PARALLEL_GROUP = "),  # set: groups with our timeout
+    ("deepspeed.utils.groups", None, "\n_MODEL_PARALLEL_GROUP = "),
+    ("deepspeed.utils.groups", None, "\n_DATA_PARALLEL_GROUP = "),
+    ("deepspeed.utils.groups", None, "\nmpu = "),
+    (*ENGINE, "self.first_dataloader_check = "),  # removed: it compares inputs
+    ("deepspeed.module_inject.layers", "LinearLayer", "def gather_params(self, params_list)"),  # called for scoring
+    ("deepspeed.module_inject.layers", "LinearAllreduce", "self._freeze_partition_sizes("),  # marks a split map
     ("deepspeed.ops", None, "__compatible_ops__"),  # set: nothing is compiled
     ("deepspeed.comm.torch", None, "deepspeed.ops.__compatible_ops__.get("),
 ]

@@ -118,18 +118,18 @@ class Agent(SampledWeights):
         after = before.new_zeros(len(before))
         learner = self._value_learner
         if isinstance(learner.objective, ValueFunction):
-            learner.engine.eval()
-            for rows, sequences in learner.iterate_sequences(read, final=True):
-                new, final = learner.objective.values(learner.engine, sequences)
-                before[rows, : new.shape[1]] = new
-                after[rows] = final
+            with learner.engine.scoring():
+                for rows, sequences in learner.iterate_sequences(read, final=True):
+                    new, final = learner.objective.values(learner.engine, sequences)
+                    before[rows, : new.shape[1]] = new
+                    after[rows] = final
         return before if view is None else view.gather_values(before, rollout), after
 
     @torch.no_grad()
     def recompute_logprobs(self, rollout: Rollout) -> Rollout:
         """The same responses with log-probabilities of the training forward; `behavior_logprobs` stay."""
-        self.policy.engine.eval()
-        return replace(rollout, logprobs=self._logprobs(self.policy.engine, rollout))
+        with self.policy.engine.scoring():
+            return replace(rollout, logprobs=self._logprobs(self.policy.engine, rollout))
 
     @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:
@@ -142,14 +142,14 @@ class Agent(SampledWeights):
     def evaluate_actions(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the action tokens and entropies before them, `[B, R]` each, of the current policy."""
         logprobs, entropies = torch.zeros_like(rollout.logprobs), torch.zeros_like(rollout.logprobs)
-        self.policy.engine.eval()
-        for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
-            output = self.policy.engine(
-                sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, with_entropy=True
-            )
-            assert output.entropy is not None
-            logprobs[rows, : output.logprobs.shape[1]] = output.logprobs
-            entropies[rows, : output.entropy.shape[1]] = output.entropy
+        with self.policy.engine.scoring():
+            for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
+                output = self.policy.engine(
+                    sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, with_entropy=True
+                )
+                assert output.entropy is not None
+                logprobs[rows, : output.logprobs.shape[1]] = output.logprobs
+                entropies[rows, : output.entropy.shape[1]] = output.entropy
         return logprobs, entropies
 
     def _logprobs(self, policy: Callable[..., PolicyOutput], rollout: Rollout) -> Tensor:
@@ -164,10 +164,10 @@ class Agent(SampledWeights):
         """The exact KL of the policy from its reference in the state before each action token, `[B, R]`."""
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
-        self.policy.engine.eval()
-        for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
-            output = self.policy.engine(
-                sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
-            )
-            result[rows, : output.full_kl.shape[1]] = output.full_kl
+        with self.policy.engine.scoring():
+            for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
+                output = self.policy.engine(
+                    sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
+                )
+                result[rows, : output.full_kl.shape[1]] = output.full_kl
         return result

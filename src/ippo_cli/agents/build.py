@@ -21,11 +21,14 @@ from ippo_cli.agents.references import (
     load_initial_policy,
     load_reference_policy,
     make_engine,
+    splits_rows,
+    tensor_plan,
 )
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
+from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import unquantized_args
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
@@ -156,6 +159,11 @@ def _build_agent(
             check_readable_tokens(tokenizer, reference.lm, f"actor.reference={agent.actor.reference}")
     if reference is not None and not reference.packs:
         policy.packs = False  # the reference reads the same rows as the policy
+        if splits_rows(config):
+            raise PreflightError(
+                f"deepspeed.sequence_parallel={config.deepspeed.sequence_parallel}: the reference of {holder}, "
+                f"actor.reference={agent.actor.reference}, does not support packed rows; set it to 1"
+            )
     chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // vocabulary, 1)
     actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
     critic = None
@@ -198,7 +206,7 @@ def build_policy(
     if saved is not None and policy.value_head is not None:
         policy.value_head.load_state_dict(load_value_head(saved / "critic").state_dict())
     _enable_checkpointing(lm, actor.gradient_checkpointing)
-    policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+    policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm), split=splits_rows(config))
     return policy
 
 
@@ -236,7 +244,15 @@ def _build_actor_learner(
     return Learner(
         name=holder,
         agent_names=names,
-        engine=make_engine(policy, groups, config.deepspeed, actor.dtype, actor, device),
+        engine=make_engine(
+            policy,
+            groups,
+            config.deepspeed,
+            actor.dtype,
+            actor,
+            device,
+            tensor_plan=tensor_plan(config, backbone_of(policy.lm)),
+        ),
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
@@ -250,6 +266,7 @@ def _build_actor_learner(
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
         share_prefixes=config.deepspeed.share_prefixes,
+        splits_rows=splits_rows(config),
         policy_groups=policy_groups,
     )
 
@@ -277,7 +294,7 @@ def build_critic(
     args = unquantized_args(actor) if critic.model is None else {}
     model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3, args=args)
     _enable_checkpointing(model.backbone, critic.gradient_checkpointing)
-    model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone)
+    model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone, split=splits_rows(config))
     return model
 
 
@@ -291,7 +308,15 @@ def _build_critic_learner(
     return Learner(
         name=holder,
         agent_names=names,
-        engine=make_engine(model, param_groups(model, critic), config.deepspeed, dtype, critic, device),
+        engine=make_engine(
+            model,
+            param_groups(model, critic),
+            config.deepspeed,
+            dtype,
+            critic,
+            device,
+            tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
+        ),
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
         mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
@@ -299,6 +324,7 @@ def _build_critic_learner(
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
         share_prefixes=config.deepspeed.share_prefixes,
+        splits_rows=splits_rows(config),
     )
 
 

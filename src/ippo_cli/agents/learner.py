@@ -34,9 +34,10 @@ class Learner:
     optimizer: OptimizerConfig
     mini_batch_size: int  # rows per optimizer step, over all its agents and ranks
     ppo_epochs: int
-    micro_batch_tokens: int  # tokens per forward and backward pass, per rank
+    micro_batch_tokens: int  # tokens per forward and backward pass, per model-parallel group
     forward_batch_tokens: int  # tokens per forward without gradients
     share_prefixes: bool  # whether shared prefixes of packed rows are computed once
+    splits_rows: bool = False  # whether the ranks of a model-parallel group share the tokens of a training pass
     policy_groups: int = 0  # parameter groups of the engine that hold the policy, for a policy with a value head
     layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
     consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
@@ -98,15 +99,19 @@ class Learner:
     def losses(self, batch: Minibatch, context: StepContext) -> dict[str, Loss]:
         """The losses of one micro-batch, by the stage that names their metrics."""
         rows = torch.arange(len(batch.rollout.texts), device=batch.rollout.response_ids.device)
-        sequences = self._build_sequences(batch.rollout, rows, final=self.objective.needs_final_state)
+        sequences = self._build_sequences(
+            batch.rollout, rows, final=self.objective.needs_final_state, split=self.splits_rows
+        )
         return self.objective.losses(self.engine, sequences, batch, context)
 
     def backward(self, losses: Mapping[str, Loss]) -> None:
         """Add the gradients of a micro-batch's losses."""
         self.engine.backward(torch.stack([loss.total for loss in losses.values()]).sum())
 
-    def _build_sequences(self, rollout: Rollout, rows: Tensor, *, final: bool) -> Sequences:
-        return build_sequences(rollout, rows, packed=self.packs, share_prefixes=self.share_prefixes, final=final)
+    def _build_sequences(self, rollout: Rollout, rows: Tensor, *, final: bool, split: bool = False) -> Sequences:
+        return build_sequences(
+            rollout, rows, packed=self.packs, share_prefixes=self.share_prefixes, final=final, split=split
+        )
 
     def save_pretrained(
         self, folder: Path, weights: dict[str, Tensor] | None, tokenizer: PreTrainedTokenizerBase, *, merged: bool

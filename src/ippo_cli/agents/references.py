@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from ippo_cli.config.adapters import find_reference_folder, has_merged_adapter, read_adapter
 from ippo_cli.config.model_args import quantization_args, unquantized_args
@@ -22,6 +24,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import base_by_policy
 from ippo_cli.engine import distributed
+from ippo_cli.engine.tensor_parallel import model_plan, tensor_parallel_config
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import (
     bucket_elements,
@@ -48,6 +51,18 @@ class FrozenWeights:
     bases: dict[str, Any] = field(default_factory=dict)  # by name, for adapters
 
 
+def splits_rows(config: Config) -> bool:
+    """Whether groups of ranks split the rows of a training pass; not in evaluations, where ranks form no groups."""
+    return config.deepspeed.sequence_parallel > 1 and distributed.group_size() > 1
+
+
+def tensor_plan(config: Config, backbone: PreTrainedModel) -> Mapping[str, str] | None:
+    """The plan by which groups of ranks split the linear maps of a trained model; None if they do not."""
+    if config.deepspeed.tensor_parallel == 1 or distributed.group_size() == 1:
+        return None
+    return model_plan(backbone)
+
+
 def get_shared_base(
     config: Config, holder: str, actor: LoraActorConfig, weights: str, frozen: FrozenWeights
 ) -> FrozenBase:
@@ -57,7 +72,7 @@ def get_shared_base(
     name = base_by_policy(config)[holder]
     if name not in frozen.bases:
         lm = load_actor_lm(actor, weights, actor.revision, is_base=True)
-        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm))
+        packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm), split=splits_rows(config))
         base = FrozenBase(lm, weights)
         base.packs = packs
         if actor.gradient_checkpointing:
@@ -75,13 +90,18 @@ def make_engine(
     dtype: Dtype,
     optimizer: OptimizerConfig,
     device: torch.device,
+    *,
+    tensor_plan: Mapping[str, str] | None = None,
 ) -> Engine:
+    """The engine of a module; `tensor_plan`: the plan by which a group of ranks splits it, see `tensor_parallel`."""
+    ranks_per_replica = 1 if tensor_plan is None else distributed.group_size()
     size = sum(parameter.numel() for parameter in module.parameters())
     stage = effective_stage(
         deepspeed.stage,
         bf16=dtype is Dtype.bf16,
-        ranks=distributed.world_size(),
+        ranks=distributed.world_size() // ranks_per_replica,
         offload_optimizer=deepspeed.offload_optimizer,
+        tensor_parallel=ranks_per_replica,
     )
     live = live_elements(deepspeed.max_live_parameters, size)
     settings = zero_config(
@@ -95,6 +115,8 @@ def make_engine(
         max_live_parameters=live,
         max_grad_norm=optimizer.max_grad_norm,
     )
+    if tensor_plan is not None:
+        settings["tensor_parallel"] = tensor_parallel_config(ranks_per_replica, tensor_plan)
     return Engine(module, groups, zero=settings, device=device)
 
 

@@ -51,7 +51,8 @@ class Team(Mapping[str, Agent]):
         """Copy policies into their references where this iteration requires it."""
         for agent in self._updated_references(lambda every: iteration % every == 0).values():
             assert agent.reference is not None
-            agent.reference.copy_from(agent.policy.engine.module)
+            with agent.policy.engine.whole_layers():
+                agent.reference.copy_from(agent.policy.engine.module)
 
     def updated_references(self, iteration: int) -> dict[str, Agent]:
         """Agents with references that differ from the initial ones, by the name of their weights."""

@@ -68,6 +68,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(_check_rollout, config),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
+        *([partial(_check_model_parallel, config, world_size)] if training else []),
         partial(check_model_args, config),
         partial(check_rewards, config),
         partial(check_credit, config),
@@ -412,3 +413,76 @@ def _check_deepspeed(config: Config) -> Iterator[ConfigError]:
         )
     if deepspeed.offload_optimizer and deepspeed.stage == 0:
         yield ConfigError("deepspeed.offload_optimizer=true", "needs ZeRO stage 1, 2 or 3", "use deepspeed=zero1")
+
+
+def _check_model_parallel(config: Config, world_size: int) -> Iterator[ConfigError]:
+    """Rules that need no model; `planning.parallelism` checks the models."""
+    deepspeed = config.deepspeed
+    ranks = deepspeed.ranks_per_group
+    if ranks == 1:
+        return
+    if deepspeed.tensor_parallel > 1 and deepspeed.sequence_parallel > 1:
+        yield ConfigError(
+            f"deepspeed.tensor_parallel={deepspeed.tensor_parallel} "
+            f"deepspeed.sequence_parallel={deepspeed.sequence_parallel}",
+            "cannot be combined: attention heads are split by one of them",
+            "set one of them to 1; sequence_parallel works at every ZeRO stage",
+        )
+    setting = f"deepspeed.sequence_parallel={ranks}"
+    if deepspeed.tensor_parallel > 1:
+        setting = f"deepspeed.tensor_parallel={ranks}"
+        yield from _check_tensor_parallel(config, setting)
+    elif not deepspeed.pack_sequences:
+        yield ConfigError(
+            f"{setting} deepspeed.pack_sequences=false",
+            "split padded rows, but only packed rows can be split over ranks",
+            "set deepspeed.pack_sequences=true, or deepspeed.sequence_parallel=1",
+        )
+    if world_size % ranks:
+        yield ConfigError(
+            setting,
+            f"does not divide the number of ranks, {world_size}",
+            f"use one of {format_divisors(world_size)}, or a multiple of {ranks} ranks (launch.processes)",
+        )
+    yield from _check_tiny_heads(config, setting, ranks)
+
+
+def _check_tensor_parallel(config: Config, setting: str) -> Iterator[ConfigError]:
+    if config.deepspeed.stage == 3:
+        yield ConfigError(
+            f"{setting} deepspeed.stage=3",
+            "both split the weights",
+            "use deepspeed=zero1 or zero2, or deepspeed.tensor_parallel=1; stage 3 splits every weight over all ranks",
+        )
+    if config.deepspeed.offload_optimizer:
+        yield ConfigError(
+            f"{setting} deepspeed.offload_optimizer=true",
+            "have not been verified together",
+            "set deepspeed.offload_optimizer=false, or deepspeed.tensor_parallel=1",
+        )
+    if config.checkpoint.reshard:
+        yield ConfigError(
+            f"{setting} checkpoint.reshard=true",
+            "is impossible: optimizer states of split weights cannot be loaded on another number of ranks",
+            "set checkpoint.reshard=false",
+        )
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, LoraActorConfig) and not agent.frozen:
+            yield ConfigError(
+                setting,
+                f"splits the linear maps of trained models, and the actor of {name} trains adapters on frozen ones",
+                "use deepspeed.tensor_parallel=1 or sequence_parallel with actor=lora, or actor=full",
+            )
+            return
+
+
+def _check_tiny_heads(config: Config, setting: str, ranks: int) -> Iterator[ConfigError]:
+    """Locally created models are checked before they are created."""
+    for name, agent in config.task.agents.items():
+        if isinstance(agent.actor, TinyActorConfig) and not agent.frozen and agent.actor.num_heads % ranks:
+            yield ConfigError(
+                setting,
+                f"does not divide actor.num_heads={agent.actor.num_heads} of {name}",
+                f"use one of {format_divisors(agent.actor.num_heads)}, or another actor.num_heads",
+            )
+            return

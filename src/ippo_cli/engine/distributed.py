@@ -1,7 +1,10 @@
-"""Ranks and collectives.
+"""Ranks, groups of ranks that train the same rows, and collectives.
 
 Every function works without a process group, as with a world size of 1: sums are the tensor itself, gathers have one
 entry. Unless noted, functions are collective: every rank calls them, in the same order.
+
+A model-parallel group is `group_size` consecutive ranks. Its ranks train the same rows, each with a part of the work;
+otherwise (rollout, scoring, evaluation) each rank has its own rows. Without model parallelism each rank is a group.
 """
 
 from __future__ import annotations
@@ -30,13 +33,17 @@ _stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept s
 _store: Any = None  # of the current training
 _trainings = 0  # prefixes keys, so that trainings that share a store have separate keys
 _timeout = timedelta(seconds=1800)
+_group: Any = None  # process group of this rank's model-parallel group; None without model parallelism
+_replicas: Any = None  # process group of the ranks with this rank's position in all model-parallel groups
+_group_size = 1
 
 
-def init(*, device: str, timeout_s: float) -> Ranks:
+def init(*, device: str, timeout_s: float, ranks_per_group: int = 1) -> Ranks:
     """Start the process group, with one rank if there is no launcher, and return this process's ranks.
 
     `device` is `cpu` or `cuda`; on `cuda` this also selects the GPU given by `rank_device`. A world size of 1 opens no
     port, so any number of single processes can run on one machine. After `shutdown` it may be called again.
+    `ranks_per_group`: size of the model-parallel groups; it divides the number of ranks.
     """
     global _store, _timeout, _trainings
     if dist.is_initialized():
@@ -57,7 +64,26 @@ def init(*, device: str, timeout_s: float) -> Ranks:
         world_size=ranks.world_size,
         timeout=_timeout,
     )
+    _create_groups(ranks, ranks_per_group)
     return ranks
+
+
+def _create_groups(ranks: Ranks, size: int) -> None:
+    """Create the model-parallel groups of `size` consecutive ranks, which launchers place on one machine."""
+    global _group, _group_size, _replicas
+    if size == 1:
+        return
+    if ranks.world_size % size:
+        raise ValueError(f"ranks_per_group={size} does not divide {ranks.world_size} ranks")
+    _group_size = size
+    for first in range(0, ranks.world_size, size):  # every rank creates every group
+        members = list(range(first, first + size))
+        created = dist.new_group(members, timeout=_timeout)
+        _group = created if ranks.rank in members else _group
+    for position in range(size):
+        members = list(range(position, ranks.world_size, size))
+        created = dist.new_group(members, timeout=_timeout)
+        _replicas = created if ranks.rank in members else _replicas
 
 
 def _open_store(ranks: Ranks) -> Any:
@@ -86,8 +112,8 @@ def _take_listening_socket() -> int | None:
 
 def shutdown() -> None:
     """End the process group, if there is one."""
-    global _store
-    _store = None
+    global _group, _group_size, _replicas, _store
+    _store, _group, _replicas, _group_size = None, None, None, 1
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -117,6 +143,33 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def group_size() -> int:
+    """Ranks of each model-parallel group; 1 without model parallelism."""
+    return _group_size
+
+
+def group_rank() -> int:
+    """This rank's position within its model-parallel group."""
+    return rank() % _group_size
+
+
+def process_groups() -> tuple[Any, Any]:
+    """The process groups of this rank's model-parallel group, and of the ranks with its position in all groups; (None,
+    None) without model parallelism.
+    """
+    return _group, _replicas
+
+
+def num_groups() -> int:
+    """Number of model-parallel groups: the number of shares into which the rows of an update are split."""
+    return world_size() // _group_size
+
+
+def group_index() -> int:
+    """The model-parallel group of this rank."""
+    return rank() // _group_size
+
+
 def is_main() -> bool:
     """Whether this is rank 0, which writes the shared files."""
     return rank() == 0
@@ -131,6 +184,32 @@ def barrier() -> None:
 def all_sum(tensor: Tensor) -> Tensor:
     """The sum over ranks, as a new tensor of the same shape, bitwise equal on every rank."""
     return _all_reduce(tensor, dist.ReduceOp.SUM)
+
+
+def all_sum_groups(tensor: Tensor) -> Tensor:
+    """The sum over model-parallel groups of a tensor that is equal on the ranks of a group: a total over rows."""
+    return all_sum(tensor if group_rank() == 0 else torch.zeros_like(tensor))
+
+
+def sum_over_group(tensor: Tensor) -> Tensor:
+    """The sum over the ranks of this rank's model-parallel group, as a new tensor. Collective over the group."""
+    result = tensor.detach().clone()
+    if _group_size > 1:
+        dist.all_reduce(result, group=_group)
+    return result
+
+
+def exchange_over_group(parts: Tensor) -> Tensor:
+    """Send `parts[r]` to rank `r` of the group and return the parts received, in rank order: `[group_size, ...]`.
+    Collective over the group.
+    """
+    parts = parts.detach().contiguous()
+    if _group_size == 1:
+        return parts.clone()
+    received = torch.empty_like(parts)
+    # As bytes, since not every backend exchanges every dtype.
+    dist.all_to_all_single(_as_bytes(received), _as_bytes(parts), group=_group)
+    return received
 
 
 def all_max(tensor: Tensor) -> Tensor:

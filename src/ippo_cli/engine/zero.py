@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from ippo_cli.engine import distributed
 from ippo_cli.engine.optimizers import make_client_optimizer
 from ippo_cli.engine.reshard import Shards, restore_shards
+from ippo_cli.engine.tensor_parallel import gather_layers, split_layers
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -82,6 +83,8 @@ class Engine(Generic[M]):
         self._factor = 1.0
         self._frozen_groups: frozenset[int] = frozenset()  # indices of the groups that steps leave unchanged
         self._is_gathered = False
+        # With tensor parallelism the ranks of a group are one replica of the module.
+        self._replicas = distributed.world_size() // config.get("tensor_parallel", {}).get("autotp_size", 1)
         self._can_load = True
         self.updates = 0  # applied steps and loads: changes when the weights change
         if self._stage == 0:
@@ -97,6 +100,9 @@ class Engine(Generic[M]):
             _partition_module(module, config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer prints memory
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
+        if getattr(self._ds, "first_dataloader_check", None) is not None:
+            self._ds.first_dataloader_check.remove()  # it compares inputs that may only be tensors
+        self._is_split = bool(split_layers(module))
         self._ds.module_state_dict = self._trained_state
         self._ds._copy_recovery_script = lambda folder: None
         # On one rank there is nothing to reduce: DeepSpeed would flatten all gradients and copy them back. ZeRO's
@@ -122,10 +128,10 @@ class Engine(Generic[M]):
         """Add the gradients of one micro-batch; any number of calls before one `step`, equal on every rank.
 
         `loss` is this rank's share of the objective: a sum over its own rows, divided by counts over all ranks and
-        micro-batches. DeepSpeed averages gradients over ranks, so the share is multiplied by the world size here. A
-        rank without rows takes part with `0 * loss`.
+        micro-batches. DeepSpeed averages gradients over replicas, so the share is multiplied by their number here. A
+        rank without rows takes part with `0 * loss`. With tensor parallelism the ranks of a group have the same rows.
         """
-        self._ds.backward(loss * distributed.world_size(), scale_wrt_gas=False)
+        self._ds.backward(loss * self._replicas, scale_wrt_gas=False)
 
     def step(self) -> StepResult:
         """Take one optimizer step on the accumulated gradients, and clear them.
@@ -178,6 +184,29 @@ class Engine(Generic[M]):
             group["lr"] = 0.0 if number in self._frozen_groups else base["lr"] * factor
 
     @contextlib.contextmanager
+    def scoring(self) -> Iterator[None]:
+        """Forwards without gradients, through the engine and in eval mode, of rows that only this rank has.
+
+        Entering and leaving is collective. At stage 3 every rank runs the same number of forwards.
+        """
+        self.eval()
+        with torch.no_grad(), self.whole_layers():
+            yield
+
+    @contextlib.contextmanager
+    def whole_layers(self) -> Iterator[None]:
+        """Layers that tensor parallelism splits are whole on every rank inside. Entering is collective."""
+        if not self._is_split or self._is_gathered:
+            yield
+            return
+        with gather_layers(self.module):
+            self._is_gathered = True
+            try:
+                yield
+            finally:
+                self._is_gathered = False
+
+    @contextlib.contextmanager
     def inference(self, gather: Literal["all", "layer"] = "all") -> Iterator[M]:
         """The plain module in eval mode without gradients; each rank may call it any number of times.
 
@@ -200,7 +229,8 @@ class Engine(Generic[M]):
         if gather not in ("all", "layer"):
             raise ValueError(f"gather={gather}; use one of all layer")
         if self._stage < 3 or self._is_gathered:
-            yield
+            with self.whole_layers():
+                yield
             return
         # Weights that the last forward left gathered or in flight would be miscounted.
         self._ds.optimizer.empty_partition_cache()
@@ -239,12 +269,22 @@ class Engine(Generic[M]):
         """
         result: dict[str, Tensor] = {}
         copies: dict[int, Tensor] = {}
+<<<<<<< HEAD
         for name, tensor in self.module.state_dict(keep_vars=True).items():
             if id(tensor) not in copies:
                 is_parameter = isinstance(tensor, nn.Parameter)
                 with self.gathered(tensor) if is_parameter else contextlib.nullcontext():
                     copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
             result[name] = copies[id(tensor)]
+=======
+        with self.whole_layers():
+            for name, tensor in self.module.state_dict(keep_vars=True).items():
+                if id(tensor) not in copies:
+                    whole = self._stage < 3 or self._is_gathered or not isinstance(tensor, nn.Parameter)
+                    with contextlib.nullcontext() if whole else _gather_parameters([tensor]):
+                        copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
+                result[name] = copies[id(tensor)]
+>>>>>>> w33par
         return result if distributed.is_main() else None
 
     def save(self, folder: Path | str) -> list[Path]:
@@ -361,6 +401,9 @@ def _import_deepspeed(device: torch.device) -> Any:
     if torch.distributed.group.WORLD is not _last_world:
         _last_world = torch.distributed.group.WORLD
         groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.collective_timeout())
+        # Read for tensor parallelism only; DeepSpeed's own groups would have another timeout.
+        groups._TENSOR_MODEL_PARALLEL_GROUP, groups._DATA_PARALLEL_GROUP = distributed.process_groups()
+        groups._MODEL_PARALLEL_GROUP, groups.mpu = groups._TENSOR_MODEL_PARALLEL_GROUP, None
     return deepspeed
 
 

@@ -75,11 +75,14 @@ def zero_config(
     }
 
 
-def effective_stage(stage: int, *, bf16: bool, ranks: int, offload_optimizer: bool) -> int:
+def effective_stage(stage: int, *, bf16: bool, ranks: int, offload_optimizer: bool, tensor_parallel: int = 1) -> int:
     """The ZeRO stage at which an engine with `stage` runs.
 
-    On one rank stages 1 and 2 have nothing to shard, and copying into their flat buffers costs a tenth of a step.
+    On one rank stages 1 and 2 have nothing to shard, and copying into their flat buffers costs a tenth of a step. With
+    tensor parallelism stage 0 runs as stage 1: its optimizer computes the norm of one rank's gradients.
     """
+    if tensor_parallel > 1:
+        return max(stage, 1)
     spread = ranks > 1 or offload_optimizer or stage == 3
     return _with_master_weights(stage if spread else 0, bf16=bf16)
 

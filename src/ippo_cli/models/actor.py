@@ -108,8 +108,8 @@ class Policy(nn.Module):
         to the language model, only to the value head.
         """
         hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
-        own = sequences.response_mask
-        chosen, ids = _select_action_states(hidden, sequences), sequences.response_ids[own]
+        own = sequences.local_mask
+        chosen, ids = _select_action_states(hidden, sequences, own), sequences.response_ids[own]
         count = len(ids)
         if self.in_step:
             missing = int(distributed.all_max(torch.tensor(count, device=ids.device))) - count
@@ -124,21 +124,23 @@ class Policy(nn.Module):
             with_entropy=with_entropy,
         )
         zeros = torch.zeros(own.shape, dtype=torch.float32, device=own.device)
+
+        def join(values: Tensor) -> Tensor:
+            return sequences.join_shards(zeros.masked_scatter(own, values[:count]))
+
         divergence = None
         if reference is not None:
             divergence = self._reference_kl(
                 chosen, reference, sequences, temperature=temperature, chunk_tokens=chunk_tokens
             )
-            divergence = zeros.masked_scatter(own, divergence[:count])
+            divergence = join(divergence)
         values = final_values = None
         if self.value_head is not None:
             read_by_head = hidden.detach() if head_alone else hidden
-            values, final_values = split_values(
-                gather_states(self.value_head(read_by_head), sequences.state), sequences
-            )
+            values, final_values = split_values(gather_states(self.value_head(read_by_head), sequences), sequences)
         return PolicyOutput(
-            logprobs=zeros.masked_scatter(own, logprobs[:count]),
-            entropy=None if entropy is None else zeros.masked_scatter(own, entropy[:count]),
+            logprobs=join(logprobs),
+            entropy=None if entropy is None else join(entropy),
             values=values,
             final_values=final_values,
             full_kl=divergence,
@@ -214,13 +216,15 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def action_states(self, sequences: Sequences) -> Tensor:
-        """Hidden states `[n, H]` before each of the n action tokens, in the order of the mask."""
+        """Hidden states `[n, H]` before each of the n action tokens of `local_mask`, in its order."""
         hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
-        return _select_action_states(hidden, sequences)
+        return _select_action_states(hidden, sequences, sequences.local_mask)
 
 
-def _select_action_states(hidden: Tensor, sequences: Sequences) -> Tensor:
-    return hidden.index_select(0, sequences.state[:, :-1][sequences.response_mask])
+def _select_action_states(hidden: Tensor, sequences: Sequences, mask: Tensor) -> Tensor:
+    """Hidden states before the action tokens of `mask [b, R]`, from those of the tokens that this rank reads."""
+    first = 0 if sequences.shard is None else sequences.shard.start
+    return hidden.index_select(0, sequences.state[:, :-1][mask] - first)
 
 
 def tokenizer_source(actor: ActorConfig, model: str, revision: str | None) -> tuple[str, str | None]:

@@ -113,7 +113,7 @@ class AdapterCritic(nn.Module):
         """The values `[b, R + 1]` of every state, see `Sequences.state`."""
         with self.adapter.activate():
             hidden = last_hidden_states(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
-        return gather_states(self.value_head(hidden), sequences.state)
+        return gather_states(self.value_head(hidden), sequences)
 
     def train(self, mode: bool = True) -> AdapterCritic:
         super().train(mode)

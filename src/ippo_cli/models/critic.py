@@ -107,7 +107,7 @@ class ValueModel(PreTrainedModel):
 
     def forward(self, sequences: Sequences) -> Tensor:
         hidden = last_hidden_states(self.backbone, sequences.input_ids, sequences.packing)
-        return gather_states(self.value_head(hidden), sequences.state)
+        return gather_states(self.value_head(hidden), sequences)
 
 
 def make_value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
@@ -126,9 +126,14 @@ def load_value_head(folder: Path) -> ValueHead:
     return ValueHead.from_pretrained(folder, use_safetensors=True)
 
 
-def gather_states(values: Tensor, state: Tensor) -> Tensor:
-    """Gather values of all tokens, `[n]`, at the indices `state [b, S]`: `[b, S]`."""
-    return values.index_select(0, state.flatten()).view(state.shape)
+def gather_states(values: Tensor, sequences: Sequences) -> Tensor:
+    """Gather values of all tokens read by this rank, `[n]`, at the states `[b, R + 1]` of the sequences."""
+    state, shard = sequences.state, sequences.shard
+    if shard is None:
+        return values.index_select(0, state.flatten()).view(state.shape)
+    places = (state - shard.start).clamp(0, shard.size - 1)
+    local = values.index_select(0, places.flatten()).view(state.shape)
+    return sequences.join_shards(local.masked_fill(~shard.holds(state), 0.0))
 
 
 def hidden_width(config: PreTrainedConfig) -> int:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ippo_cli.models.packing import Packing, Suffixes, pack
 from ippo_cli.models.prefixes import MIN_SAVED_FRACTION, group_by_shared_prefix
+from ippo_cli.models.sequence_parallel import TokenShard, sum_shards
 from ippo_cli.types import Rollout
 
 
@@ -30,6 +31,21 @@ class Sequences:
     lengths: Tensor  # [b] int64: response columns in use
     packing: Packing | None
 
+    @property
+    def shard(self) -> TokenShard | None:
+        """This rank's share of the tokens; None where it reads all of them."""
+        return None if self.packing is None else self.packing.shard
+
+    @property
+    def local_mask(self) -> Tensor:
+        """The action tokens of which this rank computes the preceding state, `[b, R]` bool."""
+        mask = self.response_mask
+        return mask if self.shard is None else mask & self.shard.holds(self.state[:, :-1])
+
+    def join_shards(self, values: Tensor) -> Tensor:
+        """Values that are 0 where another rank of the group computes them, completed. Collective over the group."""
+        return values if self.shard is None else sum_shards(values)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SequenceParts:
@@ -44,13 +60,19 @@ class _SequenceParts:
 
 
 def build_sequences(
-    rollout: Rollout, rows: Tensor, *, packed: bool, share_prefixes: bool = False, final: bool = True
+    rollout: Rollout,
+    rows: Tensor,
+    *,
+    packed: bool,
+    share_prefixes: bool = False,
+    final: bool = True,
+    split: bool = False,
 ) -> Sequences:
     """Build the model input of the given rows; `R` is trimmed to the columns they use.
 
     `share_prefixes`: whether shared prefixes of packed sequences are computed once. `final` requests the state after
     all `length` columns. Without it the last action token and later columns are not read, since only later states need
-    them.
+    them. `split`: whether each rank of a model-parallel group, all of which build the same packed row, reads its share.
     """
     lengths = rollout.length[rows]
     ends = lengths.tolist()
@@ -68,6 +90,7 @@ def build_sequences(
     counts = real.sum(dim=1)
     if packed:
         input_ids, places, packing = _pack_sequences(ids, real, share_prefixes)
+        packing = packing.split_over_group() if split else packing
     else:
         input_ids, places, packing = _pad_sequences(ids, real, counts)
     offset = parts.prompt_mask.sum(dim=1) - 1 - parts.begin  # index of the state before column 0 within the part

@@ -5,6 +5,8 @@ library's attention interface, splits the row: sequences of similar length atten
 is cheap. It also applies sliding windows.
 
 Sequences with a shared prefix may have it in the row once: a suffix attends to its prefix and to itself.
+
+With sequence parallelism the ranks of a group hold consecutive shares of one row, see `sequence_parallel`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -26,8 +28,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from ippo_cli.config.errors import PreflightError
 from ippo_cli.engine import distributed
 from ippo_cli.models.agreement import Readings, probe_ids, readings_match
+from ippo_cli.models.sequence_parallel import TokenShard, gather_tokens, local_shard, scatter_tokens
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +98,11 @@ class Packing:
 
     positions: Tensor  # [1, N]
     groups: tuple[Group, ...]
+    shard: TokenShard | None = None  # this rank's share of the row; None where the rank holds all of it
+
+    def split_over_group(self) -> Packing:
+        """The packing with the row split over the ranks of the model-parallel group."""
+        return replace(self, shard=local_shard(self.positions.shape[1]))
 
 
 class _PermuteTokens(torch.autograd.Function):
@@ -198,6 +207,10 @@ def attend(
     plain = library_attention(name, module)
     if packing is None:
         return plain(module, query, key, value, attention_mask, **options)
+    if packing.shard is not None:
+        query, key, value = (gather_tokens(states, packing.shard) for states in (query, key, value))
+        output, _ = attend(name, module, query, key, value, None, replace(packing, shard=None), **options)
+        return scatter_tokens(output, packing.shard), None
     # Split at once: the gradient of each separate slice would have the size of the row.
     sizes = [group.tokens.stop - group.tokens.start for group in packing.groups]
     split = [states.split(sizes, dim=2) for states in (query, key, value)]
@@ -251,16 +264,22 @@ for _name, _masks in (("sdpa", sdpa_mask), ("eager", eager_mask)):
 
 
 def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Tensor:
-    """Last hidden states of all tokens, `[b * L, H]`, of padded rows `[b, L]` or of one packed row `[1, N]`."""
+    """Last hidden states of all tokens, `[b * L, H]`, of padded rows `[b, L]` or of one packed row `[1, N]`.
+
+    If the row is split over ranks, those of this rank's share, `[n, H]`.
+    """
     if packing is None:
         return backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state.flatten(0, 1)
     if backbone.config._attn_implementation not in PACKED.values():
         raise RuntimeError(f"{type(backbone).__name__} received a packed row, but does not support packed rows")
+    positions = packing.positions
+    if packing.shard is not None:
+        input_ids, positions = packing.shard.cut(input_ids), packing.shard.cut(positions)
     # The library passes a 4D mask through unchanged; the packing has the actual masks.
     mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
     output = backbone(
         input_ids=input_ids,
-        position_ids=packing.positions,
+        position_ids=positions,
         attention_mask=mask,
         use_cache=False,
         packing=packing,
@@ -269,17 +288,24 @@ def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Pa
     return output.last_hidden_state.flatten(0, 1)
 
 
-def enable_packing(backbone: PreTrainedModel) -> bool:
+def enable_packing(backbone: PreTrainedModel, *, split: bool = False) -> bool:
     """Enable packed rows for a model that supports them, and return whether it does; tested once on a few tokens.
 
-    Logs a warning if unsupported, since training is then slower.
+    `split`: whether ranks of a group share the rows, which is tested as well, together with the other ranks. Raises
+    `PreflightError` if the model does not support that. Otherwise logs a warning if packed rows are unsupported, since
+    training is then slower.
     """
-    if _supports_attention_interface(backbone):
+    if supports_attention_interface(backbone):
         name = str(backbone.config._attn_implementation)
         backbone.config._attn_implementation_internal = PACKED[name]  # the public setter would change other configs
-        if _packed_rows_match(backbone):
+        if _packed_rows_match(backbone, split=False) and not (split and not _packed_rows_match(backbone, split=True)):
             return True
         backbone.config._attn_implementation_internal = name
+    if split:
+        raise PreflightError(
+            f"deepspeed.sequence_parallel={distributed.group_size()}: {type(backbone).__name__} computes other outputs "
+            "if its rows are packed and split over ranks; set deepspeed.sequence_parallel=1"
+        )
     message = (
         f"{type(backbone).__name__} does not support packed rows; training and scoring use "
         "padded rows, which takes longer the more their lengths differ"
@@ -289,7 +315,7 @@ def enable_packing(backbone: PreTrainedModel) -> bool:
     return False
 
 
-def _supports_attention_interface(backbone: PreTrainedModel) -> bool:
+def supports_attention_interface(backbone: PreTrainedModel) -> bool:
     """Whether a model calls attention through the library's interface, with full or sliding-window causal attention."""
     return (
         backbone.config._attn_implementation in PACKED
@@ -305,9 +331,9 @@ def _cache_layers(backbone: PreTrainedModel) -> Sequence[Any]:
 
 
 @torch.no_grad()
-def _packed_rows_match(backbone: PreTrainedModel) -> bool:
+def _packed_rows_match(backbone: PreTrainedModel, *, split: bool) -> bool:
     """Whether a few packed sequences, two with a shared prefix, give the same outputs as separate sequences, compared
-    with the effect of positions that are off by one.
+    with the effect of positions that are off by one. `split`: whether ranks of a group share the row; collective.
     """
     config = backbone.config.get_text_config(decoder=True)
     room = (getattr(config, "max_position_embeddings", None) or 1 << 30) - 1
@@ -327,9 +353,13 @@ def _packed_rows_match(backbone: PreTrainedModel) -> bool:
     def readings() -> Readings:
         expected = _concatenate_traces([_trace_forward(backbone, part) for part in parts])
         wrong = _concatenate_traces([_trace_forward(backbone, part, shift=1) for part in parts])
-        return [entry[whole] for entry in _trace_forward(backbone, ids, packing=packed())], expected, wrong
+        row = packed().split_over_group() if split else packed()
+        actual = _trace_forward(backbone, ids, packing=row)
+        if row.shard is not None:
+            actual = [row.shard.gather_row(entry) for entry in actual]
+        return [entry[whole] for entry in actual], expected, wrong
 
-    return readings_match(backbone, readings, "packed rows")
+    return readings_match(backbone, readings, "packed rows split over ranks" if split else "packed rows")
 
 
 def _trace_forward(

@@ -16,10 +16,11 @@ from transformers.cache_utils import DynamicSlidingWindowLayer
 from ippo_cli.config.adapters import rank_for_module, resolve_initial_settings
 from ippo_cli.config.model_args import check_model_config_overrides
 from ippo_cli.config.schema import LoraConfig
+from ippo_cli.engine.tensor_parallel import count_split_elements, model_plan
 from ippo_cli.models.actor import format_model_setting
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
 from ippo_cli.models.linear_maps import Widths, base_name, linear_maps, other_modules, targeted_maps
-from ippo_cli.models.load import load_error, missing_files_reason
+from ippo_cli.models.load import backbone_of, load_error, missing_files_reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +39,7 @@ class ModelShape:
         None  # row length in tokens from which rotary frequencies change for the whole forward
     )
     quantized_bytes: float | None = None  # of all weights, if linear maps are quantised
+    split_elements: int = 0  # elements of the linear maps that tensor parallelism splits
     adapter: tuple[int, ...] | None = None  # sizes of the trained parameters of an adapter (and a head)
 
     @property
@@ -96,7 +98,7 @@ def empty_backbone(config: PreTrainedConfig) -> PreTrainedModel:
 
 def actor_shape(lm: PreTrainedModel) -> ModelShape:
     """Shape of a causal language model."""
-    return _make_shape(lm.config, _parameter_sizes(lm))
+    return _make_shape(lm.config, lm, backbone_of(lm))
 
 
 def add_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidden_dim: int | None) -> ModelShape:
@@ -136,26 +138,26 @@ def add_adapter(
 
 def model_shape(model: PreTrainedModel) -> ModelShape:
     """Shape of a model with any head."""
-    return _make_shape(model.config, _parameter_sizes(model))
+    return _make_shape(model.config, model, backbone_of(model))
 
 
 def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:
     """Shape of a critic: the backbone of a causal language model, and a value head."""
-    return add_value_head(_make_shape(lm.config, _parameter_sizes(lm.base_model)), lm.config, value_head_hidden_dim)
+    return add_value_head(_make_shape(lm.config, backbone_of(lm), backbone_of(lm)), lm.config, value_head_hidden_dim)
 
 
 def _parameter_sizes(module: nn.Module) -> tuple[int, ...]:
     return tuple(parameter.numel() for parameter in module.parameters())
 
 
-def _make_shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
+def _make_shape(config: PreTrainedConfig, model: PreTrainedModel, backbone: PreTrainedModel) -> ModelShape:
     text: Any = config.get_text_config(decoder=True)
     heads = getattr(text, "num_attention_heads", None) or 1
     head_size = getattr(text, "head_dim", None) or math.ceil(text.hidden_size / heads)
     is_latent = getattr(text, "kv_lora_rank", None) is not None
     has_attention = getattr(text, "num_attention_heads", None) is not None and not is_latent
     return ModelShape(
-        sizes=sizes,
+        sizes=_parameter_sizes(model),
         head_size=head_size if has_attention else 0,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
@@ -164,6 +166,7 @@ def _make_shape(config: PreTrainedConfig, sizes: tuple[int, ...]) -> ModelShape:
         vocabulary=text.vocab_size,
         window=min((layer.sliding_window for layer in _sliding_window_layers(text)), default=None),
         longrope_threshold=_longrope_threshold(text),
+        split_elements=count_split_elements(backbone, model_plan(backbone)),
     )
 
 

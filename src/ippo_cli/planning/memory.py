@@ -7,7 +7,7 @@ are those of a transformer decoder at the longest sequences that the configurati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
@@ -271,7 +271,7 @@ def _trained_models(
                     max(_response_tokens(config, name, shapes[name].length) for name in names), longest
                 ),
                 rows=len(names) * rows,
-                rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // ranks), 1),
+                rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
                 has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
             ),
             checkpointed=actor.gradient_checkpointing,
@@ -309,7 +309,8 @@ def _critic_model(
             max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),
             response_tokens=0,
             rows=len(names) * rows,
-            rows_per_step=len(names) * max(-(-critic_mini_batch_size(config, settings) // ranks), 1),
+            rows_per_step=len(names)
+            * max(-(-critic_mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             has_scoring=True,
         ),
         checkpointed=model.gradient_checkpointing,
@@ -325,7 +326,7 @@ class _EngineInput:
     max_row_tokens: int  # maximum tokens of a row
     response_tokens: int  # of these, the ones with logits
     rows: int  # per iteration
-    rows_per_step: int  # rows per optimizer step
+    rows_per_step: int  # rows per optimizer step, of a model-parallel group
     has_scoring: bool  # whether it also runs forward passes without gradients
 
     @property
@@ -346,12 +347,16 @@ def _trained_model(
     device: str,
 ) -> TrainedModel:
     deepspeed, width = config.deepspeed, bytes_per_weight(dtype)
+    ranks_per_replica = deepspeed.tensor_parallel
+    # Bytes of a rank's whole linear maps beside its shares, outside of training passes.
+    gathered = float(width * shape.split_elements) if ranks_per_replica > 1 else 0.0
+    parameters = shape.trained_parameters - shape.split_elements * (ranks_per_replica - 1) // ranks_per_replica
     memory = engine_memory(
-        shape.trained_parameters,
+        parameters,
         stage=engine_stage(config, width, ranks),
         width=width,
-        ranks=ranks,
-        bucket=bucket_elements(deepspeed.reduce_bucket_size, shape.trained_parameters),
+        ranks=ranks // ranks_per_replica,
+        bucket=bucket_elements(deepspeed.reduce_bucket_size, parameters),
         largest=max(shape.sizes if shape.adapter is None else shape.adapter),
         persistent=shape.count_smaller_than(deepspeed.persistence_threshold),
         live=live_elements(deepspeed.max_live_parameters, shape.trained_parameters),
@@ -361,7 +366,7 @@ def _trained_model(
     )
     # A row longer than the token budget is a separate micro-batch.
     micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
-    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step)
+    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step) / deepspeed.sequence_parallel
     scored = min(max(deepspeed.forward_batch_tokens, read.max_row_tokens), read.max_row_tokens * read.rows)
     chunk, written = (
         deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // shape.vocabulary, 1),
@@ -375,10 +380,17 @@ def _trained_model(
         name=name,
         shape=shape,
         bytes_per_weight=width,
-        memory=memory,
-        scoring_bytes=forward if read.has_scoring else 0.0,
+        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
+        scoring_bytes=forward + gathered if read.has_scoring else 0.0,
         training_bytes=micro
-        * activation_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32, longest=read.max_row_tokens)
+        * activation_bytes(
+            shape,
+            width,
+            checkpointed=checkpointed,
+            in_fp32=in_fp32,
+            longest=read.max_row_tokens,
+            tensor_parallel=ranks_per_replica,
+        )
         + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
         has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
         is_actor=decodes,
@@ -515,10 +527,20 @@ def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -
     )
 
 
+def count_groups(config: Config, ranks: int) -> int:
+    """Number of model-parallel groups; the rows of an update are divided among them."""
+    return max(ranks // config.deepspeed.ranks_per_group, 1)
+
+
 def engine_stage(config: Config, width: int, ranks: int) -> int:
     """The ZeRO stage of an engine with `width` bytes per weight."""
+    deepspeed = config.deepspeed
     return effective_stage(
-        config.deepspeed.stage, bf16=width < 4, ranks=ranks, offload_optimizer=config.deepspeed.offload_optimizer
+        deepspeed.stage,
+        bf16=width < 4,
+        ranks=ranks,
+        offload_optimizer=deepspeed.offload_optimizer,
+        tensor_parallel=deepspeed.tensor_parallel,
     )
 
 

@@ -23,6 +23,7 @@ from ippo_cli.config.schema import (
     AgentConfig,
     CentralizedCriticConfig,
     Config,
+    DeepspeedConfig,
     LoraActorConfig,
     ModelRewardConfig,
     ReferenceKind,
@@ -47,6 +48,7 @@ from ippo_cli.models.shape import (
 from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
 from ippo_cli.planning.episode_length import episode_lengths, max_critic_tokens
 from ippo_cli.planning.memory import AgentShapes, FrozenModel, bytes_per_weight
+from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import Task
@@ -88,16 +90,21 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
             tokenizer = load_actor_tokenizer(actor, source, revision)
         lm = _get_empty_model(empty_models, source, revision, actor)
         check_readable_tokens(tokenizer, lm, tokenizer_setting(actor, source))
+        deepspeed = config.deepspeed
         for name in names:
             agent = config.task.agents[name]
+            if not agent.frozen:
+                check_model_parallel(
+                    lm, deepspeed, f"{base}'s actor" if actor.model is None else f"actor.model={actor.model}"
+                )
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
             starts[name] = source, revision
             shapes_of_agent[name] = (
                 _actor_shape(agent, lm, source),
-                _critic_shape(agent, empty_models, source, revision),
+                _critic_shape(agent, empty_models, source, revision, deepspeed),
                 source,
             )
-            references[name] = _reference_shape(agent, empty_models, lm, source)
+            references[name] = _reference_shape(agent, empty_models, lm, source, deepspeed)
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
@@ -165,7 +172,11 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
 
 
 def _reference_shape(
-    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], lm: PreTrainedModel, source: str
+    agent: AgentConfig,
+    known: dict[tuple[str, str | None, str], Any],
+    lm: PreTrainedModel,
+    source: str,
+    deepspeed: DeepspeedConfig,
 ) -> ModelShape | None:
     """The shape of an agent's reference if it needs weights in addition to the initial model or base; else None."""
     actor = agent.actor
@@ -175,7 +186,10 @@ def _reference_shape(
     if actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
         folder, is_adapter = find_reference_folder(actor.reference)
     if folder is not None and not is_adapter:
-        return actor_shape(_get_empty_model(known, str(folder), None))
+        reference = _get_empty_model(known, str(folder), None)
+        # A reference may read the rows of a training pass, but keeps its own weights.
+        check_model_parallel(reference, replace(deepspeed, tensor_parallel=1), f"actor.reference={actor.reference}")
+        return actor_shape(reference)
     if actor.reference_update_every is not None:  # same size as the actor
         shape = actor_shape(lm)
         if isinstance(actor, LoraActorConfig):
@@ -193,7 +207,11 @@ def _reference_shape(
 
 
 def _critic_shape(
-    agent: AgentConfig, known: dict[tuple[str, str | None, str], Any], actor: str, revision: str | None
+    agent: AgentConfig,
+    known: dict[tuple[str, str | None, str], Any],
+    actor: str,
+    revision: str | None,
+    deepspeed: DeepspeedConfig,
 ) -> ModelShape | None:
     critic = agent.critic
     if agent.frozen:
@@ -206,10 +224,14 @@ def _critic_shape(
     if not isinstance(critic, SeparateCriticConfig):
         return None
     if critic.warm_start is not None:
-        return critic_shape(empty_backbone(warm_start_config(critic)), critic.value_head_hidden_dim)
+        start = empty_backbone(warm_start_config(critic))
+        check_model_parallel(start, deepspeed, f"critic.warm_start={critic.warm_start}")
+        return critic_shape(start, critic.value_head_hidden_dim)
     if critic.model is None:
         return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
-    return critic_shape(_get_empty_model(known, critic.model, critic.revision), critic.value_head_hidden_dim)
+    lm = _get_empty_model(known, critic.model, critic.revision)
+    check_model_parallel(lm, deepspeed, f"critic.model={critic.model}")
+    return critic_shape(lm, critic.value_head_hidden_dim)
 
 
 def _critic_contexts(

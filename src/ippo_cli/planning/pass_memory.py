@@ -10,11 +10,18 @@ def forward_bytes(shape: ModelShape, width: int) -> float:
     return width * (6 * shape.hidden + 2 * shape.kv_width + 3 * shape.intermediate_size)
 
 
-def activation_bytes(shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bool, longest: int) -> float:
+def activation_bytes(
+    shape: ModelShape, width: int, *, checkpointed: bool, in_fp32: bool, longest: int, tensor_parallel: int = 1
+) -> float:
     """Bytes per token that a forward pass keeps for its backward pass.
 
-    `longest`: maximum row length. `in_fp32`: attention of bf16 models runs in fp32.
+    `longest`: maximum row length. `in_fp32`: attention of bf16 models runs in fp32. `tensor_parallel`: ranks that split
+    the heads and the feed-forward width; an estimate, without a measurement.
     """
+    if tensor_parallel > 1:  # of eight tensors of the hidden width, queries and attention's output are split
+        whole = activation_bytes(shape, width, checkpointed=checkpointed, in_fp32=in_fp32, longest=longest)
+        split = width * (2 * shape.hidden + 3 * shape.kv_width + 4 * shape.intermediate_size)
+        return whole - (1 if checkpointed else shape.layers) * split * (1 - 1 / tensor_parallel)
     # Measured on Llama, Qwen2 and GPT-2 shapes; in bf16, norms also keep fp32 tensors.
     layer = width * (8 * shape.hidden + 3 * shape.kv_width + 4 * shape.intermediate_size) + (
         4 * shape.hidden if width < 4 else 0

@@ -92,6 +92,9 @@ def _show_sizes(prepared: Prepared) -> None:
     _print_labelled(
         "ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration"
     )
+    if (parts := config.deepspeed.ranks_per_group) > 1:
+        split = "their tokens" if config.deepspeed.sequence_parallel > 1 else "the model's linear maps"
+        _print_labelled("", f"groups of {parts}: the ranks of a group train the same rows, each with a part of {split}")
     if (credit_cost := _credit_cost(config)) is not None:
         _print_labelled("credit", credit_cost)
     for holder, names in agents_by_policy(config).items():

@@ -85,7 +85,7 @@ class MetricAccumulator:
         tensors = [table[name] for table in (self.sums, self.breakdowns) for name in sorted(table)]
         if not tensors:
             return {}, {}
-        flat = distributed.all_sum(torch.cat([tensor.flatten() for tensor in tensors])).cpu()
+        flat = distributed.all_sum_groups(torch.cat([tensor.flatten() for tensor in tensors])).cpu()
         total = [
             part.view_as(tensor) for part, tensor in zip(flat.split([t.numel() for t in tensors]), tensors, strict=True)
         ]

@@ -181,15 +181,18 @@ def count_row_tokens(rollout: Rollout) -> Tensor:
 
 
 def balance_across_ranks(batch: Minibatch) -> Minibatch:
-    """Redistribute a mini-batch's rows over ranks by token count; returns this rank's rows, maybe none. Collective."""
+    """Redistribute a mini-batch's rows over ranks by token count; returns this rank's rows, maybe none. Collective.
+
+    Ranks of a model-parallel group receive the same rows.
+    """
     device = batch.agent.device
     gathered = distributed.gather_objects(
         (_to_device(batch.rollout, "cpu"), _to_device(batch.targets, "cpu"), batch.agent.cpu())
     )
     rollouts, targets, agents = zip(*gathered, strict=True)
     rows, goals, agent = concatenate_rows(rollouts), concatenate_rows(targets), torch.cat(agents)
-    ranks = partition(count_row_tokens(rows).tolist(), distributed.world_size())
-    own_rows = [row for row, rank in enumerate(ranks) if rank == distributed.rank()]
+    groups = partition(count_row_tokens(rows).tolist(), distributed.num_groups())
+    own_rows = [row for row, group in enumerate(groups) if group == distributed.group_index()]
     return replace(
         batch,
         rollout=_to_device(Rollout(**take_rows(rows, own_rows)), device),

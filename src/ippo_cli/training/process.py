@@ -48,7 +48,7 @@ def run_training(
     Without `folder` (ranks started by an external launcher), rank 0 reserves one and broadcasts it.
     `start` writes the start files into the folder, on rank 0.
     """
-    device = prepare_process(config)
+    device = prepare_process(config, ranks_per_group=config.deepspeed.ranks_per_group)
     arm_faults(config.debug_faults, distributed.rank())
     with ExitStack() as over:
         try:
@@ -161,12 +161,15 @@ def _start_watchdog(config: Config, folder: Path, scope: ExitStack) -> None:
         scope.enter_context(Watchdog(folder, limit_s=limit_s, first_limit_s=config.launch.watchdog_first_s))
 
 
-def prepare_process(config: Config) -> torch.device:
-    """Set up device, threads, process group and seeds; returns the device."""
+def prepare_process(config: Config, *, ranks_per_group: int = 1) -> torch.device:
+    """Set up device, threads, process group and seeds; returns the device.
+
+    `ranks_per_group`: size of the model-parallel groups.
+    """
     restore_gc()
     kind = device_kind(config.launch.device)
     check_quantization_device(config, kind, is_local=True)
-    ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s)
+    ranks = distributed.init(device=kind, timeout_s=config.launch.timeout_s, ranks_per_group=ranks_per_group)
     device = distributed.rank_device(kind, ranks)
     if kind == "cpu":
         torch.set_num_threads(config.launch.threads or cores_per_rank(os.environ, ranks.world_size))

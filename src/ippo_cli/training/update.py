@@ -65,7 +65,7 @@ def _run_steps(
         applied += result.applied
         norms += result.grad_norm if result.applied else 0.0
         if target_kl is not None:
-            kl = distributed.all_sum(accumulator.step_sum("policy/approx_kl") - kl_before)
+            kl = distributed.all_sum_groups(accumulator.step_sum("policy/approx_kl") - kl_before)
             stopped = float(kl) / max(step.num_tokens, 1) > target_kl
         if stopped:
             break
