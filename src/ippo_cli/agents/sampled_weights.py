@@ -55,9 +55,13 @@ class SampledWeights:
 
     def iterate_model_weights(self) -> Iterator[tuple[str, Tensor]]:
         policy, engine = self.sampled_policy
-        for name, parameter in policy.named_model_parameters():
-            with _gathered(parameter, None if policy.is_on_base else engine):
-                yield name, parameter.detach()
+        if policy.is_on_base or engine is None:
+            yield from ((name, parameter.detach()) for name, parameter in policy.named_model_parameters())
+            return
+        with engine.whole_layers():
+            for name, parameter in policy.named_model_parameters():
+                with engine.gathered(parameter):
+                    yield name, parameter.detach()
 
     @torch.no_grad()
     def save_adapter(self, folder: Path) -> dict[str, int]:

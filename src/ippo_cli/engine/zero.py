@@ -257,7 +257,7 @@ class Engine(Generic[M]):
         return [*root, offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
 
     def gathered(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[None]:
-        """Inside, a parameter of the module is whole on every rank. Collective."""
+        """Inside, a parameter that stage 3 shards is whole on every rank. Collective."""
         if self._stage < 3 or self._is_gathered:
             return contextlib.nullcontext()
         return _gather_parameters([parameter])
@@ -269,22 +269,13 @@ class Engine(Generic[M]):
         """
         result: dict[str, Tensor] = {}
         copies: dict[int, Tensor] = {}
-<<<<<<< HEAD
-        for name, tensor in self.module.state_dict(keep_vars=True).items():
-            if id(tensor) not in copies:
-                is_parameter = isinstance(tensor, nn.Parameter)
-                with self.gathered(tensor) if is_parameter else contextlib.nullcontext():
-                    copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
-            result[name] = copies[id(tensor)]
-=======
         with self.whole_layers():
             for name, tensor in self.module.state_dict(keep_vars=True).items():
                 if id(tensor) not in copies:
-                    whole = self._stage < 3 or self._is_gathered or not isinstance(tensor, nn.Parameter)
-                    with contextlib.nullcontext() if whole else _gather_parameters([tensor]):
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    with self.gathered(tensor) if is_parameter else contextlib.nullcontext():
                         copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
                 result[name] = copies[id(tensor)]
->>>>>>> w33par
         return result if distributed.is_main() else None
 
     def save(self, folder: Path | str) -> list[Path]:
