@@ -506,6 +506,8 @@ def test_tabs_and_help_by_keys(visit: Open, single: Path) -> None:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("?")
     assert page.is_visible("#help")
+    assert page.locator("#help dt kbd").all_inner_texts()[1] == "/"
+    assert "[object" not in page.inner_text("#help")
     page.click("#help button")
     assert page.is_hidden("#help")
     page.click("#help-button")

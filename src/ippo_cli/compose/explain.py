@@ -22,6 +22,7 @@ from ippo_cli.config.schema import OPTIONS
 from ippo_cli.config.text import closest_hint
 
 LIST_RULE = "must be a list"
+CANNOT_COMPOSE = "cannot be composed"
 TYPO_CUTOFF = 0.8
 """Minimum similarity to a known name for a suggestion."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
@@ -187,9 +188,7 @@ def _explain_choice(
     option = value.strip("'\"")
     if option in options:
         own = [shorten_path(file) for at, file in user_option_files(good) if (at, file.stem) == (group, option)]
-        return ConfigError(
-            text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{summarize_message(error)}"
-        )
+        return ConfigError(text, CANNOT_COMPOSE, f"{' '.join(own)}{': ' if own else ''}{summarize_message(error)}")
     if option.startswith("{"):
         return ConfigError(text, f"sets several keys of {group}", f"set them one by one: {group}.KEY=VALUE")
     if option.startswith("["):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,14 @@ def shell_command(program: str, *arguments: str | tuple[str, str]) -> str:
     """Format a command for pasting into bash; `(key, value)` becomes `key=value`."""
     words = [text if isinstance(text, str) else hydra_override(*text) for text in arguments]
     return " ".join([program, *map(quote_for_shell, words)])
+
+
+def activation_command() -> str | None:
+    """The command that puts the commands of this virtual environment on the path; None if they are on it."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("ippo-eval") is not None or not script.is_file():
+        return None
+    return f"source {quote_for_shell(os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script))}"
 
 
 def hydra_override(key: str, value: str) -> str:

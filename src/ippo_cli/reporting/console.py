@@ -18,7 +18,7 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ippo_cli.config.commands import shell_command
+from ippo_cli.config.commands import activation_command, shell_command
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import COLUMN_WIDTH, LINE_WIDTH, NAME_WIDTH, join_fitting, truncate_text
 from ippo_cli.engine import distributed
@@ -191,6 +191,7 @@ class Console:
             *([f"curves           {curves}"] if (folder / "tb").is_dir() else []),
             f"train further    {resume_command(folder, more)}",
             f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
+            *([f"activate first   {activation}"] if (activation := activation_command()) else []),
         ]
         if self._is_main:
             self.__exit__()  # print below the display

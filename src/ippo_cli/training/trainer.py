@@ -185,7 +185,8 @@ class Trainer:
     def _show_training_samples(self, experience: Experience, targets: Mapping[str, Targets]) -> None:
         """Write and display the first episodes of an iteration where that is due. Collective."""
         iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
-        if every > 0 and iteration % every == 0:
+        # The first and the last iteration too: a short run would have no samples.
+        if every > 0 and (iteration % every == 0 or iteration in (1, self.plan.num_iterations)):
             samples = training_samples(self.state.team, experience, targets, self.config)
             with distributed.synchronize_errors():
                 self.run.log_samples(f"train_{iteration:08d}", samples)
