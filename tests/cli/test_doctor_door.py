@@ -95,7 +95,7 @@ def test_diagnosis_as_json(call: Call, run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("missing",), 14, "is not a run"),
+        (("missing",), 2, "ippo: missing is not a run;"),
         (("a", "b"), 2, "names several runs"),
         (("--verbose",), 2, "--verbose is not an option"),
         (("net=true",), 2, "is not an option of this command"),

@@ -393,6 +393,15 @@ def test_summary_shows_results_and_paths(
     assert "curves           tensorboard --logdir outputs/default/run/tb" in capsys.readouterr().out
 
 
+def test_line_without_kl_of_an_on_policy_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(Style.plain, ["low", "high"])
+    for number, kl in ((1, 1e-15), (2, 0.25)):
+        console.show_iteration(row(number, **{f"{name}/policy/approx_kl": kl for name in ("low", "high")}), 60)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "approx_kl" not in first
+    assert "approx_kl 0.250/0.250" in second
+
+
 def test_summary_says_how_to_reach_the_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -56,7 +56,7 @@ def report_machine(output_dir: Path, *, network: bool, as_json: bool) -> None:
 
 
 def report_run(path: Path, *, as_json: bool) -> None:
-    """Print the diagnosis of a run. Raises `ResumeError` if there is none at the path."""
+    """Print the diagnosis of a run. Raises `ConfigError` if there is none at the path."""
     from ippo_cli.compose.load import build_config
     from ippo_cli.compose.resume import saved_config
     from ippo_cli.compose.run_folders import find_run
@@ -67,7 +67,7 @@ def report_run(path: Path, *, as_json: bool) -> None:
     from ippo_cli.runs.folder import display_path
     from ippo_cli.runs.records import RunRecord
 
-    folder, _ = find_run(str(path), "RUN")
+    folder, _ = find_run(str(path), key="")
     record = RunRecord(folder)
     warnings = {str(name): str(text) for name, text in (record.state.get("warnings") or {}).items()}
     observations = observe_run(record, build_config(saved_config(folder)))

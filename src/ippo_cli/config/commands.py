@@ -22,6 +22,29 @@ def shell_command(program: str, *arguments: str | tuple[str, str]) -> str:
     return " ".join([program, *map(quote_for_shell, words)])
 
 
+def name_positional_run(argv: Sequence[str]) -> list[str]:
+    """Write `run=` before the folder of a run that is typed without a key, as `ippo-report` takes it."""
+    has_run = any(text.startswith("run=") for text in argv)
+    named: list[str] = []
+    for place, text in enumerate(argv):
+        is_value = place > 0 and argv[place - 1].startswith("--") and "=" not in argv[place - 1]
+        is_argument = "=" in text or text.startswith(("-", "+", "~"))
+        if has_run or is_value or is_argument or not _may_be_run(text):
+            named.append(text)
+        else:
+            named.append(f"run={text}")
+            has_run = True
+    return named
+
+
+def _may_be_run(text: str) -> bool:
+    """A folder, except for that of a model, or a path to a folder that does not exist."""
+    path = parse_path(text)
+    if path.is_dir():
+        return not (path / "config.json").is_file()
+    return "/" in text and not path.exists() and not path.suffix
+
+
 def activation_command() -> str | None:
     """The command that puts the commands of this virtual environment on the path; None if they are on it."""
     script = Path(sys.prefix) / "bin" / "activate"

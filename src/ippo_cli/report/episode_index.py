@@ -15,7 +15,7 @@ class EpisodeIndex:
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {
-            name: [] for name in ("file", "place", "score", "turns", "chars", "group", "prompt", *FLAGS)
+            name: [] for name in ("file", "place", "mode", "score", "turns", "chars", "group", "prompt", *FLAGS)
         }
         self.agents: dict[str, list[float | None]] = {}
         self._prompts: dict[str, int] = {}
@@ -28,6 +28,7 @@ class EpisodeIndex:
         start = len(self)
         for place, episode in enumerate(episodes):
             self._add_episode(number, place, episode)
+        self._number_groups(start)
         self._mark_equal_groups(start)
 
     def to_data(self) -> dict[str, Any]:
@@ -51,6 +52,7 @@ class EpisodeIndex:
         row = {
             "file": number,
             "place": place,
+            "mode": str(episode.get("mode") or ""),  # train | sampled | greedy
             "score": _round(sum(known) / len(known)) if known else None,
             "turns": len(turns),
             "chars": sum(len(str(turn.get("response") or "")) for turn in turns),
@@ -67,11 +69,19 @@ class EpisodeIndex:
         for name, value in row.items():
             self.columns[name].append(value)
 
+    def _number_groups(self, start: int) -> None:
+        """Number the groups from row `start` on, in each mode from 1: those of the schedule have five digits."""
+        known: dict[str, dict[int, int]] = {}
+        for row in range(start, len(self)):
+            group, numbers = self.columns["group"][row], known.setdefault(self.columns["mode"][row], {})
+            if isinstance(group, int):
+                self.columns["group"][row] = numbers.setdefault(group, len(numbers) + 1)
+
     def _mark_equal_groups(self, start: int) -> None:
-        """Mark episodes from row `start` on if their group has several episodes, all with one score."""
+        """Mark episodes from row `start` on if their group has several episodes of one mode, all with one score."""
         groups: dict[Any, list[int]] = {}
         for row in range(start, len(self)):
-            groups.setdefault(self.columns["group"][row], []).append(row)
+            groups.setdefault((self.columns["mode"][row], self.columns["group"][row]), []).append(row)
         for rows in groups.values():
             if len(rows) > 1 and len({self.columns["score"][row] for row in rows}) == 1:
                 for row in rows:
