@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ippo_cli.cli import evaluate, export, train
+from ippo_cli.cli import chat, evaluate, export, train
 from ippo_cli.compose import exits
 from ippo_cli.compose.exits import MAX_LINES, WIDTH
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
 Call = Callable[..., tuple[int, str, str]]
-PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export": export.main}
+PROGRAMS = {
+    "ippo-train": train.main,
+    "ippo-eval": evaluate.main,
+    "ippo-export": export.main,
+    "ippo-chat": chat.main,
+}
 
 
 @pytest.fixture
