@@ -68,9 +68,8 @@ def report_and_exit(folder: Path, error: str | None) -> None:
                 sweep_folder.copy_run_result(saved_row, folder / row.folder)
     rows = read_rows(folder)
     print(f"\n{sweep_folder.sweep_table(folder, rows)}", flush=True)
-    shown = display_path(folder)
-    print(f"\nmeans over seeds  {shell_command('ippo-sweep', shown)}", flush=True)
-    print(f"one page          {shell_command('ippo-report', shown)}", flush=True)
+    print(f"\nmeans over seeds  {shell_command('ippo-sweep', display_path(folder))}", flush=True)
+    print(f"one page          {shell_command('ippo-report', display_path(folder))}", flush=True)
     done = sum(row.state in FINISHED_STATES for row in rows)
     go_on = f"resume with: {resume_command(folder, sweep=True)}"
     if (folder / STOP_FILE).exists():
