@@ -10,13 +10,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ippo_cli.cli import evaluate, export, train
+from ippo_cli.cli import chat, evaluate, export, train
 from ippo_cli.compose import exits
 from ippo_cli.compose.exits import MAX_LINES, WIDTH
 from ippo_cli.compose.load import compose_node, resolve_config, to_yaml
 
 Call = Callable[..., tuple[int, str, str]]
-PROGRAMS = {"ippo-train": train.main, "ippo-eval": evaluate.main, "ippo-export": export.main}
+PROGRAMS = {
+    "ippo-train": train.main,
+    "ippo-eval": evaluate.main,
+    "ippo-export": export.main,
+    "ippo-chat": chat.main,
+}
 
 
 @pytest.fixture
@@ -214,6 +219,18 @@ def test_run_found_from_nearby_folder(typed: str, command: Call, tmp_path: Path)
     assert "there are no checkpoints, and only the initial weights can be used" in " ".join(err.split())
 
 
+@pytest.mark.parametrize("program", ["ippo-eval", "ippo-export", "ippo-chat"])
+def test_folder_without_a_key_is_the_run(program: str, command: Call, tmp_path: Path) -> None:
+    write_run(tmp_path / "outputs/mine/a", [])
+    more = ["to=x"] if program == "ippo-export" else []
+    code, _, err = command(program, "outputs/mine/a", *more)
+    assert code == 14
+    assert "outputs/mine/a: there are no checkpoints" in " ".join(err.split())
+    code, _, err = command(program, "outputs/none", *more)
+    assert code == 2
+    assert "run=outputs/none is not a run; use a run's folder" in " ".join(err.split())
+
+
 def test_checkpoint_path_sets_run_and_iteration(command: Call, tmp_path: Path) -> None:
     write_run(tmp_path / "run", [])
     (tmp_path / "run/checkpoints/step_00000004").mkdir(parents=True)
@@ -221,7 +238,7 @@ def test_checkpoint_path_sets_run_and_iteration(command: Call, tmp_path: Path) -
     assert code == 2
     assert "checkpoint=2 contradicts run=run/checkpoints/step_00000004" in " ".join(err.split())
     code, _, err = command("ippo-eval", "run=nowhere")
-    assert code == 14
+    assert code == 2
     assert "is not a run" in err
 
 

@@ -70,6 +70,14 @@ def test_runs_and_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert find_candidates("ippo-train resume=") == [f"resume={word}" for word in ("auto", "must", "never", short)]
     assert find_candidates("ippo-eval run=outputs/d") == [f"run={short}"]
     assert find_candidates("ippo-verify ") == ["count=", "iterations=", short, "seed=", "span=", "to="]
+    assert set(find_candidates("ippo-runs ")) > {"compare", "show", "state=", short}
+    assert find_candidates("ippo-runs state=f") == ["state=failed"]
+    assert find_candidates("ippo-runs show outp") == [short]
+    assert find_candidates("ippo-report outputs/") == [short]
+    assert "--png" in find_candidates("ippo-report --")
+    assert find_candidates("ippo-doctor ") == [*sorted(["network=", short, "output_dir="])]
+    assert find_candidates("ippo-doctor --j") == ["--json"]
+    assert find_candidates("ippo-eval outputs/") == [short]
     assert find_candidates("ippo-train --diff ")[-1] != ""
     assert short in find_candidates("ippo-train --diff outputs/")
     assert find_candidates(f"ippo-eval run={short} checkpoint=") == [

@@ -51,6 +51,22 @@ def run(tmp_path: Path) -> Path:
     return folder
 
 
+def test_failed_run_shows_its_error(call: Call, run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "run.json").write_text(json.dumps({"state": "failed", "error": "every reward failed: KeyError: 'answer'"}))
+    (run / "command.txt").write_text("ippo-train reward=function reward.function=my.py:score\n")
+    (run / "errors").mkdir()
+    (run / "errors" / "rank_0.txt").write_text("Traceback")
+    code, output, _ = call(str(run))
+    lines = output.splitlines()
+    assert code == 0
+    assert lines[0].endswith(": failed after 0 iterations")
+    assert lines[1] == "the run failed before its first iteration ended: every reward failed: KeyError: 'answer'"
+    assert "the traceback is in outputs/default/20260101-000000-aaaaaa/errors/rank_0.txt" in " ".join(output.split())
+    assert "    ippo-train reward=function reward.function=my.py:score" in lines
+    assert "no training iteration" not in output
+
+
 def test_diagnosis_of_a_run(call: Call, run: Path) -> None:
     code, output, _ = call(str(run))
     lines = output.splitlines()
@@ -89,7 +105,7 @@ def test_diagnosis_as_json(call: Call, run: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("missing",), 14, "is not a run"),
+        (("missing",), 2, "ippo: missing is not a run;"),
         (("a", "b"), 2, "names several runs"),
         (("--verbose",), 2, "--verbose is not an option"),
         (("net=true",), 2, "is not an option of this command"),

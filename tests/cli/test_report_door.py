@@ -51,6 +51,17 @@ def test_page_of_one_run(call: Call, run: Path) -> None:
     assert "<!doctype html>" in (run / "report.html").read_text()
 
 
+def test_unreadable_run_is_skipped_with_a_warning(call: Call, run: Path) -> None:
+    damaged = run.parent / "b"
+    damaged.mkdir()
+    (damaged / "run.json").write_text('{"iterations": 3}')
+    code, output = call(str(run.parent))
+    assert code == 0
+    assert f"warning: {damaged} is not a run's folder: run.json has no key state; the report is without it" in output
+    code, output = call(str(damaged))
+    assert (code, "run.json has no key state" in output) == (14, True)
+
+
 def test_options(call: Call, run: Path, tmp_path: Path) -> None:
     code, _ = call(str(run.parent), f"to={tmp_path}/out/", "title=a & b", "--csv", "--markdown", "--latex")
     assert code == 0

@@ -101,6 +101,30 @@ def test_errors(arguments: tuple[str, ...], message: str, call: Call) -> None:
     assert message in " ".join(error.split())
 
 
+def test_compare_begins_with_the_oldest_run(call: Call, tmp_path: Path) -> None:
+    for name, day in (("a", "0101"), ("b", "0102")):
+        folder = write_run(tmp_path / "outputs", name, algorithm={"gamma": float(day) / 1000})
+        folder.rename(folder.parent / f"2026{day}-000000-aaaaaa")
+    _, output, _ = call("compare", "outputs")
+    assert "A  outputs/a/20260101-000000-aaaaaa" in output
+    assert "B  outputs/b/20260102-000000-aaaaaa" in output
+
+
+def test_show_explains_the_state(call: Call, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "outputs", "a", state="preempted", checkpoints=(2,))
+    output = call("show", str(folder))[1]
+    assert "preempted: ended by a signal or Ctrl-C, and saved" in output
+    assert f"ippo-train resume=outputs/a/{folder.name}\n" in output
+
+
+def test_list_is_silent_without_a_reader(tmp_path: Path) -> None:
+    for number in range(3):
+        write_run(tmp_path / "outputs", f"n{number}")
+    command = f"{sys.executable} -m ippo_cli runs {tmp_path}/outputs | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+
+
 def test_compare_and_show(call: Call, tmp_path: Path) -> None:
     first = write_run(tmp_path / "outputs", "a", scores={"last": 0.5}, checkpoints=(2, 4))
     second = write_run(tmp_path / "outputs", "b", seed=1, algorithm={"advantage": "group", "gamma": 1.0})
@@ -110,7 +134,7 @@ def test_compare_and_show(call: Call, tmp_path: Path) -> None:
     code, output, _ = call("show", str(first))
     assert code == 0
     assert "checkpoints    2 4" in output
-    assert f"ippo-train resume=outputs/a/{first.name}" in output
+    assert f"ippo-train resume=outputs/a/{first.name} num_iterations=MORE" in output
     assert json.loads(call("show", str(first), "json=true")[1])["config"]["name"] == "a"
 
 

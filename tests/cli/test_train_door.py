@@ -218,7 +218,7 @@ def test_loading_message_only_for_valid_config(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("ippo: rollout.num_generations=3 does not divide")
     right = train("mode=plan", folder=tmp_path, WORLD_SIZE="2")
     assert right.returncode == 0
-    assert right.stderr == "ippo-train: the configuration is valid; loading libraries and data\n"
+    assert right.stderr == "ippo-train: the keys are valid; loading libraries and data\n"
     assert right.stdout.startswith("warning: WORLD_SIZE=2 is set in the environment, but no launcher has started")
 
 
@@ -247,8 +247,14 @@ def test_diff_lists_keys_that_differ_from_a_run(tmp_path: Path) -> None:
     answer = train("--diff", str(folder), "task=sorting_solo", "seed=3", folder=tmp_path)
     assert (answer.returncode, answer.stderr) == (0, "")
     assert answer.stdout == "algorithm.gamma: 0.9 -> 1.0\nseed: 0 -> 3\n"
+    agents = train("--diff", str(folder), "algorithm.gamma=0.9", folder=tmp_path).stdout.splitlines()
+    assert [line for line in agents if line.startswith("task.agents.")] == [
+        "task.agents.high: no agent -> an agent",
+        "task.agents.low: no agent -> an agent",
+        "task.agents.solo: an agent -> no agent",
+    ]
     same = train(*overrides, "--diff=latest", folder=tmp_path)
     assert (same.returncode, same.stdout) == (0, f"no key differs from {folder}\n")
     missing = train("--diff", folder=tmp_path)
     assert (missing.returncode, missing.stderr.splitlines()[0][:25]) == (2, "ippo: --diff needs a run;")
-    assert train("--diff", "nowhere", folder=tmp_path).returncode == 14
+    assert train("--diff", "nowhere", folder=tmp_path).returncode == 2

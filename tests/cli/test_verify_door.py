@@ -25,7 +25,7 @@ def call(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> int:
     ("arguments", "message"),
     [
         (["a", "b"], "a b is not exactly one run"),
-        (["nowhere"], "RUN=nowhere: is not a run"),
+        (["nowhere"], "ippo: nowhere is not a run;"),
         (["a", "iteration=3"], "iteration=3 is not an option of ippo-verify; use iterations= count= seed= span= to="),
         (["a", "iterations=0"], "iterations=0 must be iterations, counted from 1"),
         (["a", "count=-1"], "count=-1 must be a whole number of at least 0"),

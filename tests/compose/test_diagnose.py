@@ -12,7 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ippo_cli.compose.diagnose import diagnose_error
 from ippo_cli.compose.exits import MAX_LINES, format_block, run_guarded
-from ippo_cli.compose.load import compose_node
+from ippo_cli.compose.load import compose_node, load_config
 from ippo_cli.config.errors import ConfigError, RewardError
 
 
@@ -31,8 +31,8 @@ def blamed(overrides: Sequence[str]) -> str:
             "critic.ppo_epochs=2 is not a key of critic=value_head; use critic=separate",
         ),
         (["actor=full", "actor.hidden_size=2"], "actor.hidden_size=2 is not a key of actor=full; use actor=tiny"),
-        (["config=mine"], "config=mine is not a key; docs/config.md lists all keys"),
-        (["reward.foo=2"], "reward.foo=2 is not a key; docs/config.md lists all keys"),
+        (["config=mine"], "config=mine is not a key; ippo-train --help and docs/config.md list all keys"),
+        (["reward.foo=2"], "reward.foo=2 is not a key; ippo-train --help and docs/config.md list all keys"),
         (["rolout=hf"], "rolout=hf is not a key; did you mean rollout"),
         (["deepspeed=zero4"], "deepspeed=zero4 is an unknown option; closest: zero"),
         (
@@ -40,7 +40,7 @@ def blamed(overrides: Sequence[str]) -> str:
             "actor_rollout_ref.rollout.n=4 is not a key here (verl has it); use rollout.num_generations",
         ),
         (["seed"], "'seed' is an unexpected argument; use key=value"),
-        (["xyzzy.plugh=1"], "xyzzy.plugh=1 is not a key; docs/config.md lists all keys"),
+        (["xyzzy.plugh=1"], "xyzzy.plugh=1 is not a key; ippo-train --help and docs/config.md list all keys"),
         (
             ["task.agents.bob.template=x"],
             "task.agents.bob.template=x names no agent; known agents: low high; +task.agents.bob.template= adds one",
@@ -82,6 +82,12 @@ def test_diagnose_override(overrides: list[str], said: str) -> None:
     assert message.startswith(said)
     assert "; " in message
     assert not message.endswith(("; ", "None"))
+
+
+def test_number_of_the_default_and_one_wrong_letter() -> None:
+    default = load_config([]).actor.learning_rate
+    assert f"use one such as actor.learning_rate={default:g}" in blamed(["actor.learning_rate=fast"])
+    assert "sead=1 is not a key; did you mean seed?" in blamed(["sead=1"])
 
 
 def test_options_are_checked_before_values() -> None:

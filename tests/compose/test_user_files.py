@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.exits import run_guarded
 from ippo_cli.compose.load import build_config, compose_node, config_dir, resolve_config
 from ippo_cli.compose.user_files import check_user_files, find_key_location
 from ippo_cli.config.errors import ConfigError
@@ -63,7 +64,9 @@ def refused(group: str, text: str, folder: Path) -> str:
         ("defaults: sorting\n", "line 1: defaults is not a list"),
         (TASK + "agents:\n\tsolo: {}\n", "line 6: solo: {} begins with a tab; indent with spaces"),
         (TASK + "eval_size: 3\neval_size: 4\n" + AGENT + "x\n", "line 6: eval_size occurs twice; first in line 5"),
-        (TASK + 'agents:\n  solo: {template: "x"\n', "its end is invalid YAML"),
+        (TASK + 'agents:\n  solo: {template: "x"\n', 'line 6: solo: {template: "x" is invalid YAML'),
+        ("a: [1\n", "line 1: a: [1 is invalid YAML (expected ',' or ']', but the file ends)"),
+        ("agents: agents:\n", "line 1: agents: agents: is invalid YAML"),
         ("- a\n", "line 1: - a is not a mapping"),
         ("defaults:\n  - sorting\n  - _self_\nlenght: 4\n", "line 4: lenght is not a key of task= (closest: length)"),
     ],
@@ -99,6 +102,32 @@ def test_binary_and_empty_files(tmp_path: Path) -> None:
     (tmp_path / "task" / "mine.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match=r"cannot be read .*UTF-8"):
         check_user_files(normalize_arguments([f"--config-dir={tmp_path}", "task=mine"]))
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [1\n", "agents:\n\tsolo: x\n", "a: {b: 1\n", "agents: agents:\n", "a: 1\na: 2\n", "", "# empty\n"]
+)
+@pytest.mark.parametrize("more", [[], ["+task.agents.a.template=x"], ["sead=1"]], ids=["alone", "agent", "typo"])
+def test_invalid_yaml_ends_with_one_error_and_exit_code_2(
+    text: str, more: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.yaml").write_text(text)
+    typed = [f"task={tmp_path}/mine.yaml", *more]
+    assert run_guarded(lambda: check_user_files(normalize_arguments(typed)), typed, ()) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"ippo: {tmp_path}/mine.yaml")
+    assert "Traceback" not in shown
+
+
+def test_unknown_key_in_a_file_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.yaml").write_text(TASK + "agents:\n  solo: {templte: x}\n")
+    typed = [f"task={tmp_path}/mine.yaml", "task.agents.solo.answer=x", "sead=1"]
+    assert run_guarded(lambda: check_user_files(normalize_arguments(typed)), typed, ()) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("ippo: 2 mistakes")
+    assert "templte is not a key" in shown
+    assert "sead=1 is not a key" in shown
+    assert "ConfigKeyError" not in shown
 
 
 def test_file_with_name_of_builtin_option(tmp_path: Path) -> None:

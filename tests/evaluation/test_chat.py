@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
-from ippo_cli.evaluation.chat import COMMANDS, ExitRequested, ResetRequested, read_line
+from ippo_cli.compose.load import load_config
+from ippo_cli.evaluation.chat import (
+    COMMANDS,
+    ChatSettings,
+    ExitRequested,
+    ResetRequested,
+    describe_sampling,
+    read_line,
+)
 
 
 def line(*typed: str) -> tuple[str, list[str]]:
@@ -30,6 +39,13 @@ def test_end_of_input_exits() -> None:
 def test_reset_command() -> None:
     with pytest.raises(ResetRequested):
         line("/reset")
+
+
+def test_first_line_names_temperature_and_greedy() -> None:
+    config = load_config(["rollout.temperature=0.5"])
+    settings = ChatSettings(seed=0, greedy=False, raw=False)
+    assert describe_sampling(config, ["low", "high"], settings).startswith("samples at temperature 0.5 (greedy=true")
+    assert describe_sampling(config, ["low"], replace(settings, greedy=True)) == "greedy responses"
 
 
 def test_commands_not_sent_to_model() -> None:

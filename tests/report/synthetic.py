@@ -67,7 +67,7 @@ def write_run(
         rows = [episode("train", index, done, draw, trained) for index in range(episodes_per_file)]
         _write_samples(folder, f"train_{iteration:08d}", rows)
         if number % 5 == 0:
-            rows = [episode("eval", index, done, draw, held_out) for index in range(4)]
+            rows = [episode(("sampled", "greedy")[index % 2], index, done, draw, held_out) for index in range(4)]
             _write_samples(folder, f"eval_{iteration:08d}", rows)
     (folder / "run.json").write_text(json.dumps(_state(metrics, state, iterations), indent=1))
     return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -22,6 +23,14 @@ if CHROMIUM is None:
 
 WIDE, NARROW = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
 PROBLEMS, LOCAL = ("error", "warning"), ("file:", "data:", "blob:")
+RECORD_TICKS = """() => {
+  window.ticks = [];
+  const draw = CanvasRenderingContext2D.prototype.fillText;
+  CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+    window.ticks.push(text);
+    return draw.call(this, text, ...place);
+  };
+}"""
 Open = Callable[..., Any]
 
 
@@ -338,6 +347,42 @@ def test_runs_filter_episodes(visit: Open, several: Path) -> None:
     wait_for_count(page, 8)
 
 
+def test_run_without_iterations_says_so(visit: Open, root: Path) -> None:
+    folder = write_run(root / "empty", iterations=1, files=0, episodes_per_file=0, state="running")
+    (folder / "metrics.jsonl").write_text("")
+    page = visit(make_page(root, folder, name="empty.html"))
+    assert "No metrics yet" in page.inner_text("#panels")
+
+
+def test_constant_and_on_policy_curves(visit: Open, root: Path) -> None:
+    folder = write_run(root / "on_policy", iterations=20, files=0, episodes_per_file=0)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows[1:]:
+        row |= {f"{name}/policy/approx_kl": 1e-15 for name in AGENTS}
+        row |= {f"{name}/policy/clip_fraction": 0.0 for name in AGENTS}
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = visit(make_page(root, folder, name="on_policy.html"))
+    assert page.locator("[data-panel='policy/clip_fraction']").count() == 1
+    assert page.locator("[data-panel='policy/approx_kl']").count() == 0
+    page.fill("#metric-search", "approx_kl")
+    page.wait_for_selector("[data-panel='policy/approx_kl']")
+    page.fill("#metric-search", "clip_fraction")
+    page.wait_for_selector("[data-panel='policy/clip_fraction'] canvas")
+    page.evaluate(RECORD_TICKS)
+    page.keyboard.press("Tab")
+    page.keyboard.press("t")  # draws again
+    wait_until(page, "ticks.includes('1')")
+    assert "100" not in page.evaluate("ticks")
+
+
+def test_overrides_of_each_job(visit: Open, root: Path) -> None:
+    folder = write_run(root / "job", iterations=2, files=0, episodes_per_file=0, overrides=("hydra.searchpath=[/x]",))
+    (folder / "command.txt").write_text("ippo-train -m task=jsonl seed=0,1\n")
+    page = visit(make_page(root, folder, name="job.html"), "settings")
+    assert "this job: task=jsonl seed=0" in page.inner_text("#commands")
+    assert "searchpath" not in page.inner_text("#commands")
+
+
 # Episodes
 
 
@@ -346,6 +391,7 @@ def test_filters(visit: Open, single: Path) -> None:
     wait_for_count(page, 68)
     for control, value, count in (
         ("mode", "eval", 4),
+        ("mode", "greedy", 2),
         ("mode", "train", 64),
         ("iteration", "75", 16),
         ("iteration", "any", 64),
@@ -361,6 +407,28 @@ def test_filters(visit: Open, single: Path) -> None:
         assert sum(counts) == 68
         page.click("#reset-filters")
         wait_for_count(page, 68)
+
+
+def test_score_range_filters_while_typing(visit: Open, single: Path) -> None:
+    page = visit(single, "episodes")
+    page.fill(".score-input >> nth=0", "5")
+    wait_for_count(page, 0)
+
+
+def test_tooltip_disappears_with_its_token(visit: Open, single: Path) -> None:
+    page = visit(single, "episodes")
+    for action in ("j", "1"):
+        page.click("#tab-episodes")
+        page.dispatch_event(".token >> nth=0", "click")  # a tap: no pointer leaves the token
+        assert page.is_visible("#tooltip")
+        page.keyboard.press(action)
+        wait_until(page, "document.querySelector('#tooltip').hidden")
+
+
+def test_tap_on_a_row_scrolls_to_the_episode_below(visit: Open, single: Path) -> None:
+    page = visit(single, "episodes", viewport=NARROW)
+    page.click(".tabulator-row >> nth=1")
+    wait_until(page, "Math.abs(document.querySelector('#viewer').getBoundingClientRect().top) < 200")
 
 
 def test_score_range_and_histogram(visit: Open, single: Path) -> None:
@@ -558,6 +626,8 @@ def test_tabs_and_help_by_keys(visit: Open, single: Path) -> None:
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("?")
     assert page.is_visible("#help")
+    assert page.locator("#help dt kbd").all_inner_texts()[1] == "/"
+    assert "[object" not in page.inner_text("#help")
     page.click("#help button")
     assert page.is_hidden("#help")
     page.click("#help-button")

@@ -72,6 +72,15 @@ def test_incomplete_groups_are_not_marked() -> None:
     assert index.to_data()["zero_variance"] == [1, 1, 1, 1, 0, 0]
 
 
+def test_groups_are_numbered_and_compared_within_a_mode() -> None:
+    sampled, greedy = (make_episode({"low": 1.0}, group=40448, mode=mode) for mode in ("sampled", "greedy"))
+    other = make_episode({"low": 0.0}, group=7, mode="sampled")
+    data = index_of([sampled, other, greedy], [other, other])
+    assert data["mode"] == ["sampled", "sampled", "greedy", "sampled", "sampled"]
+    assert data["group"] == [1, 2, 1, 1, 1]
+    assert data["zero_variance"] == [0, 0, 0, 1, 1]
+
+
 def test_episodes_without_group_are_grouped_by_prompt() -> None:
     data = index_of([make_episode({"low": 1.0}, "a"), make_episode({"low": 1.0}, "b"), make_episode({"low": 1.0}, "a")])
     assert data["prompt"] == [0, 1, 0]

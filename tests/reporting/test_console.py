@@ -393,6 +393,30 @@ def test_summary_shows_results_and_paths(
     assert "curves           tensorboard --logdir outputs/default/run/tb" in capsys.readouterr().out
 
 
+def test_line_without_kl_of_an_on_policy_algorithm(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(Style.plain, ["low", "high"])
+    for number, kl in ((1, 1e-15), (2, 0.25)):
+        console.show_iteration(row(number, **{f"{name}/policy/approx_kl": kl for name in ("low", "high")}), 60)
+    first, second = capsys.readouterr().out.splitlines()
+    assert "approx_kl" not in first
+    assert "approx_kl 0.250/0.250" in second
+
+
+def test_summary_says_how_to_reach_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    for name in ("activate", "ippo-eval"):
+        (tmp_path / ".venv" / "bin" / name).touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / ".venv"))
+    entries = {name: {"iteration": 1, "score": 0.5} for name in ("first", "last", "best")}
+    for path, expected in (("/nowhere", True), (str(tmp_path / ".venv" / "bin"), False)):
+        monkeypatch.setenv("PATH", path)
+        Console(Style.plain, ["low"]).show_summary(tmp_path / "run", entries, 1.0)
+        assert ("activate first   source .venv/bin/activate" in capsys.readouterr().out) is expected
+
+
 def test_evaluation_line_starts_with_primary_metric(capsys: pytest.CaptureFixture[str]) -> None:
     metrics = {"sampled/score": 0.5, "greedy/exact": 0.25, "sampled/low/score": 0.75, "sampled/failed_fraction": 0.0}
     Console(Style.plain, ["low"]).show_evaluation(3, metrics, "sampled/score")

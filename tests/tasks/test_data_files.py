@@ -159,3 +159,18 @@ def test_file_that_is_not_parquet(tmp_path: Path) -> None:
     (tmp_path / "x.parquet").write_text("hello")
     with pytest.raises(PreflightError, match=r"x\.parquet is not a complete Parquet file"):
         read(tmp_path / "x.parquet")
+
+
+def test_messages_say_what_would_work(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "two.jsonl").write_text('{"b": {"c": 1}}\n')
+    (tmp_path / "empty.jsonl").touch()
+    for source, remedy in (
+        (tmp_path, f"must be rows with equal columns: name some, such as task.train='{tmp_path}/*.jsonl'"),
+        (tmp_path / "empty.jsonl", "use a file with one row per example"),
+        (tmp_path / "none*.jsonl", "check it in the folder"),
+        (tmp_path / "none.jsonl", f"the file does not exist in {tmp_path}"),
+    ):
+        with pytest.raises(PreflightError) as raised:
+            read(source)
+        assert remedy in str(raised.value)

@@ -79,6 +79,18 @@ def test_tokens_show_the_numbers_of_the_update(kind: str, tmp_path: Path) -> Non
     assert torch.tensor(ratios).isfinite().all()
 
 
+@pytest.mark.parametrize(("every", "expected"), [(20, [1, 3]), (2, [1, 2, 3]), (0, [])])
+def test_first_and_last_iteration_have_samples(every: int, expected: list[int], tmp_path: Path) -> None:
+    keys = (*SHORT, "num_iterations=3", "tracker.sample_tokens=0", f"tracker.samples_every={every}")
+    with a_trainer(tmp_path, *keys) as trainer:
+        experience, targets = trainer.step()
+        for iteration in (1, 2, 3):
+            trainer.state.progress.iteration = iteration
+            trainer._show_training_samples(experience, targets)
+        files = sorted((trainer.run.folder / "samples").iterdir())
+    assert [int(file.stem.removeprefix("train_")) for file in files] == expected
+
+
 def metrics_of_two_iterations(root: Path, sample_tokens: int) -> list[dict[str, float]]:
     """Metrics of two iterations; the second one follows samples of the first."""
     metrics = []

@@ -109,6 +109,19 @@ def test_a_run_is_verified_and_not_changed(run_copy: Path):
 
 
 @pytest.mark.slow
+def test_a_run_without_samples_of_its_first_iteration_is_verified(tmp_path: Path):
+    folder = train(tmp_path, "task=sorting_solo", "num_iterations=2", "evaluation.every=0", "tracker.samples_every=9")
+    assert sorted(file.name for file in (folder / "samples").glob("train_*")) == [
+        "train_00000001.jsonl",
+        "train_00000002.jsonl",
+    ]
+    (folder / "samples" / "train_00000001.jsonl").unlink()  # as earlier versions
+    remove_history(folder)
+    found = verify(folder, 1, 2)
+    assert [difference for comparison in found.comparisons for difference in comparison.differences] == []
+
+
+@pytest.mark.slow
 @pytest.mark.core
 def test_edits_that_no_hash_covers_are_found_by_execution(run_copy: Path):
     remove_history(run_copy)

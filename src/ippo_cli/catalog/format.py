@@ -28,6 +28,10 @@ WIDTH = 120
 MIN_COMMAND_WIDTH = 12
 MAX_AGENTS_WIDTH = 14
 MAX_VALUE_WIDTH = 40
+STATE_MEANINGS = {
+    "preempted": ": ended by a signal or Ctrl-C, and saved",
+    "interrupted": ": its process is gone without a final state; work since the newest checkpoint is lost",
+}
 
 
 def format_runs(entries: Sequence[RunEntry]) -> str:
@@ -75,7 +79,7 @@ def format_run(entry: RunEntry) -> str:
     checkpoints = list_checkpoints(entry.folder / "checkpoints")
     rows = [
         ["run", display_path(entry.folder)],
-        ["state", entry.state + (f": {entry.error}" if entry.error else "")],
+        ["state", entry.state + (f": {entry.error}" if entry.error else STATE_MEANINGS.get(entry.state, ""))],
         ["score", f"{_format_score(entry.first)} -> {_format_score(entry.last)}, best {_format_score(entry.best)}"],
         ["metric", f"{entry.metric} on held-out data"],
         ["iterations", f"{entry.iterations} in {format_age(float(known.get('wall_seconds') or 0))}"],
@@ -88,7 +92,8 @@ def format_run(entry: RunEntry) -> str:
         *(["warning", str(text)] for text in (known.get("warnings") or {}).values()),
     ]
     if checkpoints and entry.state != "running":
-        rows.append(["train further", resume_command(entry.folder)])
+        more = [("num_iterations", "MORE")] if entry.state == "done" else []
+        rows.append(["train further", resume_command(entry.folder, *more)])
         rows.append(["evaluate", shell_command("ippo-eval", ("run", display_path(entry.folder)))])
     rows.append(["diagnose", shell_command("ippo-doctor", display_path(entry.folder))])
     return "\n".join(format_table([[name, escape_controls(redact_text(text))] for name, text in rows], width=WIDTH))

@@ -15,8 +15,9 @@ from typing import Any, NoReturn
 from ippo_cli.cli.help import KEYS_FILE
 
 SCRIPT_FLAG, QUERY_FLAG = "--completion", "--complete"
-PROGRAMS = ("ippo-train", "ippo-eval", "ippo-export", "ippo-chat", "ippo-sweep", "ippo-verify")
-RUN_PROGRAMS = ("ippo-sweep", "ippo-verify")  # with a folder as positional argument
+RUN_KEY_PROGRAMS = ("ippo-eval", "ippo-export", "ippo-chat")  # a folder alone is run=
+FOLDER_PROGRAMS = ("ippo-sweep", "ippo-verify", "ippo-report", "ippo-runs", "ippo-doctor")
+PROGRAMS = ("ippo-train", *RUN_KEY_PROGRAMS, *FOLDER_PROGRAMS)
 TRAIN_FLAGS = ("--cfg", "--completion", "--config-dir=", "--diff", "--explain", "--help", "--info", "--multirun")
 TRAIN_FLAGS += ("--new-task", "--version", "-m")
 OWN_KEYS = {
@@ -25,13 +26,26 @@ OWN_KEYS = {
     "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw"),
     "ippo-sweep": ("to",),
     "ippo-verify": ("iterations", "count", "seed", "span", "to"),
+    "ippo-report": ("to", "title"),
+    "ippo-runs": ("state", "name", "seed", "sort", "json", "metrics", "confirm", "older_than_days"),
+    "ippo-doctor": ("output_dir", "network"),
 }
+OWN_FLAGS = {
+    "ippo-train": TRAIN_FLAGS,
+    "ippo-report": ("--csv", "--help", "--latex", "--markdown", "--png", "--version"),
+    "ippo-doctor": ("--help", "--json", "--version"),
+}
+SUBCOMMANDS = {"ippo-runs": ("list", "compare", "show", "remove", "clean")}
 RUN_KEYS = ("run", "resume", "compare")
 CHECKPOINT_KEYS = ("checkpoint", "compare_checkpoint")
 OWN_VALUES = {
     "format": ("table", "json", "csv", "markdown", "latex"),
     "dtype": ("fp32", "bf16"),
-    **dict.fromkeys(("crossplay", "merged", "critic", "greedy", "raw"), ("true", "false")),
+    "state": ("running", "done", "preempted", "failed", "interrupted"),
+    "sort": ("age", "score", "best", "size", "name", "iterations"),
+    **dict.fromkeys(
+        ("crossplay", "merged", "critic", "greedy", "raw", "json", "confirm", "network"), ("true", "false")
+    ),
 }
 AGENT = "task.agents."
 AGENT_GROUPS = ("actor", "critic")
@@ -108,15 +122,17 @@ def _split(line: str) -> list[str]:
 
 def _candidates(program: str, before: Sequence[str], current: str) -> Iterator[str]:
     if current.startswith("-"):
-        yield from TRAIN_FLAGS if program == "ippo-train" else ("--help", "--version")
+        yield from OWN_FLAGS.get(program, ("--help", "--version"))
         return
     known = json.loads(KEYS_FILE.read_text())
     key, equals, value = current.partition("=")
     if equals:
         yield from (f"{key}={text}" for text in _values(program, key, value, before, known))
         return
-    if program in RUN_PROGRAMS:
+    if program in FOLDER_PROGRAMS or (program in RUN_KEY_PROGRAMS and ("/" in current or current == "outputs")):
         yield from run_folders(current)
+    if not before:
+        yield from SUBCOMMANDS.get(program, ())
     yield from (f"{name}=" for name in OWN_KEYS.get(program, ()))
     if program in ("ippo-train", "ippo-eval", "ippo-chat"):
         yield from _next_parts(current, _keys(known, before, current))

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import DOCTOR_HELP
 from ippo_cli.runs.output import ignore_closed_output
+
+if TYPE_CHECKING:
+    from ippo_cli.diagnosis.report import Failure
+    from ippo_cli.runs.records import RunRecord
 
 JSON_FLAG = "--json"
 OPTIONS = ("json", "network", "output_dir")
@@ -52,17 +56,18 @@ def report_machine(output_dir: Path, *, network: bool, as_json: bool) -> None:
 
 
 def report_run(path: Path, *, as_json: bool) -> None:
-    """Print the diagnosis of a run. Raises `ResumeError` if there is none at the path."""
+    """Print the diagnosis of a run. Raises `ConfigError` if there is none at the path."""
     from ippo_cli.compose.load import build_config
     from ippo_cli.compose.resume import saved_config
     from ippo_cli.compose.run_folders import find_run
+    from ippo_cli.config.text import format_count
     from ippo_cli.diagnosis.diagnose import diagnose
     from ippo_cli.diagnosis.observe import observe_run
     from ippo_cli.diagnosis.report import format_diagnosis, to_json_data
     from ippo_cli.runs.folder import display_path
     from ippo_cli.runs.records import RunRecord
 
-    folder, _ = find_run(str(path), "RUN")
+    folder, _ = find_run(str(path), key="")
     record = RunRecord(folder)
     warnings = {str(name): str(text) for name, text in (record.state.get("warnings") or {}).items()}
     observations = observe_run(record, build_config(saved_config(folder)))
@@ -72,10 +77,29 @@ def report_run(path: Path, *, as_json: bool) -> None:
         data["damaged_line"] = record.damaged_line  # of metrics.jsonl
         print(json.dumps(data | to_json_data(diagnosis, warnings, iterations), indent=1))
         return
-    print(f"{display_path(folder)}: {record.status} after {iterations} iterations")
+    print(f"{display_path(folder)}: {record.status} after {format_count(iterations, 'iteration')}")
     if record.damaged_line is not None:
         print(f"line {record.damaged_line} of metrics.jsonl is damaged: later rows were not examined")
-    print(format_diagnosis(diagnosis, warnings, iterations))
+    print(format_diagnosis(diagnosis, warnings, iterations, _find_failure(record)))
+
+
+def _find_failure(record: RunRecord) -> Failure | None:
+    """The recorded error of a failed run; None for other runs."""
+    from ippo_cli.config.secrets import redact_text
+    from ippo_cli.diagnosis.report import Failure
+    from ippo_cli.runs.folder import display_path, list_checkpoints, resume_command
+
+    error = record.state.get("error")
+    if record.state["state"] != "failed" or not error:
+        return None
+    files = sorted((record.folder / "errors").glob("*.txt"))
+    is_resumable = bool(list_checkpoints(record.folder / "checkpoints"))
+    again = redact_text(record.commands[0]) if record.commands else "the command of the run"
+    return Failure(
+        error=str(error),
+        command=resume_command(record.folder) if is_resumable else again,
+        traceback=display_path(files[0]) if files else None,
+    )
 
 
 if __name__ == "__main__":

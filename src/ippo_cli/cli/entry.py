@@ -15,6 +15,7 @@ from ippo_cli.cli.help import (
     help_topic,
     unknown_topic_message,
 )
+from ippo_cli.config.commands import name_positional_run
 from ippo_cli.config.errors import BROKEN_PIPE
 from ippo_cli.runs.garbage_collection import relax_gc
 from ippo_cli.runs.output import OutputClosed, detect_closed_output, flush_output, open_closed_streams, print_status
@@ -33,10 +34,10 @@ def run_command(
 ) -> NoReturn:
     """Run a command on `sys.argv` and exit with a code of `config/errors.py`.
 
-    `command_keys`: keys that only this command has. `takes_overrides`: the command also accepts keys of a run.
-    `needs_arguments`: print the help if there are no arguments.
+    `command_keys`: keys that only this command has; with `run` among them, a folder without a key is the run.
+    `takes_overrides`: the command also accepts keys of a run. `needs_arguments`: print the help without arguments.
     """
-    argv = sys.argv[1:]
+    argv = name_positional_run(sys.argv[1:]) if "run" in command_keys else sys.argv[1:]
     open_closed_streams()
     detect_closed_output()
     if any(text.startswith(COMPLETION_FLAGS) for text in argv[:2]):

@@ -34,12 +34,12 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
   ippo-eval model=PATH task=jsonl task.eval=test.jsonl 'task.agents.solo.answer="{answer}"'
   ippo-eval model=PATH task=sorting task.agents.high.actor.model=OTHER
 
-run= also takes outputs/NAME (its newest run), latest, and RUN/checkpoints/step_N.
-Other keys change the configuration for this evaluation: task, reward, evaluation. (size, seed,
-sampled, greedy, num_generations), how responses are sampled (rollout.), prompts and held-out data
-(task.), actor.dtype, launch.device; ippo-eval --help KEY explains one. Keys without an effect are
-errors. Scores with 95 % intervals are printed and written to evaluations/ in the run's folder (for
-model= in output_dir), with every response in a separate file.
+run= also takes outputs/NAME (its newest run), latest, and RUN/checkpoints/step_N; a folder without
+run= is the run. Other keys change the configuration for this evaluation: task, reward, evaluation.
+(size, seed, sampled, greedy, num_generations), how responses are sampled (rollout.), prompts and
+held-out data (task.), actor.dtype, launch.device; ippo-eval --help KEY explains one. Keys without an
+effect are errors. Scores with 95 % intervals are printed and written to evaluations/ in the run's
+folder (for model= in output_dir), with every response in a separate file.
 """
 EXPORT_HELP = """\
 ippo-export: write a run's agents as Hugging Face folders, verified to load identically.
@@ -114,8 +114,8 @@ ippo-doctor: examine this machine, or find out why a run does not learn.
 
 A diagnosis reads the metrics, samples and configuration of a run, running or not, and trains
 nothing. Findings are ordered from causes to consequences, with the keys to try; a finding that has
-other explanations is marked likely or possible. docs/doctor.md has the conditions and how often
-they are right.
+other explanations is marked likely or possible. docs/doctor.md has the conditions
+and what they were checked on.
 """
 VERIFY_HELP = """\
 ippo-verify: compare a run's files with recorded hashes, and execute some of its iterations again.

@@ -24,6 +24,7 @@ defaults:
 # task.train=... and task.eval=... on the command line override the values here.
 train: {train}
 eval: {eval}
+# protocol: sequential          agents answer one after the other, and later ones may read {{agents.solver}}
 eval_size: null # number of held-out rows to use, from the first; null = all
 
 # One entry per agent, with a name of your choice. {{field}} is replaced by that field of the row; {{{{ and }}}} are

@@ -28,7 +28,6 @@ def main() -> NoReturn:
 
 def run(argv: Sequence[str]) -> None:
     """Run the subcommand that the first argument names; without one, list runs."""
-    ignore_closed_output("ippo-runs")
     command = COMMANDS.get(argv[0]) if argv and not Path(argv[0]).is_dir() else None
     if command is None:
         list_command(argv)
@@ -135,7 +134,7 @@ def compare_command(argv: Sequence[str]) -> None:
 
     arguments = parse_arguments(argv, ("json", "metrics"))
     as_json = arguments.flag("json")
-    entries = [entry for folder in arguments.folders for entry in list_runs([folder])]
+    entries = [entry for folder in arguments.folders for entry in reversed(list_runs([folder]))]  # oldest first
     entries = list({entry.folder.resolve(): entry for entry in entries}.values())
     if len(entries) < 2:
         typed = " ".join(argv) or "ippo-runs compare"
@@ -157,7 +156,7 @@ def show_command(argv: Sequence[str]) -> None:
     as_json = arguments.flag("json")
     if len(arguments.folders) != 1:
         raise ConfigError(" ".join(argv) or "RUN", "is not exactly one run", "use ippo-runs show outputs/NAME/RUN")
-    entry = describe_run(RunRecord(find_run(str(arguments.folders[0]), "RUN")[0]))
+    entry = describe_run(RunRecord(find_run(str(arguments.folders[0]), key="")[0]))
     if as_json:
         record = entry.record
         details = {"state_file": dict(record.state), "commands": list(record.commands), "config": dict(record.config)}
@@ -202,6 +201,8 @@ def _remove(
     from ippo_cli.catalog.removal import remove
     from ippo_cli.config.commands import shell_command
 
+    if confirmed:
+        ignore_closed_output("ippo-runs")
     for removal in removals if confirmed else ():
         remove(removal)
     others = [text for text in argv if not text.startswith("confirm=")]

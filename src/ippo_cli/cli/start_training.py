@@ -63,7 +63,7 @@ def start_training(
     if (unused := unused_world_size_warning(os.environ, world_size(config, external_ranks))) is not None:
         print_warning(unused)
     if config.mode is Mode.plan or folder is None:
-        print_status("ippo-train: the configuration is valid; loading libraries and data")
+        print_status("ippo-train: the keys are valid; loading libraries and data")
     if config.mode is Mode.plan:
         from ippo_cli.planning.plan import show_plan
 
@@ -97,6 +97,10 @@ def start_training(
         newest = list_checkpoints(folder / "checkpoints")[-1]
         ends = [number for number in (config.max_iterations_this_run, config.num_iterations) if number is not None]
         check_iterations_left(newest, config, min(ends, default=sys.maxsize))
+        if newest.name == f"step_{config.num_iterations or 0:08d}":
+            print(
+                f"all {config.num_iterations} iterations are done; train further with num_iterations=MORE", flush=True
+            )
         check_metrics(newest)
         if not config.checkpoint.reshard:
             check_world_size(newest, external_ranks or config.launch.processes)

@@ -71,12 +71,14 @@ def _parse_folders(argv: Sequence[str]) -> tuple[Path, Path]:
 
 def format_summary(summary: SweepSummary) -> str:
     """One line per configuration or population member, then failed jobs and the command that resumes the sweep."""
-    from ippo_cli.config.text import format_table
+    from ippo_cli.config.text import format_count, format_table
     from ippo_cli.runs.folder import resume_command
     from ippo_cli.sweeps.summary import count_states
 
     states = ", ".join(f"{number} {state}" for state, number in count_states(summary.jobs).items())
-    head = f"{len(summary.jobs)} jobs: {states}" + ("; the sweep is running" if summary.going_on else "")
+    head = f"{format_count(len(summary.jobs), 'job')}: {states}" + (
+        "; the sweep is running" if summary.going_on else ""
+    )
     by_number = {job.number: job for job in summary.jobs}
     of_population = any(job.generation is not None for job in summary.jobs)
     if of_population:

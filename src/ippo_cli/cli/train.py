@@ -100,11 +100,13 @@ def train(node: DictConfig, folder: Path | None, arguments: Sequence[str]) -> No
     from hydra.core.hydra_config import HydraConfig
 
     from ippo_cli.cli.start_training import start_training
+    from ippo_cli.compose.arguments import LAUNCHER_FLAGS
     from ippo_cli.compose.searchpath import SEARCH_PATH
 
     parts = HydraConfig.get().overrides
     folders = [text for text in parts.hydra if text.startswith(SEARCH_PATH)]
-    start_training(node, [*folders, *parts.task], folder, arguments, command=sys.argv)
+    command = ["ippo-train", *(text for text in arguments if not text.startswith(LAUNCHER_FLAGS))]
+    start_training(node, [*folders, *parts.task], folder, arguments, command=command)
 
 
 def _job_config_text(argv: Sequence[str]) -> str | None:

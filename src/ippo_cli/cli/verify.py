@@ -62,7 +62,7 @@ def _parse_arguments(argv: Sequence[str]) -> tuple[Path, Path, Selection]:
     for key in ("count", "seed"):
         if "iterations" in options and key in options:
             raise ConfigError(f"{key}={options[key]}", "selects random iterations", "remove it, or iterations=")
-    folder, _ = find_run(folders[0], "RUN")
+    folder, _ = find_run(folders[0], key="")
     target = Path(options["to"]).absolute() if "to" in options else folder / CERTIFICATE
     selection = Selection(
         iterations=_parse_iterations(options.get("iterations", "")),

@@ -303,7 +303,6 @@ def _existing_agents(overrides: Sequence[str]) -> list[str] | None:
     """The agents of the chosen task; None if composition fails, which is reported later."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
 
     from ippo_cli.compose.load import compose_node
     from ippo_cli.compose.searchpath import SEARCH_PATH
@@ -311,7 +310,7 @@ def _existing_agents(overrides: Sequence[str]) -> list[str] | None:
     choices = [text for text in overrides if text.startswith((SEARCH_PATH, "task=", "+experiment="))]
     try:
         return [str(name) for name in compose_node(choices).task.agents]
-    except (HydraException, OmegaConfBaseException, YAMLError):
+    except (ConfigError, HydraException, OmegaConfBaseException):
         return None
 
 

@@ -10,13 +10,20 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ippo_cli.compose.explain import compose_cached, explain_override, explain_several_values, summarize_message
+from ippo_cli.compose.explain import (
+    CANNOT_COMPOSE,
+    compose_cached,
+    explain_override,
+    explain_several_values,
+    summarize_message,
+)
 from ippo_cli.compose.load import KINDS, config_dir
 from ippo_cli.compose.plugins import plugin_error_from_message
 from ippo_cli.compose.searchpath import SEARCH_PATH, list_options, user_option_files
 from ippo_cli.config.errors import ConfigError, combine_errors
 
 HIDDEN_GROUPS = ("base", "schema")
+UNKNOWN_NAME = r"is not a key|names no agent"
 
 
 def diagnose_error(overrides: Sequence[str], error: Exception) -> ConfigError:
@@ -26,7 +33,7 @@ def diagnose_error(overrides: Sequence[str], error: Exception) -> ConfigError:
     if errors:
         return combine_errors(errors)
     return plugin_error_from_message(str(error)) or ConfigError(
-        "configuration", "cannot be composed", summarize_message(error)
+        "configuration", CANNOT_COMPOSE, summarize_message(error)
     )
 
 
@@ -82,12 +89,12 @@ def _bisect_overrides(ordered: Sequence[str], good: list[str], errors: list[Conf
 
 
 def _drop_follow_up_errors(errors: list[ConfigError]) -> list[ConfigError]:
-    """Drop unknown keys of groups with an invalid option."""
+    """Drop unknown keys and agents of groups with an invalid option."""
     wrong = {error.key.lstrip("+") for error in errors if error.key.lstrip("+") in KINDS}
     return [
         error
         for error in errors
-        if not (error.key.lstrip("+~").partition(".")[0] in wrong and "is not a key of" in str(error))
+        if not (error.key.lstrip("+~").partition(".")[0] in wrong and re.search(UNKNOWN_NAME, str(error)))
     ]
 
 

@@ -22,6 +22,7 @@ from ippo_cli.config.schema import OPTIONS
 from ippo_cli.config.text import closest_hint
 
 LIST_RULE = "must be a list"
+CANNOT_COMPOSE = "cannot be composed"
 TYPO_CUTOFF = 0.8
 """Minimum similarity to a known name for a suggestion."""
 DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
@@ -50,7 +51,7 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
     if (wrong := _explain_agent(text, name, value, node)) is not None:
         return wrong
     if name in keys or OmegaConf.select(node, name, throw_on_missing=False) is not None:
-        return _explain_value(text, name, value, error)
+        return _explain_value(text, name, value, error, OmegaConf.select(node, name, throw_on_missing=False))
     return explain_key(text, name, node, keys, options)
 
 
@@ -110,25 +111,26 @@ def _explain_agent(text: str, name: str, value: str, node: DictConfig) -> Config
     return None
 
 
-def _explain_value(text: str, name: str, value: str, error: Exception) -> ConfigError:
+def _explain_value(text: str, name: str, value: str, error: Exception, default: Any) -> ConfigError:
     bare = value.strip("'\"")
     if re.match(r"\w+\(", bare) and (missing := bare.count("(") - bare.count(")")) > 0:
         key = text.partition("=")[0]
         return ConfigError(text, "has an unclosed bracket", f"use '{key}={bare}{')' * missing}'")
     if any(bare.count(opening) != bare.count(closing) for opening, closing in ("[]", "{}")):
         return ConfigError(text, "has brackets that do not match", f"close every bracket, and quote it: '{name}=[a,b]'")
-    rule, remedy = value_rule(summarize_message(error), name)
+    rule, remedy = value_rule(summarize_message(error), name, default)
     if rule == LIST_RULE and (several := text.partition("=")[2]) and not re.search(r"[\[\]{}'\"]", several):
         remedy = f"write '{name}=[{several}]'"
     return ConfigError(text, rule, remedy)
 
 
-def value_rule(words: str, name: str) -> tuple[str, str]:
-    """Convert OmegaConf's message about a value to rule and remedy."""
+def value_rule(words: str, name: str, default: Any = None) -> tuple[str, str]:
+    """Convert OmegaConf's message about a value to rule and remedy. `default`: the value without the override."""
+    is_number = isinstance(default, int | float) and not isinstance(default, bool)
     if "could not be converted to Float" in words:
-        return "must be a number", f"use one such as {name}=0.1"
+        return "must be a number", f"use one such as {name}={default if is_number else 0.1:g}"
     if "could not be converted to Integer" in words:
-        return "must be a whole number", f"use one such as {name}=2"
+        return "must be a whole number", f"use one such as {name}={default if is_number else 2:.0f}"
     if "is not a valid bool" in words:
         return "must be true or false", f"use {name}=true or {name}=false"
     if known := re.search(r"expected one of \[(.*)\]", words):
@@ -166,7 +168,9 @@ def explain_key(
     if corrected:
         return ConfigError(text, "is not a key", "did you mean " + " or ".join(corrected[:3]) + "?")
     close = _similar_names(name, [*_candidate_keys(name, keys, options)])
-    remedy = "did you mean " + " or ".join(close) + "?" if close else "docs/config.md lists all keys"
+    remedy = (
+        "did you mean " + " or ".join(close) + "?" if close else "ippo-train --help and docs/config.md list all keys"
+    )
     return ConfigError(text, "is not a key", remedy)
 
 
@@ -187,9 +191,7 @@ def _explain_choice(
     option = value.strip("'\"")
     if option in options:
         own = [shorten_path(file) for at, file in user_option_files(good) if (at, file.stem) == (group, option)]
-        return ConfigError(
-            text, "cannot be composed", f"{' '.join(own)}{': ' if own else ''}{summarize_message(error)}"
-        )
+        return ConfigError(text, CANNOT_COMPOSE, f"{' '.join(own)}{': ' if own else ''}{summarize_message(error)}")
     if option.startswith("{"):
         return ConfigError(text, f"sets several keys of {group}", f"set them one by one: {group}.KEY=VALUE")
     if option.startswith("["):
@@ -235,7 +237,13 @@ def _find_typos(text: str, known: Iterable[str]) -> list[str]:
     """Known names with a similar spelling or the same letters in another order, such as `seed` for `sede`."""
     names = list(known)
     reordered = [name for name in names if sorted(name) == sorted(text)]
+    # One wrong letter of a short name is below the cutoff.
+    reordered += [name for name in names if len(name) == len(text) > 3 and _count_differences(name, text) == 1]
     return list(dict.fromkeys([*reordered, *difflib.get_close_matches(text, names, n=3, cutoff=TYPO_CUTOFF)]))[:3]
+
+
+def _count_differences(one: str, other: str) -> int:
+    return sum(a != b for a, b in zip(one, other, strict=True))
 
 
 def summarize_message(error: Exception) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from ippo_cli.compose.explain import CANNOT_COMPOSE
 from ippo_cli.config.errors import ConfigError, IppoError, collect_errors, split_errors
 
 RUN_KEYS = ("resume", "run")
@@ -29,6 +30,8 @@ def find_mistakes(error: Exception, typed: Sequence[str], command_keys: Collecti
         others = _check_command_line(typed, command_keys)
     except (IppoError, HydraException, OmegaConfBaseException, OSError, ValueError):
         others = []  # the error prevents further checks
+    if first:  # what Hydra says about an option that `first` explains
+        others = [found for found in others if CANNOT_COMPOSE not in str(found)]
     if first or others:
         return collect_errors([lambda: others], first)
     from ippo_cli.compose.arguments import is_override, normalize_arguments

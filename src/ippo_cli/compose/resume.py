@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -210,15 +210,38 @@ def _matches_config(folder: Path, now: Mapping[str, object]) -> bool:
 def config_changes(folder: Path, now: Mapping[str, object]) -> list[str]:
     """Lines `key: before -> now` for the keys of a run that a configuration (leaves by key) changes.
 
-    Keys of agents are listed only if they change differently from their group.
+    Keys of agents are listed only if they change differently from their group; an agent that only one of both has is
+    one line.
     """
-    differing = _differences(folder, now)
+    differing = _merge_missing_agents(
+        _differences(folder, now), _agents_of(key for key, _ in iter_leaves(saved_config(folder))), _agents_of(now)
+    )
     of_groups = {f".{key}": values for key, *values in differing if not key.startswith("task.agents.")}
     return [
         f"{key}: {before} -> {after}"
         for key, before, after in differing
-        if not key.startswith("task.agents.") or of_groups.get(_agent_key_suffix(key)) != [before, after]
+        if key.count(".") < 3
+        or not key.startswith("task.agents.")
+        or of_groups.get(_agent_key_suffix(key)) != [before, after]
     ]
+
+
+def _agents_of(keys: Iterable[str]) -> set[str]:
+    """Prefixes of agents, such as `task.agents.low`."""
+    return {".".join(key.split(".")[:3]) for key in keys if key.startswith("task.agents.")}
+
+
+def _merge_missing_agents(
+    differing: Sequence[tuple[str, object, object]], before: set[str], now: set[str]
+) -> list[tuple[str, object, object]]:
+    """Replace the keys of each added or removed agent by one row."""
+    missing = before ^ now
+    merged = [row for row in differing if ".".join(row[0].split(".")[:3]) not in missing]
+    return sorted([*merged, *((agent, *_presence(agent in before)) for agent in missing)], key=lambda row: row[0])
+
+
+def _presence(is_removed: bool) -> tuple[str, str]:
+    return ("an agent", "no agent") if is_removed else ("no agent", "an agent")
 
 
 def _agent_key_suffix(key: str) -> str:

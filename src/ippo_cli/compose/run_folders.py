@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from ippo_cli.config.errors import ConfigError, ResumeError
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.runs.folder import display_path
 
 DEFAULT_ROOT = "outputs"
 """Folder searched by `run=latest`: the default of `output_dir`."""
@@ -13,23 +14,24 @@ CHECKPOINT = re.compile(r"step_0*(\d+)")
 
 
 def find_run(typed: str, key: str = "run") -> tuple[Path, str | None]:
-    """Return the run's folder, and the checkpoint if the path names one. Raises `ResumeError` if there is no run.
+    """Return the run's folder, and the checkpoint if the path names one. Raises `ConfigError` if there is no run.
 
     `outputs/NAME` is the newest run of that name, `latest` the newest below `outputs`, and `RUN/checkpoints/step_N`
-    iteration N of the run.
+    iteration N of the run. `key`: of the argument; empty for a folder without a key.
     """
     folder = Path(typed).expanduser().absolute()
     if _is_run(folder):
         return folder, None
+    setting = f"{key}={typed}" if key else display_path(folder)
     for above in list(folder.parents)[:4]:
         if _is_run(above):
-            return above, _checkpoint_from_path(above, folder, f"{key}={typed}")
+            return above, _checkpoint_from_path(above, folder, setting)
     if typed == "latest" and not folder.exists():
         folder = Path(DEFAULT_ROOT).absolute()
     runs = sorted({file.parent for pattern in ("*", "*/*", "*/*/*") for file in folder.glob(f"{pattern}/config.yaml")})
     runs = [run for run in runs if _is_run(run)]
     if not runs:
-        raise ResumeError(f"{key}={typed}: is not a run; use a run's folder such as outputs/NAME/DATE-ID")
+        raise ConfigError(setting, "is not a run", "use a run's folder such as outputs/NAME/DATE-ID")
     return max(runs, key=lambda run: (run / "overrides.json").stat().st_mtime), None
 
 

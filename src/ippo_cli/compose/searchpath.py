@@ -14,6 +14,7 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from omegaconf import OmegaConf
 
 from ippo_cli.compose.path_keys import read_option
+from ippo_cli.compose.yaml_source import YamlSource, parse_tree, read_source_text
 
 SEARCH_PATH = "hydra.searchpath="
 FILE_SCHEME = "option"
@@ -36,7 +37,7 @@ class OptionFile(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         if not self.is_config(config_path):
             raise ConfigLoadError(f"Config not found : {config_path}")
-        text = self.file.read_text(encoding="utf-8")
+        text = _read_valid_yaml(self.file, self.group)
         return ConfigResult(
             config=OmegaConf.create(read_option(text, self.group, self.file.resolve().parent)),
             path=self.full_path(),
@@ -67,13 +68,21 @@ class OptionFolder(FileConfigSource):
         file = Path(self.path, self._normalize_file_name(config_path)).resolve()
         if file.is_relative_to(BUILTIN_OPTIONS.resolve()) or not file.is_file():
             return super().load_config(config_path)
-        text = file.read_text(encoding="utf-8")
+        group = str(Path(config_path).parent)
+        text = _read_valid_yaml(file, group)
         return ConfigResult(
-            config=OmegaConf.create(read_option(text, str(Path(config_path).parent), file.parent)),
+            config=OmegaConf.create(read_option(text, group, file.parent)),
             path=f"{self.scheme()}://{self.path}",
             provider=self.provider,
             header=self._get_header_dict(text[:512]),
         )
+
+
+def _read_valid_yaml(file: Path, group: str) -> str:
+    """The text of a user file. Raises `ConfigError` for invalid YAML, before Hydra parses it."""
+    text = read_source_text(file)
+    parse_tree(YamlSource(file, group, text))
+    return text
 
 
 # Launchers send the registry to jobs by pickle. There Hydra registers its own class for the scheme a second time, and

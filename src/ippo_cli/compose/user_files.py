@@ -163,8 +163,7 @@ def _option_schema(name: tuple[str, str], options: Options, seen: Sequence[tuple
     if name not in options or name in seen:
         return None
     source = YamlSource(options[name], group, read_source_text(options[name]))
-    root = yaml.compose(source.text, Loader=yaml.SafeLoader)
-    listed = dict(mapping_items(root)).get("defaults") if isinstance(root, yaml.MappingNode) else None
+    listed = dict(mapping_items(parse_tree(source))).get("defaults")
     for part in listed.value if isinstance(listed, yaml.SequenceNode) else ():
         below = _default_option(source, part)
         if below is not None and below[0] in ("schema", "base", group):

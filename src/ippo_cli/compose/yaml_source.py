@@ -48,13 +48,15 @@ def parse_tree(source: YamlSource) -> yaml.MappingNode:
     try:
         root = yaml.compose(source.text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
+        is_unclosed = "'<stream end>'" in str(error.problem) and error.context_mark is not None
+        mark = error.context_mark if is_unclosed else error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
         line_text = "".join(source.text.splitlines()[line - 1 : line]).strip() or "its end"
         if "'\\t'" in str(error.problem):
             source.raise_error(line, line_text, "begins with a tab", "indent with spaces")
+        problem = str(error.problem).replace("but got '<stream end>'", "but the file ends")
         source.raise_error(
-            line, line_text, f"is invalid YAML ({error.problem})", f"close every bracket and quote; {QUOTE_HINT}"
+            line, line_text, f"is invalid YAML ({problem})", f"close every bracket and quote; {QUOTE_HINT}"
         )
     except yaml.YAMLError as error:
         source.raise_error(1, "", f"is invalid YAML ({str(error).splitlines()[0]})", "write plain text in UTF-8")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,37 @@ def shell_command(program: str, *arguments: str | tuple[str, str]) -> str:
     """Format a command for pasting into bash; `(key, value)` becomes `key=value`."""
     words = [text if isinstance(text, str) else hydra_override(*text) for text in arguments]
     return " ".join([program, *map(quote_for_shell, words)])
+
+
+def name_positional_run(argv: Sequence[str]) -> list[str]:
+    """Write `run=` before the folder of a run that is typed without a key, as `ippo-report` takes it."""
+    has_run = any(text.startswith("run=") for text in argv)
+    named: list[str] = []
+    for place, text in enumerate(argv):
+        is_value = place > 0 and argv[place - 1].startswith("--") and "=" not in argv[place - 1]
+        is_argument = "=" in text or text.startswith(("-", "+", "~"))
+        if has_run or is_value or is_argument or not _may_be_run(text):
+            named.append(text)
+        else:
+            named.append(f"run={text}")
+            has_run = True
+    return named
+
+
+def _may_be_run(text: str) -> bool:
+    """A folder, except for that of a model, or a path to a folder that does not exist."""
+    path = parse_path(text)
+    if path.is_dir():
+        return not (path / "config.json").is_file()
+    return "/" in text and not path.exists() and not path.suffix
+
+
+def activation_command() -> str | None:
+    """The command that puts the commands of this virtual environment on the path; None if they are on it."""
+    script = Path(sys.prefix) / "bin" / "activate"
+    if shutil.which("ippo-eval") is not None or not script.is_file():
+        return None
+    return f"source {quote_for_shell(os.path.relpath(script) if script.is_relative_to(Path.cwd()) else str(script))}"
 
 
 def hydra_override(key: str, value: str) -> str:

@@ -113,7 +113,7 @@ def _warmups(settings: WarningInputs) -> str | None:
     iterations = settings.batch_sizes.num_iterations
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:
-        return f"algorithm.critic_warmup={warmup} covers all {iterations} iterations: no actor is trained; lower it"
+        return f"algorithm.critic_warmup={warmup} covers all iterations ({iterations}): no actor is trained; lower it"
     agents = settings.config.task.agents
     slow = {name: agent.actor.warmup_iterations for name, agent in agents.items()}
     slow = {name: steps for name, steps in slow.items() if steps >= iterations}
@@ -121,7 +121,7 @@ def _warmups(settings: WarningInputs) -> str | None:
         return None
     subject = f"{join_names(list(slow))} never" if len(slow) < len(agents) else "no actor ever"
     return (
-        f"actor.warmup_iterations={max(slow.values())} covers all {iterations} iterations: "
+        f"actor.warmup_iterations={max(slow.values())} covers all iterations ({iterations}): "
         f"{subject} reaches the learning rate; lower it"
     )
 

@@ -105,6 +105,11 @@ def escape_controls(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(text.split()))
 
 
+def format_count(number: int, singular: str) -> str:
+    """A number and a noun: `1 run`, `2 runs`."""
+    return f"{number} {singular}{'' if number == 1 else 's'}"
+
+
 def format_bytes(count: float) -> str:
     """A size in the largest unit with a value of at least 1: `312 B`, `4.1 MiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ippo_cli.config.text import escape_controls, truncate_text
+from ippo_cli.config.text import escape_controls, format_count, truncate_text
 from ippo_cli.diagnosis.diagnose import Diagnosis
 from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding
 from ippo_cli.diagnosis.machine.report import redact_data
 from ippo_cli.diagnosis.registry import BY_NAME
 
 WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The error that ended a run, the file of its traceback, and the command that trains again."""
+
+    error: str
+    command: str
+    traceback: str | None = None
+
+
 DOUBTS = {Certainty.likely: " (likely; other causes are possible)", Certainty.possible: " (possible, uncertain)"}
 NO_FINDING = "no problem found"
 
 
-def format_diagnosis(diagnosis: Diagnosis, warnings: Mapping[str, str], iterations: int) -> str:
-    """The findings in the order of causes, then warnings that the run printed, then what was checked."""
-    lines: list[str] = []
+def format_diagnosis(
+    diagnosis: Diagnosis, warnings: Mapping[str, str], iterations: int, failure: Failure | None = None
+) -> str:
+    """How the run failed, the findings in the order of causes, warnings that the run printed, and what was checked."""
+    lines = _failure_lines(failure, iterations) if failure is not None else []
     for number, (name, finding) in enumerate(diagnosis.findings.items(), start=1):
         lines += [*_finding_lines(number, name, finding, diagnosis.consequences.get(name, ())), ""]
-    if not diagnosis.findings:
-        lines += [f"{NO_FINDING} in {iterations} iterations" if iterations else "no training iteration to examine", ""]
+    if not diagnosis.findings and iterations:
+        lines += [f"{NO_FINDING} in {format_count(iterations, 'iteration')}", ""]
+    elif not iterations and failure is None:
+        lines += ["no training iteration to examine", ""]
     others = {name: text for name, text in warnings.items() if not _is_covered(name, diagnosis)}
     if others:
         lines.append("the run printed these warnings")
@@ -38,6 +54,16 @@ def format_diagnosis(diagnosis: Diagnosis, warnings: Mapping[str, str], iteratio
             for line in _wrap(f"- {BY_NAME[name].title}: {reason}", "  ")
         ]
     return "\n".join(lines)
+
+
+def _failure_lines(failure: Failure, iterations: int) -> list[str]:
+    when = f"after {format_count(iterations, 'iteration')}" if iterations else "before its first iteration ended"
+    lines = _wrap(f"the run failed {when}: {failure.error}", "  ")
+    advice = [
+        "remove the cause that the message names, then use the command below",
+        *([f"the traceback is in {failure.traceback}"] if failure.traceback else []),
+    ]
+    return [*lines, "  try", *_wrap("; ".join(advice), "    ", first="    "), f"    {failure.command}", ""]
 
 
 def _is_covered(name: str, diagnosis: Diagnosis) -> bool:

@@ -93,7 +93,7 @@ def _chat_with_agent(
     template = config.task.agents[name]
     fields = [] if settings.raw else example_fields(template, f"task.agents.{name}")
     turns = 0
-    say(f"{name}: {COMMANDS}")
+    say(f"{name}: {describe_sampling(config, [name], settings)}; {COMMANDS}")
     conversation: Conversation | None = None
     reply: Completion | None = None
     while True:
@@ -116,6 +116,14 @@ def _chat_with_agent(
             say(_format_reply(name, reply))
         except ResetRequested:
             conversation = reply = None
+
+
+def describe_sampling(config: Config, agents: Sequence[str], settings: ChatSettings) -> str:
+    """How responses are chosen, and the key that changes it."""
+    if settings.greedy:
+        return "greedy responses"
+    warmth = {f"{config.task.agents[name].rollout.temperature:g}" for name in agents}
+    return f"samples at temperature {' and '.join(sorted(warmth))} (greedy=true: the most likely tokens)"
 
 
 def _generate_reply(
@@ -144,7 +152,7 @@ def _chat_with_team(
         )
     )
     environments = EnvironmentPool(make_task_factory(config.task), workers=1)
-    say(f"{' '.join(policies)}: {COMMANDS}")
+    say(f"{' '.join(policies)}: {describe_sampling(config, list(policies), settings)}; {COMMANDS}")
     count = 0
     try:
         while True:

@@ -15,7 +15,7 @@ class EpisodeIndex:
 
     def __init__(self) -> None:
         self.columns: dict[str, list[Any]] = {
-            name: [] for name in ("file", "place", "score", "turns", "chars", "group", "prompt", *FLAGS)
+            name: [] for name in ("file", "place", "mode", "score", "turns", "chars", "group", "prompt", *FLAGS)
         }
         self.agents: dict[str, list[float | None]] = {}
         self._prompts: dict[str, int] = {}
@@ -28,6 +28,7 @@ class EpisodeIndex:
         start = len(self)
         for place, episode in enumerate(episodes):
             self._add_episode(number, place, episode)
+        self._number_groups(start)
         self._mark_equal_groups(start, [episode.get("mode") for episode in episodes], group_size)
 
     def to_data(self) -> dict[str, Any]:
@@ -51,6 +52,7 @@ class EpisodeIndex:
         row = {
             "file": number,
             "place": place,
+            "mode": str(episode.get("mode") or ""),  # train | sampled | greedy
             "score": _round(sum(known) / len(known)) if known else None,
             "turns": len(turns),
             "chars": sum(len(str(turn.get("response") or "")) for turn in turns),
@@ -66,6 +68,14 @@ class EpisodeIndex:
             values.append(scores.get(name))
         for name, value in row.items():
             self.columns[name].append(value)
+
+    def _number_groups(self, start: int) -> None:
+        """Number the groups from row `start` on, in each mode from 1: those of the schedule have five digits."""
+        known: dict[str, dict[int, int]] = {}
+        for row in range(start, len(self)):
+            group, numbers = self.columns["group"][row], known.setdefault(self.columns["mode"][row], {})
+            if isinstance(group, int):
+                self.columns["group"][row] = numbers.setdefault(group, len(numbers) + 1)
 
     def _mark_equal_groups(self, start: int, modes: Sequence[Any], group_size: int) -> None:
         """Mark episodes from row `start` on if their group has several episodes with scores, all equal for each agent.

@@ -102,7 +102,14 @@ def _run_data(run: RunRecord) -> dict[str, Any]:
         ],
         "commands": list(run.commands),
         "overrides": list(run.overrides),
+        "job_overrides": _job_overrides(run),
     }
+
+
+def _job_overrides(run: RunRecord) -> list[str]:
+    """The overrides of a job of a sweep, which the command of the sweep does not show; empty for a single run."""
+    is_job = any({"-m", "--multirun"} & {*command.split()} for command in run.commands)
+    return [text for text in run.overrides if not text.startswith("hydra.searchpath=")] if is_job else []
 
 
 def _display(path: Path) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ippo_cli.config.errors import ConfigError, convert_storage_errors
+from ippo_cli.config.errors import ConfigError, ResumeError, convert_storage_errors
 from ippo_cli.config.tables import format_csv, format_latex, format_markdown
-from ippo_cli.runs.folder import write_atomically
+from ippo_cli.runs.folder import print_warning, write_atomically
 from ippo_cli.runs.records import RunRecord, find_runs
 
 REPORT_NAME = "report.html"
@@ -26,7 +26,10 @@ class ReportOptions:
 
 
 def collect_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """The runs at and below these folders, each once. Raises `ConfigError`."""
+    """The runs at and below these folders, each once; warns about those that cannot be read, and skips them.
+
+    Raises `ConfigError` for a folder without a run, and `ResumeError` if no run can be read.
+    """
     runs: dict[Path, RunRecord] = {}
     for path in paths:
         if not path.is_dir():
@@ -37,7 +40,24 @@ def collect_runs(paths: Sequence[Path]) -> list[RunRecord]:
                 str(path), "contains no run (run.json)", "use a run's folder, or a folder of runs or of a sweep"
             )
         runs |= {run.folder.resolve(): run for run in found if run.folder.resolve() not in runs}
-    return list(runs.values())
+    return _skip_unreadable([*runs.values()])
+
+
+def _skip_unreadable(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    readable: list[RunRecord] = []
+    failures: list[ResumeError] = []
+    for run in runs:
+        try:
+            _ = run.state
+        except ResumeError as error:
+            failures.append(error)
+        else:
+            readable.append(run)
+    if not readable:
+        raise failures[0]
+    for error in failures:
+        print_warning(f"{error}; the report is without it")
+    return readable
 
 
 def default_target(runs: Sequence[RunRecord]) -> Path:

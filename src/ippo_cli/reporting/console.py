@@ -18,11 +18,17 @@ from rich.panel import Panel
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from ippo_cli.config.commands import shell_command
+from ippo_cli.config.commands import activation_command, shell_command
 from ippo_cli.config.schema import Console as Style
 from ippo_cli.config.text import COLUMN_WIDTH, LINE_WIDTH, NAME_WIDTH, join_fitting, truncate_text
 from ippo_cli.engine import distributed
-from ippo_cli.reporting.console_format import COLUMNS, agent_metric, format_number, iteration_line
+from ippo_cli.reporting.console_format import (
+    COLUMNS,
+    agent_metric,
+    format_number,
+    has_information,
+    iteration_line,
+)
 from ippo_cli.reporting.console_panel import PhaseLine, iteration_panel
 from ippo_cli.reporting.sample_table import sample_table
 from ippo_cli.runs.folder import display_path, resume_command
@@ -115,7 +121,7 @@ class Console:
         number = int(row["iteration"])
         self._recent_seconds.append(row["time/iteration"])
         self._seen_columns |= {
-            column for column in COLUMNS if any(agent_metric(name, column) in row for name in self.agents)
+            column for column in COLUMNS if any(has_information(row, name, column) for name in self.agents)
         }
         left = sum(self._recent_seconds) / len(self._recent_seconds) * (num_iterations - number)
         if self._live is None:
@@ -191,6 +197,7 @@ class Console:
             *([f"curves           {curves}"] if (folder / "tb").is_dir() else []),
             f"train further    {resume_command(folder, more)}",
             f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
+            *([f"activate first   {activation}"] if (activation := activation_command()) else []),
         ]
         if self._is_main:
             self.__exit__()  # print below the display

@@ -20,6 +20,7 @@ COLUMNS = {  # column heading -> metric name after the agent's name
 PANEL_ONLY = ("clip_fraction",)  # not in the plain line
 WORST_BY = {"approx_kl": max, "kl/reference": max}  # how to select the worst agent; default: min
 PHASES = ("rollout", "score", "logprobs", "targets", "update")
+ROUNDING_ERROR = 1e-7  # below it an approximate KL is that of a policy to itself
 TYPICAL_NUMBER = -0.123  # typical width, so that a line's layout does not depend on the values
 
 
@@ -84,6 +85,12 @@ def agent_metric(agent: str, column: str) -> str:
     return f"{agent}/{COLUMNS[column]}"
 
 
+def has_information(row: Mapping[str, float], agent: str, column: str) -> bool:
+    """Whether a row has a metric of an agent, and not only rounding errors: a KL of an on-policy algorithm."""
+    value = row.get(agent_metric(agent, column))
+    return value is not None and not (column == "approx_kl" and abs(value) < ROUNDING_ERROR)
+
+
 def _format_each_agent(row: Mapping[str, float], agents: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Every agent's number: `score 0.504/0.498`."""
     return [
@@ -111,7 +118,7 @@ def format_number(value: float | None) -> str:
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
-    if 1e-7 <= size < 0.0005:  # smaller values are rounding errors, e.g. the KL of a policy to itself
+    if ROUNDING_ERROR <= size < 0.0005:  # smaller values are rounding errors, e.g. the KL of a policy to itself
         return f"{value:.0e}"
     if size >= 1e4:
         return f"{value:.1e}"

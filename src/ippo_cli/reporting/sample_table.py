@@ -77,7 +77,7 @@ def ending_message(row: Mapping[str, Any]) -> str:
     """The text for the end of an episode, given as plain data."""
     if row["failure"]:
         return f"failed: {escape_and_cut(row['failure'], 2 * LINE_WIDTH).plain}"
-    return "terminated" if row["terminated"] else ENDINGS.get(row["truncation"], "truncated")
+    return "end of the episode" if row["terminated"] else ENDINGS.get(row["truncation"], "truncated")
 
 
 def _format_score(value: float | None) -> str:

@@ -49,9 +49,11 @@ class RunRecord:
         """The contents of `run.json`. Raises `ResumeError`."""
         try:
             known = json.loads((self.folder / "run.json").read_text())
-            return known | {"state": str(known["state"])}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise ResumeError(f"{self.folder} is not a run's folder: run.json cannot be read ({error})") from error
+        if not isinstance(known, dict) or "state" not in known:
+            raise ResumeError(f"{self.folder} is not a run's folder: run.json has no key state")
+        return known | {"state": str(known["state"])}
 
     @cached_property
     def status(self) -> str:

@@ -41,6 +41,7 @@ from ippo_cli.config.errors import UNEXPECTED, ConfigError, IppoError, ResumeErr
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config, Mode, SweepKind
 from ippo_cli.config.sweeps import check_sweep, check_sweep_job
+from ippo_cli.config.text import format_count
 from ippo_cli.config.trackers import check_tracker_packages
 from ippo_cli.engine.launchers import external_world_size
 from ippo_cli.runs.folder import display_path, is_run_locked, lock_folder
@@ -209,7 +210,7 @@ class _SweepRunner:
 
     def _announce(self, total: int, done: int, folder: Path) -> None:
         words = f", {done} of them done" if done else ""
-        print(f"ippo-train: a sweep of {total} jobs{words} -> {display_path(folder)}", flush=True)
+        print(f"ippo-train: a sweep of {format_count(total, 'job')}{words} -> {display_path(folder)}", flush=True)
 
     def _find_resumable(self, wanted: str, saved: Path | None) -> Path | None:
         """The folder of the sweep to resume; None for a new sweep. Raises `ResumeError` or `ConfigError`."""
@@ -253,7 +254,7 @@ class _SweepRunner:
 
     def _check_jobs(self, rows: list[JobRow]) -> tuple[list[CheckedJob], list[JobRow]]:
         """The jobs to run, and the rows of completed jobs. Raises `SweepRefused` with all errors of invalid jobs."""
-        print(f"ippo-train: checking {len(rows)} jobs", flush=True)
+        print(f"ippo-train: checking {format_count(len(rows), 'job')}", flush=True)
         jobs: list[CheckedJob] = []
         refused: dict[int, IppoError] = {}
         done: list[JobRow] = []
@@ -349,7 +350,7 @@ class _SweepRunner:
                 folder,
                 socket.gethostname(),
                 os.getpid(),
-                tuple(sys.argv),
+                ("ippo-train", *sys.argv[1:]),
                 tuple(self.folders),
                 self.resumed is not None,
                 total,

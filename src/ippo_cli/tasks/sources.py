@@ -54,15 +54,15 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
     pattern, is_local = is_pattern(source), not has_splits(source)
     files = expand_pattern(source) if pattern else [source]
     if not files:
-        raise PreflightError(f"{key}={source}: no file matches this pattern")
+        raise PreflightError(f"{key}={source}: no file matches this pattern; check it in the folder {Path.cwd()}")
     for file in files:  # the readers have no clear message for these
         if Path(file).is_file() and not Path(file).stat().st_size:
-            raise PreflightError(f"{key}={file} has no rows")
+            raise PreflightError(f"{key}={file} has no rows; use a file with one row per example")
         if Path(file).is_file() and file_suffix(file) not in SUFFIXES:
             raise PreflightError(f"{key}={file}: supported file suffixes are {' '.join(SUFFIXES)}")
     try:
         if not is_local and file_suffix(source) in SUFFIXES:
-            raise FileNotFoundError("the file does not exist")
+            raise FileNotFoundError(f"the file does not exist in {Path(source).absolute().parent}")
         if first is not None:
             return _stream_rows(source, files if is_local else None, data_config, split, first)
         if is_local:
@@ -75,6 +75,10 @@ def load_table(key: str, source: str, data_config: str | None, split: str, *, fi
     except Exception as error:
         message = str(error) if isinstance(error, UnreadableFile) else error_reason(error)
         remedy = f"; the requested split is {key}_split={split}" if message.startswith("Unknown split") else ""
+        if Path(source).is_dir() and not remedy:
+            remedy = (
+                f"; the files of a folder must be rows with equal columns: name some, such as {key}='{source}/*.jsonl'"
+            )
         raise PreflightError(f"{key}={source}: no rows could be read ({message}){remedy}") from error
 
 

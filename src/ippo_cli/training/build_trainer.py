@@ -34,7 +34,7 @@ from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions
 from ippo_cli.runs.random_streams import rng_state
-from ippo_cli.runs.replay import read_evaluate_at
+from ippo_cli.runs.replay import read_evaluate_at, read_sample_at
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, make_task_factory
@@ -117,6 +117,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
         time_limit=_build_time_limit(context.config, prepared.checkpoint_bytes, recent),
         recent_rows=deque(recent, WINDOW),
         evaluate_at=read_evaluate_at(context.folder),
+        sample_at=read_sample_at(context.folder),
     )
 
 

@@ -55,6 +55,7 @@ class Trainer:
     time_limit: TimeLimit  # rank 0's limit decides for all ranks
     recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for warnings
     evaluate_at: Collection[int] | None = None  # iterations to evaluate after; None: those of `evaluation.every`
+    sample_at: Collection[int] | None = None  # iterations with training samples; None: those of `tracker.samples_every`
     saving_seconds: float = 0.0  # of the last checkpoint, logged with the next row
 
     def __post_init__(self) -> None:
@@ -185,13 +186,20 @@ class Trainer:
 
     def _show_training_samples(self, experience: Experience, targets: Mapping[str, Targets]) -> None:
         """Write and display the first episodes of an iteration where that is due. Collective."""
-        iteration, every = self.state.progress.iteration, self.config.tracker.samples_every
-        if every > 0 and iteration % every == 0:
+        iteration = self.state.progress.iteration
+        if self._needs_samples(iteration):
             samples = training_samples(self.state.team, experience, targets, self.config)
             with distributed.synchronize_errors():
                 self.run.log_samples(f"train_{iteration:08d}", samples)
                 self.run.log_distributions(iteration, buffer_distributions(experience, targets))
                 self.console.show_samples(samples)
+
+    def _needs_samples(self, iteration: int) -> bool:
+        if self.sample_at is not None:
+            return iteration in self.sample_at
+        every = self.config.tracker.samples_every
+        # The first and the last iteration too: a short run would have no samples.
+        return every > 0 and (iteration % every == 0 or iteration in (1, self.plan.num_iterations))
 
     def _finish_iteration(self) -> None:
         """Evaluate if due, log, display and save: the steps of an iteration that do not affect training."""

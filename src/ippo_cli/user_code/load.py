@@ -31,6 +31,9 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
             "does not name both a file or module and a function",
             "write path/to/file.py:function or module:function",
         )
+    if ".py:" in location:
+        rule = "names several functions of one file"
+        raise ConfigError(setting, rule, f"use one name: {key}={location}")
     module = _load_file(Path(location), setting) if location.endswith(".py") else _load_module(location, setting)
     function = getattr(module, attribute, None)
     if not callable(function):

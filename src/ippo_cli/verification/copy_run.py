@@ -41,12 +41,17 @@ def _link_files(source: Path, target: Path) -> None:
 
 
 def write_execution_config(
-    folder: Path, plain: Mapping[str, Any], evaluate_at: Collection[int], *, is_resumed: bool
+    folder: Path,
+    plain: Mapping[str, Any],
+    evaluate_at: Collection[int],
+    sample_at: Collection[int],
+    *,
+    is_resumed: bool,
 ) -> None:
     """Write the configuration of an execution where its ranks read it."""
     config_file(folder, resumed=is_resumed).write_text(to_yaml(dict(plain)))
     config_file(folder, resumed=False).write_text(to_yaml(dict(plain)))
-    write_replay(folder, evaluate_at)
+    write_replay(folder, evaluate_at, sample_at)
 
 
 def execution_config(plain: Mapping[str, Any], last: int, threads: int | None, device: str | None) -> dict[str, Any]:

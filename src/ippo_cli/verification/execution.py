@@ -87,6 +87,12 @@ def evaluated_iterations(run: RecordedRun, every: int, last: int) -> set[int]:
     return recorded | (planned - run.rows.keys())
 
 
+def sampled_iterations(run: RecordedRun, every: int, last: int) -> set[int]:
+    """The iterations with training samples: those recorded, and those of `tracker.samples_every`."""
+    recorded = {file.iteration for file in run.record.sample_files if file.mode == "train"}
+    return recorded | {number for number in range(1, last + 1) if every > 0 and number % every == 0}
+
+
 def _execute_segment(run: RecordedRun, segment: Segment, folder: Path) -> None:
     environment = recorded_environment(run, segment.base + 1)
     plain = config_at(run, segment.base + 1, folder.with_name(f"{folder.name}-config"))
@@ -95,8 +101,9 @@ def _execute_segment(run: RecordedRun, segment: Segment, folder: Path) -> None:
     if segment.is_last:
         config["checkpoint"]["optimizer"] = False  # nothing continues from it
     evaluate_at = evaluated_iterations(run, int(plain["evaluation"]["every"]), segment.last)
+    sample_at = sampled_iterations(run, int(plain["tracker"]["samples_every"]), segment.last)
     is_resumed = segment.base > 0
-    write_execution_config(folder, config, evaluate_at, is_resumed=is_resumed)
+    write_execution_config(folder, config, evaluate_at, sample_at, is_resumed=is_resumed)
     with (folder / OUTPUT_FILE).open("ab") as output, _threads_variable(environment):
         run_ranks(folder, _world_size(run, segment, environment, plain), resumed=is_resumed, output=output)
 

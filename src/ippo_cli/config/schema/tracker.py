@@ -38,7 +38,7 @@ class TrackerConfig:
     tensorboard: bool  # write event files to the run's folder
     callback: Name | None  # path.py:function, called on rank 0 with a dict of each iteration's metrics; NaN is None
     console: InEval[Console]  # auto (live display on a terminal) | rich | plain (one line per iteration)
-    samples_every: NonNegativeInt  # iterations between sample tables; 0 = never
+    samples_every: NonNegativeInt  # iterations between sample tables, also after the first and the last one; 0 = never
     samples: InEval[NonNegativeInt]  # rows of a sample table
     sample_tokens: NonNegativeInt  # tokens of each sampled turn with their values, advantages and ratios; 0 = none
     turns: InEval[NonNegativeInt]  # log metrics per turn for this many first turns; 0 = none

@@ -111,7 +111,7 @@ function plotOptions(chart) {
     height: options.height,
     padding: [8, 10, 0, 0],
     legend: { show: false },
-    scales: { x: { time: false }, y: { distr: options.isLog ? 3 : 1, range: options.yRange } },
+    scales: { x: { time: false }, y: { distr: options.isLog ? 3 : 1, range: options.yRange ?? (options.isLog ? undefined : valueRange) } },
     axes: [
       {
         ...axis,
@@ -145,6 +145,14 @@ function plotOptions(chart) {
       ready: [(plot) => listen(chart, plot)],
     },
   };
+}
+
+// The axis of values: uPlot's, except for a constant curve, around which uPlot shows 0 to 100 or twice the value.
+function valueRange(_, low, high) {
+  if (low === null || low === undefined) return [0, 1];
+  if (low !== high) return uPlot.rangeNum(low, high, 0.1, true);
+  const margin = low === 0 ? 1 : 0.1 * Math.abs(low);
+  return low === 0 ? [0, margin] : [low - margin, low + margin];
 }
 
 function resetZoom(chart) {

@@ -39,7 +39,7 @@ function configurationTable() {
     );
   });
   const note =
-    "Held-out score: mean over seeds with a 95 % t-interval. Runs that are not done count only where none is done.";
+    "Held-out score: mean over seeds with a 95 % interval of Student's t, which may exceed the range of scores. Runs that are not done count only where none is done.";
   return scrollTable(["configuration", "first", "last", "best", "runs"], rows, note);
 }
 

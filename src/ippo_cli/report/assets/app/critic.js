@@ -2,7 +2,7 @@
 import { calibrationSection } from "./calibration.js";
 import { lineChart } from "./chart.js";
 import { readEpisode } from "./data.js";
-import { el, icon, labelled, replaceChildren, section, select, visibleText } from "./dom.js";
+import { el, formatCount, icon, labelled, replaceChildren, section, select, visibleText } from "./dom.js";
 import { moveEpisode } from "./episodes.js";
 import { listenTo, selectEpisode, store } from "./store.js";
 import { color, onThemeChange } from "./theme.js";
@@ -31,11 +31,12 @@ function valueSection() {
   );
   async function draw() {
     const row = store.episode ?? newestWithTokens();
-    if (!row) return replaceChildren(note, "No sampled episode has token values.");
+    if (!row) return replaceChildren(note, missingTokens());
     if (row !== store.episode) return selectEpisode(row);
     const episode = await readEpisode(row, store.report);
     const tokens = episode ? agentTokens(episode, agent) : [];
-    note.textContent = `Episode ${row.id}, iteration ${row.iteration}: ${tokens.length ? `${tokens.length} tokens of ${agent}` : `no token values of ${agent}; choose an episode of training`}`;
+    const found = tokens.length ? formatCount(tokens.length, "token") + ` of ${agent}` : missingTokens(row, agent);
+    note.textContent = `Episode ${row.id}, iteration ${row.iteration}: ${found}`;
     host.hidden = !tokens.length;
     if (!tokens.length) return;
     const options = valueOptions(tokens, agent);
@@ -64,6 +65,17 @@ function valueSection() {
     ),
     host,
   );
+}
+
+// Why there are no token values: of an episode, or of all.
+function missingTokens(row = null, agent = "") {
+  const hasOthers = newestWithTokens() !== null;
+  if (row && hasOthers) return `no token values of ${agent}; choose an episode of training`;
+  const hasTraining = store.rows.some(({ mode }) => mode === "train");
+  const reason = hasTraining
+    ? "tracker.sample_tokens=0 writes no token values, and large pages leave them out"
+    : "only samples of training have them, and tracker.samples_every wrote none";
+  return `no sampled episode has token values: ${reason}`;
 }
 
 function newestWithTokens() {

@@ -2,7 +2,7 @@
 import { lineChart, setZoom } from "./chart.js";
 import { panelSeries, variantColor, variantDash, variantName } from "./curve_series.js";
 import { announce, debounce, el, formatCount, icon, labelled, replaceChildren, section } from "./dom.js";
-import { HELD_OUT, listPanels, searchPanels } from "./panels.js";
+import { HELD_OUT, isProminent, listPanels, searchPanels } from "./panels.js";
 import { showSamples, store } from "./store.js";
 import { color, onThemeChange, seriesColor } from "./theme.js";
 
@@ -145,7 +145,7 @@ function legendButton(label, key, swatch, dash) {
 function fillGrid(grid) {
   const wanted = curveSettings.search.trim()
     ? searchPanels(allPanels, curveSettings.search)
-    : allPanels.filter((panel) => panel.isMain || panel.id === HELD_OUT);
+    : allPanels.filter((panel) => panel.id === HELD_OUT || isProminent(panel, runMetrics));
   const part = wanted.slice(0, MAX_PANELS);
   for (const [id, panel] of shown) {
     if (!part.some((other) => other.id === id)) {
@@ -160,8 +160,12 @@ function fillGrid(grid) {
     part.map(panelNode),
     rest > 0 && el("p", { className: "muted", textContent: `and ${rest} more: use more words` }),
   );
-  if (!wanted.length) grid.append(el("p", { className: "muted empty", textContent: "No metric has these words." }));
+  if (!wanted.length) grid.append(el("p", { className: "muted empty", textContent: missingMetrics() }));
   announce(`${formatCount(wanted.length, "chart")}`);
+}
+
+function missingMetrics() {
+  return allPanels.length ? "No metric has these words." : "No metrics yet: no iteration has ended.";
 }
 
 function panelNode(panel) {

@@ -63,7 +63,8 @@ export function episodeRows(columns, report) {
       file: number,
       place: columns.place[id],
       run: file.run,
-      mode: file.mode,
+      mode: file.mode, // train | eval
+      sampling: columns.mode[id], // train | sampled | greedy
       iteration: file.iteration,
     };
     for (const name of ["score", "turns", "chars", "group", "prompt"]) row[name] = columns[name][id];

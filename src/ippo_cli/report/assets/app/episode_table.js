@@ -2,6 +2,8 @@
 import { formatScore } from "./dom.js";
 import { runLabel, store } from "./store.js";
 
+const MODE_HINT = "train: sampled for training; sampled and greedy: of an evaluation";
+
 // Build the table in `box`; returns {show(rows), mark(row), order()}. `onOpen(row)` is called for a click or Enter.
 export function episodeTable(box, onOpen) {
   const host = document.createElement("div"); // Tabulator sets the height of its element
@@ -67,7 +69,7 @@ function columns() {
     { title: "#", field: "id", minWidth: 52, ...number },
     several && { title: "run", field: "run", minWidth: 90, formatter: (cell) => plain(runLabel(cell.getValue())) },
     { title: "iter.", field: "iteration", minWidth: 64, ...number, titleFormatterParams: { hint: "iteration" } },
-    { title: "mode", field: "mode", minWidth: 60 },
+    { title: "mode", field: "sampling", minWidth: 72, titleFormatterParams: { hint: MODE_HINT } },
     {
       title: "score",
       field: "score",
@@ -83,7 +85,13 @@ function columns() {
       mutator: (_, row) => row.agents[name] ?? null,
       formatter: (cell) => plain(formatScore(cell.getValue())),
     })),
-    { title: "turns", field: "turns", minWidth: 58, ...number },
+    {
+      title: "turns",
+      field: "turns",
+      minWidth: 58,
+      ...number,
+      titleFormatterParams: { hint: "responses of all agents together" },
+    },
     {
       title: "length",
       field: "chars",
@@ -95,6 +103,7 @@ function columns() {
       title: "group",
       field: "group",
       minWidth: 64,
+      titleFormatterParams: { hint: "number of the prompt within its iteration and mode" },
       hozAlign: "right",
       headerHozAlign: "right",
       sorter: "alphanum",

@@ -15,7 +15,8 @@ export function fillEpisodes(node) {
       el("p", {
         className: "notice",
         textContent:
-          "This run has no sampled episodes: tracker.samples_every and tracker.samples set how many are written.",
+          "There are no sampled episodes. A run writes those of its first and last iteration, and of every " +
+          "tracker.samples_every iterations in between; tracker.samples sets how many. 0 writes none.",
       }),
     );
     return;
@@ -40,7 +41,11 @@ export function fillEpisodes(node) {
       viewer.node,
     ),
   );
-  table = episodeTable(host, selectEpisode);
+  table = episodeTable(host, (row) => {
+    selectEpisode(row);
+    const isBelow = viewer.node.offsetTop >= host.offsetTop + host.offsetHeight; // on a narrow screen
+    if (isBelow) viewer.node.scrollIntoView();
+  });
 
   function refresh() {
     const rows = filterRows(store.rows);

@@ -31,7 +31,7 @@ export function filterRows(rows, ignoreScore = false) {
   const words = filters.text.toLowerCase().trim();
   return rows.filter((row) => {
     if (filters.run !== ANY && row.run !== Number(filters.run)) return false;
-    if (filters.mode !== ANY && row.mode !== filters.mode) return false;
+    if (filters.mode !== ANY && row.mode !== filters.mode && row.sampling !== filters.mode) return false;
     if (filters.iteration !== ANY && row.iteration !== Number(filters.iteration)) return false;
     for (const flag of Object.keys(FLAG_NAMES))
       if (filters[flag] !== ANY && row[flag] !== (filters[flag] === "only")) return false;
@@ -90,13 +90,15 @@ export function filterControls(onChange) {
   const low = scoreInput("lowest score", (value) => change("low")(value));
   const high = scoreInput("highest score", (value) => change("high")(value));
   const iterations = [...new Set(rows.map((row) => row.iteration))].sort((one, other) => one - other);
-  const modes = [...new Set(rows.map((row) => row.mode))];
+  const modes = [...new Set(rows.map((row) => row.mode))].map((mode) => [mode, mode === "eval" ? "evaluation" : "training"]);
+  const samplings = new Set(rows.filter((row) => row.mode === "eval").map((row) => row.sampling));
+  if (samplings.size > 1) modes.push(...[...samplings].map((name) => [name, `evaluation, ${name}`]));
   const controls = {
     run: select([[ANY, "all runs"], ...report.runs.map((_, place) => [place, runLabel(place)])], ANY, change("run"), {
       id: "filter-run",
     }),
     mode: select(
-      [[ANY, "all"], ...modes.map((mode) => [mode, mode === "eval" ? "evaluation" : "training"])],
+      [[ANY, "all"], ...modes],
       ANY,
       change("mode"),
       { id: "filter-mode" },
@@ -159,6 +161,8 @@ export function filterControls(onChange) {
 
 function scoreInput(label, change) {
   const node = el("input", { type: "number", step: "any", className: "score-input", "aria-label": label });
-  node.addEventListener("change", () => change(node.value === "" ? null : Number(node.value)));
+  const read = () => change(node.value === "" ? null : Number(node.value));
+  node.addEventListener("input", debounce(read, 200));
+  node.addEventListener("change", read);
   return node;
 }

@@ -68,8 +68,12 @@ function otherScores(run) {
   });
   const order = (name) =>
     name === "greedy/score" || name === "sampled/score" ? 0 : name.startsWith("greedy/") ? 1 : 2;
+  const isNew = (name, place, all) =>
+    !all.slice(0, place).some((other) => first[other] === first[name] && last[other] === last[name]);
   return names
     .sort((one, other) => order(one) - order(other))
+    .filter(isNew)
+    .filter((name) => first[name] !== first.score || last[name] !== last.score)
     .slice(0, 2)
     .map((name) => [name, first[name], last[name]]);
 }

@@ -2,11 +2,13 @@
 
 export const HELD_OUT = "held-out score";
 const TEAM = "team";
+const APPROX_KL = "policy/approx_kl";
+const ROUNDING_ERROR = 1e-7; // below it an approximate KL is that of a policy to itself
 // Panels shown without a search, in this order, with their titles.
 const MAIN_PANELS = new Map([
   ["score/mean", "training score"],
   ["policy/entropy", "entropy"],
-  ["policy/approx_kl", "approximate KL"],
+  [APPROX_KL, "approximate KL"],
   ["kl/reference", "KL to the reference"],
   ["value/explained_variance", "explained variance"],
   ["value/loss", "value loss"],
@@ -17,6 +19,13 @@ const MAIN_PANELS = new Map([
   ["policy/grad_norm", "gradient norm of the policy"],
   ["policy/learning_rate", "learning rate of the policy"],
 ]);
+
+// Whether a panel is shown without a search: not the KL of an on-policy algorithm, which has rounding errors only.
+export function isProminent(panel, metrics) {
+  if (!panel.isMain || panel.id !== APPROX_KL) return panel.isMain;
+  const curves = metrics.flatMap((known) => panel.entries.map(({ metric }) => known.get(metric)?.y ?? []));
+  return curves.some((values) => values.some((value) => Math.abs(value) > ROUNDING_ERROR));
+}
 
 // All panels of the report: {id, title, isMain, meaning, entries: [{metric, agent, mode}]}, main ones first.
 export function listPanels(report, agents) {

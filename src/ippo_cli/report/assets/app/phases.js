@@ -44,7 +44,7 @@ export function phasesSection(metrics) {
     const options = stackOptions(phases);
     if (chart) chart.update(options);
     else chart = lineChart(host, options);
-    replaceChildren(totals, totalRows(phases));
+    replaceChildren(totals, el("p", { className: "muted", textContent: "all iterations" }), totalRows(phases));
   };
   const known = store.report.runs.map((_, number) => number).filter((number) => metrics[number].has("time/iteration"));
   const picker =

@@ -25,6 +25,8 @@ function commandsSection() {
     run.commands.map((command) =>
       el("div", { className: "command" }, el("code", { textContent: command }), copyButton(command)),
     ),
+    run.job_overrides.length > 0 &&
+      el("div", { className: "command" }, el("code", { textContent: `this job: ${run.job_overrides.join(" ")}` })),
   ]);
   const list =
     runs.length > MAX_COMMANDS

@@ -2,6 +2,8 @@
 import { el, replaceChildren } from "./dom.js";
 
 const box = el("div", { className: "tooltip", role: "tooltip", id: "tooltip", hidden: true });
+// What the box describes may be replaced or hidden without an event of the pointer.
+const watcher = new MutationObserver(hideTooltip);
 
 // `rows`: [label, value, colour] triples.
 export function showTooltip(left, top, title, rows, note) {
@@ -21,6 +23,12 @@ export function showTooltip(left, top, title, rows, note) {
     note && el("div", { className: "tooltip-note", textContent: note }),
   );
   box.hidden = false;
+  watcher.observe(document.getElementById("main"), {
+    childList: true,
+    subtree: true,
+    attributes: true,
+    attributeFilter: ["hidden"],
+  });
   const { width, height } = box.getBoundingClientRect();
   const right = left + 14 + width > innerWidth;
   box.style.left = `${Math.max(4, right ? left - width - 14 : left + 14)}px`;
@@ -28,5 +36,6 @@ export function showTooltip(left, top, title, rows, note) {
 }
 
 export function hideTooltip() {
+  watcher.disconnect();
   box.hidden = true;
 }

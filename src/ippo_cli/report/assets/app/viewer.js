@@ -45,7 +45,7 @@ export function episodeViewer(move) {
   function drawHead() {
     const facts = [
       store.report.runs.length > 1 && runLabel(row.run),
-      `${row.mode === "eval" ? "evaluation" : "training"}, iteration ${row.iteration}`,
+      `${modeName(row)}, iteration ${row.iteration}`,
       typeof row.group === "number" && `group ${row.group}`,
     ].filter(Boolean);
     replaceChildren(
@@ -173,9 +173,15 @@ export function episodeViewer(move) {
   };
 }
 
-// Episodes of the same file and group.
+function modeName(row) {
+  return row.mode === "eval" ? `evaluation (${row.sampling})` : "training";
+}
+
+// Episodes of the same file, mode and group.
 function members(row) {
-  return store.rows.filter((other) => other.file === row.file && other.group === row.group);
+  return store.rows.filter(
+    (other) => other.file === row.file && other.sampling === row.sampling && other.group === row.group,
+  );
 }
 
 function samePrompt(row) {
@@ -199,7 +205,7 @@ function sampleCard(other, episode, current) {
       }),
       el("span", {
         className: "muted",
-        textContent: `${other.mode === "eval" ? "evaluation, " : ""}iteration ${other.iteration}`,
+        textContent: `${other.mode === "eval" ? `${modeName(other)}, ` : ""}iteration ${other.iteration}`,
       }),
       el("strong", { textContent: formatScore(other.score) }),
     ),
