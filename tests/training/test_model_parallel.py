@@ -26,13 +26,12 @@ def assert_same_run(split: Path, alone: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.core
-def test_runs_equal_run_on_one_rank(tmp_path: Path) -> None:
+@pytest.mark.parametrize("split", [pytest.param(SEQUENCE, marks=pytest.mark.core), TENSOR])
+def test_run_equals_run_on_one_rank(tmp_path: Path, split: tuple[str, ...]) -> None:
     keys = (*TWO_ITERATIONS, "critic=separate", "actor.warmup_iterations=0", "actor.adam_epsilon=1e-3")
     keys = (*keys, "critic.adam_epsilon=1e-3")  # otherwise the first step of a near-zero gradient is its rounding
     alone = train(tmp_path / "alone", *keys)
-    assert_same_run(train_on_two_ranks(tmp_path / "sequence", *keys, *SEQUENCE), alone)
-    assert_same_run(train_on_two_ranks(tmp_path / "tensor", *keys, *TENSOR), alone)
+    assert_same_run(train_on_two_ranks(tmp_path / "split", *keys, *split), alone)
 
 
 @pytest.mark.slow
