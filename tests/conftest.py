@@ -40,6 +40,7 @@ for folder in (
     "catalog",
     "diagnosis",
     "report",
+    "vllm",
 ):
     sys.path.insert(0, str(Path(__file__).parent / folder))
 

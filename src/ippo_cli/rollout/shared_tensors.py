@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -23,20 +24,24 @@ class SharedTensors:
         self._folder = folder
 
     @classmethod
-    def create(cls) -> SharedTensors:
-        """A new folder in memory, or in the temporary folder where there is no shared memory."""
-        return cls(Path(tempfile.mkdtemp(prefix="ippo-weights-", dir=MEMORY if MEMORY.is_dir() else None)))
+    def create(cls, size: int = 0) -> SharedTensors:
+        """A new folder in memory, or in the temporary folder where shared memory has fewer than `size` bytes free."""
+        fits = MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > size
+        return cls(Path(tempfile.mkdtemp(prefix="ippo-weights-", dir=MEMORY if fits else None)))
 
     @property
     def folder(self) -> Path:
         return self._folder
 
     def write(self, tensors: dict[str, Tensor]) -> None:
-        """Replace the contents."""
+        """Replace the contents. Raises `OSError` if there is no space."""
         index, size = {}, 0
         for name, tensor in tensors.items():
             index[name] = {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": list(tensor.shape), "at": size}
             size += math.ceil(tensor.numel() * tensor.element_size() / ALIGNMENT) * ALIGNMENT
+        with (self._folder / "data").open("ab") as file:
+            # Without space, a write into mapped memory would end the process with SIGBUS.
+            os.posix_fallocate(file.fileno(), 0, size)
         data = torch.from_file(str(self._folder / "data"), shared=True, size=size, dtype=torch.uint8)
         for name, tensor in tensors.items():
             flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)

@@ -93,6 +93,8 @@ from ippo_cli.config.schema.reward import (
 )
 from ippo_cli.config.schema.rollout import (
     ContextMode,
+    OpenAIServerConfig,
+    OpenAIServerRolloutConfig,
     RolloutConfig,
     SamplingConfig,
     VllmConfig,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
 
-from ippo_cli.config.constraints import NonNegativeInt, PositiveInt, Range, RepetitionPenalty, Temperature
+from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, Range, RepetitionPenalty, Temperature
 from ippo_cli.config.marks import Changeable, EvalCompute, Frozen, InEval
 from ippo_cli.config.schema.registry import option
 
@@ -93,3 +93,23 @@ class VllmRolloutConfig(RolloutConfig):
     vllm: VllmConfig
     max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
     # largest mean |log p_train - log p_sampler| of an agent's tokens in an iteration; above it the run ends; null = off
+
+
+@dataclass
+class OpenAIServerConfig:
+    """Servers of `rollout=openai_server`."""
+
+    url: InEval[list[str]]  # addresses such as http://127.0.0.1:8000, without /v1: one, or one per model
+    model: InEval[list[str]]  # names of the models at their servers, one per model; empty: the first that each lists
+    token_env: EvalCompute[Name | None]
+    # name of the environment variable that holds the API key, never the key itself; null = no key
+    start_timeout_s: EvalCompute[Annotated[float, Range(0.0, open_low=True)]]  # until a server answers
+    request_timeout_s: EvalCompute[Annotated[float, Range(0.0, open_low=True)]]  # without any answer
+
+
+@option("rollout", "openai_server", generator="ippo_cli.rollout.openai_generator:build_openai_generator")
+@dataclass
+class OpenAIServerRolloutConfig(RolloutConfig):
+    """Responses are sampled by servers with OpenAI's interface, which keep their weights: evaluation only."""
+
+    server: OpenAIServerConfig

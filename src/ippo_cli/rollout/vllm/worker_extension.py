@@ -66,8 +66,26 @@ class WorkerExtension:
         return places
 
     def ippo_load_shared(self, folder: str, mapped: bool) -> dict[str, list[str]]:
-        """As `ippo_load_weights`, for tensors in shared memory."""
-        return self.ippo_load_weights(SharedTensors(Path(folder)).read(), mapped)
+        """As `ippo_load_weights`, for tensors in shared memory.
+
+        Copies them: vLLM keeps a layer's tensors until the layer is complete, and the next ones replace these.
+        """
+        weights = SharedTensors(Path(folder)).read()
+        return self.ippo_load_weights(((name, tensor.clone()) for name, tensor in weights), mapped)
+
+    def ippo_describe(self, path: str) -> dict[str, Any]:
+        """What a trainer compares before it sends weights; `word`: a file's text, None on another host."""
+        config = self.model_runner.vllm_config
+        text, file = config.model_config.hf_text_config, Path(path)
+        return {
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "vocab_size": text.vocab_size,
+            "hidden_size": text.hidden_size,
+            "num_hidden_layers": text.num_hidden_layers,
+            "logprobs_mode": str(config.model_config.logprobs_mode),
+            "max_loras": 0 if config.lora_config is None else config.lora_config.max_loras,
+            "word": file.read_text() if file.is_file() else None,
+        }
 
     def ippo_finish(self) -> None:
         """Process what was loaded: pack weights of the CPU build, tie the head to the embeddings."""
@@ -104,6 +122,11 @@ class WorkerExtension:
                 hashes[f"{name}.{part}"] = sum(content_hash(whole[slot]) for whole in _as_tuple(stacked)) % 2**64
         return hashes
 
+    def ippo_adapters(self) -> list[int]:
+        """The numbers of the adapters that the model has."""
+        manager = self.model_runner.lora_manager._adapter_manager
+        return [number for number in manager.lora_index_to_id if number is not None]
+
     def ippo_adapter_modules(self) -> dict[str, list[str]]:
         """By module of the engine, the names of the layers that it fuses; its own name otherwise."""
         manager = self.model_runner.lora_manager._adapter_manager
@@ -111,8 +134,8 @@ class WorkerExtension:
 
     def ippo_corrupt(self, name: str) -> None:
         """Change one element of a parameter: for tests of the verification."""
-        parameter = dict(self._ippo_model().named_parameters())[name]
-        parameter.data.view(-1)[0] += 1
+        parameters = {_plain_name(own): parameter for own, parameter in self._ippo_model().named_parameters()}
+        parameters[name].data.view(-1)[0] += 1
 
     def _ippo_model(self) -> nn.Module:
         return self.model_runner.get_model()

@@ -1,0 +1,231 @@
+"""`rollout=openai_server`: completions of a server with OpenAI's interface that takes and returns token ids.
+
+vLLM's server does, and SGLang's (with `return_token_ids`). Their weights cannot be replaced.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torch import Tensor
+
+from ippo_cli.config.errors import EngineError
+from ippo_cli.config.schema import OpenAIServerConfig
+from ippo_cli.rollout.completion_client import CONNECT_TIMEOUT_S, CompletionClient, ServerFailure
+from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
+from ippo_cli.rollout.sampling import Sampling
+
+WAIT_S = 0.2
+"""How long a step waits for the first completion."""
+CONCURRENCY = 2
+"""Requests that the server has, for each row that it decodes."""
+COMPLETIONS = "/v1/completions"
+POLL_S = 0.5
+TEXT = "The 3 agents' answers: x = 17."
+"""Tokenized by the server and by the run, which differ for most other models."""
+MAX_SEED = 2**63
+
+
+class OpenAIServerEngine:
+    """A model at a server that runs already."""
+
+    def __init__(
+        self, model: EngineModel, settings: OpenAIServerConfig, *, url: str, served_name: str | None = None
+    ) -> None:
+        self._model, self._settings = model, settings
+        self._url = url.rstrip("/").removesuffix("/v1")
+        self._served_name = served_name
+        self._client: CompletionClient | None = None
+        self._reports_sampled_distribution = False
+
+    @property
+    def reports_sampled_distribution(self) -> bool:
+        """Whether log-probabilities are those of the filtered, tempered distribution, not of the model's alone."""
+        return self._reports_sampled_distribution
+
+    def start(self) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if (token := self._read_token()) else {}
+        self._client = CompletionClient(
+            self._url,
+            concurrency=CONCURRENCY * self._model.max_rows,
+            silence_limit_s=self._settings.request_timeout_s,
+            headers=headers,
+        )
+        try:
+            self._find_model()
+            self._check_tokenizer()
+            self._check_completion()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, request: EngineRequest) -> None:
+        if request.adapter is not None:
+            raise EngineError(
+                f"rollout=openai_server: {self._model.name} would need the adapter {request.adapter}, which cannot be "
+                "sent to a server; merge it with ippo-export and serve the result"
+            )
+        assert self._client is not None
+        self._client.submit(request.key, COMPLETIONS, self._make_body(request))
+
+    def step(self) -> list[EngineOutput]:
+        assert self._client is not None
+        try:
+            return [self._read_output(key, answer) for key, answer in self._client.collect(WAIT_S)]
+        except ServerFailure as failure:
+            self._fail(str(failure))
+
+    def abort(self) -> None:
+        if self._client is not None:
+            self._client.cancel()
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
+        self._refuse_weights()
+
+    def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
+        self._refuse_weights()
+
+    def load_adapter(self, name: str, folder: Path, version: int) -> None:
+        self._refuse_weights()
+
+    def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+        self._refuse_weights()
+
+    def sleep(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _refuse_weights(self) -> NoReturn:
+        raise EngineError(
+            "rollout=openai_server cannot send weights to its servers: it serves evaluation and frozen agents; "
+            "use rollout=vllm for agents that are trained"
+        )
+
+    def _make_body(self, request: EngineRequest) -> dict[str, Any]:
+        sampling = request.sampling
+        return {
+            "model": self._served_name,
+            "prompt": list(request.prompt),
+            "max_tokens": request.max_new_tokens,
+            "min_tokens": min(sampling.min_new_tokens, request.max_new_tokens),
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,  # off, in vLLM and SGLang
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "seed": request.seed % MAX_SEED,
+            "stop": list(sampling.stop_strings),
+            "stop_token_ids": list(request.stop_ids),
+            "ignore_eos": True,  # the stop tokens above are all that end a response
+            "include_stop_str_in_output": True,
+            "no_stop_trim": True,  # the same for SGLang
+            "skip_special_tokens": False,
+            "add_special_tokens": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+        }
+
+    def _read_output(self, key: int, answer: Any) -> EngineOutput:
+        try:
+            choice = answer["choices"][0]
+            ids, logprobs = choice.get("token_ids"), choice["logprobs"]["token_logprobs"]
+            reason = choice["finish_reason"]
+        except (KeyError, IndexError, TypeError):
+            self._fail("the server returned no log-probabilities; it must serve /v1/completions with `logprobs`")
+        if ids is None:
+            self._fail("the server returned no token ids; it must serve /v1/completions with `return_token_ids`")
+        if reason not in ("stop", "length"):
+            self._fail(f"the server ended a response with finish_reason={reason}")
+        if len(logprobs) != len(ids) or None in logprobs:
+            self._fail(f"the server returned {len(logprobs)} log-probabilities for {len(ids)} tokens")
+        return EngineOutput(key=key, ids=list(ids), logprobs=list(logprobs), versions=[0] * len(ids))
+
+    def _find_model(self) -> None:
+        """Wait for the server, and find the model that it serves."""
+        end = time.monotonic() + self._settings.start_timeout_s
+        while True:
+            try:
+                listed = self._call("GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S)["data"]
+                break
+            except ServerFailure as failure:
+                if failure.status is not None or time.monotonic() > end:
+                    self._fail(f"the server is not ready ({failure}); start it first")
+            except (KeyError, TypeError):
+                self._fail("the server does not list its models at /v1/models; give its address without /v1")
+            time.sleep(POLL_S)
+        names = [entry["id"] for entry in listed]
+        if self._served_name is None:
+            self._served_name = names[0] if names else ""
+        if self._served_name not in names:
+            self._fail(f"the server does not serve {self._served_name}; it serves: {', '.join(names) or 'nothing'}")
+        length = next(entry.get("max_model_len") for entry in listed if entry["id"] == self._served_name)
+        if length is not None and length < self._model.max_length:
+            self._fail(
+                f"the server takes {length} tokens of prompt and response, and this run needs "
+                f"{self._model.max_length}; set rollout.context_limit={length}, or start the server for longer ones"
+            )
+
+    def _check_tokenizer(self) -> None:
+        """Compare a text's tokens, where the server can tokenize."""
+        body = {"model": self._served_name, "prompt": TEXT, "add_special_tokens": False}
+        try:
+            found = self._call("POST", "/tokenize", body)["tokens"]
+        except (ServerFailure, KeyError, TypeError):
+            return
+        expected = self._model.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+        if list(found) != list(expected):
+            self._fail(
+                f"the server has another tokenizer than this run's model ({self._served_name}); serve the model of "
+                "`actor`, or one with the same tokenizer"
+            )
+
+    def _check_completion(self) -> None:
+        """Complete one token that is certain after the filter: its log-probability is 0 if filters are included."""
+        certain = Sampling(
+            temperature=1.0,
+            top_p=1.0,
+            top_k=1,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            max_new_tokens=1,
+            min_new_tokens=0,
+            stop_strings=(),
+            greedy=False,
+        )
+        prompt = self._model.tokenizer(TEXT, add_special_tokens=False)["input_ids"]
+        request = EngineRequest(key=0, prompt=prompt, sampling=certain, stop_ids=(), max_new_tokens=1, seed=0)
+        try:
+            output = self._read_output(0, self._call("POST", COMPLETIONS, self._make_body(request)))
+        except ServerFailure as failure:
+            self._fail(str(failure))
+        if len(output.ids) != 1:
+            self._fail(f"the server returned {len(output.ids)} tokens where one was requested")
+        self._reports_sampled_distribution = math.isclose(output.logprobs[0], 0.0, abs_tol=1e-6)
+
+    def _read_token(self) -> str | None:
+        variable = self._settings.token_env
+        if variable is None:
+            return None
+        token = os.environ.get(variable, "").strip()
+        if not token:
+            raise EngineError(
+                f"rollout.server.token_env={variable}: this environment variable is not set; export {variable}=..."
+            )
+        return token
+
+    def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
+        assert self._client is not None
+        return self._client.call(method, path, body, timeout_s=timeout_s or self._settings.request_timeout_s)
+
+    def _fail(self, reason: str) -> NoReturn:
+        self.close()
+        raise EngineError(f"rollout.server.url={self._url}: {self._model.name}: {reason}") from None
