@@ -8,6 +8,7 @@ from ippo_cli.config.errors import EngineError
 from ippo_cli.config.schema import OpenAIServerRolloutConfig, RolloutConfig, SamplingConfig
 from ippo_cli.rollout.engine import EngineModel, InferenceEngine
 from ippo_cli.rollout.engine_generator import EngineGenerator
+from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import Poll
 from ippo_cli.rollout.openai_server import OpenAIServerEngine
 from ippo_cli.rollout.policy import GenerationPolicy
@@ -35,6 +36,5 @@ def build_openai_generator(
         name = settings.model[number] if number < len(settings.model) else None
         return OpenAIServerEngine(model, settings, url=url, served_name=name)
 
-    return EngineGenerator(
-        policies, config, sampling, poll, make_engine=make_engine, verify_every=0, pushes_weights=False
-    )
+    engines = EnginePool(make_engine)
+    return EngineGenerator(policies, config, sampling, poll, engines=engines, verify_every=0, pushes_weights=False)

@@ -48,7 +48,12 @@ class OpenAIServerEngine:
         """Whether log-probabilities are those of the filtered, tempered distribution, not of the model's alone."""
         return self._reports_sampled_distribution
 
+    def reuse(self, model: EngineModel) -> None:
+        self._model = model
+
     def start(self) -> None:
+        if self._client is not None:
+            return
         headers = {"Authorization": f"Bearer {token}"} if (token := self._read_token()) else {}
         self._client = CompletionClient(
             self._url,

@@ -17,7 +17,7 @@ from ippo_cli.config.schema import VllmConfig
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.vllm.arguments import engine_arguments, make_params, write_model_folder
-from ippo_cli.rollout.vllm.worker_extension import sum_by_parameter
+from ippo_cli.rollout.vllm.worker_extension import compare_adapter, sum_by_parameter
 
 
 class InProcessEngine:
@@ -116,14 +116,7 @@ class InProcessEngine:
 
     def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
         found = self._call("ippo_adapter_hashes", self._adapters[name])
-        fused = self._call("ippo_adapter_modules")
-        wrong = []
-        for module, parts in fused.items():
-            for part in "AB":
-                expected = sum(hashes.get(f"{layer}.{part}", 0) for layer in _layers_of(module, parts)) % 2**64
-                if expected != found[f"{module}.{part}"]:
-                    wrong.append(f"{module}.lora_{part}")
-        return wrong
+        return compare_adapter(self._call("ippo_adapter_modules"), hashes, [found])
 
     def sleep(self) -> bool:
         if self._device.type != "cuda":
@@ -180,9 +173,3 @@ def _by_layer(weights: Iterable[tuple[str, Tensor]]) -> Iterable[list[tuple[str,
         group.append((name, tensor.detach().clone()))
     if group:
         yield group
-
-
-def _layers_of(module: str, parts: Iterable[str]) -> list[str]:
-    """The trained layers that an engine's module fuses."""
-    folder = module.rpartition(".")[0]
-    return [part if "." in part else f"{folder}.{part}" for part in parts]

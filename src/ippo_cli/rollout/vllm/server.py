@@ -21,7 +21,7 @@ from ippo_cli.rollout.shared_tensors import SharedTensors
 from ippo_cli.rollout.vllm.arguments import engine_arguments, request_parameters, write_model_folder
 from ippo_cli.rollout.vllm.serve import COMMAND
 from ippo_cli.rollout.vllm.server_process import ServerProcess
-from ippo_cli.rollout.vllm.worker_extension import sum_by_parameter
+from ippo_cli.rollout.vllm.worker_extension import compare_adapter, sum_by_parameter
 
 WAIT_S = 0.2
 """How long a step waits for the first completion."""
@@ -62,7 +62,12 @@ class ServerEngine:
         """The server that this engine started."""
         return self._process
 
+    def reuse(self, model: EngineModel) -> None:
+        self._model = model
+
     def start(self) -> None:
+        if self._client is not None:
+            return
         try:
             address = self._url or self._start_server()
             self._client = CompletionClient(
@@ -142,17 +147,7 @@ class ServerEngine:
     def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
         modules: dict[str, list[str]] = self._rpc("ippo_adapter_modules")[0]
         workers: list[dict[str, int]] = self._rpc("ippo_adapter_hashes", self._adapters[name])
-        wrong, known = [], set()
-        for module, parts in modules.items():
-            folder = module.rpartition(".")[0]
-            layers = [part if "." in part else f"{folder}.{part}" for part in parts]
-            for part in "AB":
-                keys = [f"{layer}.{part}" for layer in layers]
-                known.update(keys)
-                expected = sum(hashes.get(key, 0) for key in keys) % 2**64
-                if not _is_found(expected, [found.get(f"{module}.{part}") for found in workers]):
-                    wrong.append(f"{module}.lora_{part}")
-        return sorted([*wrong, *(set(hashes) - known)])
+        return compare_adapter(modules, hashes, workers)
 
     def sleep(self) -> bool:
         return False  # the server's device is not the trainer's

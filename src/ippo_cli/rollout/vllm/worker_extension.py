@@ -6,7 +6,7 @@ build, see `_keep_weights`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,26 @@ class WorkerExtension:
 
     def _ippo_model(self) -> nn.Module:
         return self.model_runner.get_model()
+
+
+def compare_adapter(
+    modules: Mapping[str, list[str]], hashes: Mapping[str, int], workers: Sequence[Mapping[str, int]]
+) -> list[str]:
+    """The matrices of an adapter that differ in some worker, and those that the engine has no place for.
+
+    `modules`: the layers that each of the engine's modules fuses. `hashes`: expected, by `LAYER.A` and `LAYER.B`.
+    """
+    wrong, known = [], set()
+    for module, parts in modules.items():
+        folder = module.rpartition(".")[0]
+        layers = [part if "." in part else f"{folder}.{part}" for part in parts]
+        for matrix in "AB":
+            keys = [f"{layer}.{matrix}" for layer in layers]
+            known.update(keys)
+            expected = sum(hashes.get(key, 0) for key in keys) % 2**64
+            if any(found.get(f"{module}.{matrix}") != expected for found in workers):
+                wrong.append(f"{module}.lora_{matrix}")
+    return sorted([*wrong, *(hashes.keys() - known)])
 
 
 def _plain_name(name: str) -> str:
