@@ -52,7 +52,7 @@ PLACES = {
     "hydra": ("compose/", "sweeps/", "cli/train.py", "config/commands.py", "api/"),
     "omegaconf": ("compose/", "sweeps/", "cli/train.py", "cli/start_training.py", "api/"),
     "yaml": ("compose/", "sweeps/", "runs/records.py"),
-    "vllm": ("rollout/vllm.py",),
+    "vllm": ("rollout/vllm/",),
     "tensorboard": ("reporting/trackers/tensorboard_files.py",),
     "torch.utils.tensorboard": ("reporting/trackers/tensorboard_files.py",),
     "wandb": ("reporting/trackers/wandb_run.py",),

@@ -63,3 +63,12 @@ def test_refused_settings(overrides: list[str], message: str) -> None:
 def test_behavior_correction_follows_the_generator(overrides: list[str], level: str, cap: float | None) -> None:
     correction = load_config(overrides).algorithm.behavior_correction
     assert (correction.level.value, correction.cap) == (level, cap)
+
+
+def test_servers_that_keep_their_weights_do_not_train() -> None:
+    config = load_config(["rollout=openai_server", "rollout.server.url=[http://localhost:8000]"])
+    check_config(config, 1, training=False)
+    with pytest.raises(ConfigError, match=r"rollout=openai_server keeps its servers' weights, and low and high would"):
+        check_config(config, 1)
+    with pytest.raises(ConfigError, match=r"rollout.server.url=\[\] names no server"):
+        check_config(load_config(["rollout=openai_server"]), 1, training=False)

@@ -60,7 +60,7 @@ class SampledWeights:
             return
         with engine.whole_layers():
             for name, parameter in policy.named_model_parameters():
-                with engine.gathered(parameter):
+                with engine.gather_parameter(parameter):
                     yield name, parameter.detach()
 
     @torch.no_grad()
@@ -69,7 +69,7 @@ class SampledWeights:
         adapter: Any = policy.trained_module
         weights: dict[str, Tensor] = {}
         for name, parameter in adapter.named_parameters():
-            with _gathered(parameter, engine):
+            with _gather_parameter(parameter, engine):
                 weights[name] = parameter.detach().to("cpu", copy=True)
         adapter.save(folder, weights)
         dtype, hashes = policy.lm.dtype, {}
@@ -84,5 +84,5 @@ class SampledWeights:
         return hashes
 
 
-def _gathered(parameter: nn.Parameter, engine: Engine[Any] | None) -> AbstractContextManager[None]:
-    return nullcontext() if engine is None else engine.gathered(parameter)
+def _gather_parameter(parameter: nn.Parameter, engine: Engine[Any] | None) -> AbstractContextManager[None]:
+    return nullcontext() if engine is None else engine.gather_parameter(parameter)

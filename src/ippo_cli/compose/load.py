@@ -56,14 +56,20 @@ def register_schemas() -> None:
     """Register all schemas with Hydra, so that YAML files can list them first, and register user option files."""
     register_option_files()
     OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
-    OmegaConf.register_new_resolver("select", select_value, replace=True)
+    OmegaConf.register_new_resolver("behavior_level", default_behavior_level, replace=True)
+    OmegaConf.register_new_resolver("behavior_cap", default_behavior_cap, replace=True)
     for name, node in schema.SCHEMAS.items():
         _register_schema(name, node)
 
 
-def select_value(choice: Any, default: Any, *values: Any) -> Any:
-    """`${select:CHOICE,DEFAULT,A,VALUE,B,VALUE}`: the value of a choice."""
-    return dict(zip(values[::2], values[1::2], strict=True)).get(choice, default)
+def default_behavior_level(rollout: str) -> str:
+    """The default of `algorithm.behavior_correction.level`: engines round differently than the trainer."""
+    return "token" if rollout == "vllm" else "none"
+
+
+def default_behavior_cap(rollout: str, level: str) -> float | None:
+    """The default of `algorithm.behavior_correction.cap`."""
+    return 2.0 if rollout == "vllm" and level != "none" else None
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Checks of `rollout=vllm`."""
+"""Checks of `rollout=vllm` and `rollout=openai_server`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ from importlib.util import find_spec
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
-from ippo_cli.config.schema import Config, LoraActorConfig, VllmMode, VllmRolloutConfig, Zero3Gather
+from ippo_cli.config.schema import (
+    Config,
+    LoraActorConfig,
+    OpenAIServerRolloutConfig,
+    VllmMode,
+    VllmRolloutConfig,
+    Zero3Gather,
+)
+from ippo_cli.config.text import join_names
 
 OWN_ARGUMENTS = {
     "dtype": "actor.dtype",
@@ -87,4 +95,24 @@ def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
             f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
             "needs the trainer's log-probabilities",
             "use rollout.recompute_logprobs=true, or null",
+        )
+
+
+def check_openai_server(config: Config, *, training: bool) -> Iterator[ConfigError]:
+    """Servers that keep their weights sample for agents that keep theirs."""
+    rollout = config.rollout
+    if not isinstance(rollout, OpenAIServerRolloutConfig):
+        return
+    if not rollout.server.url:
+        yield ConfigError(
+            "rollout.server.url=[]",
+            "names no server",
+            "use an address such as rollout.server.url=[http://127.0.0.1:8000]",
+        )
+    trained = [name for name, agent in config.task.agents.items() if not agent.frozen]
+    if training and trained:
+        yield ConfigError(
+            "rollout=openai_server",
+            f"keeps its servers' weights, and {join_names(trained)} would be trained on samples of other weights",
+            "use rollout=vllm or rollout=hf; rollout=openai_server serves ippo-eval",
         )

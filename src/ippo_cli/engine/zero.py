@@ -256,7 +256,7 @@ class Engine(Generic[M]):
         offload = getattr(self._ds.optimizer, "parameter_offload", self._ds.optimizer)
         return [*root, offload.fwd_pre_hook, *offload.forward_hooks, *offload.backward_hooks]
 
-    def gathered(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[None]:
+    def gather_parameter(self, parameter: nn.Parameter) -> contextlib.AbstractContextManager[None]:
         """Inside, a parameter that stage 3 shards is whole on every rank. Collective."""
         if self._stage < 3 or self._is_gathered:
             return contextlib.nullcontext()
@@ -273,7 +273,7 @@ class Engine(Generic[M]):
             for name, tensor in self.module.state_dict(keep_vars=True).items():
                 if id(tensor) not in copies:
                     is_parameter = isinstance(tensor, nn.Parameter)
-                    with self.gathered(tensor) if is_parameter else contextlib.nullcontext():
+                    with self.gather_parameter(tensor) if is_parameter else contextlib.nullcontext():
                         copies[id(tensor)] = tensor.detach().to("cpu", copy=True) if distributed.is_main() else tensor
                 result[name] = copies[id(tensor)]
         return result if distributed.is_main() else None

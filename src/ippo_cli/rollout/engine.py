@@ -83,7 +83,7 @@ class InferenceEngine(Protocol):
         ...
 
     def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
-        """The names of tensors whose content hash in the engine differs from `hashes`."""
+        """The names of tensors with another content hash in the engine than in `hashes`."""
         ...
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
@@ -91,7 +91,7 @@ class InferenceEngine(Protocol):
         ...
 
     def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
-        """The layers of an adapter whose content hash in the engine differs; keys are `LAYER.A` and `LAYER.B`."""
+        """The matrices of an adapter with another content hash in the engine; keys are `LAYER.A` and `LAYER.B`."""
         ...
 
     def sleep(self) -> bool:

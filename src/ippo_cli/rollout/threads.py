@@ -99,7 +99,7 @@ class TaskThreads(Generic[T]):
             threading.Thread(target=self._serve, name="environment", daemon=True).start()
 
     def take_finished(self, *, wait: bool) -> list[T]:
-        """The items whose work has ended since the last call; `wait`: for the first one, at most `POLL_S`."""
+        """The items with work that has ended since the last call; `wait`: for the first one, at most `POLL_S`."""
         items: list[T] = []
         while self._unfinished:
             try:
