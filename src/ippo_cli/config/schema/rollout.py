@@ -92,7 +92,7 @@ class VllmRolloutConfig(RolloutConfig):
 
     vllm: VllmConfig
     max_sampler_gap: Changeable[Annotated[float, Range(0.0, open_low=True)] | None]
-    # largest mean |log p_train - log p_sampler| of an agent's tokens in an iteration; above it the run ends; null = off
+    # bound on the mean |log p_train - log p_sampler| of an agent's tokens; above it the run ends; null = off
 
 
 @dataclass
