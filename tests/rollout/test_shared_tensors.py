@@ -60,6 +60,14 @@ def test_writing_again_replaces_the_contents(shared: SharedTensors, later: int) 
     assert torch.equal(tensor, new)
 
 
+def test_cleared_memory_is_written_again(shared: SharedTensors) -> None:
+    shared.write(make_tensors())
+    shared.clear()
+    assert list(shared.folder.iterdir()) == []
+    shared.write({"new": torch.ones(3)})
+    assert [name for name, _ in shared.read()] == ["new"]
+
+
 def test_removed_folder_is_gone(shared: SharedTensors) -> None:
     shared.write(make_tensors())
     shared.remove()

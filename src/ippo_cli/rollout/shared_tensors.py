@@ -58,5 +58,10 @@ class SharedTensors:
             size = math.prod(entry["shape"]) * dtype.itemsize
             yield name, data[entry["at"] : entry["at"] + size].view(dtype).view(entry["shape"])
 
+    def clear(self) -> None:
+        """Free the memory; the folder stays for later tensors."""
+        for name in ("index.json", "data"):
+            (self._folder / name).unlink(missing_ok=True)
+
     def remove(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)

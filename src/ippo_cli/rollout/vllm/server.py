@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import shutil
 import tempfile
@@ -64,10 +65,12 @@ class ServerEngine:
 
     def reuse(self, model: EngineModel) -> None:
         self._model = model
+        self._adapter_versions = {}  # their numbers in the server stay
 
     def start(self) -> None:
         if self._client is not None:
             return
+        atexit.register(self.close)  # removes what is in shared memory
         try:
             address = self._url or self._start_server()
             self._client = CompletionClient(
@@ -114,6 +117,8 @@ class ServerEngine:
             if not mapped:
                 self._places |= places[0]
         self._rpc("ippo_finish")
+        if self._memory is not None:
+            self._memory.clear()
         self._reset_prefix_cache()
         self._call("POST", "/update_weight_version", {"new_version": str(version)})
         if paused:
@@ -153,6 +158,7 @@ class ServerEngine:
         return False  # the server's device is not the trainer's
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         if self._client is not None:
             self._client.close()
             self._client = None
