@@ -35,6 +35,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     ("overrides", "message"),
     [
         (["rollout.min_p=0.1", "rollout.top_p=0.9"], r"min_p=0.1 rollout.top_p=0.9 are applied in another order"),
+        (["rollout.temperature=2.5"], r"temperature=2.5 is more than vLLM allows"),
         (["rollout.min_new_tokens=2", "rollout.stop_strings=[x]"], r"min_new_tokens=2 delays stop strings"),
         (["rollout.recompute_logprobs=false", "rollout.top_k=3"], r"recompute_logprobs=false leaves low without"),
         (["rollout.recompute_logprobs=false"], r"max_sampler_gap=0.5 needs the trainer's"),

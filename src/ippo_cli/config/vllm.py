@@ -64,6 +64,10 @@ def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
     for name, agent in config.task.agents.items():
         sampling, actor = agent.rollout, agent.actor
         where = f"task.agents.{name}: "
+        if sampling.temperature > 2:
+            yield ConfigError(
+                f"{where}rollout.temperature={sampling.temperature}", "is more than vLLM allows", "use at most 2"
+            )
         if sampling.min_p > 0 and sampling.top_p < 1:
             yield ConfigError(
                 f"{where}rollout.min_p={sampling.min_p} rollout.top_p={sampling.top_p}",

@@ -16,7 +16,7 @@ from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.shared_tensors import SharedTensors
 
 try:
-    from vllm.model_executor.layers import utils as layer_utils
+    from vllm.model_executor.layers import utils as layer_utils  # pyright: ignore[reportMissingImports]
 except ImportError:  # only tests of the functions below
     layer_utils = None  # pyright: ignore[reportAssignmentType]
 
@@ -54,7 +54,7 @@ class WorkerExtension:
         model: Any = self._ippo_model()
         places: dict[str, list[str]] = {}
         if not getattr(self, "_ippo_is_loading", False):
-            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+            from vllm.model_executor.model_loader.reload import initialize_layerwise_reload  # pyright: ignore[reportMissingImports]
 
             initialize_layerwise_reload(model)
             self._ippo_is_loading = True
@@ -89,7 +89,7 @@ class WorkerExtension:
 
     def ippo_finish(self) -> None:
         """Process what was loaded: pack weights of the CPU build, tie the head to the embeddings."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload  # pyright: ignore[reportMissingImports]
 
         model = self._ippo_model()
         finalize_layerwise_reload(model, self.model_runner.vllm_config.model_config)
