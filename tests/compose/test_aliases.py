@@ -42,6 +42,7 @@ def keys(plain: Make) -> set[str]:
         ("reward=code",),
         ("reward=number", "task=arithmetic"),
         ("reward=judge",),
+        ("rollout=vllm",),
     ]
     return {name for choice in choices for name, _ in iter_leaves(plain(choice))}
 

@@ -37,7 +37,7 @@ def told(config: Config, rows: int = 7473, **observed: Any) -> dict[str, str]:
             {},
             "num_iterations=5 covers 8.6% of the 7473 training examples",
         ),
-        ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 covers all 400 iterations"),
+        ("warmups", {"algorithm.critic_warmup": 400}, {}, "algorithm.critic_warmup=400 covers all iterations (400)"),
         ("warmups", {"actor.warmup_iterations": 500}, {}, "no actor ever reaches the learning rate"),
         ("dry_run", {}, {"dry_run_failure": "my.py:3: KeyError: 'x'"}, "placeholder responses (my.py:3: KeyError"),
         (

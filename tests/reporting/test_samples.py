@@ -120,7 +120,7 @@ def test_conversation_is_shown_by_turn(
         ["low", "3 1>", "a", "0.25"],
         ["high", "low: a", "b", "1.00"],
         ["low", "high: b", "cc (cut)", "0.50"],
-        ["low", "", "terminated", "sum 0.75"],
+        ["low", "", "end of the episode", "sum 0.75"],
         ["high", "", "", "sum 1.00"],
     ]
 

@@ -232,7 +232,7 @@ def test_warning_is_printed_once_also_after_resume(tmp_path: Path, capsys: pytes
     cutting = ("rollout.max_new_tokens=1", "task.length=2", "num_iterations=2", "evaluation.every=0")
     folder = train(tmp_path, *cutting, "algorithm.critic_warmup=2")
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert [line for line in said if "algorithm.critic_warmup=2 covers all 2 iterations" in line] == said[:1]
+    assert [line for line in said if "algorithm.critic_warmup=2 covers all iterations (2)" in line] == said[:1]
     assert sum("was truncated at rollout.max_new_tokens=1" in line for line in said) == 1
     assert [f"warning: {text}" for text in warnings(folder).values()] == said
     config, _ = small_config(tmp_path, *cutting, "algorithm.critic_warmup=2", "num_iterations=4")

@@ -37,9 +37,9 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
 run= also takes outputs/NAME (its newest run), latest, and RUN/checkpoints/step_N; a folder without
 run= is the run. Other keys change the configuration for this evaluation: task, reward, evaluation.
 (size, seed, sampled, greedy, num_generations), how responses are sampled (rollout.), prompts and
-held-out data (task.), actor.dtype, launch.device; ippo-eval --help KEY explains one. Keys without an
-effect are errors. Scores with 95 % intervals are printed and written to evaluations/ in the run's
-folder (for model= in output_dir), with every response in a separate file.
+held-out data (task.), actor.dtype, launch.device; ippo-eval --help KEY explains one. Keys without
+an effect are errors. Scores with 95 % intervals are printed and written to evaluations/ in the
+run's folder (for model= in output_dir), with every response in a separate file.
 """
 EXPORT_HELP = """\
 ippo-export: write a run's agents as Hugging Face folders, verified to load identically.
