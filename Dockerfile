@@ -2,7 +2,7 @@
 # (docker run --gpus all) and on CPUs. A smaller image for CPUs alone takes PyTorch from its index of CPU builds:
 #   docker build -t ippo-cli .
 #   docker build -t ippo-cli:cpu --build-arg TORCH_INDEX=URL_OF_PYTORCHS_CPU_WHEELS .
-#   docker run --rm --gpus all -v "$PWD:/work" ippo-cli ippo-train task=sorting
+#   docker run --rm --gpus all -v "$PWD:/runs" ippo-cli ippo-train task=sorting
 ARG BASE=python:3.11-slim
 FROM ${BASE}
 
@@ -23,6 +23,6 @@ ARG EXTRAS=environments,math,sweeps,wandb
 RUN pip install --no-cache-dir ".[${EXTRAS}]"
 
 # Runs, data and reward functions are in the mounted folder. Hugging Face models are cached in HF_HOME.
-WORKDIR /work
-ENV HF_HOME=/work/.cache/huggingface
+WORKDIR /runs
+ENV HF_HOME=/runs/.cache/huggingface
 CMD ["ippo-train", "--help"]

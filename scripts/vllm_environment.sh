@@ -4,7 +4,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 cd "$root"
 venv="${IPPO_VLLM_VENV:-$root/.venv-vllm}"
-cpu_version=0.32.0  # the build whose behaviour tests/vllm were written against
+cpu_version=0.32.0  # tests/vllm were written for this build
 [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 wanted="$(cat pyproject.toml scripts/constraints.txt "${BASH_SOURCE[0]}" <(echo "$root") | sha256sum | cut -d' ' -f1)"

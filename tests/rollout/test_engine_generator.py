@@ -13,8 +13,9 @@ from players import DRAWS, ROLLOUT, Players, Rounds, said
 
 from ippo_cli.config.errors import EngineError, PreemptionRequested
 from ippo_cli.rollout.engine_generator import EngineGenerator, request_seed
+from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import Request, SamplingStream
-from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 
 
 def make_generator(
@@ -210,3 +211,23 @@ def test_closed_generators_leave_their_engines_to_later_ones() -> None:
     assert texts[0] != texts[1] == texts[2]
     pool.close()
     assert all(engine.is_closed for engine in made)
+
+
+def test_engines_that_are_not_reused_end_with_their_generator() -> None:
+    players = Players("low")
+    made: list[FakeEngine] = []
+    shared = use_fake_engines(players.policies, made)
+    pool = EnginePool(shared.acquire, reuses=False)
+    generator = EngineGenerator(
+        players.policies, ROLLOUT, dict.fromkeys(players.policies, ROLLOUT), engines=pool, verify_every=1
+    )
+    generator.start_collection()
+    generator.close()
+    assert [engine.is_closed for engine in made] == [True]
+
+
+def test_time_of_environments_is_measured_with_one_worker() -> None:
+    players = Players("low", "high", with_engines=True)
+    pool = EnvironmentPool(RandomlySlow)
+    players.play(pool, [0], max_new_tokens=1)
+    assert pool.seconds > 0.9

@@ -120,8 +120,9 @@ def _play_independently(
     finished = 0
     names = join_names(list(formats))
     try:
-        for state in states:
-            work.submit(state, partial(state.reset, environments, draws))
+        with environments.measure_time():  # with one worker, environments are reset and step in `submit`
+            for state in states:
+                work.submit(state, partial(state.reset, environments, draws))
         while in_flight or work.is_busy:
             began = time.perf_counter()
             updated = work.take_finished(wait=not in_flight)
@@ -139,7 +140,8 @@ def _play_independently(
                     state, agent = in_flight.pop(key)
                     state.add_completion(agent, completion)
                     if state.has_all_actions:
-                        work.submit(state, state.step)
+                        with environments.measure_time():
+                            work.submit(state, state.step)
                 generator.report_progress(names, finished, len(states))
             elif poll is not None:
                 poll()

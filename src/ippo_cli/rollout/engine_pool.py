@@ -11,8 +11,9 @@ from ippo_cli.rollout.engine import EngineModel, InferenceEngine
 class EnginePool:
     """Makes engines, and gives released ones to later generators for models of the same shape."""
 
-    def __init__(self, make: Callable[[EngineModel, int], InferenceEngine]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[EngineModel, int], InferenceEngine], *, reuses: bool = True) -> None:
+        """`reuses`: whether released engines are kept; False: they are ended."""
+        self._make, self._reuses = make, reuses
         self._idle: dict[Hashable, list[InferenceEngine]] = {}
         self._shapes: dict[int, Hashable] = {}
 
@@ -28,7 +29,10 @@ class EnginePool:
         return engine
 
     def release(self, engine: InferenceEngine) -> None:
-        """Keep an engine for a later generator."""
+        """Keep an engine for a later generator, or end it."""
+        if not self._reuses:
+            engine.close()
+            return
         self._idle.setdefault(self._shapes[id(engine)], []).append(engine)
 
     def close(self) -> None:

@@ -36,5 +36,5 @@ def build_openai_generator(
         name = settings.model[number] if number < len(settings.model) else None
         return OpenAIServerEngine(model, settings, url=url, served_name=name)
 
-    engines = EnginePool(make_engine)  # not shared: a server keeps its model
+    engines = EnginePool(make_engine, reuses=False)  # not shared: a server keeps its model
     return EngineGenerator(policies, config, sampling, poll, engines=engines, verify_every=0, pushes_weights=False)
