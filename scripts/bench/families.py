@@ -4,7 +4,7 @@
     .venv-vllm/bin/python scripts/bench/families.py --rollout hf vllm   # both
     ... --only llama qwen3_moe --json families.json
 
-Each training runs in a process of its own. A family is `packed` or `padded`, as its training passes read rows, or
+Each training runs in a separate process. A family is `packed` or `padded`, as its training passes read rows, or
 `refused` with the reason.
 """
 

@@ -11,11 +11,11 @@ from ippo_cli.config.errors import ConfigError
 
 
 @pytest.fixture
-def installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def pretend_vllm_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "find_spec", lambda name: object())
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("pretend_vllm_is_installed")
 def test_default_is_valid() -> None:
     config = load_config(["rollout=vllm"])
     check_config(config, 1)
@@ -30,7 +30,7 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     check_config(config, 1)
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.mark.usefixtures("pretend_vllm_is_installed")
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -218,20 +218,20 @@ def test_transfer_is_exact_and_a_corrupted_one_is_found(sampler: Sampler) -> Non
     )
     load = engine.load_weights
 
-    def corrupted(weights: Any, version: int) -> list[str]:
+    def load_corrupted(weights: Any, version: int) -> list[str]:
         unplaced = load(weights, version)
         engine._call("ippo_corrupt", "model.layers.1.self_attn.qkv_proj.weight")
         return unplaced
 
-    engine.load_weights = corrupted  # type: ignore[method-assign]
+    engine.load_weights = load_corrupted  # type: ignore[method-assign]
     policy.copies += 1
     with pytest.raises(EngineError, match=name.replace("k_proj", "[kqv]_proj")):
         generator.start_collection()
 
-    def skipped(weights: Any, version: int) -> list[str]:
+    def load_all_but_one(weights: Any, version: int) -> list[str]:
         return load([(one, tensor) for one, tensor in weights if one != name], version)
 
-    engine.load_weights = skipped  # type: ignore[method-assign]
+    engine.load_weights = load_all_but_one  # type: ignore[method-assign]
     with torch.no_grad():
         dict(policy.lm.named_parameters())[name].mul_(1.5)
     policy.copies += 1
