@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,13 +20,17 @@ from ippo_cli.rollout.sampling import sample_tokens, uniforms
 
 
 class FakeEngine:
-    """Samples from a copy of a model; `corrupt`, `skip` and `broken` make it fail as engines do."""
+    """Samples from a copy of a model; `corrupt`, `skip` and `broken` make it fail as engines do.
 
-    def __init__(self, model: EngineModel, original: Any, *, hold: int = 0) -> None:
+    Weights may be loaded from another thread between two steps. `step_s`: least seconds of a step.
+    """
+
+    def __init__(self, model: EngineModel, original: Any, *, hold: int = 0, step_s: float = 0.0) -> None:
         self.model, self.lm = model, copy.deepcopy(original)
         for parameter in self.lm.parameters():
             parameter.data.zero_()
-        self.requests: dict[int, tuple[EngineRequest, list[int], list[float]]] = {}
+        self.requests: dict[int, tuple[EngineRequest, list[int], list[float], list[int]]] = {}
+        self.step_s, self.lock = step_s, threading.Lock()
         self.version = 0
         self.loads: list[int] = []
         self.most_in_flight = 0
@@ -44,16 +50,21 @@ class FakeEngine:
 
     def submit(self, request: EngineRequest) -> None:
         assert request.max_new_tokens > 0
-        self.requests[request.key] = request, [], []
+        self.requests[request.key] = request, [], [], []
         self.most_in_flight = max(self.most_in_flight, len(self.requests))
 
     @torch.no_grad()
     def step(self) -> list[EngineOutput]:
         if self.broken:
             raise EngineError("the engine has died")
+        time.sleep(self.step_s)
+        with self.lock:
+            return self._step()
+
+    def _step(self) -> list[EngineOutput]:
         self.steps += 1
         ended = []
-        for key, (request, ids, logprobs) in list(self.requests.items()):
+        for key, (request, ids, logprobs, versions) in list(self.requests.items()):
             if self.hold and key % 2 and self.steps % (self.hold + 1):
                 continue
             tokens = torch.tensor([[*request.prompt, *ids]])
@@ -64,15 +75,20 @@ class FakeEngine:
             )
             ids.append(int(chosen.tokens))
             logprobs.append(float(chosen.behavior_logprobs))
+            versions.append(self.version)
             if ids[-1] in request.stop_ids or len(ids) == request.max_new_tokens:
                 del self.requests[key]
-                ended.append(EngineOutput(key=key, ids=ids, logprobs=logprobs, versions=[self.version] * len(ids)))
+                ended.append(EngineOutput(key=key, ids=ids, logprobs=logprobs, versions=versions))
         return ended
 
     def abort(self) -> None:
         self.requests.clear()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
+        with self.lock:
+            return self._load_weights(weights, version)
+
+    def _load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
         own, unplaced = dict(self.lm.named_parameters()), []
         for name, tensor in weights:
             if name not in own:

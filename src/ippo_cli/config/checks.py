@@ -45,7 +45,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import check_team, check_usable_name
 from ippo_cli.config.time_limit import check_deadline
-from ippo_cli.config.vllm import check_openai_server, check_vllm_rollout
+from ippo_cli.config.vllm import check_ahead, check_openai_server, check_vllm_rollout
 
 # Keys that name an environment, with an example.
 WORLD_NAMES = {
@@ -67,6 +67,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(_check_buffer, config, world_size),
         partial(_check_rollout, config),
         partial(check_openai_server, config, training=training),
+        *([partial(check_ahead, config)] if training else []),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
         *([partial(_check_model_parallel, config, world_size)] if training else []),

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.util import find_spec
 
+from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
 from ippo_cli.config.schema import (
+    Advantage,
     Config,
     LoraActorConfig,
     OpenAIServerRolloutConfig,
@@ -99,6 +101,67 @@ def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
             f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
             "needs the trainer's log-probabilities",
             "use rollout.recompute_logprobs=true, or null",
+        )
+
+
+def collects_ahead(config: Config) -> bool:
+    """Whether the next iteration's episodes are collected during training."""
+    return isinstance(config.rollout, VllmRolloutConfig) and config.rollout.ahead > 0
+
+
+def updates_in_flight(config: Config) -> bool:
+    """Whether responses in progress continue with the weights of an update."""
+    return isinstance(config.rollout, VllmRolloutConfig) and config.rollout.in_flight_updates
+
+
+def check_ahead(config: Config) -> Iterator[ConfigError]:
+    """Settings of training that need samples of the current weights, or engines that stop while the rank trains."""
+    rollout = config.rollout
+    if not isinstance(rollout, VllmRolloutConfig):
+        return
+    if not rollout.ahead:
+        if rollout.in_flight_updates:
+            yield ConfigError(
+                "rollout.in_flight_updates=true",
+                "has no effect with rollout.ahead=0: no response is in progress at an update",
+                "set rollout.ahead=1, or use false",
+            )
+        return
+    setting = f"rollout.ahead={rollout.ahead}"
+    if rollout.vllm.mode is VllmMode.colocate:
+        yield ConfigError(
+            setting,
+            "needs engines that sample while the ranks train, and those of rollout.vllm.mode=colocate sleep then",
+            "set rollout.vllm.mode=server, or use 0",
+        )
+    if config.team.opponent_pool.every:
+        yield ConfigError(
+            setting, "does not support earlier policies as opponents", "set team.opponent_pool.every=0, or use 0"
+        )
+    if needs_replays(config):
+        yield ConfigError(
+            setting,
+            "does not support credit from replays, which need the weights that the episodes were sampled with",
+            "use reward.credit_assignment=leave_out or none with reward.measure_credit_every=0, or rollout.ahead=0",
+        )
+    if config.algorithm.advantage is Advantage.greedy_baseline:
+        yield ConfigError(
+            setting,
+            "does not support algorithm.advantage=greedy_baseline, whose greedy responses need the same weights",
+            "use another advantage, or 0",
+        )
+    if config.reward.reward_batch_rows:
+        yield ConfigError(
+            f"{setting} reward.reward_batch_rows={config.reward.reward_batch_rows}",
+            "would call the reward for the next iteration's episodes while it scores the current ones",
+            "set reward.reward_batch_rows=0, or use rollout.ahead=0",
+        )
+    adapters = [name for name, agent in config.task.agents.items() if isinstance(agent.actor, LoraActorConfig)]
+    if rollout.in_flight_updates and adapters:
+        yield ConfigError(
+            "rollout.in_flight_updates=true",
+            f"does not support the adapters of {join_names(adapters)}: servers do not report their versions by token",
+            "use false, or actor=full",
         )
 
 

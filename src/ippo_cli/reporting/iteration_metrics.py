@@ -67,13 +67,19 @@ def timing_metrics(
     buffer_size: int,
     seconds: Mapping[str, float],
     saving_seconds: float,
+    ahead_seconds: float | None = None,
 ) -> dict[str, float]:
-    """Timings and rates of an iteration. `saving_seconds`: duration of the last save, 0 if none."""
+    """Timings and rates of an iteration.
+
+    `saving_seconds`: duration of the last save, 0 if none. `ahead_seconds`: duration of a collection that ran during
+    the training of the iteration before.
+    """
     total = sum(seconds.values())
     saving = {"checkpoint": saving_seconds} if saving_seconds else {}
+    ahead = {} if ahead_seconds is None else {"ahead": ahead_seconds}
     tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
-    return add_prefix("time", {**seconds, "iteration": total, **saving}) | {
-        "perf/tokens_per_second": tokens / seconds["rollout"],
+    return add_prefix("time", {**seconds, **ahead, "iteration": total, **saving}) | {
+        "perf/tokens_per_second": tokens / (ahead_seconds or seconds["rollout"]),
         "perf/samples_per_second": buffer_size * len(agents) / total,
         "perf/peak_memory_mib": float(distributed.all_max(torch.tensor(peak_memory_mib()))),
     }

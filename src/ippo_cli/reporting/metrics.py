@@ -55,6 +55,9 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/prob_diff/sampler": "recompute_logprobs: mean |p_train - p_sampler| of the sampled tokens",
     "<agent>/rollout/logprob_diff/sampler": "recompute_logprobs: mean |log p_train - log p_sampler|",
     "<agent>/rollout/prob_diff/sampler_max": "recompute_logprobs: the largest such difference",
+    "<agent>/rollout/staleness": "rollout.ahead=1: mean number of updates between the weights that sampled a token and "
+    "those before this iteration's update",
+    "<agent>/rollout/staleness_max": "rollout.ahead=1: the largest such number",
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
@@ -136,12 +139,15 @@ METRICS: dict[str, str] = {
     "time/score": "seconds of the reward",
     "time/credit": "seconds of credit baselines: replayed episodes and their rewards",
     "time/weights": "rollout=vllm: seconds of transferring and verifying weights, part of time/rollout",
+    "time/ahead": "rollout.ahead=1: seconds of collecting this iteration's episodes during the training of the one "
+    "before; time/rollout has only the wait for them",
     "time/logprobs": "seconds of rollout.recompute_logprobs",
     "time/targets": "seconds of values, reference log-probabilities and advantages",
     "time/update": "seconds of the optimizer steps",
     "time/evaluation": "seconds of the evaluation",
     "time/checkpoint": "seconds of the last checkpoint before this iteration",
-    "perf/tokens_per_second": "generated tokens per second of the rollout, all agents and ranks",
+    "perf/tokens_per_second": "generated tokens per second of the rollout (rollout.ahead=1: of time/ahead), all agents "
+    "and ranks",
     "perf/samples_per_second": "rows (one agent's part of an episode) per second of the whole iteration, all ranks",
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }

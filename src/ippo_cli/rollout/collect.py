@@ -42,15 +42,15 @@ def collect(
     others continue: after each step; for environments with one worker, which answer immediately, also during decoding,
     because each of them steps as soon as its agents have acted.
     """
-    rows = zip(batch.examples, batch.index.tolist(), strict=True)
-    states = [EpisodeState(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
+    states = start_states(batch, formats)
     streaming = None if on_episodes is None else _EpisodeStream(on_episodes, environments)
     limits = {agent: generator.context_limit(agent) for agent in formats}
     try:
         generator.start_collection()
         if isinstance(generator, StreamingGenerator):
+            report = partial(generator.report_progress, join_names(list(formats)))
             with distributed.synchronize_errors():
-                _play_independently(states, environments, formats, limits, generator, draws, poll, streaming)
+                play_independently(states, environments, formats, limits, generator, draws, poll, report, streaming)
         else:
             _play_in_turns(states, environments, formats, limits, generator, draws, poll, streaming)
     finally:
@@ -58,6 +58,12 @@ def collect(
         for state in states:
             state.release(environments)
     return [state.to_episode() for state in states]
+
+
+def start_states(batch: Batch, formats: Mapping[str, PromptFormat]) -> list[EpisodeState]:
+    """The states of a batch's episodes, before their environments are reset."""
+    rows = zip(batch.examples, batch.index.tolist(), strict=True)
+    return [EpisodeState(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
 
 
 def _play_in_turns(
@@ -101,7 +107,7 @@ def _play_in_turns(
                 streaming.emit_finished(states)
 
 
-def _play_independently(
+def play_independently(
     states: Sequence[EpisodeState],
     environments: EnvironmentPool,
     formats: Mapping[str, PromptFormat],
@@ -109,16 +115,18 @@ def _play_independently(
     generator: StreamingGenerator,
     draws: SamplingStream,
     poll: Callable[[], None] | None,
-    streaming: _EpisodeStream | None,
+    report: Callable[[int, int], None],
+    streaming: _EpisodeStream | None = None,
 ) -> None:
     """Each episode continues as soon as its own completions and its own environment's step are there. Not collective.
 
     Environments with several workers step in threads while the generator decodes; with one worker they step here.
+    `report` receives the numbers of finished and of all episodes after each step of the generator, `poll` is called
+    while only environments are busy; both may raise.
     """
     in_flight: dict[int, tuple[EpisodeState, str]] = {}
     work = TaskThreads(environments.workers)
     finished = 0
-    names = join_names(list(formats))
     try:
         with environments.measure_time():  # with one worker, environments are reset and step in `submit`
             for state in states:
@@ -142,7 +150,7 @@ def _play_independently(
                     if state.has_all_actions:
                         with environments.measure_time():
                             work.submit(state, state.step)
-                generator.report_progress(names, finished, len(states))
+                report(finished, len(states))
             elif poll is not None:
                 poll()
     finally:

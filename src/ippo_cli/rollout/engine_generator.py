@@ -110,11 +110,22 @@ class EngineGenerator:
                 if not source.is_started:
                     source.engine.start()
                     source.is_started = True
-            if self._pushes_weights:
-                self._load_model(source)
-                for name, adapter in source.adapters.items():
-                    self._load_adapter(source, name, adapter)
         self._seconds += time.perf_counter() - began
+        self.transfer_weights()
+
+    def transfer_weights(self) -> None:
+        """Transfer weights that have changed; requests in flight continue with them. Collective."""
+        began = time.perf_counter()
+        for source in self._sources if self._pushes_weights else ():
+            self._load_model(source)
+            for name, adapter in source.adapters.items():
+                self._load_adapter(source, name, adapter)
+        self._seconds += time.perf_counter() - began
+
+    def weights_version(self, agent: str) -> int:
+        """The number of the transfer of the weights that an agent samples with."""
+        source, adapter = self._source_of[agent], self._adapter_of[agent]
+        return source.version if adapter is None else source.adapters[adapter].version
 
     def finish_collection(self) -> None:
         """Forget requests in flight, and free the engines' memory for training."""

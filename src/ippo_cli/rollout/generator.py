@@ -108,7 +108,7 @@ class Generator(Protocol):
 
 @runtime_checkable
 class StreamingGenerator(Generator, Protocol):
-    """A generator that accepts requests while it decodes others. These methods are not collective."""
+    """A generator that accepts requests while it decodes others. Unless noted, methods are not collective."""
 
     def submit(self, request: Request, draws: SamplingStream) -> int:
         """Accept a request, and return its key."""
@@ -120,6 +120,14 @@ class StreamingGenerator(Generator, Protocol):
 
     def report_progress(self, names: str, done: int, rows: int) -> None:
         """Report progress; may raise `PreemptionRequested`."""
+        ...
+
+    def transfer_weights(self) -> None:
+        """Transfer weights that have changed; requests in flight continue with them. Collective."""
+        ...
+
+    def weights_version(self, agent: str) -> int:
+        """The number of the transfer of the weights that an agent samples with."""
         ...
 
 

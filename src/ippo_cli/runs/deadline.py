@@ -21,7 +21,7 @@ class TimeLimit:
     def __init__(self, limit: float | None, save_bytes: float, rows: Iterable[Mapping[str, float]] = ()) -> None:
         self.limit = math.inf if limit is None else limit
         self._save_s = save_bytes / FIRST_SAVE_BYTES_PER_S
-        self._update_s = self._iteration_s = 0.0
+        self._update_s = self._iteration_s = self._ahead_s = 0.0
         for row in rows:  # of a resumed run
             self.record_iteration(row)
             self.record_save(row.get("time/checkpoint", 0.0))
@@ -29,6 +29,7 @@ class TimeLimit:
     def record_iteration(self, row: Mapping[str, float]) -> None:
         """Record the duration of an iteration, from its metrics."""
         self._update_s = max(self._update_s, row.get("time/update", 0.0))
+        self._ahead_s = max(self._ahead_s, row.get("time/ahead", 0.0))
         self._iteration_s = max(self._iteration_s, row.get("time/iteration", 0.0) + row.get("time/evaluation", 0.0))
 
     def record_save(self, seconds: float) -> None:
@@ -37,8 +38,11 @@ class TimeLimit:
 
     @property
     def deadline(self) -> float:
-        """The latest time to stop. An update that starts just before it still finishes in time."""
-        return self.limit - SAVE_TIME_FACTOR * self._save_s - ITERATION_TIME_FACTOR * self._update_s - MARGIN_S
+        """The latest time to stop. An update, or a collection of episodes beside it, that starts just before it still
+        finishes in time.
+        """
+        longest_s = max(self._update_s, self._ahead_s)
+        return self.limit - SAVE_TIME_FACTOR * self._save_s - ITERATION_TIME_FACTOR * longest_s - MARGIN_S
 
     def next_iteration_exceeds_limit(self) -> bool:
         """Whether another iteration would be aborted by the deadline."""

@@ -19,6 +19,7 @@ from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_errors
 from ippo_cli.config.schema import Config
 from ippo_cli.config.time_limit import resolve_deadline
+from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import job_end_time
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
@@ -38,7 +39,13 @@ from ippo_cli.runs.replay import read_evaluate_at, read_sample_at
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, make_task_factory
-from ippo_cli.training.checkpoint import CheckpointManager, TrainingProgress, TrainingState, has_optimizers
+from ippo_cli.training.checkpoint import (
+    CheckpointManager,
+    TrainingProgress,
+    TrainingState,
+    find_episode_files,
+    has_optimizers,
+)
 from ippo_cli.training.experience import ExperienceCollector
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.targets import Algorithm
@@ -102,6 +109,8 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     _record_start(context, state, has_optimizers=checkpoint is None or has_optimizers(checkpoint))
     console.print_warnings(context.log.record_warnings(prepared.warnings))
     collector = _build_collector(context, prepared, state, opponents)
+    if checkpoint is not None and (files := find_episode_files(checkpoint)):
+        state.collection = collector.read_collection(files, state.progress.iteration)
     recent = context.log.read_last_rows(WINDOW)
     return Trainer(
         config=context.config,
@@ -245,7 +254,15 @@ def _build_collector(
         reward=prepared.reward,
         preemption=context.preemption,
         device=context.device,
+        num_ahead=prepared.batch_sizes.num_iterations if collects_ahead(config) else 0,
+        report_waiting=partial(_report_waiting, context),
     )
+
+
+def _report_waiting(context: RunContext, finished: int, episodes: int) -> None:
+    """Show the progress of episodes that other ranks or this one wait for. Preemption does not stop them."""
+    context.console.show_progress("collecting episodes", finished, episodes)
+    fault_point("generate")
 
 
 def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolicy]) -> Generator:

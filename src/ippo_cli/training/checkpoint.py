@@ -29,6 +29,8 @@ from ippo_cli.config.schema import CheckpointConfig, CheckpointWeights
 from ippo_cli.engine import distributed, progress
 from ippo_cli.reporting.run_log import RunState
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rollout.background_collection import EpisodeCollection
+from ippo_cli.rollout.episode_file import write_collection
 from ippo_cli.runs.checkpoint_files import (
     FileManifest,
     await_files,
@@ -81,6 +83,7 @@ class TrainingState:
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams at `progress`
     pool: PoolState = field(default_factory=PoolState)  # opponent pool; empty if the run has none
+    collection: EpisodeCollection | None = None  # of the next iteration's episodes; saved when it has ended
 
 
 class CheckpointManager:
@@ -255,6 +258,9 @@ class CheckpointManager:
             temporary.mkdir(parents=True, exist_ok=True)  # if ranks do not share a folder, rank 0 reports it
             written.append(temporary / f"rng_rank_{distributed.rank()}.json")
             written[-1].write_text(json.dumps(state.rng))
+            if state.collection is not None:
+                written.append(temporary / f"episodes_rank_{distributed.rank()}.json")
+                write_collection(written[-1], state.collection)
             fault_point("save.write")
             if distributed.is_main():
                 written.append(temporary / "state.json")
@@ -306,6 +312,11 @@ def _write_references(state: TrainingState, folder: Path) -> list[Path]:
             ):
                 written += [file for file in part.rglob("*") if file.is_file()]
     return written
+
+
+def find_episode_files(folder: Path) -> list[Path]:
+    """Files of episodes that were collected before a checkpoint for the iteration after it, one per rank."""
+    return sorted(folder.glob("episodes_rank_*.json"))
 
 
 def has_optimizers(folder: Path) -> bool:

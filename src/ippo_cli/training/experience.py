@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from ippo_cli.agents.team import Team
 from ippo_cli.config.credit import is_credit_iteration
+from ippo_cli.config.errors import ResumeError
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
@@ -17,9 +19,11 @@ from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import RawScores, compute_raw_scores, process_scores, score
 from ippo_cli.rewards.streaming import streaming_reward
+from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
 from ippo_cli.rollout.collect import OnEpisodes, collect
 from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
-from ippo_cli.rollout.generator import Generator, SamplingStream
+from ippo_cli.rollout.episode_file import read_collection
+from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.runs.faults import fault_point
@@ -41,6 +45,17 @@ class CollectResult:
     moments: dict[str, ScoreMoments]  # of each agent's scores, updated with these episodes
     failure: str | None  # why rows have no reward; the same on all ranks
     environment_seconds: float  # spent in resetting and stepping environments
+    following: EpisodeCollection | None  # in progress: the next iteration's episodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampledEpisodes:
+    """An iteration's episodes, each agent's rollout, and the raw scores."""
+
+    episodes: list[Episode]
+    rollouts: dict[str, Rollout]
+    raw_scores: RawScores
+    following: EpisodeCollection | None  # in progress: the next iteration's episodes
 
 
 @dataclass(kw_only=True)
@@ -60,23 +75,34 @@ class ExperienceCollector:
     reward: RewardFunction
     preemption: PreemptionHandler
     device: torch.device
+    num_ahead: int  # iterations with episodes that can be collected during the training of the one before; 0: none
+    report_waiting: Callable[[int, int], None]  # the numbers of finished and of all episodes, during a wait
+    running: BackgroundCollection | None = None  # the last one that was started
 
-    def collect_iteration(self, iteration: int, moments: Mapping[str, ScoreMoments], clock: Stopwatch) -> CollectResult:
-        """Collect and score an iteration's episodes. Collective."""
+    def collect_iteration(
+        self,
+        iteration: int,
+        moments: Mapping[str, ScoreMoments],
+        clock: Stopwatch,
+        started: EpisodeCollection | None = None,
+    ) -> CollectResult:
+        """Collect and score an iteration's episodes. Collective.
+
+        `started`: the collection of these episodes, if an earlier iteration has started it.
+        """
         seconds_before = self.environments.seconds
-        with distributed.synchronize_errors():
-            batch = self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
-        draws = SamplingStream(seed=self.config.seed, purpose=f"train/{iteration}")
+        batch, draws = self._batch(iteration), self._draws(iteration)
         greedy_episodes: list[Episode] = []
         if self.needs_greedy:
             with clock("rollout"):  # same purpose, so environments use the same random numbers
                 greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
-        episodes, sampled, raw_scores = self._collect_sampled(iteration, batch, draws, clock)
+        collected = self._collect_sampled(iteration, batch, draws, clock, started)
+        episodes, sampled = collected.episodes, collected.rollouts
         self.preemption.raise_if_any_rank_requested()
         credit_baselines = self._credit_baselines(iteration, batch, draws, episodes, clock)
         with clock("score"):
             scored = process_scores(
-                raw_scores, episodes, self.config.reward, moments, credit_baselines, device=self.device
+                collected.raw_scores, episodes, self.config.reward, moments, credit_baselines, device=self.device
             )
         greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
         rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
@@ -92,11 +118,17 @@ class ExperienceCollector:
             greedy=greedy,
             views=views,
         )
+        environment_seconds = self.environments.seconds - seconds_before
+        if started is not None:
+            environment_seconds += started.environment_seconds
+        if collected.following is not None:
+            environment_seconds -= collected.following.environment_seconds
         return CollectResult(
             experience=experience,
             moments=scored.moments,
             failure=scored.failure,
-            environment_seconds=self.environments.seconds - seconds_before,
+            environment_seconds=environment_seconds,
+            following=collected.following,
         )
 
     def play_episodes(
@@ -121,29 +153,70 @@ class ExperienceCollector:
             on_episodes=on_episodes,
         )
 
+    def start_collection(self, iteration: int, num_updates: int) -> EpisodeCollection | None:
+        """Start to collect an iteration's episodes beside training; None if it is not among the `num_ahead`.
+
+        `num_updates`: of the current weights. Collective.
+        """
+        if iteration >= self.num_ahead:
+            return None
+        assert isinstance(self.generator, StreamingGenerator)
+        self.running = BackgroundCollection(
+            self.environments,
+            self.formats,
+            self._batch(iteration),
+            self.generator,
+            self._draws(iteration),
+            iteration=num_updates,
+        )
+        return self.running
+
+    def read_collection(self, paths: Sequence[Path], iteration: int) -> EpisodeCollection:
+        """An iteration's episodes from files of a checkpoint. Raises `ResumeError`."""
+        try:
+            return read_collection(paths, self._batch(iteration))
+        except (OSError, ValueError, KeyError) as error:
+            raise ResumeError(f"the episodes of iteration {iteration + 1} in {paths[0].parent}: {error}") from error
+
     def close(self) -> None:
         """Close the environments, the generators and the reward's resources."""
+        if self.running is not None:
+            self.running.abandon()
         for generator in (self.generator, self.initial_generator):
             if generator is not None:
                 generator.close()
         self.environments.close()
         close_reward(self.reward)
 
+    def _batch(self, iteration: int) -> Batch:
+        """This rank's examples of an iteration. Collective."""
+        with distributed.synchronize_errors():
+            return self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
+        raise AssertionError("unreachable: the block above returns or raises")
+
+    def _draws(self, iteration: int) -> SamplingStream:
+        return SamplingStream(seed=self.config.seed, purpose=f"train/{iteration}")
+
     def _collect_sampled(
-        self, iteration: int, batch: Batch, draws: SamplingStream, clock: Stopwatch
-    ) -> tuple[list[Episode], dict[str, Rollout], RawScores]:
-        """An iteration's episodes, each agent's rollout, and the raw scores."""
+        self, iteration: int, batch: Batch, draws: SamplingStream, clock: Stopwatch, started: EpisodeCollection | None
+    ) -> SampledEpisodes:
+        """An iteration's episodes with rollouts and raw scores; then starts the collection of the next ones."""
         names, config = self.team.names, self.config.reward
         with streaming_reward(self.reward, list(names), config.reward_batch_rows) as streaming:
             with clock("rollout"):
-                episodes = self._play_iteration(iteration, batch, draws, streaming.on_finished if streaming else None)
+                if started is not None:
+                    episodes = started.wait(self.report_waiting)
+                else:
+                    on_finished = streaming.on_finished if streaming else None
+                    episodes = self._play_iteration(iteration, batch, draws, on_finished)
+                following = self.start_collection(iteration + 1, num_updates=iteration)
                 sampled = self._build_rollouts(episodes)
             with clock("score"):
                 fault_point("score")
                 streamed = self.preemption.make_interruptible(streaming.wait_for_rewards) if streaming else None
                 reward = self.preemption.make_interruptible(self.reward)
                 raw_scores = compute_raw_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
-        return episodes, sampled, raw_scores
+        return SampledEpisodes(episodes=episodes, rollouts=sampled, raw_scores=raw_scores, following=following)
 
     def _play_iteration(
         self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None

@@ -23,6 +23,7 @@ class ResumePoint:
         self._moments = copy.deepcopy(state.moments)
         self._kl_coef = dict(state.algorithm.kl_coef)
         self._run = copy.deepcopy(state.run)
+        self._collection = state.collection
         self._pool = copy.deepcopy(state.pool.state_dict())
         self.has_changed_weights = False
 
@@ -36,6 +37,6 @@ class ResumePoint:
         assert not self.has_changed_weights
         state = self._state
         state.progress, state.moments = replace(self._progress), copy.deepcopy(self._moments)
-        state.algorithm.kl_coef = dict(self._kl_coef)
+        state.algorithm.kl_coef, state.collection = dict(self._kl_coef), self._collection
         state.pool.load_state_dict(self._pool)
         state.run.evaluation, state.run.iterations = copy.deepcopy(self._run.evaluation), self._run.iterations

@@ -9,8 +9,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ippo_cli.config.batch_sizes import BatchSizes
-from ippo_cli.config.errors import NonFiniteError, Preempted, PreemptionRequested, StorageError
+from ippo_cli.config.errors import IppoError, NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
+from ippo_cli.config.vllm import updates_in_flight
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.host_memory import release_free_memory
 from ippo_cli.reporting.console import Console
@@ -18,6 +19,7 @@ from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timi
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
 from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
+from ippo_cli.reporting.staleness import staleness_metrics
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.reporting.training_warnings import training_warnings
 from ippo_cli.rollout.generator import SamplingStream
@@ -109,9 +111,19 @@ class Trainer:
     def save_resume_point(self) -> bool:
         """Save the last resume point; False if that failed. Collective."""
         self.resume_point.restore()
+        try:
+            self._wait_for_episodes()
+        except IppoError as error:
+            self.console.print_line(f"the next iteration's episodes are lost and will be sampled again ({error})")
+            self.state.collection = None
         if self.state.progress.metrics_bytes is None and self.state.progress.row is None:  # no later row exists
             self.state.progress.metrics_bytes = self.run.durable_metrics_bytes()
         return self.checkpoints.save(self.state)
+
+    def _wait_for_episodes(self) -> None:
+        """Wait for the next iteration's episodes, if they are being collected. Collective."""
+        if self.state.collection is not None:
+            self.state.collection.wait(self.collector.report_waiting)
 
     def free(self) -> None:
         """Release the engines' memory and hooks; the trainer cannot be used afterwards."""
@@ -129,7 +141,7 @@ class Trainer:
         if self.opponents is not None:
             with clock("opponents"):
                 self.opponents.add_due_snapshot(team, iteration)
-        collected = self.collector.collect_iteration(iteration, state.moments, clock)
+        collected = self.collector.collect_iteration(iteration, state.moments, clock, state.collection)
         release_free_memory()
         experience = collected.experience
         self._warn_about_experience(collected, iteration)
@@ -144,12 +156,15 @@ class Trainer:
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
             stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase)
             team.update_references(iteration + 1)
+        if collected.following is not None and updates_in_flight(self.config):
+            with clock("rollout"):
+                collected.following.transfer_weights(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)
         if self.opponents is not None:
             row |= self.opponents.record_games(experience.episodes, iteration)
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, collected.moments
-        state.progress.iteration, state.progress.row = iteration + 1, row
+        state.progress.iteration, state.progress.row, state.collection = iteration + 1, row, collected.following
         self._set_resume_point()
         progress.record_iteration()
         if self.opponents is not None:
@@ -169,7 +184,17 @@ class Trainer:
         coefs = self.state.algorithm.active_kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.max_turns)
         row |= per_turn_metrics(team, experience, targets, turns)
-        row |= timing_metrics(row, team.names, self.config.rollout.buffer_size, clock.seconds, self.saving_seconds)
+        started = self.state.collection
+        row |= timing_metrics(
+            row,
+            team.names,
+            self.config.rollout.buffer_size,
+            clock.seconds,
+            self.saving_seconds,
+            None if started is None else started.seconds,
+        )
+        if started is not None:
+            row |= staleness_metrics(team.names, experience.episodes, started.iterations, iteration)
         row["time/environments"] = collected.environment_seconds
         row |= self.collector.generator.take_seconds()
         return row
@@ -223,6 +248,7 @@ class Trainer:
             self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.durable_metrics_bytes()
         self._set_resume_point()
         if self.checkpoints.is_due(iteration, self.plan.last_iteration, improved=improved):
+            self._wait_for_episodes()
             began = time.perf_counter()
             self.console.show_phase("save")
             saved = self.checkpoints.save(self.state, best=improved)
@@ -246,6 +272,7 @@ class Trainer:
         return last or (every > 0 and iteration % every == 0)
 
     def _evaluate(self) -> Evaluation:
+        self._wait_for_episodes()  # engines and environments serve one collection at a time
         self.console.show_phase("evaluation")
         settings = self.config.evaluation
 

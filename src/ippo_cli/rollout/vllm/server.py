@@ -105,9 +105,10 @@ class ServerEngine:
             self._client.cancel()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
-        mapped, paused = bool(self._places), self._is_busy()
-        if paused:  # requests in flight keep their tokens; their keys and values are computed from the new weights
-            self._call("POST", "/pause?mode=keep")
+        mapped = bool(self._places)
+        # Requests in flight keep their tokens, and their keys and values are computed from the new weights. Another
+        # thread may submit requests at any time, which wait.
+        self._call("POST", "/pause?mode=keep")
         for chunk in _in_chunks(weights, CHUNK_BYTES):
             try:
                 self._share(chunk)
@@ -121,8 +122,7 @@ class ServerEngine:
             self._memory.clear()
         self._reset_prefix_cache()
         self._call("POST", "/update_weight_version", {"new_version": str(version)})
-        if paused:
-            self._call("POST", "/resume")
+        self._call("POST", "/resume")
         return sorted(name for name, parameters in self._places.items() if not parameters)
 
     def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
