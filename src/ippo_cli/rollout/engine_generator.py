@@ -104,13 +104,11 @@ class EngineGenerator:
 
     def start_collection(self) -> None:
         """Start the engines and transfer weights that have changed. Collective."""
-        began = time.perf_counter()
         for source in self._sources:
             with distributed.synchronize_errors():
                 if not source.is_started:
                     source.engine.start()
                     source.is_started = True
-        self._seconds += time.perf_counter() - began
         self.transfer_weights()
 
     def transfer_weights(self) -> None:
