@@ -163,7 +163,7 @@ def test_later_weights_replace_earlier_ones(engine: ServerEngine) -> None:
 
 
 def test_chunks_of_weights_are_loaded_as_a_whole(engine: ServerEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ippo_cli.rollout.vllm.server.CHUNK_BYTES", 20_000)
+    monkeypatch.setattr("ippo_cli.rollout.vllm.weight_transfer.CHUNK_BYTES", 20_000)
     later = build_model(TOKENIZER, seed=6)
     assert engine.load_weights(weights_of(later), 2) == []
     assert engine.verify_weights(hashes_of(later)) == []

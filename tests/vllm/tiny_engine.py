@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ippo_cli.config.schema import VllmConfig, VllmMode
+from ippo_cli.config.schema import VllmConfig, VllmMode, WeightPath
 from ippo_cli.rollout.engine import EngineModel, EngineRequest
 from ippo_cli.rollout.sampling import Sampling
 
@@ -54,6 +54,9 @@ def build_settings(**changes: Any) -> VllmConfig:
     values: dict[str, Any] = {
         "mode": VllmMode.server,
         "url": [],
+        "ranks_per_server": None,
+        "weight_path": WeightPath.auto,
+        "listen_address": None,
         "kv_cache_gib": 0.0625,
         "verify_every": 1,
         "enforce_eager": None,
