@@ -1,7 +1,7 @@
 """Methods that vLLM adds to its workers (`worker_extension_cls`): load weights, and read back what was loaded.
 
-Runs in the process of a vLLM worker, which may be another one. Importing this module replaces a function of vLLM's CPU
-build, see `_keep_weights`.
+Runs in the process of a vLLM worker, which may be another one. Importing this module changes vLLM's CPU build, see
+`cpu_build`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,10 @@ from torch import Tensor, nn
 
 from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.shared_tensors import SharedTensors
+from ippo_cli.rollout.vllm.cpu_build import keep_expert_weights, keep_weights, pack_layers
 
-try:
-    from vllm.model_executor.layers import utils as layer_utils  # pyright: ignore[reportMissingImports]
-except ImportError:  # only tests of the functions below
-    layer_utils = None  # pyright: ignore[reportAssignmentType]
-
-
-def _keep_weights() -> None:
-    """Make linear layers on a CPU keep their weights beside the packed copy that they compute with.
-
-    vLLM's CPU build discards them, so that nothing could be read back.
-    """
-    if layer_utils is None or hasattr(layer_utils, "ippo_pack"):
-        return
-    pack = layer_utils.dispatch_cpu_unquantized_gemm
-
-    def pack_and_keep(layer: nn.Module, remove_weight: bool) -> None:
-        pack(layer, False)
-
-    layer_utils.ippo_pack = pack  # pyright: ignore[reportAttributeAccessIssue]
-    layer_utils.dispatch_cpu_unquantized_gemm = pack_and_keep
-
-
-_keep_weights()
+keep_weights()
+keep_expert_weights()
 
 
 class WorkerExtension:
@@ -94,10 +74,7 @@ class WorkerExtension:
         model = self._ippo_model()
         finalize_layerwise_reload(model, self.model_runner.vllm_config.model_config)
         self._ippo_is_loading = False
-        for layer in model.modules():
-            # A tied head has no tensor of its own, so it is not processed again: its packed copy would stay old.
-            if hasattr(layer, "cpu_linear") and layer_utils is not None:
-                layer_utils.dispatch_cpu_unquantized_gemm(layer, False)
+        pack_layers(model)  # a tied head has no tensor of its own: its packed copy would stay old
         self.model_runner.reset_lora_state()
 
     def ippo_parameters(self) -> list[str]:
