@@ -31,7 +31,7 @@ from ippo_cli.models.packing import enable_packing
 from ippo_cli.models.tiny import byte_tokenizer
 from ippo_cli.types import Rollout
 
-LENGTHS = ((3, 60), (40, 20), (90, 9), (17, 33))  # tokens of prompts and responses
+LENGTHS = ((3, 60), (40, 20), (150, 9), (17, 233))  # tokens of prompts and responses
 
 BASE: dict[str, Any] = {
     "hidden_size": 128,
@@ -45,6 +45,7 @@ BASE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 1,
     "tie_word_embeddings": False,
+    "initializer_range": 0.1,  # farther from the uniform distribution
 }
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LATENT: dict[str, Any] = {  # multi-head latent attention

@@ -29,7 +29,8 @@ class WorkerExtension:
     def ippo_load_weights(self, weights: Iterable[tuple[str, Tensor]], mapped: bool) -> dict[str, list[str]]:
         """Load a model's weights by their names in a checkpoint; call `ippo_finish` after the last of them.
 
-        Returns the engine's parameters that each tensor was loaded into; empty if they are `mapped` already.
+        Returns the engine's parameters that each tensor was loaded into; empty if they are `mapped` already. vLLM also
+        names parameters that its model does not have, such as biases of heads; these are left out.
         """
         model: Any = self._ippo_model()
         places: dict[str, list[str]] = {}
@@ -41,8 +42,9 @@ class WorkerExtension:
         if mapped:
             model.load_weights(iter(weights))
             return {}
+        known = set(self.ippo_parameters())
         for name, tensor in weights:
-            places[name] = sorted(model.load_weights(iter([(name, tensor)])) or ())
+            places[name] = sorted(known.intersection(model.load_weights(iter([(name, tensor)])) or ()))
         return places
 
     def ippo_load_shared(self, folder: str, mapped: bool) -> dict[str, list[str]]:
