@@ -5,7 +5,8 @@
     ... --only llama qwen3_moe --json families.json
 
 Each training runs in a separate process. A family is `packed` or `padded`, as its training passes read rows, or
-`refused` with the reason.
+`refused` with the reason. `difference` is the largest difference between log-probabilities in packed and in padded
+rows, `gap` the mean one between the sampler's and the trainer's; the model is in float32.
 """
 
 from __future__ import annotations
@@ -22,7 +23,15 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from ippo_cli.config.schema import Dtype
+from ippo_cli.models.actor import Policy, load_causal_lm
+from ippo_cli.models.layout import build_sequences
+from ippo_cli.models.load import backbone_of
+from ippo_cli.models.packing import enable_packing
 from ippo_cli.models.tiny import byte_tokenizer
+from ippo_cli.types import Rollout
+
+LENGTHS = ((3, 60), (40, 20), (150, 9), (17, 233))  # tokens of prompts and responses
 
 BASE: dict[str, Any] = {
     "hidden_size": 128,
@@ -36,6 +45,7 @@ BASE: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": 1,
     "tie_word_embeddings": False,
+    "initializer_range": 0.1,  # farther from the uniform distribution
 }
 EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 LATENT: dict[str, Any] = {  # multi-head latent attention
@@ -55,7 +65,7 @@ LATENT: dict[str, Any] = {  # multi-head latent attention
 }
 STATE: dict[str, Any] = {
     "state_size": 16,
-    "num_heads": 8,
+    "num_heads": 16,
     "n_groups": 1,
     "expand": 2,
     "head_dim": 16,
@@ -87,7 +97,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {  # model_type, and what diff
     ),
     "Bamba": (
         "bamba",
-        {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "attn_layer_indices": [1]},
+        {"mamba_n_heads": 16, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1, "attn_layer_indices": [1]},
     ),
     "LFM2": ("lfm2", {"layer_types": ["conv", "full_attention"], "head_dim": None}),
 }
@@ -102,6 +112,43 @@ def write_model(family: str, folder: Path) -> None:
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def compare_packing(folder: Path) -> float | None:
+    """The largest difference between log-probabilities in packed and in padded rows; None if rows are not packed."""
+    lm = load_causal_lm(str(folder), None, Dtype.fp32)
+    if not enable_packing(backbone_of(lm)):
+        return None
+    policy, rollout = Policy(lm).eval(), random_rollout(backbone_of(lm).config.get_text_config().vocab_size)
+    found = []
+    for packed in (True, False):
+        sequences = build_sequences(rollout, torch.arange(len(LENGTHS)), packed=packed, share_prefixes=packed)
+        found.append(policy(sequences, temperature=1.0, chunk_tokens=1000).logprobs)
+    return float((found[0] - found[1]).abs().max())
+
+
+def random_rollout(vocabulary: int) -> Rollout:
+    """Rows with random tokens, longer than sliding windows."""
+    prompts, responses = (torch.tensor(lengths) for lengths in zip(*LENGTHS, strict=True))
+    prompt_ids, response_ids = (
+        torch.randint(3, vocabulary, (len(LENGTHS), int(lengths.max()))) for lengths in (prompts, responses)
+    )
+    prompt_mask = torch.arange(prompt_ids.shape[1]).flip(0) < prompts[:, None]
+    response_mask = torch.arange(response_ids.shape[1]) < responses[:, None]
+    return Rollout(
+        prompt_ids=prompt_ids,
+        prompt_mask=prompt_mask,
+        response_ids=response_ids,
+        response_mask=response_mask,
+        turn=torch.where(response_mask, 0, -1),
+        length=responses,
+        logprobs=torch.zeros(response_ids.shape),
+        behavior_logprobs=torch.zeros(response_ids.shape),
+        finished=torch.ones(len(LENGTHS), dtype=torch.bool),
+        texts=[""] * len(LENGTHS),
+        detached=[],
+    )
 
 
 def train(folder: Path, output: Path, rollout: str, seconds: float) -> dict[str, Any]:
@@ -131,9 +178,8 @@ def train(folder: Path, output: Path, rollout: str, seconds: float) -> dict[str,
     row = json.loads(next(output.rglob("metrics.jsonl")).read_text().splitlines()[-1])
     gaps = [value for key, value in row.items() if key.endswith("/rollout/logprob_diff/sampler")]
     grads = [value for key, value in row.items() if key.endswith("policy/grad_norm")]
-    padded = [line for line in text.splitlines() if "padded" in line]
     return {
-        "result": "padded" if padded else "packed",
+        "result": "trained",
         "gap": max(gaps, default=math.nan),
         "grad_norm": max(grads, default=math.nan),
     }
@@ -147,25 +193,32 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     rows: list[dict[str, Any]] = []
-    header = ["family", *(f"rollout={rollout}" for rollout in arguments.rollout)]
+    header = ["family", "rows", *(f"rollout={rollout}" for rollout in arguments.rollout)]
     print("| " + " | ".join(header) + " |\n|" + "---|" * len(header), flush=True)
     for family, (kind, _) in FAMILIES.items():
         if arguments.only and kind not in arguments.only:
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            found: dict[str, Any] = {}
-            try:
-                write_model(family, Path(folder) / "model")
-            except Exception as error:  # the installed transformers has no such family
-                found = {rollout: {"result": "no model", "reason": str(error)[:200]} for rollout in arguments.rollout}
-            for rollout in () if found else arguments.rollout:
-                output = Path(folder) / rollout
-                found[rollout] = train(Path(folder) / "model", output, rollout, arguments.seconds)
-        rows.append({"family": family, **found})
-        cells = [describe(found[rollout]) for rollout in arguments.rollout]
-        print("| " + " | ".join([family, *cells]) + " |", flush=True)
+        row = measure_family(family, arguments.rollout, arguments.seconds)
+        rows.append({"family": family, **row})
+        cells = [describe(row[rollout]) for rollout in arguments.rollout]
+        print("| " + " | ".join([family, row["rows"], *cells]) + " |", flush=True)
     if arguments.json:
         arguments.json.write_text(json.dumps(rows, indent=1))
+
+
+def measure_family(family: str, rollouts: list[str], seconds: float) -> dict[str, Any]:
+    """How a family reads rows, and the results of its trainings."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "model"
+        try:
+            write_model(family, model)
+        except Exception as error:  # the installed transformers has no such family
+            reason = " ".join(str(error).split())[:200]
+            return {"rows": "-"} | {rollout: {"result": "no model", "reason": reason} for rollout in rollouts}
+        difference = compare_packing(model)
+        rows = "padded" if difference is None else f"packed, difference {difference:.1e}"
+        trained = {rollout: train(model, Path(folder) / rollout, rollout, seconds) for rollout in rollouts}
+    return {"rows": rows, **trained}
 
 
 def describe(found: dict[str, Any]) -> str:

@@ -123,3 +123,16 @@ def test_sequence_ratio_clips_all_tokens() -> None:
     assert loss.total.item() == pytest.approx((-2.0 * 3 * 1.2 + second) / 4)  # exp(.3) is beyond 1.2
     assert loss.sums["clip_fraction"].item() == 3
     assert loss.sums["ratio"].item() == pytest.approx(3 * torch.tensor(0.3).exp().item() + second)
+
+
+def test_router_loss_weighted_by_the_share_of_tokens() -> None:
+    config = load_config(["algorithm=ppo", "algorithm.router_loss_coef=0.5"]).algorithm
+    whole = batch(by_turn=False)
+    without = policy_objective(said(OLD), whole, config, 4).total
+    output = said(OLD)._replace(router_loss=torch.tensor(3.0))
+    loss = policy_objective(output, replace(whole, num_tokens=16), config, 4)
+    # the micro-batch has 4 of the step's 16 tokens
+    assert loss.total.item() == pytest.approx(without.item() / 4 + 0.5 * 3.0 / 4)
+    assert loss.sums["router_loss"].item() / 4 == pytest.approx(3.0)
+    masked = policy_objective(output, whole.mask_all(), config, 4)
+    assert masked.total.item() == 0.0

@@ -64,13 +64,33 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {  # by name: model type,
         f"{DENSE} in_proj x_proj out_proj",
     ),
 }
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 4, "mamba_n_groups": 1}
+STATEFUL: dict[str, tuple[str, dict[str, Any]]] = {  # layers that carry a state over tokens, without adapters
+    "mamba2": ("mamba2", {"state_size": 4, "num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8}),
+    "bamba": ("bamba", {**MAMBA, "attn_layer_indices": [1]}),
+    "falcon_h1": ("falcon_h1", {**MAMBA, "mamba_d_ssm": 32, "head_dim": 8}),
+    "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention"]}),
+    "qwen3_next": (
+        "qwen3_next",
+        {
+            **EXPERTS,
+            "layer_types": ["linear_attention", "full_attention"],
+            "shared_expert_intermediate_size": 8,
+            "head_dim": 8,
+            "linear_num_value_heads": 2,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+        },
+    ),
+}
 
 
 def tiny_config(family: str, **changes: Any) -> Any:
-    kind, settings, _ = FAMILIES[family]
+    kind, settings = (FAMILIES.get(family) or STATEFUL[family])[:2]
     return AutoConfig.for_model(kind, **{**SMALL, **settings, **changes})
 
 
-def tiny_model(family: str) -> Any:
+def tiny_model(family: str, **changes: Any) -> Any:
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(tiny_config(family)).eval()
+    return AutoModelForCausalLM.from_config(tiny_config(family, **changes)).eval()

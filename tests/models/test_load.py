@@ -16,6 +16,8 @@ from transformers import (
     BioGptConfig,
     BloomConfig,
     FalconConfig,
+    Gemma2Config,
+    Gemma2PreTrainedModel,
     GPT2Config,
     GPTNeoConfig,
     GPTNeoXConfig,
@@ -141,6 +143,15 @@ def test_critic_equal_in_training_mode(family: str, tmp_path: Path) -> None:
 
 def values(critic: Any) -> torch.Tensor:
     return critic.value_head(critic.backbone(IDS, use_cache=False).last_hidden_state)
+
+
+def test_attention_scores_capped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gemma2PreTrainedModel, "_supports_sdpa", True)  # as in transformers 5.19
+    config = Gemma2Config(**GROUPED, head_dim=8, attn_logit_softcapping=0.01)
+    lm = load_causal_lm(saved(tmp_path, config), None, Dtype.fp32)
+    assert lm.config._attn_implementation == "eager"
+    expected = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    torch.testing.assert_close(lm(IDS).logits, expected(IDS).logits)
 
 
 def test_saved_dropout_disabled(tmp_path: Path) -> None:

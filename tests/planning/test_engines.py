@@ -12,8 +12,8 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.planning.engines import check_engine_models
 
 
-def shapes(head_size: int) -> Any:
-    return {"low": SimpleNamespace(actor=SimpleNamespace(head_size=head_size))}
+def shapes(head_size: int, *, latent: bool = False) -> Any:
+    return {"low": SimpleNamespace(actor=SimpleNamespace(head_size=head_size, has_latent_attention=latent))}
 
 
 def test_unsupported_head_size_is_refused_on_a_cpu() -> None:
@@ -24,3 +24,10 @@ def test_unsupported_head_size_is_refused_on_a_cpu() -> None:
     check_engine_models(config, shapes(64), "cpu")
     check_engine_models(config, shapes(0), "cpu")
     check_engine_models(load_config([]), shapes(16), "cpu")
+
+
+def test_latent_attention_is_refused_on_a_cpu() -> None:
+    config = load_config(["rollout=vllm"])
+    with pytest.raises(PreflightError, match=r"model of low has latent attention.*use a GPU, or rollout=hf"):
+        check_engine_models(config, shapes(0, latent=True), "cpu")
+    check_engine_models(config, shapes(0, latent=True), "cuda")

@@ -39,7 +39,7 @@ class Loss:
 
 
 def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmConfig, response_budget: int) -> Loss:
-    """Policy loss, entropy bonus and KL term of one micro-batch."""
+    """Policy loss, entropy bonus, KL term and router loss of one micro-batch."""
     rollout, targets, mask = batch.rollout, batch.targets, batch.targets.loss_mask
     new, old = output.logprobs, rollout.logprobs
     logratio = pool_logratio(
@@ -86,6 +86,9 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         logged["approx_kl"] = kl_estimate(old, new, estimator="k3")
         deviation = torch.where(mask, (ratio - 1.0).abs(), 0.0).max()
     loss = _aggregate_loss(total, mask, batch.num_tokens, batch.num_sequences, config, response_budget)
+    if output.router_loss is not None:  # no sum over tokens: weighted by the micro-batch's share of them
+        loss = loss + config.router_loss_coef * output.router_loss * (mask.sum() / max(batch.num_tokens, 1))
+        logged["router_loss"] = output.router_loss.detach().expand(mask.shape)
     return Loss(total=loss, mask=mask, per_token=logged, maxima={"ratio": deviation})
 
 

@@ -98,6 +98,7 @@ class PolicyObjective:
             with_entropy=True,
             reference=self.reference,
             head_alone=head_alone,
+            with_router_loss=self.config.router_loss_coef > 0.0,
         )
 
 

@@ -17,6 +17,7 @@ from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked
 from ippo_cli.formulas.policy_loss import behavior_weights, clipped_policy_loss, on_policy_loss, pool_logratio
 from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
+from ippo_cli.formulas.router_loss import router_loss
 from ippo_cli.formulas.sequential import sequential_factor, step_logratio
 from ippo_cli.formulas.value_loss import value_loss
 
@@ -41,6 +42,7 @@ __all__ = [
     "pool_values",
     "reward_to_go",
     "reweight",
+    "router_loss",
     "selected_logprobs",
     "sequential_factor",
     "step_logratio",

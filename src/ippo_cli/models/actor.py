@@ -21,7 +21,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import quantization_args, unquantized_args
 from ippo_cli.config.schema import ActorConfig, Dtype
 from ippo_cli.engine import distributed
-from ippo_cli.formulas import full_kl, selected_logprobs
+from ippo_cli.formulas import full_kl, router_loss, selected_logprobs
 from ippo_cli.models.critic import ValueHead, gather_states, split_values
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.load import (
@@ -32,7 +32,7 @@ from ippo_cli.models.load import (
     missing_tokenizer_reason,
     submodule_weights,
 )
-from ippo_cli.models.packing import last_hidden_states
+from ippo_cli.models.packing import last_hidden_states, run_backbone
 
 DTYPES = {Dtype.fp32: torch.float32, Dtype.bf16: torch.bfloat16}
 
@@ -55,6 +55,7 @@ class PolicyOutput(NamedTuple):
     values: Tensor | None  # [b, R] float32 where the policy carries a value head
     final_values: Tensor | None  # [b]
     full_kl: Tensor | None  # [b, R] float32, KL(policy || reference) over the vocabulary; None without a reference
+    router_loss: Tensor | None = None  # scalar, over the states before action tokens; None if not requested
 
 
 class LogitHead(nn.Module):
@@ -101,13 +102,16 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         reference: Policy | None = None,
         head_alone: bool = False,
+        with_router_loss: bool = False,
     ) -> PolicyOutput:
         """Log-probabilities (and entropies, values) of the action tokens of every row; logits are computed in chunks.
 
         With a `reference`, also the exact KL from it in each state. `head_alone`: values have no gradient with respect
         to the language model, only to the value head.
         """
-        hidden = last_hidden_states(backbone_of(self.lm), sequences.input_ids, sequences.packing)
+        options = {"output_router_logits": True} if with_router_loss else {}
+        output = run_backbone(backbone_of(self.lm), sequences.input_ids, sequences.packing, **options)
+        hidden = output.last_hidden_state.flatten(0, 1)
         own = sequences.local_mask
         chosen, ids = _select_action_states(hidden, sequences, own), sequences.response_ids[own]
         count = len(ids)
@@ -134,6 +138,10 @@ class Policy(nn.Module):
                 chosen, reference, sequences, temperature=temperature, chunk_tokens=chunk_tokens
             )
             divergence = join(divergence)
+        routers = None
+        if with_router_loss:
+            logits = [_select_action_states(layer.flatten(0, -2), sequences, own) for layer in output.router_logits]
+            routers = router_loss(logits, top_k=self.lm.config.get_text_config().num_experts_per_tok)
         values = final_values = None
         if self.value_head is not None:
             read_by_head = hidden.detach() if head_alone else hidden
@@ -144,6 +152,7 @@ class Policy(nn.Module):
             values=values,
             final_values=final_values,
             full_kl=divergence,
+            router_loss=routers,
         )
 
     def _reference_kl(

@@ -70,11 +70,23 @@ def load_pretrained(
         name, stored, required = mismatched[0]
         raise UnusableModel(f"its files hold {name} as {list(stored)}, and its config.json requires {list(required)}")
     model.eval()
+    _keep_soft_caps(model)
     if trains:
         make_deterministic(model)
     if as_stored:
         _set_config_dtype(model, dtype)
     return model
+
+
+def _keep_soft_caps(model: nn.Module) -> None:
+    """Use `eager` attention in models that cap attention scores: `sdpa`, their default in some versions of
+    transformers, ignores the cap.
+    """
+    for part in model.modules():
+        if not isinstance(part, PreTrainedModel) or part.config._attn_implementation != "sdpa":
+            continue
+        if getattr(part.config, "attn_logit_softcapping", None) is not None:
+            part.set_attn_implementation("eager")
 
 
 def _set_config_dtype(model: nn.Module, dtype: torch.dtype) -> None:

@@ -268,8 +268,13 @@ def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Pa
 
     If the row is split over ranks, those of this rank's share, `[n, H]`.
     """
+    return run_backbone(backbone, input_ids, packing, **options).last_hidden_state.flatten(0, 1)
+
+
+def run_backbone(backbone: PreTrainedModel, input_ids: Tensor, packing: Packing | None, **options: Any) -> Any:
+    """The library's output for padded rows `[b, L]`, or for one packed row `[1, N]` or this rank's share of it."""
     if packing is None:
-        return backbone(input_ids=input_ids, use_cache=False, **options).last_hidden_state.flatten(0, 1)
+        return backbone(input_ids=input_ids, use_cache=False, **options)
     if backbone.config._attn_implementation not in PACKED.values():
         raise RuntimeError(f"{type(backbone).__name__} received a packed row, but does not support packed rows")
     positions = packing.positions
@@ -277,7 +282,7 @@ def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Pa
         input_ids, positions = packing.shard.cut(input_ids), packing.shard.cut(positions)
     # The library passes a 4D mask through unchanged; the packing has the actual masks.
     mask = torch.zeros(1, 1, 1, 1, device=input_ids.device)
-    output = backbone(
+    return backbone(
         input_ids=input_ids,
         position_ids=positions,
         attention_mask=mask,
@@ -285,7 +290,6 @@ def last_hidden_states(backbone: PreTrainedModel, input_ids: Tensor, packing: Pa
         packing=packing,
         **options,
     )
-    return output.last_hidden_state.flatten(0, 1)
 
 
 def enable_packing(backbone: PreTrainedModel, *, split: bool = False) -> bool:

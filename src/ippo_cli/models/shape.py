@@ -34,6 +34,7 @@ class ModelShape:
     kv_width: int  # width of the keys of one token and layer, and of its values
     vocabulary: int
     head_size: int = 0  # width of one attention head; 0 without attention, or with latent attention
+    has_latent_attention: bool = False
     window: int | None = None  # smallest sliding window of its layers in tokens; None for full attention
     longrope_threshold: int | None = (
         None  # row length in tokens from which rotary frequencies change for the whole forward
@@ -159,6 +160,7 @@ def _make_shape(config: PreTrainedConfig, model: PreTrainedModel, backbone: PreT
     return ModelShape(
         sizes=_parameter_sizes(model),
         head_size=head_size if has_attention else 0,
+        has_latent_attention=is_latent,
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate_size=_inner_width(text),

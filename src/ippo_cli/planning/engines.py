@@ -18,6 +18,11 @@ def check_engine_models(config: Config, shapes: Mapping[str, AgentShapes], devic
     if not isinstance(rollout, VllmRolloutConfig) or device != "cpu":
         return
     for name, shape in shapes.items():
+        if shape.actor.has_latent_attention:
+            raise PreflightError(
+                f"rollout=vllm: the model of {name} has latent attention, which vLLM's CPU build supports only for few "
+                "sizes and number formats; use a GPU, or rollout=hf"
+            )
         size, actor = shape.actor.head_size, config.task.agents[name].actor
         if size and size not in CPU_HEAD_SIZES:
             remedy = (

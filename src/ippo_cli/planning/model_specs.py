@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
 from ippo_cli.planning.episode_length import episode_lengths, max_critic_tokens
 from ippo_cli.planning.memory import AgentShapes, FrozenModel, bytes_per_weight
 from ippo_cli.planning.parallelism import check_model_parallel
+from ippo_cli.planning.routers import check_router_loss
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import Task
@@ -63,6 +64,7 @@ class ModelSpecs:
     shapes: dict[str, AgentShapes]
     layouts: dict[str, CriticLayout]  # of centralised critics, by the critic's name
     reward_models: tuple[FrozenModel, ...]  # reward models on the same devices
+    warnings: Mapping[str, str] = field(default_factory=dict)  # about the models, by rule
 
 
 def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | str] | None = None) -> ModelSpecs:
@@ -75,6 +77,7 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
     shapes_of_agent: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     empty_models: dict[tuple[str, str | None, str], Any] = {}  # cache: agents often start from the same model
     references: dict[str, ModelShape | None] = {}
+    warnings: dict[str, str] = {}
     starts: dict[str, tuple[str, str | None]] = {}  # source and revision of each actor's initial weights
     holder_of = policy_by_agent(config)
     for base, names in agents_by_base(config).items():
@@ -94,9 +97,10 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
         for name in names:
             agent = config.task.agents[name]
             if not agent.frozen:
-                check_model_parallel(
-                    lm, deepspeed, f"{base}'s actor" if actor.model is None else f"actor.model={actor.model}"
-                )
+                model = f"{base}'s actor" if actor.model is None else f"actor.model={actor.model}"
+                check_model_parallel(lm, deepspeed, model)
+                if (warning := check_router_loss(lm, config.algorithm, deepspeed, model)) is not None:
+                    warnings["router_loss"] = warning
             tokenizers[name], contexts[name] = tokenizer, context_limit(lm.config, config.rollout)
             starts[name] = source, revision
             shapes_of_agent[name] = (
@@ -128,6 +132,7 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
         shapes=shapes,
         layouts=layouts,
         reward_models=frozen_reward_models(config),
+        warnings=warnings,
     )
 
 

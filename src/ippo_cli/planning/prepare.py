@@ -139,7 +139,7 @@ def prepare(
         memory=estimate_run_memory(config, batch_sizes, task, specs, ranks, device),
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=disk_bytes,
-        warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs),
+        warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | specs.warnings,
     )
 
 

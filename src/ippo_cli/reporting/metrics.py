@@ -6,7 +6,10 @@ import re
 
 # Metrics of a learner's update that are also logged by agent and turn.
 UPDATE_METRICS = (
-    *(f"policy/{name}" for name in ("loss", "entropy", "kl_loss", "approx_kl", "ratio", "clip_fraction", "correction")),
+    *(
+        f"policy/{name}"
+        for name in ("loss", "entropy", "kl_loss", "router_loss", "approx_kl", "ratio", "clip_fraction", "correction")
+    ),
     "value/loss",
 )
 
@@ -73,6 +76,8 @@ METRICS: dict[str, str] = {
     "<learner>/policy/loss": "mean policy loss per token, without entropy and KL terms",
     "<learner>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
     "<learner>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
+    "<learner>/policy/router_loss": "algorithm.router_loss_coef: mean load-balancing loss of the micro-batches, before "
+    "its coefficient; num_experts_per_tok if experts are used equally",
     "<learner>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps; "
     "bf16 rounding alone gives about 0.002, see docs/algorithms.md",
     "<learner>/policy/ratio": "mean probability ratio in the first epoch; 1 if the epoch has one step",

@@ -14,15 +14,15 @@ FACTORS = (-7046029254386353131, -4417276706812531889)  # odd: the finaliser of 
 def content_hash(tensor: Tensor) -> int:
     """The sum over 64-bit words of a mixed word, as a number in [0, 2**64). Zeros add nothing, so padding is ignored.
 
-    The hash of rows that are concatenated is the sum of their hashes modulo 2**64. Elements are taken in words of 8
-    bytes where the last dimension is a multiple of that, and one by one otherwise: two tensors are comparable if their
-    last dimensions agree.
+    The hash of rows that are concatenated is the sum of their hashes modulo 2**64. Elements of matrices are taken in
+    words of 8 bytes where the last dimension is a multiple of that, and one by one otherwise: two matrices are
+    comparable if their last dimensions agree. Those of vectors are taken one by one: biases may be padded.
     """
     tensor = tensor.detach().contiguous()
     if not tensor.numel():
         return 0
     size = tensor.element_size()
-    whole = tensor.shape[-1] % (8 // size) == 0 if tensor.dim() else False
+    whole = tensor.shape[-1] % (8 // size) == 0 if tensor.dim() > 1 else False
     if whole:
         words = tensor.reshape(-1).view(torch.int64)
     else:

@@ -203,6 +203,7 @@ class AlgorithmConfig(StepsConfig):
     value_loss_coef: Coefficient | None  # weight of the value loss
     needs_centralized_critic: bool  # require critic=centralized (MAPPO); false = any critic
     entropy_coef: EntropyCoefficient  # weight of the entropy bonus
+    router_loss_coef: Coefficient  # weight of the router loss of mixtures of experts; 0 = without it
     loss_aggregation: LossAggregation  # token-mean | seq-mean-token-sum | seq-mean-token-mean | seq-mean-token-sum-norm
     allow_off_policy_steps: bool  # allow several optimizer steps per iteration with objective=on_policy
     target_kl: KlLimit | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never

@@ -1,7 +1,7 @@
 """Methods that vLLM adds to its workers (`worker_extension_cls`): load weights, and read back what was loaded.
 
-Runs in the process of a vLLM worker, which may be another one. Importing this module replaces a function of vLLM's CPU
-build, see `_keep_weights`.
+Runs in the process of a vLLM worker, which may be another one. Importing this module changes vLLM's CPU build, see
+`cpu_build`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,10 @@ from torch import Tensor, nn
 from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.shared_tensors import SharedTensors, boot_id
 from ippo_cli.rollout.tensor_stream import receive_tensors
+from ippo_cli.rollout.vllm.cpu_build import keep_expert_weights, keep_weights, pack_layers
 
-try:
-    from vllm.model_executor.layers import utils as layer_utils  # pyright: ignore[reportMissingImports]
-except ImportError:  # only tests of the functions below
-    layer_utils = None  # pyright: ignore[reportAssignmentType]
-
-
-def _keep_weights() -> None:
-    """Make linear layers on a CPU keep their weights beside the packed copy that they compute with.
-
-    vLLM's CPU build discards them, so that nothing could be read back.
-    """
-    if layer_utils is None or hasattr(layer_utils, "ippo_pack"):
-        return
-    pack = layer_utils.dispatch_cpu_unquantized_gemm
-
-    def pack_and_keep(layer: nn.Module, remove_weight: bool) -> None:
-        pack(layer, False)
-
-    layer_utils.ippo_pack = pack  # pyright: ignore[reportAttributeAccessIssue]
-    layer_utils.dispatch_cpu_unquantized_gemm = pack_and_keep
-
-
-_keep_weights()
+keep_weights()
+keep_expert_weights()
 
 
 class WorkerExtension:
@@ -52,7 +32,8 @@ class WorkerExtension:
     def ippo_load_weights(self, weights: Iterable[tuple[str, Tensor]], mapped: bool) -> dict[str, list[str]]:
         """Load a model's weights by their names in a checkpoint; call `ippo_finish` after the last of them.
 
-        Returns the engine's parameters that each tensor was loaded into; empty if they are `mapped` already.
+        Returns the engine's parameters that each tensor was loaded into; empty if they are `mapped` already. vLLM also
+        names parameters that its model does not have, such as biases of heads; these are left out.
         """
         model: Any = self._ippo_model()
         places: dict[str, list[str]] = {}
@@ -64,8 +45,9 @@ class WorkerExtension:
         if mapped:
             model.load_weights(iter(weights))
             return {}
+        known = set(self.ippo_parameters())
         for name, tensor in weights:
-            places[name] = sorted(model.load_weights(iter([(name, tensor)])) or ())
+            places[name] = sorted(known.intersection(model.load_weights(iter([(name, tensor)])) or ()))
         return places
 
     def ippo_load_shared(self, folder: str, mapped: bool) -> dict[str, list[str]]:
@@ -119,10 +101,7 @@ class WorkerExtension:
         model = self._ippo_model()
         finalize_layerwise_reload(model, self.model_runner.vllm_config.model_config)
         self._ippo_is_loading = False
-        for layer in model.modules():
-            # A tied head has no tensor of its own, so it is not processed again: its packed copy would stay old.
-            if hasattr(layer, "cpu_linear") and layer_utils is not None:
-                layer_utils.dispatch_cpu_unquantized_gemm(layer, False)
+        pack_layers(model)  # a tied head has no tensor of its own: its packed copy would stay old
         self.model_runner.reset_lora_state()
 
     def ippo_parameters(self) -> list[str]:
