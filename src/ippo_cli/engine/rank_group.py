@@ -101,7 +101,9 @@ def _create(ranks: tuple[int, ...], rank: int, world_size: int, parallel_size: i
     process_group = None if is_world else create_own([ranks])
     parallel_group = replicas = None
     if parallel_size > 1:
-        parallel_group = create_own([ranks[first : first + parallel_size] for first in range(0, len(ranks), parallel_size)])
+        parallel_group = create_own(
+            [ranks[first : first + parallel_size] for first in range(0, len(ranks), parallel_size)]
+        )
         replicas = create_own([ranks[position::parallel_size] for position in range(parallel_size)])
     return RankGroup(
         ranks=ranks,

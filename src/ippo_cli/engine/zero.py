@@ -385,7 +385,7 @@ def _import_deepspeed(device: torch.device) -> Any:
     import deepspeed
     import deepspeed.ops
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.utils import groups, logger
+    from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)

@@ -30,6 +30,7 @@ from ippo_cli.rewards.contract import RewardContext, RewardFunction, close_rewar
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rollout.generator import Generator, build_generator, sampling_settings
 from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.routed_generator import RoutedGenerator
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions
@@ -258,9 +259,13 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
         context.preemption.raise_if_requested()
 
     config = context.config
-    return build_generator(
-        policies, config.rollout, sampling_settings(config.task), report_progress, continues=can_reuse_prefix(config)
+    own = {name: policy for name, policy in policies.items() if policy.group.is_member}
+    generator = build_generator(
+        own, config.rollout, sampling_settings(config.task), report_progress, continues=can_reuse_prefix(config)
     )
+    if all(policy.group.is_world for policy in policies.values()):
+        return generator
+    return RoutedGenerator(policies, config.rollout, generator if own else None)
 
 
 def _build_time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:
