@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ippo_cli.config.schema import RolloutConfig
@@ -21,34 +21,42 @@ from ippo_cli.types import Completion
 
 
 class RoutedGenerator:
-    """Generates with `local` for the agents whose policies this rank holds, and sends the other requests elsewhere.
+    """Generates on the groups of ranks that hold the agents' policies.
 
     A completion depends on its request only, so the ranks do not change it. Agents on different ranks generate at the
-    same time. `local` is None on a rank without policies.
+    same time. `generators` are those of the groups that have this rank; every rank has them in the same order.
     """
 
     def __init__(
-        self, policies: Mapping[str, GenerationPolicy], config: RolloutConfig, local: Generator | None
+        self,
+        policies: Mapping[str, GenerationPolicy],
+        config: RolloutConfig,
+        generators: Mapping[RankGroup, Generator],
     ) -> None:
-        self._policies, self._config, self._local = policies, config, local
+        self._policies, self._config, self._generators = policies, config, generators
 
     def context_limit(self, agent: str) -> int:
         return context_limit(self._policies[agent].model_config, self._config)
 
     def start_collection(self) -> None:
-        if self._local is not None:
-            self._local.start_collection()
+        for group, generator in self._generators.items():
+            with group.activate():
+                generator.start_collection()
 
     def finish_collection(self) -> None:
-        if self._local is not None:
-            self._local.finish_collection()
+        for generator in self._generators.values():
+            generator.finish_collection()
 
     def close(self) -> None:
-        if self._local is not None:
-            self._local.close()
+        for generator in self._generators.values():
+            generator.close()
 
     def take_seconds(self) -> dict[str, float]:
-        return {} if self._local is None else self._local.take_seconds()
+        seconds: dict[str, float] = {}
+        for generator in self._generators.values():
+            for name, value in generator.take_seconds().items():
+                seconds[name] = seconds.get(name, 0.0) + value
+        return seconds
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         names = tuple(agents)
@@ -66,8 +74,11 @@ class RoutedGenerator:
         gathered = distributed.gather_objects(list(requests))
         completions: dict[tuple[int, int], Completion] = {}  # by rank and position of the request
         with distributed.synchronize_errors(SYNCHRONIZED_ERRORS[self._config.zero3_gather]):
-            for group, batch in self._iterate_batches(agents):
-                completions |= self._generate_share(group, batch, gathered, draws)
+            for group, generator in self._generators.items():
+                names = [agent for agent in agents if self._policies[agent].group is group]
+                with group.activate():
+                    for batch in generator.batch_groups(names):
+                        completions |= _generate_share(generator, batch, gathered, draws)
         own_rank = distributed.rank()
         own = {
             place: completion
@@ -77,32 +88,23 @@ class RoutedGenerator:
         }
         return [own[place] for place in range(len(requests))]
 
-    def _iterate_batches(self, agents: Sequence[str]) -> Iterator[tuple[RankGroup, tuple[str, ...]]]:
-        """The batches of the local generator, in the same order on all ranks of a group."""
-        by_group: dict[RankGroup, list[str]] = {}
-        for agent in agents:
-            by_group.setdefault(self._policies[agent].group, []).append(agent)
-        for group, names in by_group.items():
-            if group.is_member:
-                assert self._local is not None
-                yield from ((group, batch) for batch in self._local.batch_groups(names))
 
-    def _generate_share(
-        self, group: RankGroup, agents: tuple[str, ...], gathered: Sequence[Sequence[Request]], draws: SamplingStream
-    ) -> dict[tuple[int, int], Completion]:
-        """The completions of this rank's share of all ranks' requests to some agents."""
-        assert self._local is not None
-        places = [
-            (rank, place)
-            for rank, requests in enumerate(gathered)
-            for place, request in enumerate(requests)
-            if request.agent in agents
-        ]
-        if not places:
-            return {}
-        # By index, so that all turns of an episode are generated on the rank that caches its earlier turns.
-        own = [(rank, place) for rank, place in places if gathered[rank][place].index % group.size == group.rank]
-        # Positions of episodes are unique on one rank only.
-        requests = [replace(gathered[rank][place], episode=gathered[rank][place].index) for rank, place in own]
-        with group.activate():
-            return dict(zip(own, self._local.generate(agents, requests, draws), strict=True))
+def _generate_share(
+    generator: Generator, agents: tuple[str, ...], gathered: Sequence[Sequence[Request]], draws: SamplingStream
+) -> dict[tuple[int, int], Completion]:
+    """The completions of this rank's share of all ranks' requests to some agents. Collective over their group."""
+    places = [
+        (rank, place)
+        for rank, requests in enumerate(gathered)
+        for place, request in enumerate(requests)
+        if request.agent in agents
+    ]
+    if not places:
+        return {}
+    # By index, so that all turns of an episode are generated on the rank that caches its earlier turns. Positions of
+    # episodes are unique on one rank only.
+    own = [(rank, place, gathered[rank][place]) for rank, place in places]
+    own = [entry for entry in own if entry[2].index % distributed.world_size() == distributed.rank()]
+    requests = [replace(request, episode=request.index) for _, _, request in own]
+    completions = generator.generate(agents, requests, draws)
+    return {(rank, place): done for (rank, place, _), done in zip(own, completions, strict=True)}
