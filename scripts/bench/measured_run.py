@@ -59,7 +59,7 @@ class Watch:
             actions = rollout.response_mask.sum(dim=1).tolist()
             spent["rollout"] += self.bare.decode(turn_tokens(experience.episodes, name))
             spent["targets"] += self.bare.value_forward(lengths)
-            if agents[name].reference is not None:
+            if agents[name].has_reference:
                 spent["targets"] += self.bare.policy_forward(lengths, actions)
             spent["update"] += agents[name].policy.ppo_epochs * self.bare.policy_pass(lengths, actions)
             spent["update"] += agents[name].critic.ppo_epochs * self.bare.value_pass(lengths)

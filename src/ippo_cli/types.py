@@ -21,7 +21,7 @@ A worked example, one sequence with prompt ``5 6`` (left-padded to P=3) and resp
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any, Self, TypeVar
 
 import torch
@@ -44,6 +44,8 @@ def take_rows(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
         value = getattr(carrier, entry.name)
         if isinstance(value, Tensor):
             picked[entry.name] = value[torch.as_tensor(rows, dtype=torch.long, device=value.device)]
+        elif is_dataclass(value):
+            picked[entry.name] = replace(value, **take_rows(value, rows))
         else:
             picked[entry.name] = [value[row] for row in rows]
     return picked
@@ -65,6 +67,8 @@ def concatenate_rows(carriers: Sequence[C]) -> C:
             if key not in tensors:
                 tensors[key] = _stack_column(entry.name, parts)
             columns[entry.name] = tensors[key]
+        elif is_dataclass(parts[0]):
+            columns[entry.name] = concatenate_rows(parts)
         else:
             columns[entry.name] = [row for part in parts for row in part]
     return replace(carriers[0], **columns)
@@ -81,6 +85,18 @@ def _stack_column(name: str, parts: Sequence[Tensor]) -> Tensor:
         result[row : row + len(part), columns] = part
         row += len(part)
     return result
+
+
+def move_carrier(carrier: C, device: torch.device | str) -> C:
+    """Return a carrier with its tensors on a device; fields that share a tensor still do."""
+    moved: dict[int, Tensor] = {}
+
+    def move(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return moved.setdefault(id(value), value.to(device))
+        return move_carrier(value, device) if is_dataclass(value) else value
+
+    return replace(carrier, **{entry.name: move(getattr(carrier, entry.name)) for entry in fields(carrier)})
 
 
 def trim_columns(carrier: C, width: int, keep: int) -> C:

@@ -52,6 +52,8 @@ USED = [
     (*ENGINE, "self.first_dataloader_check = "),  # removed: it compares inputs
     ("deepspeed.module_inject.layers", "LinearLayer", "def gather_params(self, params_list)"),  # called for scoring
     ("deepspeed.module_inject.layers", "LinearAllreduce", "self._freeze_partition_sizes("),  # marks a split map
+    ("deepspeed.runtime.zero.partitioned_param_coordinator", None, "assert_ints_same_as_other_ranks(["),  # replaced
+    ("deepspeed.comm", None, "from .comm import *"),  # whose `barrier` is replaced
     ("deepspeed.ops", None, "__compatible_ops__"),  # set: nothing is compiled
     ("deepspeed.comm.torch", None, "deepspeed.ops.__compatible_ops__.get("),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -13,8 +13,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.critic_view import build_central_view
 from ippo_cli.agents.learner import Learner
+from ippo_cli.agents.routing import compute_on_group
 from ippo_cli.agents.sampled_weights import SampledWeights
 from ippo_cli.algorithms.objectives import ValueFunction
+from ippo_cli.engine.rank_group import RankGroup, world_group
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import MultiAdapterBatch, Policy, PolicyOutput
 from ippo_cli.types import CriticView, Episode, Rollout
@@ -26,26 +28,32 @@ class FrozenAgent(SampledWeights):
 
     name: str
     tokenizer: PreTrainedTokenizerBase
-    policy: Policy
+    policy: Policy | None  # None on ranks outside the group
     engine: Engine[Policy] | None = None  # the engine that shards the policy's weights over the ranks, if any
+    group: RankGroup = field(default_factory=world_group)  # the ranks that hold it
+    remote_config: PretrainedConfig | None = None  # the model's configuration, on ranks outside the group
 
     @property
     def model_config(self) -> PretrainedConfig:
-        return self.policy.lm.config
+        if self.policy is not None:
+            return self.policy.lm.config
+        assert self.remote_config is not None
+        return self.remote_config
 
     @property
     def shared_base(self) -> MultiAdapterBatch | None:
-        return self.policy.shared_base
+        return self.sampled_policy[0].shared_base
 
     @property
     def sampled_policy(self) -> tuple[Policy, Engine[Policy] | None]:
+        assert self.policy is not None
         return self.policy, self.engine
 
     @contextmanager
     def generation_mode(self, gather: Literal["all", "layer"]) -> Iterator[Policy]:
-        whole = torch.no_grad() if self.engine is None else self.engine.inference(gather=gather)
-        with whole, self.policy.use_adapter():
-            yield self.policy
+        policy, engine = self.sampled_policy
+        with torch.no_grad() if engine is None else engine.inference(gather=gather), policy.use_adapter():
+            yield policy
 
 
 @dataclass(kw_only=True)
@@ -56,7 +64,9 @@ class Agent(SampledWeights):
     tokenizer: PreTrainedTokenizerBase
     policy: Learner
     critic: Learner | None  # None when the policy carries the value head, or without a value function
-    reference: Policy | None  # the frozen policy of the KL terms; None without one
+    reference: Policy | None  # the frozen policy of the KL terms; None without one, and on ranks that do not hold it
+    has_reference: bool  # whether there is one, on any rank
+    reference_group: RankGroup  # the ranks that hold it
     temperature: float
     chunk_tokens: int
     reference_engine: Engine[Policy] | None = None  # the engine that shards the reference over the ranks, if any
@@ -64,7 +74,12 @@ class Agent(SampledWeights):
 
     @property
     def model_config(self) -> PretrainedConfig:
-        return self.policy.engine.module.lm.config
+        return self.policy.model_config
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks that hold the policy."""
+        return self.policy.group
 
     @property
     def shared_base(self) -> MultiAdapterBatch | None:
@@ -102,9 +117,14 @@ class Agent(SampledWeights):
     @property
     def initial_agent(self) -> FrozenAgent:
         """The agent with its weights before training, for generation."""
-        assert self.reference is not None
+        assert self.has_reference
         return FrozenAgent(
-            name=self.name, tokenizer=self.tokenizer, policy=self.reference, engine=self.reference_engine
+            name=self.name,
+            tokenizer=self.tokenizer,
+            policy=self.reference,
+            engine=self.reference_engine,
+            group=self.reference_group,
+            remote_config=self.model_config,
         )
 
     @torch.no_grad()
@@ -114,33 +134,43 @@ class Agent(SampledWeights):
         All 0 without a value function. `view`: the critic's input that replaces the rows.
         """
         read = rollout if view is None else view.rollout
-        before = torch.zeros_like(read.logprobs)
-        after = before.new_zeros(len(before))
         learner = self._value_learner
-        if isinstance(learner.objective, ValueFunction):
-            with learner.engine.scoring():
-                for rows, sequences in learner.iterate_sequences(read, final=True):
-                    new, final = learner.objective.values(learner.engine, sequences)
-                    before[rows, : new.shape[1]] = new
-                    after[rows] = final
+        if self.has_values:
+            before, after = compute_on_group(learner.group, read, learner.compute_values)
+        else:
+            before, after = torch.zeros_like(read.logprobs), read.logprobs.new_zeros(len(read.logprobs))
         return before if view is None else view.gather_values(before, rollout), after
 
     @torch.no_grad()
     def recompute_logprobs(self, rollout: Rollout) -> Rollout:
         """The same responses with log-probabilities of the training forward; `behavior_logprobs` stay."""
-        with self.policy.engine.scoring():
-            return replace(rollout, logprobs=self._logprobs(self.policy.engine, rollout))
+
+        def compute(rows: Rollout) -> tuple[Tensor]:
+            with self.policy.engine.scoring():
+                return (self._logprobs(self.policy.engine, rows),)
+
+        (logprobs,) = compute_on_group(self.group, rollout, compute)
+        return replace(rollout, logprobs=logprobs)
 
     @torch.no_grad()
     def ref_logprobs(self, rollout: Rollout) -> Tensor:
         """Log-probabilities of the action tokens under the reference, `[B, R]`; the rollout's own without one."""
-        if self.reference is None:
+        if not self.has_reference:
             return rollout.logprobs
-        return self._logprobs(self.reference, rollout)
+
+        def compute(rows: Rollout) -> tuple[Tensor]:
+            assert self.reference is not None
+            return (self._logprobs(self.reference, rows),)
+
+        return compute_on_group(self.reference_group, rollout, compute)[0]
 
     @torch.no_grad()
     def evaluate_actions(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """Log-probabilities of the action tokens and entropies before them, `[B, R]` each, of the current policy."""
+        logprobs, entropies = compute_on_group(self.group, rollout, self._evaluate_actions)
+        return logprobs, entropies
+
+    def _evaluate_actions(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         logprobs, entropies = torch.zeros_like(rollout.logprobs), torch.zeros_like(rollout.logprobs)
         with self.policy.engine.scoring():
             for rows, sequences in self.policy.iterate_sequences(rollout, final=False):
@@ -161,7 +191,13 @@ class Agent(SampledWeights):
 
     @torch.no_grad()
     def full_kl(self, rollout: Rollout) -> Tensor:
-        """The exact KL of the policy from its reference in the state before each action token, `[B, R]`."""
+        """The exact KL of the policy from its reference in the state before each action token, `[B, R]`.
+
+        The reference is on the policy's ranks.
+        """
+        return compute_on_group(self.group, rollout, self._full_kl)[0]
+
+    def _full_kl(self, rollout: Rollout) -> tuple[Tensor]:
         assert self.reference is not None
         result = torch.zeros_like(rollout.logprobs)
         with self.policy.engine.scoring():
@@ -170,4 +206,4 @@ class Agent(SampledWeights):
                     sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens, reference=self.reference
                 )
                 result[rows, : output.full_kl.shape[1]] = output.full_kl
-        return result
+        return (result,)

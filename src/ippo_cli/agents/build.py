@@ -30,6 +30,7 @@ from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import unquantized_args
+from ippo_cli.config.placement import read_placement
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
     AgentConfig,
@@ -44,6 +45,8 @@ from ippo_cli.config.schema import (
     ValueHeadCriticConfig,
 )
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy, policy_by_agent, shares_critic
+from ippo_cli.engine import distributed
+from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.models.actor import (
     DTYPES,
     Policy,
@@ -73,12 +76,12 @@ LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; softmax and gradient of a chu
 def build_team(
     config: Config, weights: Mapping[str, Path | str], device: torch.device, saved: Path | None = None
 ) -> Team:
-    """Build the models and engines of all agents, in the same order on every rank.
+    """Build the models and engines of all agents, in the same order on every rank; each rank those that it holds.
 
     `weights`: initial weights of each actor, by name of the weights. `saved`: a checkpoint that replaces them; the KL
     reference remains the initial model.
     """
-    frozen = FrozenWeights(device)
+    frozen = FrozenWeights(device, create_groups(config))
     built: dict[str, Agent] = {}
     agents_frozen: dict[str, FrozenAgent] = {}
     learners: list[Learner] = []
@@ -94,8 +97,8 @@ def build_team(
         ((name, names),) = agents_by_critic(config).items()
         place = None if saved is None else saved / name
         first = config.task.agents[names[0]]
-        model = build_critic(config, name, first, str(weights[policy_by_agent(config)[names[0]]]), place, frozen)
-        member = _build_critic_learner(config, name, names, model, device)
+        initial = str(weights[policy_by_agent(config)[names[0]]])
+        member = _build_critic_learner(config, name, names, first, initial, place, frozen)
         built = {agent: replace(built[agent], critic=member) for agent in built}
         learners.append(member)
     team = Team(
@@ -104,15 +107,32 @@ def build_team(
         frozen=agents_frozen,
         names=tuple(config.task.agents),
     )
+    share_model_configs(team)
     _set_critic_layouts(config, team)
     return team
+
+
+def create_groups(config: Config) -> dict[str, RankGroup]:
+    """The ranks that hold each component, by `AGENT.actor`, `AGENT.critic` and `AGENT.reference`, and `reward`."""
+    placement = read_placement(config, distributed.world_size())
+    return {component: distributed.rank_group(ranks) for component, ranks in placement.ranks.items()}
+
+
+def share_model_configs(team: Team) -> None:
+    """Set the configuration of each model on the ranks that do not hold it. Collective."""
+    models: list[Learner | FrozenAgent] = [*team.learners, *team.frozen.values()]
+    if all(model.group.is_world for model in models):
+        return
+    gathered = distributed.gather_objects([model.model_config if model.group.is_member else None for model in models])
+    for model, configs in zip(models, zip(*gathered, strict=True), strict=True):
+        model.remote_config = configs[model.group.ranks[0]]
 
 
 def _set_critic_layouts(config: Config, team: Team) -> None:
     """Configure centralised critics to read the observations and actions of all agents."""
     own = {agent.critic.name: agent.critic for agent in team.values() if agent.critic is not None}
     critic_contexts = {
-        name: critic_context(config, critic, own[name].engine.module.backbone.config)
+        name: critic_context(config, critic, own[name].model_config)
         for name, names in agents_by_critic(config).items()
         if isinstance(critic := config.task.agents[names[0]].critic, CentralizedCriticConfig)
     }
@@ -130,7 +150,11 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
     """An agent that keeps its initial weights; they may be shared with a reference, since neither is updated."""
     actor = config.task.agents[name].actor
     tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
-    policy, engine = load_initial_policy(config, name, actor, weights, frozen)
+    group = frozen.groups[f"{name}.actor"]
+    if not group.is_member:
+        return FrozenAgent(name=name, tokenizer=tokenizer, policy=None, group=group)
+    with group.activate():
+        policy, engine = load_initial_policy(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
         from ippo_cli.models.adapters import AdapterPolicy
 
@@ -139,7 +163,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
     check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
-    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy, engine=engine)
+    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy, engine=engine, group=group)
 
 
 def _build_agent(
@@ -148,28 +172,32 @@ def _build_agent(
     """The first of the agents that share these weights; the others differ from it only in name."""
     agent = config.task.agents[names[0]]
     tokenizer = load_actor_tokenizer(agent.actor, weights, agent.actor.revision)
-    policy = build_policy(config, holder, agent, weights, saved, frozen)
-    check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
-    # Before an engine shards it.
-    vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
-    reference, reference_engine = None, None
-    if needs_reference(config):
-        reference, reference_engine = load_reference_policy(config, holder, agent.actor, weights, frozen)
+    group, reference_group = (frozen.groups[f"{names[0]}.{part}"] for part in ("actor", "reference"))
+    policy, reference, reference_engine = None, None, None
+    if group.is_member:
+        with group.activate():
+            policy = build_policy(config, holder, agent, weights, saved, frozen)
+        check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(agent.actor, weights))
+    # Before an engine shards the policy.
+    chunk_tokens = 1 if policy is None else _count_chunk_tokens(config, policy)
+    if needs_reference(config) and reference_group.is_member:
+        with reference_group.activate():
+            reference, reference_engine = load_reference_policy(config, holder, agent.actor, weights, frozen)
         if agent.actor.reference not in (ReferenceKind.initial, ReferenceKind.base):
             check_readable_tokens(tokenizer, reference.lm, f"actor.reference={agent.actor.reference}")
-    if reference is not None and not reference.packs:
+    if reference is not None and policy is not None and not reference.packs:
         policy.packs = False  # the reference reads the same rows as the policy
         if splits_rows(config):
             raise PreflightError(
                 f"deepspeed.sequence_parallel={config.deepspeed.sequence_parallel}: the reference of {holder}, "
                 f"actor.reference={agent.actor.reference}, does not support packed rows; set it to 1"
             )
-    chunk_tokens = config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // vocabulary, 1)
-    actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen.device)
+    if reference is not None and policy is None:
+        chunk_tokens = _count_chunk_tokens(config, reference)
+    actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen)
     critic = None
     if isinstance(agent.critic, OptimizedCriticConfig) and not shares_critic(config):
-        model = build_critic(config, holder, agent, weights, saved, frozen)
-        critic = _build_critic_learner(config, holder, names, model, frozen.device)
+        critic = _build_critic_learner(config, holder, names, agent, weights, saved, frozen)
     return Agent(
         name=names[0],
         tokenizer=tokenizer,
@@ -177,10 +205,18 @@ def _build_agent(
         critic=critic,
         reference=reference,
         reference_engine=reference_engine,
+        has_reference=needs_reference(config),
+        reference_group=reference_group,
         reference_update_every=agent.actor.reference_update_every,
         temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
     )
+
+
+def _count_chunk_tokens(config: Config, policy: Policy) -> int:
+    """Tokens of which a policy computes logits at a time."""
+    vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
+    return config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // vocabulary, 1)
 
 
 def build_policy(
@@ -227,32 +263,38 @@ def _build_actor_learner(
     config: Config,
     holder: str,
     names: tuple[str, ...],
-    policy: Policy,
+    policy: Policy | None,
     reference: Policy | None,
     chunk_tokens: int,
-    device: torch.device,
+    frozen: FrozenWeights,
 ) -> Learner:
+    """The learner of a policy; `policy` is None on ranks that do not hold it."""
     agent = config.task.agents[names[0]]
     actor, critic = agent.actor, agent.critic
     kl_loss = config.algorithm.kl.loss
-    objective = PolicyObjective if policy.value_head is None else JointObjective
-    groups = param_groups(policy.trained_module, actor)
-    policy_groups = len(groups)
-    if isinstance(critic, ValueHeadCriticConfig):
-        assert policy.value_head is not None
-        groups += param_groups(policy.value_head, actor, critic.learning_rate)
+    objective = JointObjective if isinstance(critic, ValueHeadCriticConfig) else PolicyObjective
+    group, engine, policy_groups = frozen.groups[f"{names[0]}.actor"], None, 0
+    if policy is not None:
+        groups = param_groups(policy.trained_module, actor)
+        policy_groups = len(groups)
+        if isinstance(critic, ValueHeadCriticConfig):
+            assert policy.value_head is not None
+            groups += param_groups(policy.value_head, actor, critic.learning_rate)
+        with group.activate():
+            engine = make_engine(
+                policy,
+                groups,
+                config.deepspeed,
+                actor.dtype,
+                actor,
+                frozen.device,
+                tensor_plan=tensor_plan(config, backbone_of(policy.lm)),
+            )
     return Learner(
         name=holder,
         agent_names=names,
-        engine=make_engine(
-            policy,
-            groups,
-            config.deepspeed,
-            actor.dtype,
-            actor,
-            device,
-            tensor_plan=tensor_plan(config, backbone_of(policy.lm)),
-        ),
+        group=group,
+        local_engine=engine,
         objective=objective(
             config=config.algorithm,
             response_budget=_response_budget(config, names),
@@ -268,6 +310,7 @@ def _build_actor_learner(
         share_prefixes=config.deepspeed.share_prefixes,
         splits_rows=splits_rows(config),
         policy_groups=policy_groups,
+        reads_packed_rows=reference is not None and reference.packs,
     )
 
 
@@ -299,24 +342,36 @@ def build_critic(
 
 
 def _build_critic_learner(
-    config: Config, holder: str, names: tuple[str, ...], model: ValueModel | AdapterCritic, device: torch.device
+    config: Config,
+    holder: str,
+    names: tuple[str, ...],
+    agent: AgentConfig,
+    weights: str,
+    saved: Path | None,
+    frozen: FrozenWeights,
 ) -> Learner:
-    agent = config.task.agents[names[0]]
+    """The learner of a critic with a separate engine; `agent` is the first of its agents."""
     actor, critic = agent.actor, agent.critic
     assert isinstance(critic, OptimizedCriticConfig)
     dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
+    group, engine = frozen.groups[f"{names[0]}.critic"], None
+    if group.is_member:
+        with group.activate():
+            model = build_critic(config, holder, agent, weights, saved, frozen)
+            engine = make_engine(
+                model,
+                param_groups(model, critic),
+                config.deepspeed,
+                dtype,
+                critic,
+                frozen.device,
+                tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
+            )
     return Learner(
         name=holder,
         agent_names=names,
-        engine=make_engine(
-            model,
-            param_groups(model, critic),
-            config.deepspeed,
-            dtype,
-            critic,
-            device,
-            tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
-        ),
+        group=group,
+        local_engine=engine,
         objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
         optimizer=critic,
         mini_batch_size=len(names) * critic_mini_batch_size(config, agent),

@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.algorithms.losses import Loss
-from ippo_cli.algorithms.objectives import TrainingObjective
+from ippo_cli.algorithms.objectives import PolicyObjective, TrainingObjective, ValueFunction
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed, progress
+from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_token_counts, token_budget_batches
@@ -29,7 +30,8 @@ class Learner:
 
     name: str  # of the agent or group with these weights: names its metrics and checkpoint folder
     agent_names: tuple[str, ...]  # the agents that provide its rows, in the task's order
-    engine: Engine[Any]
+    group: RankGroup  # the ranks that hold its engine
+    local_engine: Engine[Any] | None  # None on other ranks
     objective: TrainingObjective
     optimizer: OptimizerConfig
     mini_batch_size: int  # rows per optimizer step, over all its agents and ranks
@@ -41,6 +43,24 @@ class Learner:
     policy_groups: int = 0  # parameter groups of the engine that hold the policy, for a policy with a value head
     layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
     consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
+    remote_config: PretrainedConfig | None = None  # its model's configuration, on ranks without the engine
+    reads_packed_rows: bool = False  # whether a reference on ranks without the engine reads packed rows
+
+    @property
+    def engine(self) -> Engine[Any]:
+        """Its engine, on the ranks that hold it."""
+        if self.local_engine is None:
+            raise RuntimeError(f"the {self.stage} of {self.name} is on ranks {self.group.ranks} only")
+        return self.local_engine
+
+    @property
+    def model_config(self) -> PretrainedConfig:
+        """The configuration of its language model, or of its critic's backbone; on every rank."""
+        if self.local_engine is None:
+            assert self.remote_config is not None
+            return self.remote_config
+        module = self.local_engine.module
+        return module.lm.config if isinstance(module, Policy) else module.backbone.config
 
     def set_learning_rate(self, iteration: int, num_iterations: int) -> float:
         """Set the learning rate of an iteration (counted from 0) and return it as a fraction of the peak.
@@ -60,12 +80,12 @@ class Learner:
     @property
     def is_policy(self) -> bool:
         """Whether it trains a policy."""
-        return isinstance(self.engine.module, Policy)
+        return isinstance(self.objective, PolicyObjective)
 
     @property
     def packs(self) -> bool:
         """Whether its module reads packed rows."""
-        return bool(self.engine.module.packs)
+        return self.reads_packed_rows if self.local_engine is None else bool(self.local_engine.module.packs)
 
     def split_batches(self, rollout: Rollout, tokens: int) -> list[Tensor]:
         """Split rows into batches of that many tokens; responses to one prompt may share it within a batch."""
@@ -83,6 +103,21 @@ class Learner:
             rows = batches[number] if number < len(batches) else batches[0]
             progress.heartbeat()
             yield rows, self._build_sequences(rollout, rows, final=final)
+
+    @torch.no_grad()
+    def compute_values(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """Values of the states before action tokens `[B, R]` (0 elsewhere) and after the last action token `[B]`; on
+        the ranks that hold the engine.
+        """
+        assert isinstance(self.objective, ValueFunction)
+        before = torch.zeros_like(rollout.logprobs)
+        after = before.new_zeros(len(before))
+        with self.engine.scoring():
+            for rows, sequences in self.iterate_sequences(rollout, final=True):
+                new, final = self.objective.values(self.engine, sequences)
+                before[rows, : new.shape[1]] = new
+                after[rows] = final
+        return before, after
 
     def iterate_micro_batches(self, batch: Minibatch) -> Iterator[Minibatch]:
         """Iterate over a mini-batch in micro-batches, equally many on every rank: a rank with fewer adds masked rows.

@@ -24,6 +24,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import base_by_policy
 from ippo_cli.engine import distributed
+from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.engine.tensor_parallel import model_plan, tensor_parallel_config
 from ippo_cli.engine.zero import Engine
 from ippo_cli.engine.zero_config import (
@@ -46,6 +47,7 @@ class FrozenWeights:
     """Frozen weights that several agents may share."""
 
     device: torch.device
+    groups: Mapping[str, RankGroup] = field(default_factory=dict)  # by component, the ranks that hold it
     # By weights; with the engine that shards them, at ZeRO stage 3.
     references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
     bases: dict[str, Any] = field(default_factory=dict)  # by name, for adapters
@@ -146,7 +148,8 @@ def _load_frozen_model(
     At ZeRO stage 3 with several ranks, a separate engine shards its weights.
     """
     dtype = dtype or actor.dtype
-    key = f"{source}@{revision}:{dtype.value}:{unquantized_args(actor)}:{owner}"
+    ranks = distributed.current_group().ranks
+    key = f"{source}@{revision}:{dtype.value}:{unquantized_args(actor)}:{owner}:{ranks}"
     if key not in frozen.references:
         spreads = config.deepspeed.stage == 3 and distributed.world_size() > 1
         lm = load_actor_lm(actor, source, revision, dtype=dtype, as_stored=spreads)

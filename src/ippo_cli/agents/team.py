@@ -44,15 +44,17 @@ class Team(Mapping[str, Agent]):
         spread = [agent.reference_engine for agent in self.agents.values()]
         spread += [agent.engine for agent in self.frozen.values()]
         frozen = {id(engine): engine for engine in spread if engine is not None}
-        for engine in [*(learner.engine for learner in self.learners), *frozen.values()]:
-            engine.destroy()
+        trained = [learner.local_engine for learner in self.learners]
+        for engine in [*trained, *frozen.values()]:
+            if engine is not None:
+                engine.destroy()
 
     def update_references(self, iteration: int) -> None:
-        """Copy policies into their references where this iteration requires it."""
+        """Copy policies into their references where this iteration requires it; both are on the same ranks."""
         for agent in self._updated_references(lambda every: iteration % every == 0).values():
-            assert agent.reference is not None
-            with agent.policy.engine.whole_layers():
-                agent.reference.copy_from(agent.policy.engine.module)
+            if agent.reference is not None:
+                with agent.group.activate(), agent.policy.engine.whole_layers():
+                    agent.reference.copy_from(agent.policy.engine.module)
 
     def updated_references(self, iteration: int) -> dict[str, Agent]:
         """Agents with references that differ from the initial ones, by the name of their weights."""
@@ -62,7 +64,7 @@ class Team(Mapping[str, Agent]):
         return {
             agent.policy.name: agent
             for agent in self.agents.values()
-            if agent.reference is not None and (every := agent.reference_update_every) is not None and due(every)
+            if agent.has_reference and (every := agent.reference_update_every) is not None and due(every)
         }
 
     def tokenizer(self, learner: Learner) -> PreTrainedTokenizerBase:

@@ -155,13 +155,22 @@ def quote_override(text: str) -> str:
         return text  # parsed by the commands, not by Hydra
     if re.fullmatch(rf"\+*{re.escape(AGENTS_KEY)}(\.\w+)?", key):
         return text  # parsed later, with specific errors
-    for attempt in (text, f"{key}={_literal(value)}"):
+    for attempt in (text, f"{key}={_escape_quoted_keys(value)}", f"{key}={_literal(value)}"):
         try:
             parser.parse_override(attempt)
         except HydraException:
             continue
         return attempt
     return text
+
+
+def _escape_quoted_keys(value: str) -> str:
+    """Replace quoted keys of a mapping, which Hydra does not parse, by escaped ones: `{"a,b": 1}` by `{a\\,b: 1}`."""
+
+    def escape(match: re.Match[str]) -> str:
+        return f"{match[1]}{match[3].replace(',', chr(92) + ',')}:"
+
+    return re.sub(r"""([{,]\s*)(["'])([\w.,\s]+)\2\s*:""", escape, value) if value.startswith("{") else value
 
 
 def merge_search_paths(overrides: Sequence[str], places: Sequence[str] = ()) -> list[str]:

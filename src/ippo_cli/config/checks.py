@@ -19,6 +19,7 @@ from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.model_args import check_model_args
+from ippo_cli.config.placement_checks import check_placement
 from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
@@ -74,7 +75,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(check_model_args, config),
         partial(check_rewards, config),
         partial(check_credit, config),
-        *([partial(check_references, config)] if training else []),
+        *([partial(check_references, config), partial(check_placement, config, world_size)] if training else []),
     ]
     if errors := collect_errors(rules, constraint_errors(config)):
         raise combine_errors(errors)

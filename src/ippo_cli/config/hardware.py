@@ -5,12 +5,29 @@ from __future__ import annotations
 from dataclasses import fields
 
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.placement import read_rollout_devices
 from ippo_cli.config.schema import Config, Mode
 
 
 def world_size(config: Config, external_ranks: int | None) -> int:
     """Ranks of the run that is started or planned; `external_ranks`: ranks started by an external launcher."""
-    return config.plan.devices or external_ranks or config.launch.processes * config.launch.nodes
+    if config.plan.devices is not None:
+        return config.plan.devices - count_machines(config) * len(read_rollout_devices(config))
+    return external_ranks or config.launch.processes * config.launch.nodes
+
+
+def count_machines(config: Config) -> int:
+    """Machines of the run that is started or planned."""
+    if config.plan.devices is None or config.plan.per_machine is None:
+        return config.launch.nodes
+    return -(-config.plan.devices // config.plan.per_machine)
+
+
+def ranks_per_machine(config: Config, world_size: int) -> int | None:
+    """The most ranks on one machine; None if an external launcher decides it."""
+    if config.plan.devices is None and world_size != config.launch.processes * config.launch.nodes:
+        return None
+    return -(-world_size // count_machines(config))
 
 
 def check_plan(config: Config) -> None:

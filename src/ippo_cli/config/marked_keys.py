@@ -53,7 +53,8 @@ def _iter_keys(cls: type[Any], prefix: str, inherited: frozenset[Mark]) -> Itera
             place = f"{prefix}{name}.*." if name == AGENTS else f"{prefix}{name}."
             yield from _iter_keys(below, place, marks)  # type: ignore[arg-type]
         else:
-            yield SchemaKey(f"{prefix}{name}", marks, get_origin(hint) is dict)
+            is_mapping = any(get_origin(part) is dict for part in (hint, *get_args(hint)))
+            yield SchemaKey(f"{prefix}{name}", marks, is_mapping)
 
 
 def wildcard_key(key: str) -> str:

@@ -5,6 +5,8 @@ entry. Unless noted, functions are collective: every rank calls them, in the sam
 
 A model-parallel group is `group_size` consecutive ranks. Its ranks train the same rows, each with a part of the work;
 otherwise (rollout, scoring, evaluation) each rank has its own rows. Without model parallelism each rank is a group.
+
+"All ranks" are those of the current group: the world, or inside `RankGroup.activate` some ranks, numbered from 0.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,7 +25,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 
 from ippo_cli.config.errors import UNEXPECTED, IppoError, OtherRankFailed, PreemptionRequested
+from ippo_cli.engine import rank_group as groups
 from ippo_cli.engine.launchers import LISTENING_SOCKET, Ranks, detect_ranks, rendezvous_address
+from ippo_cli.engine.rank_group import RankGroup, current_group, world_group
 
 T = TypeVar("T")
 SCATTER_CHUNK = 1 << 20  # elements, of all ranks together
@@ -33,9 +37,6 @@ _stores: dict[tuple[Any, ...], Any] = {}  # rendezvous stores by address, kept s
 _store: Any = None  # of the current training
 _trainings = 0  # prefixes keys, so that trainings that share a store have separate keys
 _timeout = timedelta(seconds=1800)
-_group: Any = None  # process group of this rank's model-parallel group; None without model parallelism
-_replicas: Any = None  # process group of the ranks with this rank's position in all model-parallel groups
-_group_size = 1
 
 
 def init(*, device: str, timeout_s: float, ranks_per_group: int = 1) -> Ranks:
@@ -64,26 +65,8 @@ def init(*, device: str, timeout_s: float, ranks_per_group: int = 1) -> Ranks:
         world_size=ranks.world_size,
         timeout=_timeout,
     )
-    _create_groups(ranks, ranks_per_group)
+    groups.create_world(ranks.rank, ranks.world_size, ranks_per_group, _timeout)
     return ranks
-
-
-def _create_groups(ranks: Ranks, size: int) -> None:
-    """Create the model-parallel groups of `size` consecutive ranks, which launchers place on one machine."""
-    global _group, _group_size, _replicas
-    if size == 1:
-        return
-    if ranks.world_size % size:
-        raise ValueError(f"ranks_per_group={size} does not divide {ranks.world_size} ranks")
-    _group_size = size
-    for first in range(0, ranks.world_size, size):  # every rank creates every group
-        members = list(range(first, first + size))
-        created = dist.new_group(members, timeout=_timeout)
-        _group = created if ranks.rank in members else _group
-    for position in range(size):
-        members = list(range(position, ranks.world_size, size))
-        created = dist.new_group(members, timeout=_timeout)
-        _replicas = created if ranks.rank in members else _replicas
 
 
 def _open_store(ranks: Ranks) -> Any:
@@ -112,8 +95,9 @@ def _take_listening_socket() -> int | None:
 
 def shutdown() -> None:
     """End the process group, if there is one."""
-    global _group, _group_size, _replicas, _store
-    _store, _group, _replicas, _group_size = None, None, None, 1
+    global _store
+    _store = None
+    groups.remove_groups()
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -135,39 +119,44 @@ def rank_device(device: str, ranks: Ranks) -> torch.device:
     return torch.device(device)
 
 
+def rank_group(ranks: Sequence[int]) -> RankGroup:
+    """The group of these ranks of the world. The first call creates it: every rank calls it, in the same order."""
+    return groups.rank_group(ranks, _timeout)
+
+
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    """This process's number among the ranks of the current group."""
+    return current_group().rank
 
 
 def world_size() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+    """Number of ranks of the current group."""
+    return current_group().size
+
+
+def global_rank() -> int:
+    """This process's number in the run, whatever group is active: names its files."""
+    return world_group().rank
 
 
 def group_size() -> int:
     """Ranks of each model-parallel group; 1 without model parallelism."""
-    return _group_size
+    return current_group().parallel_size
 
 
 def group_rank() -> int:
     """This rank's position within its model-parallel group."""
-    return rank() % _group_size
-
-
-def process_groups() -> tuple[Any, Any]:
-    """The process groups of this rank's model-parallel group, and of the ranks with its position in all groups; (None,
-    None) without model parallelism.
-    """
-    return _group, _replicas
+    return rank() % group_size()
 
 
 def num_groups() -> int:
     """Number of model-parallel groups: the number of shares into which the rows of an update are split."""
-    return world_size() // _group_size
+    return world_size() // group_size()
 
 
 def group_index() -> int:
     """The model-parallel group of this rank."""
-    return rank() // _group_size
+    return rank() // group_size()
 
 
 def is_main() -> bool:
@@ -178,7 +167,11 @@ def is_main() -> bool:
 def barrier() -> None:
     """Wait for every rank."""
     if world_size() > 1:
-        dist.barrier()
+        dist.barrier(group=_process_group())
+
+
+def _process_group() -> Any:
+    return current_group().process_group
 
 
 def all_sum(tensor: Tensor) -> Tensor:
@@ -194,8 +187,8 @@ def all_sum_groups(tensor: Tensor) -> Tensor:
 def sum_over_group(tensor: Tensor) -> Tensor:
     """The sum over the ranks of this rank's model-parallel group, as a new tensor. Collective over the group."""
     result = tensor.detach().clone()
-    if _group_size > 1:
-        dist.all_reduce(result, group=_group)
+    if group_size() > 1:
+        dist.all_reduce(result, group=current_group().parallel_group)
     return result
 
 
@@ -204,11 +197,11 @@ def exchange_over_group(parts: Tensor) -> Tensor:
     Collective over the group.
     """
     parts = parts.detach().contiguous()
-    if _group_size == 1:
+    if group_size() == 1:
         return parts.clone()
     received = torch.empty_like(parts)
     # As bytes, since not every backend exchanges every dtype.
-    dist.all_to_all_single(_as_bytes(received), _as_bytes(parts), group=_group)
+    dist.all_to_all_single(_as_bytes(received), _as_bytes(parts), group=current_group().parallel_group)
     return received
 
 
@@ -220,7 +213,7 @@ def all_max(tensor: Tensor) -> Tensor:
 def _all_reduce(tensor: Tensor, op: Any) -> Tensor:
     result = tensor.detach().clone()
     if world_size() > 1:
-        dist.all_reduce(result, op=op)
+        dist.all_reduce(result, op=op, group=_process_group())
     return result
 
 
@@ -259,7 +252,7 @@ def synchronize_errors(kinds: tuple[type[BaseException], ...] = (Exception, Pree
         if own_error is not None:
             raise own_error
         first = next(number for number, code in enumerate(codes) if code is not None)
-        raise OtherRankFailed(first, codes[first])
+        raise OtherRankFailed(current_group().ranks[first], codes[first])
 
 
 def lost_connection(error: BaseException) -> bool:
@@ -269,7 +262,7 @@ def lost_connection(error: BaseException) -> bool:
 
 def collective_count() -> int:
     """Number of collectives of the process group so far: ranks with equal counts can continue with the same one."""
-    if world_size() == 1:
+    if world_group().size == 1:
         return 0
     try:
         return distributed_c10d._get_default_group()._get_sequence_number_for_group()  # pyright: ignore[reportAttributeAccessIssue]
@@ -283,19 +276,20 @@ def exchange_exit_reports(report: str, patience_s: float) -> dict[int, str]:
     Not collective, and it works with a broken process group: ranks that have exited, or do not report within
     `patience_s`, are missing. Without rank 0, which may host the store, all others may be missing.
     """
-    by_rank = {rank(): report}
-    if world_size() == 1:
+    size, own_rank = world_group().size, global_rank()
+    by_rank = {own_rank: report}
+    if size == 1:
         return by_rank
     try:
-        _store.set(f"words/{rank()}", report)
+        _store.set(f"words/{own_rank}", report)
         deadline = time.monotonic() + patience_s
-        while len(by_rank) < world_size() and time.monotonic() < deadline:
-            for other in set(range(world_size())) - by_rank.keys():
+        while len(by_rank) < size and time.monotonic() < deadline:
+            for other in set(range(size)) - by_rank.keys():
                 if _store.check([f"words/{other}"]):
                     by_rank[other] = _store.get(f"words/{other}").decode()
             time.sleep(0.02)
         _store.add("read", 1)
-        while is_main() and _store.add("read", 0) < len(by_rank) and time.monotonic() < deadline + 1.0:
+        while own_rank == 0 and _store.add("read", 0) < len(by_rank) and time.monotonic() < deadline + 1.0:
             time.sleep(0.02)  # the store ends with rank 0
     except RuntimeError:
         pass
@@ -356,7 +350,7 @@ def all_gather_rows(tensor: Tensor) -> Tensor:
     padded = tensor.new_zeros((max(sizes), *tensor.shape[1:]))
     padded[: len(tensor)] = tensor.detach()
     parts = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather([_as_bytes(part) for part in parts], _as_bytes(padded))
+    dist.all_gather([_as_bytes(part) for part in parts], _as_bytes(padded), group=_process_group())
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
@@ -374,7 +368,7 @@ def scatter(values: Tensor, into: Tensor, device: torch.device) -> None:
         if is_main():
             firsts = [start + number * count for number in range(world_size())]
             parts = [_as_bytes(_pad_like(values[first : first + len(piece)], sent)) for first in firsts]
-        dist.scatter(_as_bytes(sent), parts, src=0)
+        dist.scatter(_as_bytes(sent), parts, src=current_group().ranks[0], group=_process_group())
         if sent is not piece:
             piece.copy_(sent)
 
@@ -394,7 +388,7 @@ def broadcast_object(obj: Any, src: int = 0) -> Any:
     if world_size() == 1:
         return obj
     box = [obj]
-    dist.broadcast_object_list(box, src=src)
+    dist.broadcast_object_list(box, src=current_group().ranks[src], group=_process_group())
     return box[0]
 
 
@@ -409,7 +403,8 @@ def run_on_main(work: Callable[[], T]) -> T:
             result = work()
         except Exception as raised:  # after the other ranks are notified
             error = raised
-    known = error if error is None or isinstance(error, IppoError) else OtherRankFailed(0, UNEXPECTED)
+    is_known = error is None or isinstance(error, IppoError)
+    known = error if is_known else OtherRankFailed(current_group().ranks[0], UNEXPECTED)
     result, main_error = broadcast_object((result, known))
     if error is not None:
         raise error
@@ -424,7 +419,7 @@ def gather_objects(obj: Any) -> list[Any]:
     if world_size() == 1:
         return [obj]
     boxes: list[Any] = [None] * world_size()
-    dist.all_gather_object(boxes, obj)
+    dist.all_gather_object(boxes, obj, group=_process_group())
     return boxes
 
 

@@ -33,7 +33,7 @@ M = TypeVar("M", bound=nn.Module)
 TAG = "shards"  # the folder that DeepSpeed creates inside the caller's
 HYPERPARAMETERS = ("lr", "weight_decay", "betas", "eps")
 
-_last_world: Any = None  # the process group from which DeepSpeed's own groups were cloned
+_world: tuple[Any, Any] = None, None  # torch's default process group, and the group of DeepSpeed that replaces it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +50,8 @@ class Engine(Generic[M]):
     Each entry of `param_groups` holds `params`, `lr`, `weight_decay`, `betas` and `eps`. Parameters in no group are
     neither trained nor saved. Several engines may coexist; every rank builds and calls them in the same order, with the
     same number of forwards and backwards. Call `distributed.init` first.
+
+    The ranks are those of the group that is active when the engine is built, and whenever it is used.
 
     At stage 3 weights are cast, moved to the device and sharded one parameter at a time: a rank with memory-mapped
     weights never has all of them in its own memory. A stage 3 module without groups is read-only and needs no
@@ -99,6 +101,7 @@ class Engine(Generic[M]):
         if self._stage == 3:
             _partition_module(module, config, device)
         with contextlib.redirect_stdout(io.StringIO()):  # its bf16 optimizer prints memory
+            _select_ranks()
             self._ds, *_ = deepspeed.initialize(model=module, optimizer=self._optimizer, config=config)
         if getattr(self._ds, "first_dataloader_check", None) is not None:
             self._ds.first_dataloader_check.remove()  # it compares inputs that may only be tensors
@@ -131,6 +134,7 @@ class Engine(Generic[M]):
         micro-batches. DeepSpeed averages gradients over replicas, so the share is multiplied by their number here. A
         rank without rows takes part with `0 * loss`. With tensor parallelism the ranks of a group have the same rows.
         """
+        _select_ranks()
         self._ds.backward(loss * self._replicas, scale_wrt_gas=False)
 
     def step(self) -> StepResult:
@@ -139,6 +143,7 @@ class Engine(Generic[M]):
         A step with a non-finite global gradient norm is skipped: on every rank, parameters and optimizer state remain
         bitwise unchanged.
         """
+        _select_ranks()
         if self._alone and self._stage == 0:  # in bf16 all parameters have fp32 gradients
             self._fill_missing_gradients()
         self._ds.step()
@@ -295,6 +300,7 @@ class Engine(Generic[M]):
         if not distributed.any_rank(bool(failures)):  # a rank that returned here would block the others below
             self._ds.checkpoint_engine.save = lambda state_dict, path: _write_file(state_dict, path, written, failures)
             self._can_load = False
+            _select_ranks()
             self._ds.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=True)
         if failures:
             raise failures[0]
@@ -307,6 +313,7 @@ class Engine(Generic[M]):
         """
         if not self._can_load:
             raise RuntimeError("an engine that has saved cannot load (ZeRO 3 would mix up its shards); build a new one")
+        _select_ranks()
         with contextlib.redirect_stdout(io.StringIO()):  # DeepSpeed prints here too
             self._ds._get_all_ckpt_names = self._shard_files
             path, _ = self._ds.load_checkpoint(str(folder), tag=TAG, custom_load_fn=self._load_module_state)
@@ -368,7 +375,6 @@ class Engine(Generic[M]):
 
 def _import_deepspeed(device: torch.device) -> Any:
     """Import DeepSpeed for this device type, quietly, without compilation, on the current process group."""
-    global _last_world
     if not torch.distributed.is_initialized():
         raise RuntimeError("an engine needs a process group; call distributed.init() first")
     os.environ.setdefault("DS_ACCELERATOR", device.type)
@@ -379,7 +385,7 @@ def _import_deepspeed(device: torch.device) -> Any:
     import deepspeed
     import deepspeed.ops
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.utils import groups, logger
+    from deepspeed.utils import logger
 
     logger.setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
@@ -389,13 +395,40 @@ def _import_deepspeed(device: torch.device) -> Any:
         raise RuntimeError(f"device={device.type}, but DeepSpeed runs on {accelerator.device_name()} already")
     # No op is marked compatible, so none is compiled: the shared-memory reduction needs g++ and ninja.
     deepspeed.ops.__compatible_ops__ = {}  # pyright: ignore[reportAttributeAccessIssue]
-    if torch.distributed.group.WORLD is not _last_world:
-        _last_world = torch.distributed.group.WORLD
-        groups._WORLD_GROUP = torch.distributed.new_group(timeout=distributed.collective_timeout())
-        # Read for tensor parallelism only; DeepSpeed's own groups would have another timeout.
-        groups._TENSOR_MODEL_PARALLEL_GROUP, groups._DATA_PARALLEL_GROUP = distributed.process_groups()
-        groups._MODEL_PARALLEL_GROUP, groups.mpu = groups._TENSOR_MODEL_PARALLEL_GROUP, None
+    from deepspeed.runtime.zero import partitioned_param_coordinator
+
+    deepspeed.comm.barrier = _wait_for_group
+    partitioned_param_coordinator.assert_ints_same_as_other_ranks = _check_same_order
+    _select_ranks()
     return deepspeed
+
+
+def _select_ranks() -> None:
+    """Make the current group the world of DeepSpeed, which looks its process groups up in module variables."""
+    global _world
+    from deepspeed.utils import groups
+
+    group = distributed.current_group()
+    if group.is_world and torch.distributed.group.WORLD is not _world[0]:  # its own clone would have another timeout
+        _world = torch.distributed.group.WORLD, torch.distributed.new_group(timeout=distributed.collective_timeout())
+    groups._WORLD_GROUP = _world[1] if group.is_world else group.process_group
+    # Read for tensor parallelism only.
+    groups._TENSOR_MODEL_PARALLEL_GROUP, groups._DATA_PARALLEL_GROUP = group.parallel_group, group.replicas
+    groups._MODEL_PARALLEL_GROUP, groups.mpu = group.parallel_group, None
+
+
+def _wait_for_group(group: Any = None, **_: Any) -> None:
+    """Replaces DeepSpeed's barrier: an engine waits for all ranks while it is built and saved."""
+    torch.distributed.barrier(group=distributed.current_group().process_group if group is None else group)
+
+
+def _check_same_order(numbers: list[int]) -> None:
+    """Replaces DeepSpeed's check that ranks use layers and parameters in the same order, which asks rank 0 of the
+    world, and compares numbers that count the layers of all engines of a process.
+    """
+    from_first = [number - min(numbers) for number in numbers]
+    if distributed.broadcast_object(from_first) != from_first:
+        raise RuntimeError("ranks of one engine use its layers in different orders")
 
 
 def _partition_module(module: nn.Module, config: dict[str, Any], device: torch.device) -> None:
@@ -410,7 +443,8 @@ def _partition_module(module: nn.Module, config: dict[str, Any], device: torch.d
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device))
     dtype = torch.bfloat16 if config["bf16"]["enabled"] else torch.float32
-    init = Init(module=nn.Module(), config_dict_or_path=copy.deepcopy(config))
+    group = distributed.current_group().process_group
+    init = Init(module=nn.Module(), config_dict_or_path=copy.deepcopy(config), data_parallel_group=group)
     for param in module.parameters():
         values = param.data.flatten()
         own = dtype if values.is_floating_point() else values.dtype

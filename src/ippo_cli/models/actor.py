@@ -30,6 +30,7 @@ from ippo_cli.models.load import (
     load_pretrained,
     missing_files_reason,
     missing_tokenizer_reason,
+    save_model,
     submodule_weights,
 )
 from ippo_cli.models.packing import last_hidden_states, run_backbone
@@ -213,14 +214,14 @@ class Policy(nn.Module):
         `weights` are those of the whole module. `merged`: whether an adapter is merged into its base.
         """
         actor = folder / "actor"
-        self.lm.save_pretrained(actor, state_dict=submodule_weights("lm.", weights))
+        save_model(self.lm, actor, submodule_weights("lm.", weights))
         tokenizer.save_pretrained(actor)
         return [actor, *self._save_head(folder, weights)]
 
     def _save_head(self, folder: Path, weights: dict[str, Tensor]) -> list[Path]:
         if self.value_head is None:
             return []
-        self.value_head.save_pretrained(folder / "critic", state_dict=submodule_weights("value_head.", weights))
+        save_model(self.value_head, folder / "critic", submodule_weights("value_head.", weights))
         return [folder / "critic"]
 
     @torch.no_grad()

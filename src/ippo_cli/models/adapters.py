@@ -18,7 +18,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.actor import Policy, PolicyOutput
 from ippo_cli.models.critic import ValueHead, ValueModel, gather_states, load_value_head, make_value_model
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import backbone_of, submodule_weights
+from ippo_cli.models.load import backbone_of, save_model, submodule_weights
 from ippo_cli.models.lora import ADAPTER_PARAMETERS, Adapter, FrozenBase
 from ippo_cli.models.packing import last_hidden_states
 
@@ -132,7 +132,7 @@ class AdapterCritic(nn.Module):
             _save_merged(self._merged_model(), critic, self._merged_state(own, head), torch.float32)
         saved = critic / ADAPTER_SUBFOLDER if merged else critic
         self.adapter.save(saved, own)
-        self.value_head.save_pretrained(saved / "value_head", state_dict=head)
+        save_model(self.value_head, saved / "value_head", head)
         tokenizer.save_pretrained(critic)
         return [critic]
 
@@ -171,7 +171,7 @@ class AdapterCritic(nn.Module):
 
 def _save_merged(model: PreTrainedModel, folder: Path, state: dict[str, Tensor], dtype: torch.dtype) -> None:
     """Write a model's folder with the weights of `state`. The library writes the model's own type to `config.json`."""
-    model.save_pretrained(folder, state_dict=state)
+    save_model(model, folder, state)
     file = folder / CONFIG_NAME
     file.write_text(
         json.dumps(_replace_dtype(json.loads(file.read_text()), str(dtype).removeprefix("torch.")), indent=2)

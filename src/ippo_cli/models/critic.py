@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.models.layout import Sequences
+from ippo_cli.models.load import save_model
 from ippo_cli.models.packing import last_hidden_states
 
 
@@ -101,7 +102,7 @@ class ValueModel(PreTrainedModel):
         self, folder: Path, weights: dict[str, Tensor], tokenizer: PreTrainedTokenizerBase, *, merged: bool
     ) -> list[Path]:
         """Write `critic/` in Hugging Face format; return the folders. `merged` has no effect without an adapter."""
-        self.save_pretrained(folder / "critic", state_dict=weights)
+        save_model(self, folder / "critic", weights)
         tokenizer.save_pretrained(folder / "critic")
         return [folder / "critic"]
 

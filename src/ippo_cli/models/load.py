@@ -104,6 +104,17 @@ def submodule_weights(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, T
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
 
 
+def save_model(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor]) -> None:
+    """Write a model with these weights in Hugging Face format, on any rank: the library would write on rank 0 only."""
+    vars(model)["should_save_on_this_rank"] = lambda is_main_process: is_main_process
+    try:
+        model.save_pretrained(folder, state_dict=weights)
+    finally:
+        del vars(model)["should_save_on_this_rank"]
+    if not any(folder.glob("*.safetensors")):
+        raise OSError(f"{folder}: no weights were written")
+
+
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
     """A model without its head."""
     backbone = model.base_model

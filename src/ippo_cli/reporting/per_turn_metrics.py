@@ -39,7 +39,7 @@ def per_turn_metrics(
     for name, count in turns.items():
         agent, rollout, scores, own = agents[name], experience.rollouts[name], experience.scores[name], targets[name]
         numbers = per_turn_means(
-            experience.episodes, name, rollout, scores, own, count, has_reference=agent.reference is not None
+            experience.episodes, name, rollout, scores, own, count, has_reference=agent.has_reference
         )
         for turn in range(count):
             numbers |= {

@@ -24,6 +24,7 @@ from ippo_cli.rewards.contract import Reward, RewardFunction, validate_reward
 from ippo_cli.rewards.episodes import turn_for_step, turn_steps
 from ippo_cli.rewards.mix import normalize_mix
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.placed import find_reward_group, score_on_group
 from ippo_cli.rewards.processors import apply_processors
 from ippo_cli.rewards.retry import RewardRetry
 from ippo_cli.rewards.streaming import StreamedRewards
@@ -188,7 +189,21 @@ def call_reward(
     Failed episodes have no reward and are not passed to it. Rows of `streamed` are retried only if they failed. All
     ranks return the same `parts`, with NaN for parts that a rank does not have. Collective.
     """
+    group = find_reward_group(reward)
+    if group is None:
+        return _call_reward(reward, episodes, agents, config, streamed)
+    return score_on_group(
+        group, episodes, agents, lambda part: _call_reward(reward, part, agents, config, streamed=None)
+    )
 
+
+def _call_reward(
+    reward: RewardFunction,
+    episodes: Sequence[Episode],
+    agents: Sequence[str],
+    config: RewardConfig,
+    streamed: StreamedRewards | None,
+) -> tuple[Reward, Exception | None]:
     def ask(part: list[int]) -> Reward:
         selected = [episodes[row] for row in part]
         return validate_reward(reward(selected), agents, selected)

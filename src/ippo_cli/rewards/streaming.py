@@ -7,6 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 
 from ippo_cli.rewards.contract import Reward, RewardFunction, validate_reward
+from ippo_cli.rewards.placed import find_reward_group
 from ippo_cli.types import Episode
 
 OnFinished = Callable[[Sequence[int], Sequence[Episode]], None]
@@ -17,8 +18,8 @@ StreamedRewards = Callable[[], list[tuple[list[int], Reward | BaseException]]]
 
 @contextmanager
 def streaming_reward(reward: RewardFunction, agents: Sequence[str], rows: int) -> Iterator[StreamingReward | None]:
-    """Yield a `StreamingReward` with a batch size of `rows`; None if `rows=0`."""
-    if rows == 0:
+    """Yield a `StreamingReward` with a batch size of `rows`; None if `rows=0`, or if the reward is on other ranks."""
+    if rows == 0 or find_reward_group(reward) is not None:
         yield None
         return
     early = StreamingReward(reward, agents, rows)

@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.models.actor import MultiAdapterBatch, Policy
 
 
@@ -18,6 +19,11 @@ class GenerationPolicy(Protocol):
 
     name: str
     tokenizer: PreTrainedTokenizerBase
+
+    @property
+    def group(self) -> RankGroup:
+        """The ranks that hold it. On other ranks it has a tokenizer and a configuration only."""
+        ...
 
     @property
     def model_config(self) -> PretrainedConfig:

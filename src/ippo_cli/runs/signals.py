@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import wraps
 from types import FrameType
 from typing import ParamSpec, TypeVar
 
@@ -104,6 +105,7 @@ class PreemptionHandler:
         Call it in the main thread. Otherwise a reward whose worker processes died of the same signal blocks forever.
         """
 
+        @wraps(reward, updated=())
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             self._is_calling_reward = True
             try:

@@ -93,7 +93,7 @@ class Watchdog:
                 self._abort(file)
 
     def _open_stacks_file(self) -> IO[str]:
-        place = stacks_file(self.folder, distributed.rank())
+        place = stacks_file(self.folder, distributed.global_rank())
         try:
             place.parent.mkdir(exist_ok=True)
             return place.open("w")
@@ -120,9 +120,9 @@ class Watchdog:
         faulthandler.cancel_dump_traceback_later()
         faulthandler.dump_traceback(file, all_threads=True)
         file.flush()
-        self._is_reporter = self._is_reporter or distributed.world_size() > 1  # two reports are better than none
+        self._is_reporter = self._is_reporter or distributed.world_group().size > 1  # two reports are better than none
         self._fired.set()
-        if distributed.world_size() > 1:
+        if distributed.world_group().size > 1:
             time.sleep(4 * self._tick)
         for child in descendants(os.getpid()):
             with suppress(OSError):

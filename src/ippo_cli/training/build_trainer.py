@@ -17,11 +17,13 @@ from ippo_cli.agents.build import build_team
 from ippo_cli.agents.initial import check_vocabularies, initial_weights, pin_revisions
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_errors
+from ippo_cli.config.placement import read_placement
 from ippo_cli.config.schema import Config
 from ippo_cli.config.time_limit import resolve_deadline
 from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.launchers import job_end_time
+from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.resources import memory_error, memory_warning, this_machine
 from ippo_cli.reporting.console import Console
@@ -29,9 +31,11 @@ from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.training_warnings import WINDOW
 from ippo_cli.rewards.contract import RewardContext, RewardFunction, close_reward, prepare_reward
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rewards.placed import place_reward
 from ippo_cli.rollout.engine import EngineResources
 from ippo_cli.rollout.generator import Generator, build_generator, sampling_settings
 from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.routed_generator import RoutedGenerator
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left, describe_versions
@@ -79,8 +83,12 @@ def build_trainer(context: RunContext) -> Trainer:
         )
         unused.callback(close_reward, reward)
         trainer = _build_from_task(context, task, reward)
+        group = distributed.rank_group(read_placement(context.config, distributed.world_size()).ranks["reward"])
+        if not group.is_world:
+            place_reward(reward, group)
         with distributed.synchronize_errors():
-            prepare_reward(reward, RewardContext(device=context.device, folder=context.folder / "reward"))
+            if group.is_member:
+                prepare_reward(reward, RewardContext(device=context.device, folder=context.folder / "reward"))
         unused.pop_all()
     return trainer
 
@@ -276,14 +284,24 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
         context.preemption.raise_if_requested()
 
     config = context.config
-    return build_generator(
-        policies,
-        config.rollout,
-        sampling_settings(config.task),
-        report_progress,
-        continues=can_reuse_prefix(config),
-        resources=EngineResources(log_folder=context.folder / "logs"),
-    )
+    by_group: dict[RankGroup, dict[str, GenerationPolicy]] = {}
+    for name, policy in policies.items():
+        by_group.setdefault(policy.group, {})[name] = policy
+    generators: dict[RankGroup, Generator] = {}
+    for group, own in by_group.items():
+        if group.is_member:
+            with group.activate():
+                generators[group] = build_generator(
+                    own,
+                    config.rollout,
+                    sampling_settings(config.task),
+                    report_progress,
+                    continues=can_reuse_prefix(config),
+                    resources=EngineResources(log_folder=context.folder / "logs"),
+                )
+    if all(group.is_world for group in by_group):
+        return generators[distributed.world_group()]
+    return RoutedGenerator(policies, config.rollout, generators)
 
 
 def _build_time_limit(config: Config, checkpoint_bytes: float, recent: Sequence[Mapping[str, float]]) -> TimeLimit:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.team import Team
 from ippo_cli.config.errors import (
     IppoError,
@@ -212,8 +213,7 @@ class CheckpointManager:
         optimizers = has_optimizers(folder)
         for learner in state.team.learners:
             if optimizers:
-                load = learner.engine.load if wrote == distributed.world_size() else learner.engine.load_resharded
-                load(folder / learner.name / f"engine_{learner.stage}")
+                self._load_engine(learner, stored, folder)
             learner.consecutive_skips = stored["skipped_in_a_row"][learner.name][learner.stage]
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
@@ -224,9 +224,23 @@ class CheckpointManager:
         state.rng = json.loads((folder / f"rng_rank_{distributed.rank() % wrote}.json").read_text())
         restore_rng(state.rng)
         for holder, agent in state.team.updated_references(state.progress.iteration).items():
-            assert agent.reference is not None
-            agent.reference.load_saved(folder / holder / REFERENCE_FOLDER)
+            if agent.reference is not None:
+                agent.reference.load_saved(folder / holder / REFERENCE_FOLDER)
         self._saved_iteration = state.progress.iteration
+
+    def _load_engine(self, learner: Learner, stored: Mapping[str, Any], folder: Path) -> None:
+        """Load a learner's shards on the ranks that hold it. Raises `ResumeError` if their number has changed."""
+        # Earlier versions store no ranks: every rank held every engine.
+        wrote = stored.get("ranks", {}).get(learner.name, {}).get(learner.stage, range(stored["world_size"]))
+        if len(wrote) != learner.group.size and not self.config.reshard:
+            raise ResumeError(
+                f"{folder}: the {learner.stage} of {learner.name} was saved by {len(wrote)} ranks, and "
+                f"launch.placement has {learner.group.size} for it; use as many ranks, or checkpoint.reshard=true"
+            )
+        if learner.group.is_member:
+            with learner.group.activate():
+                load = learner.engine.load if len(wrote) == learner.group.size else learner.engine.load_resharded
+                load(folder / learner.name / f"engine_{learner.stage}")
 
     def _write_rank_files(self, state: TrainingState, temporary: Path) -> tuple[list[str], FileManifest]:
         """Write this rank's part; returns its failures and files. Never raises: other ranks wait for this one."""
@@ -241,17 +255,9 @@ class CheckpointManager:
         if any(distributed.gather_objects(failures)):
             return failures, {}
         for learner in state.team.learners:
-            learner_folder = temporary / learner.name
-            if self.config.optimizer:
-                with collect_failures(failures):
-                    written += learner.engine.save(learner_folder / f"engine_{learner.stage}")
-            weights = learner.engine.full_state_dict()
-            merged = self.config.weights is CheckpointWeights.full
-            with collect_failures(failures):
-                written += learner.save_pretrained(
-                    learner_folder, weights, state.team.tokenizer(learner), merged=merged
-                )
-            del weights  # hold the weights of one model at a time
+            if learner.group.is_member:
+                with learner.group.activate():
+                    self._write_learner(learner, state.team, temporary, written, failures)
         with collect_failures(failures):
             written += _write_references(state, temporary)
         with collect_failures(failures):
@@ -270,6 +276,19 @@ class CheckpointManager:
             with collect_failures(failures):
                 listed = list_files(temporary, written)
         return failures, listed
+
+    def _write_learner(
+        self, learner: Learner, team: Team, temporary: Path, written: list[Path], failures: list[str]
+    ) -> None:
+        """Write this rank's shard of a learner, and its weights on the first rank that holds it."""
+        folder = temporary / learner.name
+        if self.config.optimizer:
+            with collect_failures(failures):
+                written += learner.engine.save(folder / f"engine_{learner.stage}")
+        weights = learner.engine.full_state_dict()
+        merged = self.config.weights is CheckpointWeights.full
+        with collect_failures(failures):
+            written += learner.save_pretrained(folder, weights, team.tokenizer(learner), merged=merged)
 
     def _handle_save_failure(self, temporary: Path, reason: str) -> None:
         shutil.rmtree(temporary, ignore_errors=True)  # on every rank: they may not see each other's files
@@ -302,10 +321,12 @@ class CheckpointManager:
 
 
 def _write_references(state: TrainingState, folder: Path) -> list[Path]:
-    """Write the references that were updated during the run, as models or adapters, on rank 0; returns the files."""
+    """Write the references that were updated during the run, as models or adapters, on the first rank that holds one;
+    returns the files.
+    """
     written: list[Path] = []
     for holder, agent in state.team.updated_references(state.progress.iteration).items():
-        if distributed.is_main() and agent.reference is not None:
+        if agent.reference is not None and agent.reference_group.rank == 0:
             weights = {name: tensor.detach().cpu() for name, tensor in agent.reference.state_dict().items()}
             for part in agent.reference.save(
                 folder / holder / REFERENCE_FOLDER, weights, agent.tokenizer, merged=False
@@ -343,11 +364,14 @@ def _format_mib(size: int) -> str:
 
 def _state_dict(state: TrainingState) -> dict[str, Any]:
     skipped: dict[str, dict[str, int]] = {}
+    ranks: dict[str, dict[str, list[int]]] = {}
     for learner in state.team.learners:
+        ranks.setdefault(learner.name, {})[learner.stage] = list(learner.group.ranks)
         skipped.setdefault(learner.name, {})[learner.stage] = learner.consecutive_skips
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": distributed.world_size(),
+        "ranks": ranks,
         "progress": asdict(state.progress),
         "kl_coef": dict(state.algorithm.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,9 +12,16 @@ from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.engine import distributed
-from ippo_cli.types import CriticView, Minibatch, Rollout, StepContext, Targets, concatenate_rows, take_rows
-
-Carrier = TypeVar("Carrier", Rollout, Targets)
+from ippo_cli.types import (
+    CriticView,
+    Minibatch,
+    Rollout,
+    StepContext,
+    Targets,
+    concatenate_rows,
+    move_carrier,
+    take_rows,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +193,7 @@ def balance_across_ranks(batch: Minibatch) -> Minibatch:
     """
     device = batch.agent.device
     gathered = distributed.gather_objects(
-        (_to_device(batch.rollout, "cpu"), _to_device(batch.targets, "cpu"), batch.agent.cpu())
+        (move_carrier(batch.rollout, "cpu"), move_carrier(batch.targets, "cpu"), batch.agent.cpu())
     )
     rollouts, targets, agents = zip(*gathered, strict=True)
     rows, goals, agent = concatenate_rows(rollouts), concatenate_rows(targets), torch.cat(agents)
@@ -195,12 +201,7 @@ def balance_across_ranks(batch: Minibatch) -> Minibatch:
     own_rows = [row for row, group in enumerate(groups) if group == distributed.group_index()]
     return replace(
         batch,
-        rollout=_to_device(Rollout(**take_rows(rows, own_rows)), device),
-        targets=_to_device(Targets(**take_rows(goals, own_rows)), device),
+        rollout=move_carrier(Rollout(**take_rows(rows, own_rows)), device),
+        targets=move_carrier(Targets(**take_rows(goals, own_rows)), device),
         agent=agent[own_rows].to(device),
     )
-
-
-def _to_device(carrier: Carrier, device: torch.device | str) -> Carrier:
-    columns = {entry.name: getattr(carrier, entry.name) for entry in fields(carrier)}
-    return replace(carrier, **{name: value.to(device) for name, value in columns.items() if isinstance(value, Tensor)})

@@ -135,14 +135,18 @@ class OpponentPool:
         final = self._snapshot_folder(iteration)
         partial = final.with_name(f".{final.name}.partial")
         distributed.run_on_main(lambda: shutil.rmtree(partial, ignore_errors=True))
-        written: list[Path] = []  # on rank 0
+        own: list[Path] = []  # on the first rank of each policy
         for learner in team.learners:
             if learner.is_policy:
-                weights = learner.engine.full_state_dict()
+                weights = None
+                if learner.group.is_member:
+                    with learner.group.activate():
+                        weights = learner.engine.full_state_dict()
                 with distributed.synchronize_errors(), convert_storage_errors(str(self._folder)):
-                    written += learner.save_pretrained(
+                    own += learner.save_pretrained(
                         partial / learner.name, weights, team.tokenizer(learner), merged=False
                     )
+        written = [file for files in distributed.gather_objects(own) for file in files]
 
         def commit_snapshot() -> FileManifest:
             with convert_storage_errors(str(self._folder)):
@@ -212,7 +216,11 @@ class OpponentPool:
                 drawn,
                 {
                     name: FrozenAgent(
-                        name=name, tokenizer=team[names[0]].tokenizer, policy=self._load_policy(drawn, name)
+                        name=name,
+                        tokenizer=team[names[0]].tokenizer,
+                        policy=self._load_policy(drawn, name) if team[names[0]].group.is_member else None,
+                        group=team[names[0]].group,
+                        remote_config=team[names[0]].model_config,
                     )
                     for name, names in self._agents_by_policy.items()
                 },

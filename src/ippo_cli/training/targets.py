@@ -53,9 +53,7 @@ class Algorithm:
 
     def active_kl_coefs(self, agents: Mapping[str, Agent]) -> dict[str, float | None]:
         """The KL coefficient of the reward by agent; None for an agent without a reference."""
-        return {
-            name: self._current_kl_coef(name) if agent.reference is not None else None for name, agent in agents.items()
-        }
+        return {name: self._current_kl_coef(name) if agent.has_reference else None for name, agent in agents.items()}
 
     def _current_kl_coef(self, name: str) -> float:
         """The adapted coefficient, or the configuration's, which a resume may change."""

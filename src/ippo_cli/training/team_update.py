@@ -18,7 +18,8 @@ from ippo_cli.formulas import sequential_factor, step_logratio
 from ippo_cli.reporting.iteration_metrics import ratio
 from ippo_cli.reporting.stopwatch import ignore_phase
 from ippo_cli.rollout.sampling import uniforms
-from ippo_cli.training.update import UpdateStats, update_learner
+from ippo_cli.training.placed_updates import PlacedUpdates
+from ippo_cli.training.update import UpdateStats
 from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 
 
@@ -58,33 +59,26 @@ def update_team(
     changes = None
     if config.team.update_order is UpdateOrder.sequential and context.iteration >= config.algorithm.critic_warmup:
         changes = SequentialCorrection(config.algorithm.sequential_correction, experience)
-    stats: dict[int, UpdateStats] = {}
+    updates = PlacedUpdates(team, experience, context, turns, show_phase)
+    if changes is None:
+        updates.share_rows(team.learners, targets)
     for place, name in enumerate(order, start=1):
-        learner, learner_targets = policies[name], targets
-        correction_metrics: UpdateStats = {}
-        if changes is not None:
-            learner_targets, correction_metrics = changes.correct_advantages(learner, targets, turns)
-            correction_metrics[f"{name}/policy/order"] = float(place)
-        before = None if changes is None or place == len(order) else changes.compute_logprobs(team, learner)
-        show_phase(f"update {name} {learner.stage}")
-        stats[id(learner)] = correction_metrics | update_learner(
-            learner, experience.rollouts, learner_targets, context, experience.views, turns=turns
-        )
-        if changes is not None and before is not None:
+        learner = policies[name]
+        if changes is None:
+            updates.run(learner)
+            continue
+        corrected, correction_metrics = changes.correct_advantages(learner, targets, turns)
+        before = None if place == len(order) else changes.compute_logprobs(team, learner)
+        updates.share_rows([learner], corrected)
+        updates.run(learner, correction_metrics | {f"{name}/policy/order": float(place)})
+        if before is not None:
             changes.record_update(learner, before, changes.compute_logprobs(team, learner))
-    for learner in team.learners:
-        if id(learner) not in stats:
-            show_phase(f"update {learner.name} {learner.stage}")
-            stats[id(learner)] = update_learner(
-                learner,
-                experience.rollouts,
-                targets,
-                context,
-                experience.views,
-                turns=turns,
-                is_resting=learner.is_policy and learner.name not in order,
-            )
-    return [stats[id(learner)] for learner in team.learners]
+    remaining = [learner for learner in team.learners if id(learner) not in updates.stats]
+    if changes is not None:
+        updates.share_rows(remaining, targets)
+    for learner in remaining:
+        updates.run(learner, is_resting=learner.is_policy and learner.name not in order)
+    return updates.collect_stats()
 
 
 @dataclass

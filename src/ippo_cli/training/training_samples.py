@@ -89,7 +89,7 @@ def _evaluate_tokens(agent: Agent, rollout: Rollout, targets: Targets, valid: Te
         logprobs,
         entropies,
         valid,
-        has_reference=agent.reference is not None,
+        has_reference=agent.has_reference,
         has_values=agent.has_values,
     )
     return {name: column.cpu() for name, column in columns.items()}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from ippo_cli.config.constraints import PositiveFloat, PositiveInt
-from ippo_cli.config.marks import InEval
+from ippo_cli.config.marks import Frozen, InEval
 from ippo_cli.config.schema.registry import option
 
 
@@ -28,3 +29,5 @@ class LaunchConfig:
     timeout_s: InEval[PositiveInt]  # seconds after which an unfinished collective is an error
     watchdog_s: PositiveFloat | None  # seconds without progress after which a run exits (code 11); null = never
     watchdog_first_s: PositiveFloat  # the same limit until the first iteration is done; loading takes longer
+    placement: Frozen[dict[str, Any] | None] = None
+    # ranks by component: {"actor,critic": 0-5, reference: 6, rollout: 6-7}, or by AGENT.actor; null = all on all ranks

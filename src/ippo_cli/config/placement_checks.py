@@ -1,0 +1,252 @@
+"""Rules of `launch.placement`: models that need each other's ranks, ranks without a model, devices of servers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+
+from ippo_cli.config.batch_sizes import format_divisors
+from ippo_cli.config.credit import needs_reference, needs_replays
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.hardware import ranks_per_machine
+from ippo_cli.config.placement import (
+    ACTOR,
+    AGENT_COMPONENTS,
+    CRITIC,
+    KEY,
+    REFERENCE,
+    REWARD,
+    ROLLOUT,
+    Placement,
+    format_ranks,
+    placed_components,
+    read_placement,
+    uses_servers,
+)
+from ippo_cli.config.references import is_default_reference
+from ippo_cli.config.rewards import rewards_with_prefixes
+from ippo_cli.config.schema import (
+    AdapterCriticConfig,
+    Config,
+    CriticKind,
+    LoraActorConfig,
+    ModelRewardConfig,
+    UpdateOrder,
+    ValueHeadCriticConfig,
+    VllmRolloutConfig,
+)
+from ippo_cli.config.teams import agents_by_base, agents_by_critic, agents_by_policy
+from ippo_cli.config.text import format_count
+
+
+def check_placement(config: Config, world_size: int) -> Iterator[ConfigError]:
+    """Yield broken rules, one for each entry; raises for the first entry that cannot be read."""
+    if not config.launch.placement:
+        return
+    rules = _Rules(config, read_placement(config, world_size), placed_components(config), world_size)
+    reported: set[str] = set()
+    for error in rules.find_errors():
+        if error.key not in reported:
+            reported.add(error.key)
+            yield error
+
+
+def existing_components(config: Config) -> dict[str, tuple[str, ...]]:
+    """The agents that have each component of `AGENT_COMPONENTS`; a value head counts as a critic."""
+    agents = config.task.agents
+    trained = [name for name, agent in agents.items() if not agent.frozen]
+    return {
+        ACTOR: tuple(agents),
+        CRITIC: tuple(name for name in trained if agents[name].critic.kind is not CriticKind.none),
+        REFERENCE: tuple(trained) if needs_reference(config) else (),
+    }
+
+
+def has_reward_model(config: Config) -> bool:
+    """Whether a reward is a model in the ranks' processes."""
+    return any(isinstance(own.reward, ModelRewardConfig) for _, own in rewards_with_prefixes(config))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    config: Config
+    placement: Placement
+    settings: Mapping[tuple[str | None, str], str]  # by agent (None: all) and component, those that are named
+    world_size: int
+
+    def find_errors(self) -> Iterator[ConfigError]:
+        yield from self._check_components_exist()
+        yield from self._check_shared_models()
+        yield from self._check_same_ranks()
+        yield from self._check_rollout()
+        yield from self._check_model_parallel()
+        yield from self._check_idle_ranks()
+
+    def _check_components_exist(self) -> Iterator[ConfigError]:
+        """A component that the run does not have."""
+        existing = existing_components(self.config)
+        why = {
+            CRITIC: "no value function is trained (critic=none, or frozen agents)",
+            REFERENCE: "no KL term and no replayed episode uses one",
+            REWARD: "the reward is not a model (reward=model)",
+        }
+        for (agent, component), setting in self.settings.items():
+            if component == ROLLOUT:
+                continue
+            found = has_reward_model(self.config) if component == REWARD else existing[component]
+            if found is False or found == () or (agent is not None and agent not in existing[component]):
+                of = f" of {agent}" if agent is not None else ""
+                yield ConfigError(
+                    setting, f"places the {component}{of}, and {why[component]}", f"remove {component} from the mapping"
+                )
+
+    def _check_shared_models(self) -> Iterator[ConfigError]:
+        """Agents of one policy, base or critic."""
+        groups = [
+            *((names, AGENT_COMPONENTS, f"policy {name}") for name, names in agents_by_policy(self.config).items()),
+            *((names, (ACTOR,), f"base {name}") for name, names in agents_by_base(self.config).items()),
+            *((names, (CRITIC,), f"critic {name}") for name, names in agents_by_critic(self.config).items()),
+        ]
+        for (first, *others), components, shared in groups:
+            for component, name in product(components, others):
+                if self._of(name, component) != self._of(first, component):
+                    yield ConfigError(
+                        self._setting(name, component),
+                        f"differs from the ranks of {first}'s {component}, and both agents share the {shared}",
+                        f"place {component} for both, or use another team",
+                    )
+
+    def _check_same_ranks(self) -> Iterator[ConfigError]:
+        """Models that are computed together."""
+        config, existing = self.config, existing_components(self.config)
+        terms = config.algorithm.kl.reward, config.algorithm.kl.loss
+        has_full_kl = any(term.coef != 0.0 and term.estimator == "full" for term in terms)
+        for name, agent in config.task.agents.items():
+            if name in existing[CRITIC]:
+                if isinstance(agent.critic, ValueHeadCriticConfig):
+                    yield from self._require_actor_ranks(name, CRITIC, "critic=value_head is a head on the actor")
+                if isinstance(agent.critic, AdapterCriticConfig):
+                    yield from self._require_actor_ranks(
+                        name, CRITIC, "critic=adapter is an adapter on the actor's base"
+                    )
+            if name not in existing[REFERENCE]:
+                continue
+            if isinstance(agent.actor, LoraActorConfig) and is_default_reference(agent.actor):
+                yield from self._require_actor_ranks(name, REFERENCE, "the reference of actor=lora is the actor's base")
+            elif agent.actor.reference_update_every is not None:
+                why = "actor.reference_update_every copies the actor's weights to it"
+                yield from self._require_actor_ranks(name, REFERENCE, why)
+            elif needs_replays(config):
+                yield from self._require_actor_ranks(name, REFERENCE, "replayed episodes are sampled from it")
+            elif has_full_kl:
+                why = "algorithm.kl with estimator=full compares whole distributions of both"
+                yield from self._require_actor_ranks(name, REFERENCE, why)
+        trained = [name for name, agent in config.task.agents.items() if not agent.frozen]
+        if config.team.update_order is UpdateOrder.sequential:
+            for name in trained[1:]:
+                if self._of(name, ACTOR) != self._of(trained[0], ACTOR):
+                    yield ConfigError(
+                        self._setting(name, ACTOR),
+                        f"differs from the ranks of {trained[0]}'s actor, and team.update_order=sequential corrects an "
+                        "update by the probabilities of actors before it",
+                        "place actor for all agents, or use team.update_order=simultaneous",
+                    )
+                    return
+
+    def _check_rollout(self) -> Iterator[ConfigError]:
+        """Ranks or devices of `rollout`."""
+        config, setting = self.config, self.settings.get((None, ROLLOUT))
+        if setting is None:
+            return
+        if uses_servers(config):
+            yield from self._check_devices(setting)
+            return
+        placed, is_engine = self.placement.rollout_ranks, isinstance(config.rollout, VllmRolloutConfig)
+        if placed is None or (is_engine and placed == tuple(range(self.world_size))):
+            return
+        rule = f"is not the actors' ranks, and rollout={config.rollout.kind} samples with the models that are trained"
+        if is_engine:
+            rule = "is not the actors' ranks, and rollout.vllm.mode=colocate runs engines in the processes of ranks"
+        actors = {self._of(name, ACTOR) for name in config.task.agents}
+        usable = [*map(format_ranks, actors)] * (len(actors) == 1) + ["all"] * is_engine
+        remedy = f"use {' or '.join(usable)}" if usable else "remove rollout from the mapping"
+        yield ConfigError(setting, rule, f"{remedy}, or rollout=vllm rollout.vllm.mode=server")
+
+    def _check_devices(self, setting: str) -> Iterator[ConfigError]:
+        devices, plan = self.placement.rollout_devices, self.config.plan
+        if isinstance(self.config.rollout, VllmRolloutConfig) and self.config.rollout.vllm.url:
+            yield ConfigError(
+                setting, "places servers that run already (rollout.vllm.url)", "remove rollout from the mapping"
+            )
+            return
+        local = ranks_per_machine(self.config, self.world_size)
+        if local is not None and (used := [device for device in devices if device < local]):
+            yield ConfigError(
+                setting,
+                f"names device {used[0]}, and devices 0 to {local - 1} of a machine are those of its ranks",
+                f"use devices from {local} on, or fewer ranks (launch.processes)",
+            )
+        if plan.devices is not None and plan.per_machine is not None:
+            count = min(plan.devices, plan.per_machine)
+            if devices[-1] >= count:
+                yield ConfigError(
+                    setting, f"names device {devices[-1]}, and a machine has {count}", f"use devices up to {count - 1}"
+                )
+            elif plan.devices % count:
+                yield ConfigError(
+                    f"plan.devices={plan.devices}",
+                    f"leaves a machine with fewer than {count} devices, and {setting} names devices of every machine",
+                    f"use a multiple of {count}",
+                )
+
+    def _check_model_parallel(self) -> Iterator[ConfigError]:
+        """Groups of ranks that split a trained model or its rows."""
+        deepspeed = self.config.deepspeed
+        parts = deepspeed.ranks_per_group
+        key = "tensor_parallel" if deepspeed.tensor_parallel > 1 else "sequence_parallel"
+        existing = existing_components(self.config)
+        seen: set[tuple[int, ...]] = set()
+        for component in (ACTOR, CRITIC):
+            for name in existing[component]:
+                ranks = self._of(name, component)
+                if self.config.task.agents[name].frozen or not len(ranks) % parts or ranks in seen:
+                    continue
+                seen.add(ranks)
+                yield ConfigError(
+                    self._setting(name, component),
+                    f"places {name}'s {component} on {format_count(len(ranks), 'rank')}, and deepspeed.{key}={parts} "
+                    "does not divide this",
+                    f"use a multiple of {parts} ranks, or deepspeed.{key} as one of {format_divisors(len(ranks))}",
+                )
+
+    def _check_idle_ranks(self) -> Iterator[ConfigError]:
+        """Ranks that hold no model."""
+        existing = existing_components(self.config)
+        used = {rank for part in AGENT_COMPONENTS for name in existing[part] for rank in self._of(name, part)}
+        used |= set(self.placement.rollout_ranks or ())
+        if has_reward_model(self.config):
+            used |= set(self.placement.ranks[REWARD])
+        if idle := sorted(set(range(self.world_size)) - used):
+            yield ConfigError(
+                f"{KEY}={self.config.launch.placement}",
+                f"leaves rank{'s' * (len(idle) > 1)} {format_ranks(idle)} of {self.world_size} without a model",
+                "place a model there, or start fewer ranks (launch.processes)",
+            )
+
+    def _require_actor_ranks(self, name: str, component: str, why: str) -> Iterator[ConfigError]:
+        actor = self._of(name, ACTOR)
+        if self._of(name, component) != actor:
+            yield ConfigError(
+                self._setting(name, component),
+                f"places {name}'s {component} apart from its actor, and {why}",
+                f"place {component} on {format_ranks(actor)}",
+            )
+
+    def _of(self, name: str, component: str) -> tuple[int, ...]:
+        return self.placement.of(name, component)
+
+    def _setting(self, name: str, component: str) -> str:
+        """The setting that places a component, for errors."""
+        named = self.settings.get((name, component)) or self.settings.get((None, component))
+        return named or (self._setting(name, ACTOR) if component != ACTOR else f"{KEY}={self.config.launch.placement}")

@@ -1,0 +1,110 @@
+"""Generation on the ranks that hold each agent's policy: requests go to these ranks, and completions return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from ippo_cli.config.schema import RolloutConfig
+from ippo_cli.engine import distributed
+from ippo_cli.engine.rank_group import RankGroup
+from ippo_cli.rollout.generator import (
+    SYNCHRONIZED_ERRORS,
+    Generator,
+    OnFinished,
+    Request,
+    SamplingStream,
+    context_limit,
+)
+from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.types import Completion
+
+
+class RoutedGenerator:
+    """Generates on the groups of ranks that hold the agents' policies.
+
+    A completion depends on its request only, so the ranks do not change it. Agents on different ranks generate at the
+    same time. `generators` are those of the groups that have this rank; every rank has them in the same order.
+    """
+
+    def __init__(
+        self,
+        policies: Mapping[str, GenerationPolicy],
+        config: RolloutConfig,
+        generators: Mapping[RankGroup, Generator],
+    ) -> None:
+        self._policies, self._config, self._generators = policies, config, generators
+
+    def context_limit(self, agent: str) -> int:
+        return context_limit(self._policies[agent].model_config, self._config)
+
+    def start_collection(self) -> None:
+        for group, generator in self._generators.items():
+            with group.activate():
+                generator.start_collection()
+
+    def finish_collection(self) -> None:
+        for generator in self._generators.values():
+            generator.finish_collection()
+
+    def close(self) -> None:
+        for generator in self._generators.values():
+            generator.close()
+
+    def take_seconds(self) -> dict[str, float]:
+        seconds: dict[str, float] = {}
+        for generator in self._generators.values():
+            for name, value in generator.take_seconds().items():
+                seconds[name] = seconds.get(name, 0.0) + value
+        return seconds
+
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        names = tuple(agents)
+        return [names] if names else []
+
+    def generate(
+        self,
+        agents: Sequence[str],
+        requests: Sequence[Request],
+        draws: SamplingStream,
+        *,
+        on_finished: OnFinished | None = None,
+    ) -> list[Completion]:
+        """One completion for each request; `on_finished` is not called, since completions return together."""
+        gathered = distributed.gather_objects(list(requests))
+        completions: dict[tuple[int, int], Completion] = {}  # by rank and position of the request
+        with distributed.synchronize_errors(SYNCHRONIZED_ERRORS[self._config.zero3_gather]):
+            for group, generator in self._generators.items():
+                names = [agent for agent in agents if self._policies[agent].group is group]
+                with group.activate():
+                    for batch in generator.batch_groups(names):
+                        completions |= _generate_share(generator, batch, gathered, draws)
+        own_rank = distributed.rank()
+        own = {
+            place: completion
+            for part in distributed.gather_objects(completions)
+            for (rank, place), completion in part.items()
+            if rank == own_rank
+        }
+        return [own[place] for place in range(len(requests))]
+
+
+def _generate_share(
+    generator: Generator, agents: tuple[str, ...], gathered: Sequence[Sequence[Request]], draws: SamplingStream
+) -> dict[tuple[int, int], Completion]:
+    """The completions of this rank's share of all ranks' requests to some agents. Collective over their group."""
+    places = [
+        (rank, place)
+        for rank, requests in enumerate(gathered)
+        for place, request in enumerate(requests)
+        if request.agent in agents
+    ]
+    if not places:
+        return {}
+    # By index, so that all turns of an episode are generated on the rank that caches its earlier turns. Positions of
+    # episodes are unique on one rank only.
+    own = [(rank, place, gathered[rank][place]) for rank, place in places]
+    own = [entry for entry in own if entry[2].index % distributed.world_size() == distributed.rank()]
+    requests = [replace(request, episode=request.index) for _, _, request in own]
+    completions = generator.generate(agents, requests, draws)
+    return {(rank, place): done for (rank, place, _), done in zip(own, completions, strict=True)}

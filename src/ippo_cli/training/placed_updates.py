@@ -1,0 +1,79 @@
+"""Updates of learners on the ranks that hold them: learners on different ranks are updated at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ippo_cli.agents.learner import Learner
+from ippo_cli.agents.routing import share_rows
+from ippo_cli.agents.team import Team
+from ippo_cli.engine import distributed
+from ippo_cli.training.update import UpdateStats, update_learner
+from ippo_cli.types import CriticView, Experience, Rollout, StepContext, Targets
+
+
+class LearnerRows(NamedTuple):
+    """What a learner is trained on, by agent: this rank's rows."""
+
+    rollouts: dict[str, Rollout]
+    targets: dict[str, Targets]
+    views: dict[str, CriticView]
+
+
+@dataclass
+class PlacedUpdates:
+    """The updates of one iteration. Every rank calls the methods, in the same order."""
+
+    team: Team
+    experience: Experience
+    context: StepContext
+    turns: Mapping[str, int]  # by agent, the number of first turns with metrics
+    show_phase: Callable[[str], None]
+    stats: dict[int, UpdateStats] = field(default_factory=dict)  # by learner; empty on ranks that do not hold it
+    rows: dict[int, LearnerRows] = field(default_factory=dict)  # by learner, those that were shared
+
+    def share_rows(self, learners: Sequence[Learner], targets: Mapping[str, Targets]) -> None:
+        """Send the rows of these learners to the ranks that hold them. Collective.
+
+        Rows of several learners are sent before their updates, so that no update waits for another.
+        """
+        for learner in learners:
+            self.rows[id(learner)] = self._share_rows(learner, targets)
+
+    def _share_rows(self, learner: Learner, targets: Mapping[str, Targets]) -> LearnerRows:
+        experience, result = self.experience, LearnerRows({}, {}, {})
+        for name in learner.agent_names:
+            rollout = experience.rollouts[name]
+            count, device = len(rollout.texts), rollout.response_ids.device
+            sources = (experience.rollouts, targets, {} if learner.layout is None else experience.views)
+            for source, target in zip(sources, result, strict=True):
+                part = share_rows(learner.group, source[name], count, device) if name in source else None
+                if part is not None:
+                    target[name] = part
+        return result
+
+    def run(self, learner: Learner, metrics: Mapping[str, float] | None = None, *, is_resting: bool = False) -> None:
+        """Update a learner on the ranks that hold it; `metrics` are added to its own."""
+        self.show_phase(f"update {learner.name} {learner.stage}")
+        rows, self.stats[id(learner)] = self.rows.pop(id(learner)), dict(metrics or {})
+        if not learner.group.is_member:
+            return
+        with nullcontext() if learner.group.is_world else learner.group.activate():
+            self.stats[id(learner)] |= update_learner(
+                learner, rows.rollouts, rows.targets, self.context, rows.views, turns=self.turns, is_resting=is_resting
+            )
+
+    def collect_stats(self) -> list[UpdateStats]:
+        """The metrics of every learner, on every rank. Collective."""
+        own = [(self.stats[id(learner)], learner.consecutive_skips) for learner in self.team.learners]
+        if all(learner.group.is_world for learner in self.team.learners):
+            return [stats for stats, _ in own]
+        gathered = distributed.gather_objects(own)
+        found: list[UpdateStats] = []
+        for place, learner in enumerate(self.team.learners):
+            stats, learner.consecutive_skips = gathered[learner.group.ranks[0]][place]
+            found.append(stats)
+        return found
