@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from ippo_cli.config.adapters import ADAPTER_CONFIG
 from ippo_cli.config.errors import PreflightError
@@ -102,6 +103,13 @@ def _set_config_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 def submodule_weights(prefix: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The weights of a submodule under its own names."""
     return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+
+
+def checkpoint_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    """The tensors of a checkpoint that contain a parameter of a model: transformers renames modules and stacks experts
+    when it loads a checkpoint.
+    """
+    return revert_weight_conversion(model, {name: tensor}).items()
 
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:
