@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
+from ippo_cli.models.load import checkpoint_tensors
 from ippo_cli.rollout.content_hash import content_hash
 
 RANK_MULTIPLE = 8
@@ -56,12 +57,13 @@ class SampledWeights:
     def iterate_model_weights(self) -> Iterator[tuple[str, Tensor]]:
         policy, engine = self.sampled_policy
         if policy.is_on_base or engine is None:
-            yield from ((name, parameter.detach()) for name, parameter in policy.named_model_parameters())
+            for name, parameter in policy.named_model_parameters():
+                yield from checkpoint_tensors(policy.lm, name, parameter.detach())
             return
         with engine.whole_layers():
             for name, parameter in policy.named_model_parameters():
                 with engine.gather_parameter(parameter):
-                    yield name, parameter.detach()
+                    yield from checkpoint_tensors(policy.lm, name, parameter.detach())
 
     @torch.no_grad()
     def save_adapter(self, folder: Path) -> dict[str, int]:

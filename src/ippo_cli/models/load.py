@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from ippo_cli.config.adapters import ADAPTER_CONFIG
 from ippo_cli.config.errors import PreflightError
@@ -113,6 +114,13 @@ def save_model(model: PreTrainedModel, folder: Path, weights: dict[str, Tensor])
         del vars(model)["should_save_on_this_rank"]
     if not any(folder.glob("*.safetensors")):
         raise OSError(f"{folder}: no weights were written")
+
+
+def checkpoint_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
+    """The tensors of a checkpoint that contain a parameter of a model: transformers renames modules and stacks experts
+    when it loads a checkpoint.
+    """
+    return revert_weight_conversion(model, {name: tensor}).items()
 
 
 def backbone_of(model: PreTrainedModel) -> PreTrainedModel:

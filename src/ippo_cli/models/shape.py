@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, PreTrainedConfig, PreTrainedModel
-from transformers.cache_utils import DynamicSlidingWindowLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ippo_cli.config.adapters import rank_for_module, resolve_initial_settings
 from ippo_cli.config.model_args import check_model_config_overrides
@@ -35,6 +35,7 @@ class ModelShape:
     vocabulary: int
     head_size: int = 0  # width of one attention head; 0 without attention, or with latent attention
     has_latent_attention: bool = False
+    is_stateful: bool = False  # whether layers carry a state over tokens, as in state-space models
     window: int | None = None  # smallest sliding window of its layers in tokens; None for full attention
     longrope_threshold: int | None = (
         None  # row length in tokens from which rotary frequencies change for the whole forward
@@ -161,6 +162,7 @@ def _make_shape(config: PreTrainedConfig, model: PreTrainedModel, backbone: PreT
         sizes=_parameter_sizes(model),
         head_size=head_size if has_attention else 0,
         has_latent_attention=is_latent,
+        is_stateful=backbone._is_stateful or not all(isinstance(layer, DynamicLayer) for layer in _cache_layers(text)),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         intermediate_size=_inner_width(text),
@@ -173,8 +175,11 @@ def _make_shape(config: PreTrainedConfig, model: PreTrainedModel, backbone: PreT
 
 
 def _sliding_window_layers(text: PreTrainedConfig) -> Iterator[DynamicSlidingWindowLayer]:
-    layers = DynamicCache(config=text).layers
-    yield from (layer for layer in layers if isinstance(layer, DynamicSlidingWindowLayer))
+    yield from (layer for layer in _cache_layers(text) if isinstance(layer, DynamicSlidingWindowLayer))
+
+
+def _cache_layers(text: PreTrainedConfig) -> Sequence[Any]:
+    return DynamicCache(config=text).layers
 
 
 def _longrope_threshold(text: Any) -> int | None:

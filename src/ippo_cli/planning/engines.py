@@ -15,9 +15,16 @@ CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 def check_engine_models(config: Config, shapes: Mapping[str, AgentShapes], device: str) -> None:
     """Raise `PreflightError` if vLLM cannot run an agent's model on this device."""
     rollout = config.rollout
-    if not isinstance(rollout, VllmRolloutConfig) or device != "cpu":
+    if not isinstance(rollout, VllmRolloutConfig):
         return
     for name, shape in shapes.items():
+        if shape.actor.is_stateful:  # vLLM stores transformed weights of these layers, so transfers cannot be verified
+            raise PreflightError(
+                f"rollout=vllm: the model of {name} has layers that carry a state over tokens (Mamba, hybrids), whose "
+                "weights cannot be transferred to vLLM; use rollout=hf"
+            )
+        if device != "cpu":
+            continue
         if shape.actor.has_latent_attention:
             raise PreflightError(
                 f"rollout=vllm: the model of {name} has latent attention, which vLLM's CPU build supports only for few "

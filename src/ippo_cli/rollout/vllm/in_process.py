@@ -155,7 +155,13 @@ class InProcessEngine:
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the worker."""
-        return self._engine.collective_rpc(method, args=arguments)[0]
+        try:
+            return self._engine.collective_rpc(method, args=arguments)[0]
+        except Exception as error:  # vLLM's own code, which differs between families of models
+            reason = " ".join(str(error).split())[:300]
+            raise EngineError(
+                f"rollout=vllm: {method} failed in the engine of {self._model.name}: {reason}; use rollout=hf"
+            ) from error
 
 
 def _by_layer(weights: Iterable[tuple[str, Tensor]]) -> Iterable[list[tuple[str, Tensor]]]:
