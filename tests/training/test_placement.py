@@ -26,12 +26,13 @@ RUN = (
     "actor.adam_epsilon=1e-3",  # otherwise the first step of a near-zero gradient is its rounding
     "critic.adam_epsilon=1e-3",
 )
-KL = ("algorithm.kl.reward.coef=0.1", "algorithm.kl.loss.coef=0.1")
+KL = ("algorithm.kl.reward.coef=0.1",)
 
 
-def place(**ranks: str) -> list[str]:
-    """Overrides of `launch.placement`; `low__actor` is `low.actor`."""
-    return [f"+launch.placement.{component.replace('__', '.')}={value}" for component, value in ranks.items()]
+def place(**ranks: str) -> str:
+    """The override of `launch.placement`; `low__actor` is `low.actor`."""
+    entries = [f"{component.replace('__', '.')}: {value!r}" for component, value in ranks.items()]
+    return f"launch.placement={{{', '.join(entries)}}}"
 
 
 def train_placed(root: Path, *overrides: str, world_size: int = 2) -> Path:
@@ -70,7 +71,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.core
 def test_critic_and_reference_on_other_ranks(alone: Path, tmp_path: Path) -> None:
-    placed = train_placed(tmp_path, *RUN, *KL, *place(actor="0", critic="1-2", reference="2"), world_size=3)
+    placed = train_placed(tmp_path, *RUN, *KL, place(actor="0", critic="1-2", reference="2"), world_size=3)
     assert_same_run(placed, alone)
     ranks = json.loads((max((placed / "checkpoints").glob("step_*")) / "state.json").read_text())["ranks"]
     assert ranks == {name: {"policy": [0], "value": [1, 2]} for name in ("low", "high")}
@@ -78,7 +79,7 @@ def test_critic_and_reference_on_other_ranks(alone: Path, tmp_path: Path) -> Non
 
 def test_agents_on_other_ranks_and_resume(alone: Path, tmp_path: Path) -> None:
     keys = place(low__actor="0", low__critic="0", high__actor="1", high__critic="1")
-    placed = train_placed(tmp_path, *RUN, *KL, *keys, "deepspeed=zero3", "max_iterations_this_run=1")
+    placed = train_placed(tmp_path, *RUN, *KL, keys, "deepspeed=zero3", "max_iterations_this_run=1")
     assert rows(placed)[-1]["iteration"] == 1
     resume = ["ippo_cli.cli.train", f"resume={placed}", "max_iterations_this_run=null"]
     assert finish(start_ranks(*resume, folder=tmp_path), limit_s=300) == [0, 0], said(tmp_path)
@@ -90,19 +91,11 @@ def test_reward_model_on_one_rank(tmp_path: Path) -> None:
     keys += ["num_iterations=1", "evaluation.every=1", "checkpoint.every=0", "reward.failure_budget=1"]
     keys += ["reward.overlong=fail"]
     one = train(tmp_path / "one", *keys)
-    assert_alike(rows(one), rows(train_placed(tmp_path / "two", *keys, *place(reward="1"))))
-
-
-FAILING_REWARD = """
-import os
-
-def reward(examples, responses):
-    return {"team": [float(len(text)) for text in responses["low"]]}
-"""
+    assert_alike(rows(one), rows(train_placed(tmp_path / "two", *keys, place(reward="1"))))
 
 
 def test_error_on_one_rank_ends_all(tmp_path: Path) -> None:
-    fault = "debug_faults=[raise@backward:1:rank=1]"
-    command = ["ippo_cli.cli.train", *SMALL, *RUN, fault, *place(actor="0", critic="1"), f"output_dir={tmp_path}"]
+    fault = "debug_faults=[backward:error:2:1]"  # of rank 1, while rank 0 updates the actor
+    command = ["ippo_cli.cli.train", *SMALL, *RUN, fault, place(actor="0", critic="1"), f"output_dir={tmp_path}"]
     codes = finish(start_ranks(*command, folder=tmp_path), limit_s=200)
     assert 0 not in codes, said(tmp_path)
