@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from math import prod
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
@@ -11,6 +12,7 @@ from ippo_cli.config.schema import (
     Config,
     LoraActorConfig,
     OpenAIServerRolloutConfig,
+    VllmConfig,
     VllmMode,
     VllmRolloutConfig,
     Zero3Gather,
@@ -35,6 +37,12 @@ OWN_ARGUMENTS = {
     "worker_extension_cls": "nothing: weights are transferred by it",
 }
 """Arguments of `EngineArgs` that other keys decide."""
+
+
+def devices_per_server(settings: VllmConfig) -> int:
+    """CUDA devices that each engine uses."""
+    parts = (settings.engine_args.get(name) or 1 for name in ("tensor_parallel_size", "pipeline_parallel_size"))
+    return prod(int(part) for part in parts)
 
 
 def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
