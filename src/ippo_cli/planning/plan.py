@@ -11,7 +11,7 @@ from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
-from ippo_cli.config.placement import format_ranks
+from ippo_cli.config.placement import format_ranks, read_placement
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
@@ -20,6 +20,7 @@ from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
+from ippo_cli.planning.phase_times import missing_time_reason, phase_times
 from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.resources import (
@@ -31,6 +32,7 @@ from ippo_cli.planning.resources import (
     this_machine,
 )
 from ippo_cli.planning.run_memory import Machine, RunMemory
+from ippo_cli.planning.timeline import format_chart, format_devices, format_seconds, schedule_phases
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.templates import first_message
@@ -63,6 +65,7 @@ def show_plan(config: Config) -> None:
     show_memory(prepared.memory, machine, elsewhere=config.plan.devices is not None)
     if machine.device == "cuda":
         _show_sharding_options(prepared, machine)
+    _show_timeline(prepared)
     _show_disk(prepared)
     _show_missing_weights(config)
     _show_episodes(config, prepared.specs)
@@ -216,6 +219,37 @@ def _show_sharding_options(prepared: Prepared, machine: Machine) -> None:
         print(line)
     _print_labelled(
         "", "* configured; tokens: the largest micro_batch_tokens that fits, also with gradient_checkpointing=true"
+    )
+
+
+def _show_timeline(prepared: Prepared) -> None:
+    """Print the phases of an iteration on the planned devices, and how busy they are."""
+    config, plan, ranks = prepared.config, prepared.config.plan, prepared.ranks
+    if plan.devices is None:
+        return
+    if (reason := missing_time_reason(config)) is not None:
+        _print_labelled("time line", f"none: {reason}")
+        return
+    specs, placement = prepared.specs, read_placement(config, ranks)
+    phases = phase_times(config, specs.shapes, prepared.batch_sizes, ranks, specs.reward_models)
+    timeline = schedule_phases(phases, ahead=getattr(config.rollout, "ahead", 0))
+    assert plan.mfu is not None
+    assert plan.decode_efficiency is not None
+    _print_labelled(
+        "time line",
+        f"computed, not measured; assumes {plan.mfu:.0%} of {plan.tflops:g} TFLOP/s, decoding at "
+        f"{plan.decode_efficiency:.0%} of {plan.memory_gb_per_s:g} GB/s, and responses of maximum length",
+    )
+    for line in format_chart(timeline, ranks, placement.rollout_devices):
+        print(line)
+    busy = [
+        f"{format_devices(devices, ranks, placement.rollout_devices)} {fraction:.0%}"
+        for devices, fraction in timeline.busy.items()
+    ]
+    _print_labelled(
+        "iteration",
+        f"{format_seconds(timeline.seconds)}, {config.rollout.buffer_size / timeline.seconds:.3g} samples/s; busy: "
+        + ", ".join(busy),
     )
 
 
