@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ippo_cli.cli.train import _dispatch_command
 from ippo_cli.compose.exits import run_guarded
 from ippo_cli.planning import prepare
-from ippo_cli.planning.memory import MemoryEstimate
+from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.reporting import stopwatch
 from ippo_cli.training import build_trainer
 from ippo_cli.training.checkpoint import CheckpointManager

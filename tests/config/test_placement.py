@@ -118,7 +118,7 @@ def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
         ),
         (
             ["{reference: 7}", "actor=tiny_lora", KL],
-            r"the reference of actor=lora is the actor's base; place reference on 0",
+            r"the reference of actor=lora uses the actor's base; place reference on 0",
         ),
         (
             ["{reference: 7}", "actor.reference_update_every=2", KL],

@@ -14,7 +14,8 @@ from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.models.shape import empty_model
-from ippo_cli.planning.memory import MemoryEstimate, count_groups
+from ippo_cli.planning.memory import count_groups
+from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.planning.prepare import Purpose, load_task_and_reward, prepare
 
@@ -73,7 +74,7 @@ def test_tensor_parallel_divides_feed_forward_width() -> None:
 def estimate(config: Config, **deepspeed: Any) -> MemoryEstimate:
     config = replace(config, deepspeed=replace(config.deepspeed, **deepspeed))
     task, reward = load_task_and_reward(config, 2, Purpose.plan, print)
-    return prepare(config, 2, "cpu", task, reward, report=print).memory
+    return prepare(config, 2, "cpu", task, reward, report=print).memory.highest
 
 
 def test_plan_splits_activations_and_models(tmp_path: Path) -> None:

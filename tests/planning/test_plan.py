@@ -21,14 +21,14 @@ from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config
 from ippo_cli.models.tiny import character_tokenizer
 from ippo_cli.planning.fit import sharding_options
-from ippo_cli.planning.memory import GIB, MemoryEstimate
+from ippo_cli.planning.memory import GIB
+from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.plan import show_memory, show_plan
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.prompts import prompt_warnings
 from ippo_cli.planning.resources import (
     MEMORY_ADVICE,
-    Machine,
     estimate_run_memory,
     memory_error,
     memory_warning,
@@ -36,6 +36,7 @@ from ippo_cli.planning.resources import (
     required_disk_bytes,
     this_machine,
 )
+from ippo_cli.planning.run_memory import Machine, RunMemory
 from ippo_cli.runs.folder import reserve_folder, write_start_files
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training.process import run_training
@@ -99,6 +100,10 @@ def needs(config: Config, ranks: int = 1) -> tuple[ModelSpecs, MemoryEstimate]:
     return material, estimate_run_memory(
         config, compute_batch_sizes(config, ranks, len(task.train)), task, material, ranks, "cpu"
     )
+
+
+def on_all_ranks(memory: MemoryEstimate, ranks: int) -> RunMemory:
+    return RunMemory({tuple(range(ranks)): memory})
 
 
 def prepare_quietly(config: Config, ranks: int, device: str) -> Prepared:
@@ -213,12 +218,12 @@ def test_plan_7b_model_on_8_ranks(tmp_path, capsys) -> None:
     )
     for there, remedy in ((44, "use deepspeed=zero2"), (40, "use deepspeed=zero3")):
         machine = Machine(device="cuda", host_bytes=1000 * GIB, gpu_bytes=there * GIB, ranks=8, ranks_per_device=1)
-        reason = memory_error(config, material, memory, machine, ranks=8)
+        reason = memory_error(config, material, on_all_ranks(memory, 8), machine)
         assert reason is not None
         assert reason.endswith(remedy)
     roomy = Machine(device="cuda", host_bytes=1000 * GIB, gpu_bytes=200 * GIB, ranks=8, ranks_per_device=1)
-    assert memory_error(config, material, memory, roomy, ranks=8) is None
-    assert memory_warning(memory, roomy) is None
+    assert memory_error(config, material, on_all_ranks(memory, 8), roomy) is None
+    assert memory_warning(on_all_ranks(memory, 8), roomy) is None
 
 
 def test_memory_advice_reduces_its_phase(tmp_path) -> None:
@@ -258,8 +263,8 @@ def test_estimated_overflow_is_a_warning(tmp_path) -> None:
     machine = Machine(
         device="cpu", host_bytes=int((memory.certain_bytes + greatest) / 2), gpu_bytes=0, ranks=1, ranks_per_device=1
     )
-    assert memory_error(config, material, memory, machine, ranks=1) is None
-    warning = memory_warning(memory, machine)
+    assert memory_error(config, material, on_all_ranks(memory, 1), machine) is None
+    warning = memory_warning(on_all_ranks(memory, 1), machine)
     assert warning is not None
     assert warning.startswith(f"warning: {phase} may need")
 
@@ -269,8 +274,8 @@ def test_ranks_on_one_machine_share_memory(tmp_path) -> None:
     material, memory = needs(config, ranks=4)
     room = int(memory.certain_bytes * 2.5)
     two, three = (Machine(device="cpu", host_bytes=room, gpu_bytes=0, ranks=n, ranks_per_device=n) for n in (2, 3))
-    assert memory_error(config, material, memory, two, ranks=4) is None
-    assert memory_error(config, material, memory, three, ranks=4) is not None
+    assert memory_error(config, material, on_all_ranks(memory, 4), two) is None
+    assert memory_error(config, material, on_all_ranks(memory, 4), three) is not None
 
 
 def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
@@ -278,7 +283,7 @@ def test_cache_limit_does_not_hide_small_models(tmp_path, capsys) -> None:
     task = load_task(config.task, config.seed)
     material = read_model_specs(config, task)
     memory = estimate_run_memory(config, compute_batch_sizes(config, 1, len(task.train)), task, material, 1, "cpu")
-    show_memory(replace(memory, prefix_cache_bytes=2.0 * GIB), this_machine("cpu", 1), 1)
+    show_memory(on_all_ranks(replace(memory, prefix_cache_bytes=2.0 * GIB), 1), this_machine("cpu", 1))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("MiB per rank")
     assert all("0.00" not in line.split()[4:7] for line in lines[1:3])
@@ -442,13 +447,13 @@ def test_too_small_cluster_is_rejected_after_the_table(tmp_path, capsys) -> None
 
 def test_reported_micro_batch_fits_and_double_does_not(tmp_path) -> None:
     config = cluster_config(tmp_path, "rollout.buffer_size=512", "algorithm.mini_batch_size=256", "deepspeed=zero3")
-    prepared, machine = prepare_quietly(config, 8, "cuda"), planned_machine(config.plan)
+    prepared, machine = prepare_quietly(config, 8, "cuda"), planned_machine(config)
     assert machine is not None
     (option,) = (way for way in sharding_options(prepared, machine) if way.is_configured)
     greatest = []
     for tokens in (option.max_tokens, 2 * option.max_tokens):
         way = replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens))
-        greatest.append(prepare_quietly(way, 8, "cuda").memory.peak_phase[1])
+        greatest.append(prepare_quietly(way, 8, "cuda").memory.highest.peak_phase[1])
     assert greatest[0] <= 79 * GIB < greatest[1]
     assert option.max_tokens_checkpointed >= 4 * option.max_tokens, "most of what a pass keeps is given up"
 

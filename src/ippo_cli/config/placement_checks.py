@@ -24,7 +24,6 @@ from ippo_cli.config.placement import (
     read_placement,
     uses_servers,
 )
-from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import (
     AdapterCriticConfig,
@@ -132,8 +131,10 @@ class _Rules:
                     )
             if name not in existing[REFERENCE]:
                 continue
-            if isinstance(agent.actor, LoraActorConfig) and is_default_reference(agent.actor):
-                yield from self._require_actor_ranks(name, REFERENCE, "the reference of actor=lora is the actor's base")
+            if isinstance(agent.actor, LoraActorConfig):
+                yield from self._require_actor_ranks(
+                    name, REFERENCE, "the reference of actor=lora uses the actor's base"
+                )
             elif agent.actor.reference_update_every is not None:
                 why = "actor.reference_update_every copies the actor's weights to it"
                 yield from self._require_actor_ranks(name, REFERENCE, why)

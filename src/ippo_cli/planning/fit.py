@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Zero3Gather
-from ippo_cli.planning.memory import MemoryEstimate
 from ippo_cli.planning.prepare import Prepared
-from ippo_cli.planning.resources import Machine, estimate_run_memory
+from ippo_cli.planning.resources import estimate_run_memory
+from ippo_cli.planning.run_memory import Machine, RunMemory, ranks_with_same_models
 
 Sharding = tuple[int, bool, bool, Zero3Gather]  # stage, offload_optimizer, offload_params, zero3_gather
 
@@ -44,9 +44,13 @@ class ShardingOption:
 def sharding_options(prepared: Prepared, machine: Machine) -> Iterator[ShardingOption]:
     """All sharding options, from least communication to least memory; the configured one first if it is not listed."""
 
-    def estimate_memory(way: Config) -> MemoryEstimate:
-        return estimate_run_memory(
-            way, prepared.batch_sizes, prepared.task, prepared.specs, prepared.ranks, machine.device
+    def estimate_memory(way: Config) -> RunMemory:
+        sizes, task, specs, ranks = prepared.batch_sizes, prepared.task, prepared.specs, prepared.ranks
+        return RunMemory(
+            {
+                group: estimate_run_memory(way, sizes, task, specs, ranks, machine.device, group[0])
+                for group in ranks_with_same_models(way, ranks)
+            }
         )
 
     config = prepared.config
@@ -66,9 +70,9 @@ def sharding_options(prepared: Prepared, machine: Machine) -> Iterator[ShardingO
         yield ShardingOption(
             overrides=keys,
             is_configured=kind == configured,
-            certain_bytes=needs.certain_bytes,
-            peak_phase=needs.peak_phase,
-            host_bytes=needs.host_bytes,
+            certain_bytes=max(memory.certain_bytes for memory in needs.by_ranks.values()),
+            peak_phase=needs.highest.peak_phase,
+            host_bytes=max(memory.host_bytes for memory in needs.by_ranks.values()),
             max_tokens=_max_micro_batch_tokens(way, estimate_memory, machine),
             max_tokens_checkpointed=_max_micro_batch_tokens(_enable_checkpointing(way), estimate_memory, machine),
         )
@@ -83,17 +87,15 @@ def _is_allowed(config: Config, ranks: int) -> bool:
     return True
 
 
-def _max_micro_batch_tokens(
-    config: Config, estimate_memory: Callable[[Config], MemoryEstimate], machine: Machine
-) -> int:
+def _max_micro_batch_tokens(config: Config, estimate_memory: Callable[[Config], RunMemory], machine: Machine) -> int:
     """The largest of `MICRO_BATCH_TOKENS` that fits, up to one micro-batch per optimizer step."""
     most = 0
     for tokens in MICRO_BATCH_TOKENS:
         needs = estimate_memory(replace(config, deepspeed=replace(config.deepspeed, micro_batch_tokens=tokens)))
-        if machine.memory_shortfall(needs.peak_phase[1], needs.host_bytes) is not None:
+        if needs.find_shortfall(machine, lambda memory: memory.peak_phase[1]) is not None:
             break
         most = tokens
-        if not any(model.has_several_micro_batches for model in needs.trained):
+        if not any(model.has_several_micro_batches for memory in needs.by_ranks.values() for model in memory.trained):
             break
     return most
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from ippo_cli.config.adapters import has_merged_adapter
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference, needs_replays
+from ippo_cli.config.placement import ACTOR, CRITIC, REFERENCE, REWARD, Placement, read_placement
 from ippo_cli.config.schema import (
     ActorConfig,
     CheckpointWeights,
@@ -31,6 +32,7 @@ from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, inference_m
 from ippo_cli.models.packing import uses_fp32_attention
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.episode_length import EpisodeLength
+from ippo_cli.planning.model_memory import AgentShapes, FrozenModel, MemoryEstimate, TrainedModel
 from ippo_cli.planning.pass_memory import activation_bytes, forward_bytes, kv_bytes, logit_bytes
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
@@ -40,138 +42,6 @@ PROMPT_TOKENS = 8192  # per prefill batch, see `rollout/decode.py`
 LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentShapes:
-    """The models of one agent, and the lengths of their inputs."""
-
-    actor: ModelShape
-    critic: ModelShape | None  # separate critic; None for a value head on the actor, or no critic
-    length: EpisodeLength
-    weights_source: str  # source of the actor's initial weights: agents with the same source share one reference
-    reference: ModelShape | None = None  # additional frozen weights of its reference; None if shared
-    critic_row_tokens: int | None = None  # longest row of a centralised critic; None: the critic reads the agent's rows
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedModel:
-    """Memory of one engine."""
-
-    name: str
-    shape: ModelShape
-    bytes_per_weight: int  # bytes per weight
-    memory: EngineMemory
-    scoring_bytes: float  # activations and logits of a forward pass without gradients; 0 if it runs none
-    training_bytes: float  # activations and logits of a micro-batch with gradients
-    has_several_micro_batches: bool  # per optimizer step
-    is_actor: bool
-    is_stage3: bool  # stage 3 loads weights one parameter at a time
-
-    @property
-    def update_bytes(self) -> float:
-        """Additional memory during an update."""
-        return self.memory.update_peak(self.training_bytes, has_several=self.has_several_micro_batches)
-
-    @property
-    def loading_bytes(self) -> float:
-        """Additional memory during the engine's initialisation."""
-        whole = self.bytes_per_weight * max(self.shape.sizes) if self.is_stage3 else 0.0
-        return max(self.memory.load_peak - self.memory.resident_at_start, 0.0) + whole
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FrozenModel:
-    """Memory of one model without an optimizer: reference, adapter base, frozen actor, snapshot or reward model."""
-
-    name: str
-    shape: ModelShape
-    bytes_per_weight: int
-    sharded_memory: EngineMemory | None = None  # its share if sharded at stage 3; None if every rank holds all weights
-
-    @property
-    def weight_bytes(self) -> float:
-        if self.sharded_memory is not None:
-            return self.sharded_memory.weights
-        return self.shape.quantized_bytes or float(self.bytes_per_weight * self.shape.parameters)
-
-    @property
-    def gathered_bytes(self) -> float:
-        """Gathered weights during a forward pass."""
-        return 0.0 if self.sharded_memory is None else self.sharded_memory.gathered_weights
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryEstimate:
-    """Memory estimate of one rank."""
-
-    device: str  # `cpu` or `cuda`
-    trained: tuple[TrainedModel, ...]
-    frozen: tuple[FrozenModel, ...]
-    kv_cache_bytes: float  # KV cache and sampling logits, maximum over agents
-    prefix_cache_bytes: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
-    rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
-    reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
-    inference_engines: tuple[FrozenModel, ...] = ()  # copies of the weights that rollout=vllm samples from
-
-    @property
-    def resident_bytes(self) -> float:
-        """Permanent memory on the device, from the first update on."""
-        awake = 0.0 if self.device == "cuda" else self.engine_bytes  # on a GPU engines sleep while a rank trains
-        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes + awake
-
-    @property
-    def certain_bytes(self) -> float:
-        """Device memory independent of sequence lengths: weights, optimizer states, and gradients of one update."""
-        return self.resident_bytes + max(model.memory.transient_gradients for model in self.trained)
-
-    @property
-    def host_bytes(self) -> float:
-        """Offloaded to host memory."""
-        frozen = sum(model.sharded_memory.host for model in self.frozen if model.sharded_memory is not None)
-        return sum(model.memory.host for model in self.trained) + frozen
-
-    @property
-    def save_bytes(self) -> float:
-        """Host memory on rank 0 while the largest model is gathered and saved."""
-        return max(float(model.bytes_per_weight * model.shape.trained_parameters) for model in self.trained)
-
-    @property
-    def bytes_by_phase(self) -> dict[str, float]:
-        """Peak device memory of each phase."""
-        loaded = sum(model.memory.resident_at_start for model in self.trained)
-        scored = max(
-            model.scoring_bytes + model.memory.gathered_weights if model.scoring_bytes else 0.0
-            for model in self.trained
-        )
-        return {
-            "load": loaded + max(model.loading_bytes for model in self.trained) + self._frozen_bytes,
-            "rollout": self.resident_bytes
-            + self.rollout_gathered_bytes
-            + (self.engine_bytes if self.device == "cuda" else 0.0)
-            + self.kv_cache_bytes
-            + self.prefix_cache_bytes,
-            "targets": self.resident_bytes + self.reference_gathered_bytes + scored,
-            "update": self.resident_bytes
-            + self.reference_gathered_bytes
-            + max(model.update_bytes for model in self.trained),
-            "save": self.resident_bytes + (self.save_bytes if self.device == "cpu" else 0.0),
-        }
-
-    @property
-    def peak_phase(self) -> tuple[str, float]:
-        """The phase with the highest peak, and its bytes."""
-        return max(self.bytes_by_phase.items(), key=lambda phase: phase[1])
-
-    @property
-    def engine_bytes(self) -> float:
-        """Weights of inference engines; vLLM's CPU build also packs them, for its matrix products."""
-        copies = 1 if self.device == "cuda" else 2
-        return copies * sum(model.weight_bytes for model in self.inference_engines)
-
-    @property
-    def _frozen_bytes(self) -> float:
-        return sum(model.weight_bytes for model in self.frozen)
-
-
 def estimate_memory(
     config: Config,
     shapes: Mapping[str, AgentShapes],
@@ -179,49 +49,79 @@ def estimate_memory(
     rows: int,
     device: str,
     rewards: Sequence[FrozenModel] = (),
+    rank: int = 0,
 ) -> MemoryEstimate:
-    """Estimate a run's memory per rank, with at most `rows` rows per rank in a rollout, and reward models `rewards`."""
+    """Estimate the memory of `rank` in a run of `ranks`, with `rows` rows per rank in a rollout, and reward models
+    `rewards`. Raises `ConfigError` for a placement that cannot be read.
+    """
+    place = _Place(read_placement(config, ranks), rank, rows * ranks)
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     keeps_prefixes = several_turns and config.rollout.context is not ContextMode.last_only
-    trained = tuple(_trained_models(config, shapes, ranks, rows, device))
-    frozen = (*_frozen_models(config, shapes, ranks), *rewards)
-    if isinstance(config.rollout, VllmRolloutConfig):
-        engines = tuple(_inference_engines(config, shapes))
-        caches = sum(_engine_cache_bytes(config.rollout, model, shapes[model.name], rows) for model in engines)
-        return MemoryEstimate(
-            device=device,
-            trained=trained,
-            frozen=frozen,
-            kv_cache_bytes=caches,
-            prefix_cache_bytes=0.0,
-            rollout_gathered_bytes=0.0,
-            reference_gathered_bytes=max((model.gathered_bytes for model in frozen), default=0.0)
-            if _has_full_kl(config)
-            else 0.0,
-            inference_engines=engines,
-        )
-    decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
-    if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
-        decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
-    return MemoryEstimate(
+    trained = tuple(_trained_models(config, shapes, place, device))
+    frozen = tuple(_frozen_models(config, shapes, place))
+    estimate = MemoryEstimate(
         device=device,
         trained=trained,
-        frozen=frozen,
-        kv_cache_bytes=max(_decode_bytes(config, name, agent, rows) for name, agent in shapes.items()),
-        prefix_cache_bytes=sum(_prefix_cache_bytes(config, name, agent, rows) for name, agent in shapes.items())
-        if keeps_prefixes
-        else 0.0,
-        rollout_gathered_bytes=max(decoding),
+        frozen=(*frozen, *(rewards if rank in place.placement.ranks[REWARD] else ())),
+        kv_cache_bytes=0.0,
+        prefix_cache_bytes=0.0,
+        rollout_gathered_bytes=0.0,
         reference_gathered_bytes=max((model.gathered_bytes for model in frozen), default=0.0)
         if _has_full_kl(config)
         else 0.0,
+        frozen_scoring_bytes=_frozen_scoring_bytes(config, shapes, place, frozen, device),
     )
+    if isinstance(config.rollout, VllmRolloutConfig):
+        if place.placement.rollout_devices:
+            return estimate
+        engines = tuple(inference_engines(config, {name: shapes[name] for name in shapes if place.samples(name)}))
+        caches = (
+            engine_cache_bytes(config.rollout, model, shapes[model.name], place.rows(model.name, ACTOR))
+            for model in engines
+        )
+        return replace(estimate, kv_cache_bytes=sum(caches), inference_engines=engines)
+    decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
+    if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
+        decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
+    held = {name: (agent, place.rows(name, ACTOR)) for name, agent in shapes.items() if place.holds(name, ACTOR)}
+    return replace(
+        estimate,
+        kv_cache_bytes=max((_decode_bytes(config, name, *agent) for name, agent in held.items()), default=0.0),
+        prefix_cache_bytes=sum(_prefix_cache_bytes(config, name, *agent) for name, agent in held.items())
+        if keeps_prefixes
+        else 0.0,
+        rollout_gathered_bytes=max(decoding, default=0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A rank among those of a placement."""
+
+    placement: Placement
+    rank: int | None  # None: any, to list the models of all ranks
+    total_rows: int  # most rows in a rollout, of all ranks
+
+    def holds(self, agent: str, component: str) -> bool:
+        return self.rank is None or self.rank in self.placement.of(agent, component)
+
+    def samples(self, agent: str) -> bool:
+        """Whether an engine of the agent runs in this rank's process."""
+        everywhere = self.placement.rollout_ranks
+        return self.rank in everywhere if everywhere is not None else self.holds(agent, ACTOR)
+
+    def ranks(self, agent: str, component: str) -> int:
+        return len(self.placement.of(agent, component))
+
+    def rows(self, agent: str, component: str) -> int:
+        """Most rows of the component on one rank."""
+        return -(-self.total_rows // self.ranks(agent, component))
 
 
 def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> float:
     """Bytes of one checkpoint of all ranks: optimizer shards and model folders of every trained model."""
     total = 0.0
-    for model in _trained_models(config, shapes, ranks, 1, "cuda"):
+    for model in _trained_models(config, shapes, _Place(read_placement(config, ranks), None, ranks), "cuda"):
         stage = engine_stage(config, model.bytes_per_weight, ranks)
         # Adam moments and fp32 weights; below stage 3 also the weights in their own dtype.
         shards = 8 + (4 if stage else 0) + (model.bytes_per_weight if stage < 3 else 0)
@@ -250,38 +150,50 @@ def snapshot_bytes(config: Config, shapes: Mapping[str, AgentShapes]) -> float:
 
 
 def _trained_models(
-    config: Config, shapes: Mapping[str, AgentShapes], ranks: int, rows: int, device: str
+    config: Config, shapes: Mapping[str, AgentShapes], place: _Place, device: str
 ) -> Iterator[TrainedModel]:
-    """Each engine once; agents of a group share a model and add their own rows."""
-    own = dict(agents_by_critic(config))
+    """Each engine of a rank once; agents of a group share a model and add their own rows."""
+    own = {name: names for name, names in agents_by_critic(config).items() if place.holds(names[0], CRITIC)}
     for holder, names in trained_agents_by_policy(config).items():
-        settings, agent = config.task.agents[names[0]], shapes[names[0]]
-        actor = settings.actor
-        longest = max(shapes[name].length.row_tokens for name in names)
-        carried = isinstance(settings.critic, ValueHeadCriticConfig)
-        yield _trained_model(
-            config,
-            f"{holder} actor",
-            agent.actor,
-            actor.dtype,
-            ranks,
-            _EngineInput(
-                max_row_tokens=longest,
-                response_tokens=min(
-                    max(_response_tokens(config, name, shapes[name].length) for name in names), longest
-                ),
-                rows=len(names) * rows,
-                rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
-                has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
-            ),
-            checkpointed=actor.gradient_checkpointing,
-            decodes=True,
-            device=device,
-        )
+        if place.holds(names[0], ACTOR):
+            yield _actor_model(config, holder, names, shapes, place, ACTOR, device)
         if holder in own:
-            yield _critic_model(config, holder, own.pop(holder), shapes, ranks, rows, device)
+            yield _critic_model(config, holder, own.pop(holder), shapes, place, device)
     for name, names in own.items():  # critics shared by several policies
-        yield _critic_model(config, name, names, shapes, ranks, rows, device)
+        yield _critic_model(config, name, names, shapes, place, device)
+
+
+def _actor_model(
+    config: Config,
+    holder: str,
+    names: tuple[str, ...],
+    shapes: Mapping[str, AgentShapes],
+    place: _Place,
+    component: str,
+    device: str,
+) -> TrainedModel:
+    """The engine of a policy on the ranks of a component."""
+    settings, agent = config.task.agents[names[0]], shapes[names[0]]
+    actor, ranks = settings.actor, place.ranks(names[0], component)
+    longest = max(shapes[name].length.row_tokens for name in names)
+    carried = isinstance(settings.critic, ValueHeadCriticConfig)
+    return _trained_model(
+        config,
+        f"{holder} actor",
+        agent.actor,
+        actor.dtype,
+        ranks,
+        _EngineInput(
+            max_row_tokens=longest,
+            response_tokens=min(max(response_tokens(config, name, shapes[name].length) for name in names), longest),
+            rows=len(names) * place.rows(names[0], component),
+            rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
+            has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
+        ),
+        checkpointed=actor.gradient_checkpointing,
+        decodes=True,
+        device=device,
+    )
 
 
 def _critic_model(
@@ -289,12 +201,12 @@ def _critic_model(
     name: str,
     names: tuple[str, ...],
     shapes: Mapping[str, AgentShapes],
-    ranks: int,
-    rows: int,
+    place: _Place,
     device: str,
 ) -> TrainedModel:
     """The engine of a critic with its own optimizer."""
     settings, shape = config.task.agents[names[0]], shapes[names[0]].critic
+    ranks = place.ranks(names[0], CRITIC)
     assert isinstance(settings.critic, OptimizedCriticConfig)
     assert shape is not None
     # An adapter critic uses the actor's base and dtype.
@@ -308,7 +220,7 @@ def _critic_model(
         _EngineInput(
             max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),
             response_tokens=0,
-            rows=len(names) * rows,
+            rows=len(names) * place.rows(names[0], CRITIC),
             rows_per_step=len(names)
             * max(-(-critic_mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             has_scoring=True,
@@ -317,6 +229,21 @@ def _critic_model(
         decodes=False,
         device=device,
     )
+
+
+def _frozen_scoring_bytes(
+    config: Config, shapes: Mapping[str, AgentShapes], place: _Place, frozen: Sequence[FrozenModel], device: str
+) -> float:
+    """A reference's forward pass on a rank without its actor; beside the actor the actor's pass needs as much."""
+    if not needs_reference(config):
+        return 0.0
+    passes = (
+        _actor_model(config, holder, names, shapes, place, REFERENCE, device).scoring_bytes
+        for holder, names in trained_agents_by_policy(config).items()
+        if place.holds(names[0], REFERENCE) and not place.holds(names[0], ACTOR)
+    )
+    gathered = max((model.gathered_bytes for model in frozen), default=0.0)
+    return max((bytes_ + gathered for bytes_ in passes), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -398,7 +325,7 @@ def _trained_model(
     )
 
 
-def _response_tokens(config: Config, name: str, length: EpisodeLength) -> int:
+def response_tokens(config: Config, name: str, length: EpisodeLength) -> int:
     """Maximum response tokens in one row."""
     limit = config.task.agents[name].rollout.max_new_tokens
     return length.row_tokens if length.turns is None else min(length.turns * limit, length.row_tokens)
@@ -427,7 +354,7 @@ def _max_cache_columns(longest: int, limit: int) -> int:
     return columns
 
 
-def _inference_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[FrozenModel]:
+def inference_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[FrozenModel]:
     """The engines of `rollout=vllm`, by the first agent of each: one per policy, or per base of adapters."""
     seen: set[str] = set()
     holder_of = policy_by_agent(config)
@@ -442,7 +369,7 @@ def _inference_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Ite
             yield from [FrozenModel(name=name, shape=agent.actor, bytes_per_weight=width)] * copies
 
 
-def _engine_cache_bytes(rollout: VllmRolloutConfig, model: FrozenModel, agent: AgentShapes, rows: int) -> float:
+def engine_cache_bytes(rollout: VllmRolloutConfig, model: FrozenModel, agent: AgentShapes, rows: int) -> float:
     """The key-value cache of one engine, if the memory allows it."""
     if rollout.vllm.kv_cache_gib is not None:
         return rollout.vllm.kv_cache_gib * 2**30
@@ -468,40 +395,44 @@ def _has_full_kl(config: Config) -> bool:
     return any(term.coef != 0.0 and term.estimator == "full" for term in terms)
 
 
-def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], ranks: int) -> Iterator[FrozenModel]:
+def _frozen_models(config: Config, shapes: Mapping[str, AgentShapes], place: _Place) -> Iterator[FrozenModel]:
     """Adapter bases (also references), other references, frozen actors, and one snapshot per policy with opponents."""
-    is_sharded = config.deepspeed.stage == 3 and ranks > 1
     if config.team.opponent_pool.every:
         for holder, names in trained_agents_by_policy(config).items():
             width = bytes_per_weight(config.task.agents[names[0]].actor.dtype)
-            yield FrozenModel(name=f"{holder} partner", shape=shapes[names[0]].actor, bytes_per_weight=width)
+            if place.holds(names[0], ACTOR):
+                yield FrozenModel(name=f"{holder} partner", shape=shapes[names[0]].actor, bytes_per_weight=width)
     known: set[tuple[str, Dtype]] = set()
     holder_of = policy_by_agent(config)
     base_of_agent = {name: base for base, names in agents_by_base(config).items() for name in names}
     seen: set[str] = set()
     for name, agent in shapes.items():
         settings, base = config.task.agents[name], base_of_agent[name]
-        width = bytes_per_weight(settings.actor.dtype)
-        own = agent.reference if not settings.frozen and needs_reference(config) else None
+        width, ranks = bytes_per_weight(settings.actor.dtype), place.ranks(name, REFERENCE)
+        has_reference = not settings.frozen and needs_reference(config) and place.holds(name, REFERENCE)
+        own = agent.reference if has_reference else None
         if own is not None:
             key = (_reference_key(settings.actor, holder_of[name]), settings.actor.dtype)
             if key not in known:
                 known.add(key)
                 kept = 4 if has_merged_adapter(settings.actor.reference) else width
-                spread = _sharded_memory(config, own, kept, ranks) if is_sharded else None
+                spread = _sharded_memory(config, own, kept, ranks)
                 yield FrozenModel(
                     name=f"{holder_of[name]} reference", shape=own, bytes_per_weight=kept, sharded_memory=spread
                 )
         if isinstance(settings.actor, LoraActorConfig):
-            if base not in seen:
+            if base not in seen and place.holds(name, ACTOR):
                 seen.add(base)
                 yield FrozenModel(name=f"{base} base", shape=agent.actor, bytes_per_weight=width)
             continue
         key = (agent.weights_source, settings.actor.dtype)
-        if key not in known and own is None and (settings.frozen or needs_reference(config)):
+        has_frozen_actor = settings.frozen and place.holds(name, ACTOR)
+        if key not in known and (has_frozen_actor or (has_reference and agent.reference is None)):
             known.add(key)
             role = "actor" if settings.frozen else "reference"
-            spread = _sharded_memory(config, agent.actor, width, ranks) if is_sharded else None
+            spread = _sharded_memory(
+                config, agent.actor, width, place.ranks(name, ACTOR if settings.frozen else REFERENCE)
+            )
             yield FrozenModel(
                 name=f"{holder_of[name]} {role}", shape=agent.actor, bytes_per_weight=width, sharded_memory=spread
             )
@@ -514,8 +445,10 @@ def _reference_key(actor: ActorConfig, holder: str) -> str:
     return f"{actor.reference} {getattr(actor, 'adapter', None)}"
 
 
-def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -> EngineMemory:
-    """Memory of frozen weights sharded over the ranks."""
+def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -> EngineMemory | None:
+    """Memory of frozen weights sharded over their ranks; None if each holds all weights."""
+    if config.deepspeed.stage < 3 or ranks == 1:
+        return None
     return inference_memory(
         shape.parameters,
         width=width,

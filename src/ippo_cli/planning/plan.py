@@ -11,17 +11,19 @@ from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
+from ippo_cli.config.placement import format_ranks, read_placement
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.planning.fit import sharding_options
-from ippo_cli.planning.memory import GIB, MemoryEstimate
+from ippo_cli.planning.memory import GIB
+from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
+from ippo_cli.planning.phase_times import missing_time_reason, phase_times
 from ippo_cli.planning.placeholder_episodes import Preview, preview_episode, reward_warnings
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.resources import (
-    Machine,
     device_kind,
     free_disk_bytes,
     memory_error,
@@ -29,6 +31,8 @@ from ippo_cli.planning.resources import (
     planned_machine,
     this_machine,
 )
+from ippo_cli.planning.run_memory import Machine, RunMemory
+from ippo_cli.planning.timeline import format_chart, format_devices, format_seconds, schedule_phases
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.templates import first_message
@@ -42,7 +46,7 @@ def show_plan(config: Config) -> None:
     """Print sizes, batches, memory, disk, and prompts or a conversation. Raises the errors of training."""
     outside = external_world_size()
     ranks = world_size(config, outside)
-    machine = planned_machine(config.plan)
+    machine = planned_machine(config)
     if machine is None:
         machine = this_machine(device_kind(config.launch.device), _local_ranks(outside, ranks // config.launch.nodes))
     check_quantization_device(config, machine.device, is_local=config.plan.devices is None)
@@ -58,9 +62,10 @@ def show_plan(config: Config) -> None:
         report=lambda line: _print_labelled(*line.split(": ", 1)),
     )
     _show_sizes(prepared)
-    show_memory(prepared.memory, machine, ranks, elsewhere=config.plan.devices is not None)
+    show_memory(prepared.memory, machine, elsewhere=config.plan.devices is not None)
     if machine.device == "cuda":
         _show_sharding_options(prepared, machine)
+    _show_timeline(prepared)
     _show_disk(prepared)
     _show_missing_weights(config)
     _show_episodes(config, prepared.specs)
@@ -68,7 +73,7 @@ def show_plan(config: Config) -> None:
     _show_prompts(prepared)
     for text in (*prepared.warnings.values(), *reward_notes, *reward_warnings(config, prepared.task)):
         _print_labelled("warning", text)
-    reason = memory_error(config, prepared.specs, prepared.memory, machine, ranks)
+    reason = memory_error(config, prepared.specs, prepared.memory, machine)
     if reason is not None:
         raise PreflightError(reason)
     if (warning := memory_warning(prepared.memory, machine)) is not None:
@@ -130,8 +135,23 @@ def _credit_cost(config: Config) -> str | None:
     return "; ".join(parts) or None
 
 
-def show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhere: bool = False) -> None:
-    """Print one table of the models' memory, and one line for the phases, per rank."""
+def show_memory(memory: RunMemory, machine: Machine, *, elsewhere: bool = False) -> None:
+    """Print for all ranks with the same models a table of their memory and a line for the phases; then the machine."""
+    for ranks, estimate in memory.by_ranks.items():
+        if len(memory.by_ranks) > 1:
+            _print_labelled("on ranks", f"{format_ranks(ranks)} of {memory.ranks}")
+        _show_rank_memory(estimate)
+    if memory.servers is not None:
+        _print_labelled(
+            "servers",
+            f"on device {format_ranks(memory.servers.devices)} of each machine: "
+            f"{_format_size(memory.servers.weight_bytes)} of weights and at most "
+            f"{_format_size(memory.servers.cache_bytes)} of keys and values per device",
+        )
+    _show_machine(machine, memory.ranks, elsewhere=elsewhere)
+
+
+def _show_rank_memory(memory: MemoryEstimate) -> None:
     sizes: dict[str, tuple[int, Sequence[float]]] = {}  # by model: parameters, and bytes by column
     for model in memory.trained:
         held = model.memory
@@ -141,7 +161,7 @@ def show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhe
         )
     for frozen in memory.frozen:
         sizes[frozen.name] = frozen.shape.parameters, [frozen.weight_bytes, 0, 0, 0, 0]
-    unit, size = _size_unit(max(part for _, parts in sizes.values() for part in parts))
+    unit, size = _size_unit(max((part for _, parts in sizes.values() for part in parts), default=0.0))
     rows = [[f"{unit} per rank", "parameters", "weights", "gradients", "optimizer", "buckets", "host memory"]]
     for name, (parameters, parts) in sizes.items():
         rows.append([name, f"{parameters / 1e6:.1f} M", *(_format_number(part, size) for part in parts)])
@@ -160,6 +180,9 @@ def show_memory(memory: MemoryEstimate, machine: Machine, ranks: int, *, elsewhe
         f"of this, {_format_size(memory.certain_bytes)} are weights, gradients and optimizer; the rest is estimated "
         f"for the longest sequences{parked}{host}",
     )
+
+
+def _show_machine(machine: Machine, ranks: int, *, elsewhere: bool) -> None:
     if machine.device == "cuda":
         where, others = ("a machine", f"{machine.ranks} of them") if elsewhere else ("this machine", "")
         _print_labelled(
@@ -196,6 +219,37 @@ def _show_sharding_options(prepared: Prepared, machine: Machine) -> None:
         print(line)
     _print_labelled(
         "", "* configured; tokens: the largest micro_batch_tokens that fits, also with gradient_checkpointing=true"
+    )
+
+
+def _show_timeline(prepared: Prepared) -> None:
+    """Print the phases of an iteration on the planned devices, and how busy they are."""
+    config, plan, ranks = prepared.config, prepared.config.plan, prepared.ranks
+    if plan.devices is None:
+        return
+    if (reason := missing_time_reason(config)) is not None:
+        _print_labelled("time line", f"none: {reason}")
+        return
+    specs, placement = prepared.specs, read_placement(config, ranks)
+    phases = phase_times(config, specs.shapes, prepared.batch_sizes, ranks, specs.reward_models)
+    timeline = schedule_phases(phases, ahead=getattr(config.rollout, "ahead", 0))
+    assert plan.mfu is not None
+    assert plan.decode_efficiency is not None
+    _print_labelled(
+        "time line",
+        f"computed, not measured; assumes {plan.mfu:.0%} of {plan.tflops:g} TFLOP/s, decoding at "
+        f"{plan.decode_efficiency:.0%} of {plan.memory_gb_per_s:g} GB/s, and responses of maximum length",
+    )
+    for line in format_chart(timeline, ranks, placement.rollout_devices):
+        print(line)
+    busy = [
+        f"{format_devices(devices, ranks, placement.rollout_devices)} {fraction:.0%}"
+        for devices, fraction in timeline.busy.items()
+    ]
+    _print_labelled(
+        "iteration",
+        f"{format_seconds(timeline.seconds)}, {config.rollout.buffer_size / timeline.seconds:.3g} samples/s; busy: "
+        + ", ".join(busy),
     )
 
 

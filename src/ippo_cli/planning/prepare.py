@@ -17,11 +17,11 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.planning.engines import check_engine_models
-from ippo_cli.planning.memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
 from ippo_cli.planning.placeholder_episodes import check_primary_metric
 from ippo_cli.planning.prompts import build_prompt_formats, drop_too_long_rows, prompt_warnings
-from ippo_cli.planning.resources import estimate_run_memory, required_disk_bytes
+from ippo_cli.planning.resources import count_rollout_rows, estimate_run_memory, required_disk_bytes
+from ippo_cli.planning.run_memory import RunMemory, estimate_server_memory, ranks_with_same_models
 from ippo_cli.reporting.trackers.build import check_tracker_usable
 from ippo_cli.reporting.training_warnings import startup_warnings
 from ippo_cli.rewards.build import build_reward
@@ -61,7 +61,7 @@ class Prepared:
     specs: ModelSpecs
     schedule: ExampleSchedule
     formats: Mapping[str, PromptFormat]
-    memory: MemoryEstimate
+    memory: RunMemory
     checkpoint_bytes: float
     disk_bytes: float  # of all checkpoints and snapshots that exist at the same time
     warnings: Mapping[str, str]  # by rule
@@ -136,7 +136,13 @@ def prepare(
         specs=specs,
         schedule=schedule,
         formats=formats,
-        memory=estimate_run_memory(config, batch_sizes, task, specs, ranks, device),
+        memory=RunMemory(
+            {
+                group: estimate_run_memory(config, batch_sizes, task, specs, ranks, device, group[0])
+                for group in ranks_with_same_models(config, ranks)
+            },
+            estimate_server_memory(config, specs.shapes, ranks, count_rollout_rows(config, batch_sizes, task, ranks)),
+        ),
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=disk_bytes,
         warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | specs.warnings,

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config, Device, PlanConfig
+from ippo_cli.config.placement import format_ranks, read_rollout_devices
+from ippo_cli.config.schema import Config, Device
+from ippo_cli.config.text import join_names
 from ippo_cli.engine.host_memory import host_memory
-from ippo_cli.planning.memory import GIB, MemoryEstimate, checkpoint_bytes, estimate_memory, snapshot_bytes
+from ippo_cli.planning.memory import GIB, checkpoint_bytes, estimate_memory, snapshot_bytes
+from ippo_cli.planning.model_memory import MemoryEstimate
 from ippo_cli.planning.model_specs import ModelSpecs
+from ippo_cli.planning.run_memory import Machine, RunMemory, ServerMemory, ranks_with_same_models
 from ippo_cli.tasks.eval_rows import count_eval_episodes
 from ippo_cli.tasks.task import Task
 
@@ -31,26 +35,6 @@ MEMORY_ADVICE = {
     "save": "use a higher ZeRO stage, or a smaller model",
 }
 """How to reduce the memory of each phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """Memory in bytes that the ranks on one machine share."""
-
-    device: str  # `cpu` or `cuda`
-    host_bytes: int  # host memory
-    gpu_bytes: int  # memory of the smallest GPU; 0 on a CPU
-    ranks: int  # on this machine
-    ranks_per_device: int
-
-    def memory_shortfall(self, device: float, host: float) -> tuple[str, float, float] | None:
-        """(name, needed, available) of the memory that is too small for these bytes per rank; None if all fits."""
-        if self.device == "cuda":
-            if device * self.ranks_per_device > self.gpu_bytes:
-                return "GPU", device * self.ranks_per_device, self.gpu_bytes
-            return ("machine", host * self.ranks, self.host_bytes) if host * self.ranks > self.host_bytes else None
-        needed = (device + host) * self.ranks
-        return ("machine", needed, self.host_bytes) if needed > self.host_bytes else None
 
 
 def device_kind(wanted: Device) -> str:
@@ -75,8 +59,9 @@ def this_machine(device: str, ranks: int) -> Machine:
     )
 
 
-def planned_machine(plan: PlanConfig) -> Machine | None:
+def planned_machine(config: Config) -> Machine | None:
     """The machine described by `plan.*`, with the most ranks of any machine; None if `plan.devices` is not set."""
+    plan = config.plan
     if plan.devices is None:
         return None
     assert plan.per_machine is not None
@@ -86,51 +71,67 @@ def planned_machine(plan: PlanConfig) -> Machine | None:
         device="cuda",
         host_bytes=int(plan.machine_memory_gib * GIB),
         gpu_bytes=int(plan.memory_gib * GIB),
-        ranks=min(plan.devices, plan.per_machine),
+        ranks=min(plan.devices, plan.per_machine) - len(read_rollout_devices(config)),
         ranks_per_device=1,
     )
 
 
 def estimate_run_memory(
-    config: Config, batch_sizes: BatchSizes, task: Task, specs: ModelSpecs, ranks: int, device: str
+    config: Config, batch_sizes: BatchSizes, task: Task, specs: ModelSpecs, ranks: int, device: str, rank: int = 0
 ) -> MemoryEstimate:
-    """Estimate each rank's memory on a device of this kind."""
+    """Estimate a rank's memory on a device of this kind."""
+    rows = -(-count_rollout_rows(config, batch_sizes, task, ranks) // ranks)
+    return estimate_memory(config, specs.shapes, ranks, rows, device, specs.reward_models, rank)
+
+
+def count_rollout_rows(config: Config, batch_sizes: BatchSizes, task: Task, ranks: int) -> int:
+    """Rows of an agent in the largest rollout, of all ranks."""
     evaluated = count_eval_episodes(len(task.held_out), config.evaluation)
-    rows = max(batch_sizes.samples_per_rank[1], -(-max(evaluated.values()) // ranks))
-    return estimate_memory(config, specs.shapes, ranks, rows, device, specs.reward_models)
+    return max(batch_sizes.samples_per_rank[1] * ranks, *evaluated.values())
 
 
-def memory_error(config: Config, specs: ModelSpecs, memory: MemoryEstimate, machine: Machine, ranks: int) -> str | None:
+def memory_error(config: Config, specs: ModelSpecs, memory: RunMemory, machine: Machine) -> str | None:
     """The text of a `PreflightError` if weights, optimizer states and gradients alone do not fit; else None."""
-    shortfall = machine.memory_shortfall(memory.certain_bytes, memory.host_bytes)
+    shortfall = memory.find_shortfall(machine, _certain_bytes)
     if shortfall is None:
-        return None
-    place, needed, available = shortfall
+        return None if memory.servers is None else _server_error(memory.servers, machine)
     fitting = [
         option
         for option, settings in STAGE_OVERRIDES
-        if _fits(replace(config, deepspeed=replace(config.deepspeed, **settings)), specs, machine, ranks)
+        if _fits(replace(config, deepspeed=replace(config.deepspeed, **settings)), specs, machine, memory.ranks)
     ]
-    remedy = f"use {fitting[0]}" if fitting else "use a smaller model, or more machines or GPUs"
+    others = "a smaller model, or more machines or GPUs"
+    remedy = fitting[0] if fitting else others if len(memory.by_ranks) == 1 else f"another launch.placement, {others}"
+    estimate = memory.by_ranks[shortfall.ranks]
+    where = f"in each of {memory.ranks} process{'es' if memory.ranks > 1 else ''}"
+    if len(memory.by_ranks) > 1:
+        where = f"on {format_rank_group(shortfall.ranks, estimate)}"
     return (
         f"deepspeed.stage={config.deepspeed.stage} needs at least "
-        f"{(memory.certain_bytes + memory.host_bytes) / GIB:.1f} GiB for weights, optimizer states and "
-        f"gradients in each of {ranks} process{'es' if ranks > 1 else ''}; those on "
-        f"this {place} need {needed / GIB:.1f} GiB, and it has {available / GIB:.1f}; {remedy}"
+        f"{(estimate.certain_bytes + estimate.host_bytes) / GIB:.1f} GiB for weights, optimizer states and "
+        f"gradients {where}; those on this {shortfall.place} need {shortfall.needed / GIB:.1f} GiB, and it has "
+        f"{shortfall.available / GIB:.1f}; use {remedy}"
     )
 
 
-def memory_warning(memory: MemoryEstimate, machine: Machine) -> str | None:
+def memory_warning(memory: RunMemory, machine: Machine) -> str | None:
     """A warning if the estimated peak memory does not fit; else None."""
-    phase, device = memory.peak_phase
-    shortfall = machine.memory_shortfall(device, memory.host_bytes)
+    shortfall = memory.find_shortfall(machine, lambda estimate: estimate.peak_phase[1])
     if shortfall is None:
-        return None
-    place, needed, available = shortfall
+        return None if memory.servers is None else _server_warning(memory.servers, machine)
+    estimate = memory.by_ranks[shortfall.ranks]
+    phase = estimate.peak_phase[0]
+    where = f" on {format_rank_group(shortfall.ranks, estimate)}" if len(memory.by_ranks) > 1 else ""
     return (
-        f"warning: {phase} may need {needed / GIB:.1f} GiB of this {place}, which has {available / GIB:.1f}; "
-        f"{MEMORY_ADVICE[phase]}"
+        f"warning: {phase}{where} may need {shortfall.needed / GIB:.1f} GiB of this {shortfall.place}, which has "
+        f"{shortfall.available / GIB:.1f}; {MEMORY_ADVICE[phase]}"
     )
+
+
+def format_rank_group(ranks: tuple[int, ...], memory: MemoryEstimate) -> str:
+    """Ranks and their models: `ranks 0-5 (solo actor and solo critic)`."""
+    models = join_names([model.name for model in (*memory.trained, *memory.frozen)])
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} ({models or 'engines'})"
 
 
 def required_disk_bytes(config: Config, specs: ModelSpecs, ranks: int) -> tuple[float, float]:
@@ -148,6 +149,35 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
+def _server_error(memory: ServerMemory, machine: Machine) -> str | None:
+    if machine.device == "cpu" or memory.weight_bytes <= machine.gpu_bytes:
+        return None
+    return (
+        f"launch.placement gives device {format_ranks(memory.devices)} of each machine to servers, and their weights "
+        f"need {memory.weight_bytes / GIB:.1f} GiB on a device, which has {machine.gpu_bytes / GIB:.1f}; increase "
+        "rollout.vllm.engine_args.tensor_parallel_size, or use a smaller model"
+    )
+
+
+def _server_warning(memory: ServerMemory, machine: Machine) -> str | None:
+    needed = memory.weight_bytes + memory.cache_bytes
+    if machine.device == "cpu" or needed <= machine.gpu_bytes:
+        return None
+    return (
+        f"warning: rollout may need {needed / GIB:.1f} GiB of device {format_ranks(memory.devices)} of each machine, "
+        f"which has {machine.gpu_bytes / GIB:.1f}; lower rollout.decode_batch_size, or more rows wait for the cache"
+    )
+
+
+def _certain_bytes(memory: MemoryEstimate) -> float:
+    return memory.certain_bytes
+
+
 def _fits(config: Config, specs: ModelSpecs, machine: Machine, ranks: int) -> bool:
-    memory = estimate_memory(config, specs.shapes, ranks, 1, machine.device, specs.reward_models)
-    return machine.memory_shortfall(memory.certain_bytes, memory.host_bytes) is None
+    memory = RunMemory(
+        {
+            group: estimate_memory(config, specs.shapes, ranks, 1, machine.device, specs.reward_models, group[0])
+            for group in ranks_with_same_models(config, ranks)
+        }
+    )
+    return memory.find_shortfall(machine, _certain_bytes) is None

@@ -154,8 +154,8 @@ def _create_initial_weights(context: RunContext, task: Task) -> dict[str, Path |
 def _check_memory(prepared: Prepared, console: Console) -> None:
     """Raise `PreflightError` on all ranks if one machine has too little memory for its ranks' models."""
     hostname = socket.gethostname()
-    machine = this_machine(prepared.memory.device, distributed.gather_objects(hostname).count(hostname))
-    own_reason = memory_error(prepared.config, prepared.specs, prepared.memory, machine, prepared.ranks)
+    machine = this_machine(prepared.memory.highest.device, distributed.gather_objects(hostname).count(hostname))
+    own_reason = memory_error(prepared.config, prepared.specs, prepared.memory, machine)
     for reason in distributed.gather_objects(own_reason):
         if reason is not None:
             raise PreflightError(reason)

@@ -1,0 +1,114 @@
+"""Memory of all ranks of a run, and of the devices of inference servers, compared with what their machines have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ippo_cli.config.hardware import count_machines
+from ippo_cli.config.placement import AGENT_COMPONENTS, REWARD, read_placement
+from ippo_cli.config.schema import Config, VllmRolloutConfig
+from ippo_cli.config.vllm import devices_per_server
+from ippo_cli.planning.memory import engine_cache_bytes, inference_engines
+from ippo_cli.planning.model_memory import AgentShapes, MemoryEstimate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Memory in bytes that the ranks on one machine share."""
+
+    device: str  # `cpu` or `cuda`
+    host_bytes: int  # host memory
+    gpu_bytes: int  # memory of the smallest GPU; 0 on a CPU
+    ranks: int  # on this machine
+    ranks_per_device: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """A memory that is too small."""
+
+    place: str  # `GPU` or `machine`
+    needed: float
+    available: float
+    ranks: tuple[int, ...]  # those with the same models that need most of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerMemory:
+    """Memory of one device of inference servers."""
+
+    devices: tuple[int, ...]  # numbers on each machine
+    weight_bytes: float
+    cache_bytes: float  # keys and values of the rows that are decoded together
+
+
+@dataclass(frozen=True, slots=True)
+class RunMemory:
+    """Memory estimates of a run by the ranks that hold the same models."""
+
+    by_ranks: Mapping[tuple[int, ...], MemoryEstimate]
+    servers: ServerMemory | None = None  # of devices that launch.placement gives to servers
+
+    @property
+    def highest(self) -> MemoryEstimate:
+        """The estimate of the ranks with the highest peak."""
+        return max(self.by_ranks.values(), key=lambda memory: memory.peak_phase[1])
+
+    @property
+    def ranks(self) -> int:
+        return sum(map(len, self.by_ranks))
+
+    def find_shortfall(self, machine: Machine, device_bytes: Callable[[MemoryEstimate], float]) -> Shortfall | None:
+        """The memory that is too small for `device_bytes` and offloaded tensors of its ranks; None if all fits."""
+        for ranks, memory in self.by_ranks.items():
+            needed = device_bytes(memory) * machine.ranks_per_device
+            if machine.device == "cuda" and needed > machine.gpu_bytes:
+                return Shortfall(place="GPU", needed=needed, available=machine.gpu_bytes, ranks=ranks)
+
+        def bytes_in_machine(memory: MemoryEstimate) -> float:
+            return memory.host_bytes + (device_bytes(memory) if machine.device == "cpu" else 0.0)
+
+        by_rank = {rank: bytes_in_machine(memory) for ranks, memory in self.by_ranks.items() for rank in ranks}
+        for first in range(0, self.ranks, machine.ranks):
+            local = range(first, min(first + machine.ranks, self.ranks))
+            needed = sum(by_rank[rank] for rank in local)
+            if needed > machine.host_bytes:
+                ranks = max(
+                    (ranks for ranks in self.by_ranks if set(ranks) & set(local)), key=lambda ranks: by_rank[ranks[0]]
+                )
+                return Shortfall(place="machine", needed=needed, available=machine.host_bytes, ranks=ranks)
+        return None
+
+
+def ranks_with_same_models(config: Config, ranks: int) -> list[tuple[int, ...]]:
+    """All ranks in groups that hold the same models, by their first rank. Raises `ConfigError`."""
+    placement = read_placement(config, ranks)
+    parts = [placement.of(name, part) for name in config.task.agents for part in AGENT_COMPONENTS]
+    sets = [set(part) for part in (*parts, placement.ranks[REWARD], placement.rollout_ranks or ())]
+    groups: dict[tuple[bool, ...], list[int]] = {}
+    for rank in range(ranks):
+        groups.setdefault(tuple(rank in part for part in sets), []).append(rank)
+    return [tuple(group) for group in groups.values()]
+
+
+def estimate_server_memory(
+    config: Config, shapes: Mapping[str, AgentShapes], ranks: int, total_rows: int
+) -> ServerMemory | None:
+    """The memory of a device that `launch.placement` gives to servers, with a server of every model on each; None
+    without such devices. `total_rows`: of a rollout.
+    """
+    devices = read_placement(config, ranks).rollout_devices
+    if not devices:
+        return None
+    assert isinstance(config.rollout, VllmRolloutConfig)
+    parts = devices_per_server(config.rollout.vllm)
+    servers = max(count_machines(config) * len(devices) // parts, 1)
+    engines = tuple(inference_engines(config, shapes))
+    rows = -(-total_rows // servers)
+    caches = sum(engine_cache_bytes(config.rollout, model, shapes[model.name], rows) for model in engines)
+    return ServerMemory(
+        devices=devices,
+        weight_bytes=sum(model.weight_bytes for model in engines) / parts,
+        cache_bytes=caches / parts,
+    )
