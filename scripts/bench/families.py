@@ -174,7 +174,7 @@ def train(folder: Path, output: Path, rollout: str, seconds: float) -> dict[str,
         lines = text.strip().splitlines()
         first = next((place for place, line in enumerate(lines) if line.startswith("ippo: ")), len(lines) - 1)
         errors = lines[first : first + 4]
-        return {"result": "refused" if result.returncode in (2, 3) else "failed", "reason": " ".join(errors)[:300]}
+        return {"result": "refused" if result.returncode in (2, 3, 16) else "failed", "reason": " ".join(errors)[:300]}
     row = json.loads(next(output.rglob("metrics.jsonl")).read_text().splitlines()[-1])
     gaps = [value for key, value in row.items() if key.endswith("/rollout/logprob_diff/sampler")]
     grads = [value for key, value in row.items() if key.endswith("policy/grad_norm")]

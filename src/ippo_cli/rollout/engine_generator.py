@@ -254,9 +254,13 @@ class EngineGenerator:
                     "the engine's model differs from the trained one: use rollout=hf"
                 )
             if verifies and (differing := source.engine.verify_weights(hashes)):
+                remedy = "resume the run, or use rollout=hf"
+                if not source.version:
+                    remedy = "if a new run ends in the same way, the engine stores this kind of model in another form: "
+                    remedy += "use rollout=hf"
                 raise EngineError(
                     f"rollout={self._config.kind}: transfer {source.version + 1} to the engine of {names} failed: "
-                    f"{_list_names(differing)} differ from the trained weights; resume the run, or use rollout=hf"
+                    f"{_list_names(differing)} differ from the trained weights; {remedy}"
                 )
         source.loaded, source.version, source.transfers = key, source.version + 1, source.transfers + 1
 
