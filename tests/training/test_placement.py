@@ -94,8 +94,23 @@ def test_reward_model_on_one_rank(tmp_path: Path) -> None:
     assert_alike(rows(one), rows(train_placed(tmp_path / "two", *keys, place(reward="1"))))
 
 
-def test_error_on_one_rank_ends_all(tmp_path: Path) -> None:
-    fault = "debug_faults=[backward:error:2:1]"  # of rank 1, while rank 0 updates the actor
-    command = ["ippo_cli.cli.train", *SMALL, *RUN, fault, place(actor="0", critic="1"), f"output_dir={tmp_path}"]
-    codes = finish(start_ranks(*command, folder=tmp_path), limit_s=200)
+REWARD = """
+import gc, os
+
+def reward(examples, responses):
+    held = {type(value).__name__ for value in gc.get_objects()} & {"Policy", "ValueModel"}
+    with open(os.path.join(os.environ["REPORTS"], os.environ["RANK"]), "w") as file:
+        file.write(" ".join(sorted(held)))
+    return {"team": [float(len(text)) for text in responses["low"]]}
+"""
+
+
+def test_error_on_one_rank_ends_all_and_ranks_hold_only_their_models(tmp_path: Path) -> None:
+    (tmp_path / "reward.py").write_text(REWARD)
+    keys = ["reward=function", f"reward.function={tmp_path / 'reward.py'}:reward", place(actor="0", critic="1")]
+    fault = "debug_faults=[backward:error:2:1]"  # of rank 1, while rank 0 updates the actors
+    command = ["ippo_cli.cli.train", *SMALL, *RUN, *keys, fault, f"output_dir={tmp_path}"]
+    codes = finish(start_ranks(*command, folder=tmp_path, REPORTS=str(tmp_path)), limit_s=200)
     assert 0 not in codes, said(tmp_path)
+    assert "RuntimeError" in next(tmp_path.glob("default/*/errors/rank_1.txt")).read_text()
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["Policy", "ValueModel"]
