@@ -30,26 +30,16 @@ from ippo_cli.engine.zero_config import bucket_elements, effective_stage, live_e
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, inference_memory
 from ippo_cli.models.packing import uses_fp32_attention
 from ippo_cli.models.shape import ModelShape
+from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import EpisodeLength
 from ippo_cli.planning.pass_memory import activation_bytes, forward_bytes, kv_bytes, logit_bytes
+from ippo_cli.planning.sampler_memory import SamplerMemory, estimate_sampler_memory
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
 GIB = 2**30
 PROMPT_TOKENS = 8192  # per prefill batch, see `rollout/decode.py`
 LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentShapes:
-    """The models of one agent, and the lengths of their inputs."""
-
-    actor: ModelShape
-    critic: ModelShape | None  # separate critic; None for a value head on the actor, or no critic
-    length: EpisodeLength
-    weights_source: str  # source of the actor's initial weights: agents with the same source share one reference
-    reference: ModelShape | None = None  # additional frozen weights of its reference; None if shared
-    critic_row_tokens: int | None = None  # longest row of a centralised critic; None: the critic reads the agent's rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +100,13 @@ class MemoryEstimate:
     prefix_cache_bytes: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
     rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
     reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
-    inference_engines: tuple[FrozenModel, ...] = ()  # copies of the weights that rollout=vllm samples from
+    sampler: SamplerMemory | None = None  # of the engines of rollout=vllm
 
     @property
     def resident_bytes(self) -> float:
         """Permanent memory on the device, from the first update on."""
-        awake = 0.0 if self.device == "cuda" else self.engine_bytes  # on a GPU engines sleep while a rank trains
-        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes + awake
+        sampler = 0.0 if self.sampler is None else self.sampler.resident
+        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes + sampler
 
     @property
     def certain_bytes(self) -> float:
@@ -146,7 +136,7 @@ class MemoryEstimate:
             "load": loaded + max(model.loading_bytes for model in self.trained) + self._frozen_bytes,
             "rollout": self.resident_bytes
             + self.rollout_gathered_bytes
-            + (self.engine_bytes if self.device == "cuda" else 0.0)
+            + (self.sampler.weights + self.sampler.caches if self.sampler is not None and self.sampler.sleeps else 0.0)
             + self.kv_cache_bytes
             + self.prefix_cache_bytes,
             "targets": self.resident_bytes + self.reference_gathered_bytes + scored,
@@ -162,12 +152,6 @@ class MemoryEstimate:
         return max(self.bytes_by_phase.items(), key=lambda phase: phase[1])
 
     @property
-    def engine_bytes(self) -> float:
-        """Weights of inference engines; vLLM's CPU build also packs them, for its matrix products."""
-        copies = 1 if self.device == "cuda" else 2
-        return copies * sum(model.weight_bytes for model in self.inference_engines)
-
-    @property
     def _frozen_bytes(self) -> float:
         return sum(model.weight_bytes for model in self.frozen)
 
@@ -179,26 +163,28 @@ def estimate_memory(
     rows: int,
     device: str,
     rewards: Sequence[FrozenModel] = (),
+    engine_devices: Sequence[int] | None = None,
 ) -> MemoryEstimate:
-    """Estimate a run's memory per rank, with at most `rows` rows per rank in a rollout, and reward models `rewards`."""
+    """Estimate a run's memory per rank, with at most `rows` rows per rank in a rollout, and reward models `rewards`.
+
+    `engine_devices`: GPUs that inference servers have for themselves.
+    """
     several_turns = any(agent.length.turns != 1 for agent in shapes.values())
     keeps_prefixes = several_turns and config.rollout.context is not ContextMode.last_only
     trained = tuple(_trained_models(config, shapes, ranks, rows, device))
     frozen = (*_frozen_models(config, shapes, ranks), *rewards)
     if isinstance(config.rollout, VllmRolloutConfig):
-        engines = tuple(_inference_engines(config, shapes))
-        caches = sum(_engine_cache_bytes(config.rollout, model, shapes[model.name], rows) for model in engines)
         return MemoryEstimate(
             device=device,
             trained=trained,
             frozen=frozen,
-            kv_cache_bytes=caches,
+            kv_cache_bytes=0.0,
             prefix_cache_bytes=0.0,
             rollout_gathered_bytes=0.0,
             reference_gathered_bytes=max((model.gathered_bytes for model in frozen), default=0.0)
             if _has_full_kl(config)
             else 0.0,
-            inference_engines=engines,
+            sampler=estimate_sampler_memory(config, shapes, ranks, rows, device, engine_devices),
         )
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
     if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
@@ -427,29 +413,6 @@ def _max_cache_columns(longest: int, limit: int) -> int:
     return columns
 
 
-def _inference_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[FrozenModel]:
-    """The engines of `rollout=vllm`, by the first agent of each: one per policy, or per base of adapters."""
-    seen: set[str] = set()
-    holder_of = policy_by_agent(config)
-    base_of = {name: base for base, names in agents_by_base(config).items() for name in names}
-    copies = 2 if needs_replays(config) else 1  # replays sample from the initial policies
-    for name, agent in shapes.items():
-        actor = config.task.agents[name].actor
-        key = base_of[name] if isinstance(actor, LoraActorConfig) else holder_of[name]
-        if key not in seen:
-            seen.add(key)
-            width = bytes_per_weight(actor.dtype)
-            yield from [FrozenModel(name=name, shape=agent.actor, bytes_per_weight=width)] * copies
-
-
-def _engine_cache_bytes(rollout: VllmRolloutConfig, model: FrozenModel, agent: AgentShapes, rows: int) -> float:
-    """The key-value cache of one engine, if the memory allows it."""
-    if rollout.vllm.kv_cache_gib is not None:
-        return rollout.vllm.kv_cache_gib * 2**30
-    batch_rows = min(rollout.decode_batch_size, rows)
-    return float(kv_bytes(model.shape, model.bytes_per_weight) * batch_rows * agent.length.sequence_tokens)
-
-
 def _prefix_cache_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Cached keys and values of rows whose episodes continue."""
     per_token = kv_bytes(agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype))
@@ -542,8 +505,3 @@ def engine_stage(config: Config, width: int, ranks: int) -> int:
         offload_optimizer=deepspeed.offload_optimizer,
         tensor_parallel=deepspeed.tensor_parallel,
     )
-
-
-def bytes_per_weight(dtype: Dtype) -> int:
-    """Bytes per weight."""
-    return 4 if dtype is Dtype.fp32 else 2
