@@ -114,7 +114,9 @@ def test_devices_of_servers(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: object())
     config = placed_config(tmp_path, {"rollout": "2-3"}, "rollout=vllm", "rollout.vllm.mode=server")
     specs, memory = estimate(config, 2)
-    assert memory.highest.engine_bytes == memory.highest.kv_cache_bytes == 0, "engines are not on the ranks' devices"
+    sampler = memory.highest.sampler
+    assert sampler is not None
+    assert sampler.weights == sampler.caches == 0, "engines are not on the ranks' devices"
     servers = estimate_server_memory(config, specs.shapes, 2, 8)
     assert servers is not None
     assert servers.devices == (2, 3)

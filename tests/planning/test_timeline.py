@@ -15,8 +15,8 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.schema import Config
 from ippo_cli.models.shape import ModelShape
+from ippo_cli.planning.agent_shapes import AgentShapes
 from ippo_cli.planning.episode_length import EpisodeLength
-from ippo_cli.planning.model_memory import AgentShapes
 from ippo_cli.planning.phase_times import Phase, Stage, missing_time_reason, phase_times
 from ippo_cli.planning.timeline import format_chart, schedule_phases
 

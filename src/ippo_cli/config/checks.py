@@ -66,7 +66,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         *([partial(check_learning_order, config)] if training else []),
         partial(_check_turns, config),
         partial(_check_buffer, config, world_size),
-        partial(_check_rollout, config),
+        partial(_check_rollout, config, world_size),
         partial(check_openai_server, config, training=training),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
@@ -381,12 +381,12 @@ def _check_buffer(config: Config, world_size: int) -> None:
         )
 
 
-def _check_rollout(config: Config) -> None:
+def _check_rollout(config: Config, world_size: int) -> None:
     rollout = config.rollout
     _check_sampling("", rollout)  # the group first: values that agents inherit are reported under the group's key
     for name, agent in config.task.agents.items():
         _check_sampling(f"task.agents.{name}.", agent.rollout)
-    for error in check_vllm_rollout(config):
+    for error in check_vllm_rollout(config, world_size):
         raise error
     if rollout.zero3_gather is Zero3Gather.layer and config.deepspeed.stage != 3:
         raise ConfigError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from math import prod
+from urllib.parse import urlsplit
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
@@ -45,7 +46,24 @@ def devices_per_server(settings: VllmConfig) -> int:
     return prod(int(part) for part in parts)
 
 
-def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
+def device_slots(devices: Sequence[int] | None, settings: VllmConfig) -> list[tuple[int, ...]] | None:
+    """The devices of servers in parts for one server each; None without devices of their own.
+
+    Raises `ConfigError` if the parts are not whole.
+    """
+    if devices is None:
+        return None
+    size = devices_per_server(settings)
+    if not devices or len(devices) % size:
+        raise ConfigError(
+            f"rollout.vllm.engine_args={settings.engine_args}",
+            f"gives each server {size} devices, and {len(devices)} are given to servers",
+            f"give them a multiple of {size}, or change tensor_parallel_size",
+        )
+    return [tuple(devices[start : start + size]) for start in range(0, len(devices), size)]
+
+
+def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]:
     """Settings that vLLM does not support, or gives another meaning."""
     rollout = config.rollout
     if not isinstance(rollout, VllmRolloutConfig):
@@ -62,6 +80,26 @@ def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
     if settings.url and settings.mode is not VllmMode.server:
         yield ConfigError(
             "rollout.vllm.url", "names servers, which mode=colocate does not use", "set rollout.vllm.mode=server"
+        )
+    if settings.mode is not VllmMode.server:
+        given = {"ranks_per_server": settings.ranks_per_server, "listen_address": settings.listen_address}
+        for key in (key for key, value in given.items() if value is not None):
+            yield ConfigError(
+                f"rollout.vllm.{key}={given[key]}",
+                "has an effect on servers, which mode=colocate does not have",
+                "set rollout.vllm.mode=server, or null",
+            )
+    elif settings.ranks_per_server is not None and settings.ranks_per_server > world_size:
+        yield ConfigError(
+            f"rollout.vllm.ranks_per_server={settings.ranks_per_server}",
+            f"is more than the {world_size} ranks of this run",
+            f"use 1 to {world_size}, or null",
+        )
+    if settings.listen_address is not None and not _is_address(settings.listen_address):
+        yield ConfigError(
+            f"rollout.vllm.listen_address={settings.listen_address}",
+            "is not an address of this machine",
+            "use HOST or HOST:PORT, such as 10.0.0.5 or 10.0.0.5:29600",
         )
     if rollout.zero3_gather is Zero3Gather.layer:
         yield ConfigError(
@@ -108,6 +146,14 @@ def check_vllm_rollout(config: Config) -> Iterator[ConfigError]:
             "needs the trainer's log-probabilities",
             "use rollout.recompute_logprobs=true, or null",
         )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        parts = urlsplit(f"//{text}")
+        return bool(parts.hostname) and parts.netloc == text and parts.port != 0
+    except ValueError:  # the port is no number below 2**16
+        return False
 
 
 def check_openai_server(config: Config, *, training: bool) -> Iterator[ConfigError]:

@@ -34,7 +34,8 @@ class Timeline:
 def schedule_phases(phases: Sequence[Phase], ahead: int = 0) -> Timeline:
     """The time line of repeated iterations. A phase begins when the earlier stages have ended and its devices are free.
 
-    Passes that score rows follow each other, since all ranks exchange rows before and after each of them. `ahead`: a rollout uses weights that are older by so many updates, so that it can overlap with an update.
+    Passes that score rows follow each other, since all ranks exchange rows before and after each of them. `ahead`: a
+    rollout uses weights that are older by so many updates, so that it can overlap with training.
     """
     by_stage = {stage: [phase for phase in phases if phase.stage is stage] for stage in Stage}
     free: dict[int, float] = {}

@@ -105,7 +105,11 @@ class CompletionClient:
     def call(self, method: str, path: str, body: Any = None, *, timeout_s: float) -> Any:
         """One request at once: the parsed response, its text if it is not JSON. Raises `ServerFailure`."""
         with progress.grant_time(timeout_s):
-            return self._start(self._request(method, path, body, timeout_s)).result()
+            return self.start_call(method, path, body, timeout_s=timeout_s).result()
+
+    def start_call(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Future[Any]:
+        """Start a request; its result is that of `call`. `timeout_s` None: it has no time limit."""
+        return self._start(self._request(method, path, body, timeout_s))
 
     def close(self) -> None:
         """Close the connections and stop their thread."""

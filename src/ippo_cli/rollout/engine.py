@@ -52,11 +52,19 @@ class EngineOutput:
     versions: list[int]  # of the weights, by token
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineResources:
+    """Where the processes that a generator starts write their output, and on which devices they run."""
+
+    log_folder: Path | None = None  # None: the temporary folder
+    devices: tuple[int, ...] | None = None  # CUDA devices of servers, as this process numbers them; None: the ranks'
+
+
 class InferenceEngine(Protocol):
     """An engine with one model, or with adapters on one base."""
 
     def start(self) -> None:
-        """Start the engine. Collective over ranks where engines run in the ranks. Raises `EngineError`."""
+        """Start the engine. Collective where engines run in the ranks, or ranks share them. Raises `EngineError`."""
         ...
 
     def reuse(self, model: EngineModel) -> None:

@@ -18,6 +18,7 @@ from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import Policy
 from ippo_cli.rollout.decode import SelectReaders, decode
+from ippo_cli.rollout.engine import EngineResources
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.prefix_cache import MAX_BYTES, PrefixCache
 from ippo_cli.rollout.sampling import Sampling, uniforms
@@ -133,6 +134,8 @@ class HfGenerator:
 
     `poll` is called after every token. If it raises `PreemptionRequested` on one rank, `generate` raises it on all:
     after the agent, or with layered gathering before the next token.
+
+    `resources` has no effect: the models decode themselves.
     """
 
     def __init__(
@@ -143,6 +146,7 @@ class HfGenerator:
         poll: Poll | None = None,
         *,
         continues: bool = False,
+        resources: EngineResources | None = None,
     ) -> None:
         self._policies, self._config, self._poll, self._continues = policies, config, poll, continues
         self._prefixes: dict[str, PrefixCache] = {}  # one for all agents that are decoded together
@@ -269,10 +273,14 @@ def build_generator(
     poll: Poll | None = None,
     *,
     continues: bool = False,
+    resources: EngineResources | None = None,
 ) -> Generator:
-    """Build the generator of the configured kind, with the arguments of `HfGenerator`."""
+    """Build the generator of the configured kind, with the arguments of `HfGenerator`.
+
+    `resources`: of inference engines that the generator starts.
+    """
     return load_implementation("rollout", config.kind, "generator")(
-        policies, config, sampling, poll, continues=continues
+        policies, config, sampling, poll, continues=continues, resources=resources
     )
 
 

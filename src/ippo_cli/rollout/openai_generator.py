@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ippo_cli.config.errors import EngineError
 from ippo_cli.config.schema import OpenAIServerRolloutConfig, RolloutConfig, SamplingConfig
-from ippo_cli.rollout.engine import EngineModel, InferenceEngine
+from ippo_cli.rollout.engine import EngineModel, EngineResources, InferenceEngine
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import Poll
@@ -21,8 +21,12 @@ def build_openai_generator(
     poll: Poll | None = None,
     *,
     continues: bool = False,
+    resources: EngineResources | None = None,
 ) -> EngineGenerator:
-    """The generator with a server for each model. `continues` has no effect: servers cache prefixes themselves."""
+    """The generator with a server for each model.
+
+    `continues` has no effect: servers cache prefixes themselves; nor has `resources`: they run already.
+    """
     assert isinstance(config, OpenAIServerRolloutConfig)
     settings = config.server
 

@@ -23,6 +23,7 @@ EXCLUDED_FILES = (
     RUN_LOCK,
     START_LOCK,
     JOB_FILE,
+    "logs",
     "tb",
     "wandb",
     TRACKER_ID,

@@ -28,6 +28,7 @@ from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.training_warnings import WINDOW
 from ippo_cli.rewards.contract import RewardContext, RewardFunction, close_reward, prepare_reward
 from ippo_cli.rewards.moments import ScoreMoments
+from ippo_cli.rollout.engine import EngineResources
 from ippo_cli.rollout.generator import Generator, build_generator, sampling_settings
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.deadline import TimeLimit
@@ -259,7 +260,12 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
 
     config = context.config
     return build_generator(
-        policies, config.rollout, sampling_settings(config.task), report_progress, continues=can_reuse_prefix(config)
+        policies,
+        config.rollout,
+        sampling_settings(config.task),
+        report_progress,
+        continues=can_reuse_prefix(config),
+        resources=EngineResources(log_folder=context.folder / "logs"),
     )
 
 

@@ -100,6 +100,7 @@ from ippo_cli.config.schema.rollout import (
     VllmConfig,
     VllmMode,
     VllmRolloutConfig,
+    WeightPath,
     Zero3Gather,
 )
 from ippo_cli.config.schema.run import (

@@ -68,6 +68,12 @@ class VllmMode(str, Enum):
     server = "server"
 
 
+class WeightPath(str, Enum):
+    auto = "auto"
+    shared_memory = "shared_memory"
+    network = "network"
+
+
 @dataclass
 class VllmConfig:
     """The engines of `rollout=vllm`: one for each model that agents sample from."""
@@ -75,6 +81,13 @@ class VllmConfig:
     mode: EvalCompute[VllmMode]  # colocate: in the process of each rank | server: processes of their own
     url: EvalCompute[list[str]]
     # server: addresses of servers that are running already, one per engine; empty: the run starts and ends its own
+    ranks_per_server: EvalCompute[PositiveInt | None]
+    # server: ranks that share a server of each model; null: all on a machine, or one group per device of the servers
+    weight_path: EvalCompute[WeightPath]
+    # server: how weights reach it: auto (memory on this host, else network) | shared_memory | network
+    listen_address: EvalCompute[Name | None]
+    # server, network: HOST or HOST:PORT where rank 0 sends weights (rank r: PORT + r); null: this host's address
+    # on the route to the server, a free port
     kv_cache_gib: EvalCompute[Annotated[float, Range(0.0, open_low=True)] | None]
     # memory of each engine's key-value cache; null: enough for decode_batch_size rows of full length
     verify_every: Changeable[NonNegativeInt]

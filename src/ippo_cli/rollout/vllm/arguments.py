@@ -59,7 +59,7 @@ def engine_arguments(model: EngineModel, settings: VllmConfig, device: torch.dev
         arguments["block_size"] = BLOCK
         # The generator of a request with a seed cannot be set back on a CPU, which a prompt read in parts needs.
         arguments["enable_chunked_prefill"] = False
-        arguments["max_num_batched_tokens"] = max(model.max_length, PROMPT_TOKENS)
+        arguments["max_num_batched_tokens"] = max(model.max_length, model.max_rows, PROMPT_TOKENS)
     if model.max_adapters:
         arguments |= {
             "enable_lora": True,
@@ -75,10 +75,19 @@ def cache_bytes(model: EngineModel, settings: VllmConfig, device: torch.device) 
     """
     if settings.kv_cache_gib is not None:
         return int(settings.kv_cache_gib * 2**30)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory().available
+    free = _free_bytes(device)
     per_token = cache_bytes_per_token(model.config, model.dtype)
     longest, usual = (math.ceil(tokens / BLOCK + 1) * BLOCK for tokens in (model.max_length, model.usual_length))
     return int(per_token * max(longest, min(usual * model.max_rows, FREE_SHARE * free / per_token)))
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free bytes of a device; all bytes of another GPU than this process's: asking for free ones would take some."""
+    if device.type != "cuda":
+        return host_memory().available
+    if device.index not in (None, torch.cuda.current_device()):
+        return torch.cuda.get_device_properties(device).total_memory
+    return torch.cuda.mem_get_info(device)[0]
 
 
 def cache_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype) -> int:

@@ -10,16 +10,14 @@ from pathlib import Path
 
 import torch
 
-from ippo_cli.config.errors import EngineError
 from ippo_cli.config.schema import RolloutConfig, SamplingConfig, VllmConfig, VllmMode, VllmRolloutConfig
-from ippo_cli.engine import distributed
-from ippo_cli.rollout.engine import EngineModel, InferenceEngine
+from ippo_cli.rollout.engine import EngineModel, EngineResources, InferenceEngine
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import Poll
 from ippo_cli.rollout.policy import GenerationPolicy
 
-_pools: dict[str, EnginePool] = {}  # by settings
+_factories: dict[str, _EngineFactory] = {}  # by settings
 
 
 def build_vllm_generator(
@@ -29,43 +27,38 @@ def build_vllm_generator(
     poll: Poll | None = None,
     *,
     continues: bool = False,
+    resources: EngineResources | None = None,
 ) -> EngineGenerator:
     """The generator with an engine for each model. `continues` has no effect: vLLM caches prefixes itself."""
     assert isinstance(config, VllmRolloutConfig)
-    settings = config.vllm
+    settings, resources = config.vllm, resources or EngineResources()
+    factory = _factories.setdefault(
+        f"{asdict(settings)} {resources.devices}", _EngineFactory(settings, resources.devices)
+    )
+    factory.log_folder = resources.log_folder
+    return EngineGenerator(policies, config, sampling, poll, engines=factory.pool, verify_every=settings.verify_every)
 
-    engines = _find_pool(settings)
-    return EngineGenerator(policies, config, sampling, poll, engines=engines, verify_every=settings.verify_every)
 
+class _EngineFactory:
+    """Makes the engines of this process with the same settings, and keeps those that no generator uses."""
 
-def _find_pool(settings: VllmConfig) -> EnginePool:
-    """The process's pool of engines with these settings."""
-    key = str(asdict(settings))
-    if key not in _pools:
+    def __init__(self, settings: VllmConfig, devices: tuple[int, ...] | None) -> None:
+        self._settings, self._devices = settings, devices
+        self._num_servers = 0
+        self.log_folder: Path | None = None
+        self.pool = EnginePool(self._make)
 
-        def make_engine(model: EngineModel, number: int) -> InferenceEngine:
-            device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            if settings.mode is VllmMode.server:
-                return _make_server_engine(model, settings, device, number)
+    def _make(self, model: EngineModel, number: int) -> InferenceEngine:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self._settings.mode is VllmMode.colocate:
             from ippo_cli.rollout.vllm.in_process import InProcessEngine
 
-            return InProcessEngine(model, settings, device)
+            return InProcessEngine(model, self._settings, device)
+        from ippo_cli.rollout.vllm.shared_server import SharedServerEngine
 
-        _pools[key] = EnginePool(make_engine)
-    return _pools[key]
-
-
-def _make_server_engine(model: EngineModel, settings: VllmConfig, device: torch.device, number: int) -> InferenceEngine:
-    """An engine in a server of this rank, or in a running one."""
-    from ippo_cli.rollout.vllm.server import ServerEngine
-
-    rank, ranks = distributed.rank(), distributed.world_size()
-    place = rank * (len(settings.url) // ranks) + number
-    if settings.url and place >= len(settings.url):
-        raise EngineError(
-            f"rollout.vllm.url={settings.url} has no address for the model of {model.name} on rank {rank}; list one "
-            "address for each model that agents sample from, in the order of the agents, for rank 0 first"
+        # Generators count their engines from 0, and each engine needs a server and a log of its own.
+        number, self._num_servers = self._num_servers, self._num_servers + 1
+        folder = self.log_folder or Path(tempfile.gettempdir()) / f"ippo-vllm-{os.getpid()}"
+        return SharedServerEngine(
+            model, self._settings, device, number=number, log_folder=folder, devices=self._devices
         )
-    log_path = Path(tempfile.gettempdir()) / f"ippo-vllm-{os.getpid()}-{number}.log"
-    url = settings.url[place] if settings.url else None
-    return ServerEngine(model, settings, device, log_path=log_path, url=url)

@@ -1,4 +1,4 @@
-"""`rollout.vllm.mode=server`: a vLLM engine in a process of its own, by HTTP; weights pass through shared memory."""
+"""`rollout.vllm.mode=server`: a vLLM engine in a process of its own, by HTTP."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import atexit
 import secrets
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,26 +16,45 @@ import torch
 from torch import Tensor
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.config.schema import VllmConfig
+from ippo_cli.config.schema import VllmConfig, WeightPath
 from ippo_cli.rollout.completion_client import CompletionClient, ServerFailure
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
-from ippo_cli.rollout.shared_tensors import SharedTensors
+from ippo_cli.rollout.shared_tensors import SharedTensors, boot_id
 from ippo_cli.rollout.vllm.arguments import engine_arguments, request_parameters, write_model_folder
 from ippo_cli.rollout.vllm.serve import COMMAND
+from ippo_cli.rollout.vllm.server_log import ServerLog
 from ippo_cli.rollout.vllm.server_process import ServerProcess
+from ippo_cli.rollout.vllm.weight_transfer import (
+    CHUNK_BYTES,
+    NetworkTransfer,
+    SharedMemoryTransfer,
+    WeightTransfer,
+    Workers,
+    find_transfer_address,
+)
 from ippo_cli.rollout.vllm.worker_extension import compare_adapter, sum_by_parameter
 
 WAIT_S = 0.2
 """How long a step waits for the first completion."""
-CHUNK_BYTES = 512 * 2**20
-"""Weights that are in shared memory at once; one tensor may have more."""
 CONCURRENCY = 2
 """Requests that the server has, for each row that it decodes: the next ones wait there."""
 GENERATE = "/inference/v1/generate"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerHandle:
+    """What another rank needs to send requests to a server."""
+
+    address: str
+    log_path: Path | None  # None: of a server that the run did not start
+    log_start: int = 0
+
+
 class ServerEngine:
-    """A vLLM engine in another process on this host: one that it starts, or one at `url` that runs already."""
+    """A vLLM engine in another process: one that it starts, or one at `url` that runs already.
+
+    Several ranks can use one server: one of them starts it (`start`) and transfers weights, the others `attach`.
+    """
 
     def __init__(
         self,
@@ -45,12 +65,17 @@ class ServerEngine:
         log_path: Path,
         url: str | None = None,
         environment: Mapping[str, str] | None = None,
+        num_ranks: int = 1,
     ) -> None:
-        """`log_path`: of the server's output. `environment`: further variables, such as CUDA_VISIBLE_DEVICES."""
-        self._model, self._settings, self._device = model, settings, device
+        """`log_path`: of the server's output. `environment`: further variables, such as CUDA_VISIBLE_DEVICES.
+        `num_ranks`: ranks that send requests to the server.
+        """
+        self._model, self._settings, self._device, self._num_ranks = model, settings, device, num_ranks
         self._log_path, self._url, self._environment = log_path, url, dict(environment or {})
         self._process: ServerProcess | None = None
+        self._log: ServerLog | None = None  # of a server that a rank of this run started
         self._client: CompletionClient | None = None
+        self._transfer: WeightTransfer | None = None
         self._memory: SharedTensors | None = None
         self._folder: Path | None = None
         self._served_name = ""
@@ -63,6 +88,14 @@ class ServerEngine:
         """The server that this engine started."""
         return self._process
 
+    @property
+    def handle(self) -> ServerHandle:
+        """The started server, for `attach` in other ranks."""
+        assert self._client is not None
+        if self._log is None:
+            return ServerHandle(address=self._client.address, log_path=None)
+        return ServerHandle(address=self._client.address, log_path=self._log.path, log_start=self._log.start)
+
     def reuse(self, model: EngineModel) -> None:
         self._model = model
         self._adapter_versions = {}  # their numbers in the server stay
@@ -72,16 +105,21 @@ class ServerEngine:
             return
         atexit.register(self.close)  # removes what is in shared memory
         try:
-            address = self._url or self._start_server()
-            self._client = CompletionClient(
-                address,
-                concurrency=CONCURRENCY * self._model.max_rows,
-                silence_limit_s=self._settings.request_timeout_s,
-            )
-            self._check_server()
+            self._connect(self._url or self._start_server())
+            self._check_model()
+            self._transfer = self._choose_transfer()
         except BaseException:
             self.close()
             raise
+
+    def attach(self, server: ServerHandle) -> None:
+        """Send requests to a server that another rank has started; that rank transfers weights."""
+        atexit.register(self.close)
+        if server.log_path is None:
+            self._url = server.address
+        else:
+            self._log = ServerLog(server.log_path, start=server.log_start)
+        self._connect(server.address)
 
     def submit(self, request: EngineRequest) -> None:
         body = {
@@ -105,27 +143,25 @@ class ServerEngine:
             self._client.cancel()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
-        mapped, paused = bool(self._places), self._is_busy()
-        if paused:  # requests in flight keep their tokens; their keys and values are computed from the new weights
+        if self._transfer is None:  # another rank transfers them
+            return []
+        is_mapped, pauses = bool(self._places), self._may_be_busy()
+        if pauses:  # requests in flight keep their tokens; their keys and values are computed from the new weights
             self._call("POST", "/pause?mode=keep")
-        for chunk in _in_chunks(weights, CHUNK_BYTES):
-            try:
-                self._share(chunk)
-            except OSError as error:
-                self._fail(f"the server cannot be sent weights through {self._memory_folder()}: {error.strerror}")
-            places = self._rpc("ippo_load_shared", str(self._memory_folder()), mapped)
-            if not mapped:
-                self._places |= places[0]
+        try:
+            self._places |= self._transfer.send_weights(weights, is_mapped=is_mapped)
+        except ServerFailure as failure:
+            self._fail(str(failure))
         self._rpc("ippo_finish")
-        if self._memory is not None:
-            self._memory.clear()
         self._reset_prefix_cache()
         self._call("POST", "/update_weight_version", {"new_version": str(version)})
-        if paused:
+        if pauses:
             self._call("POST", "/resume")
         return sorted(name for name, parameters in self._places.items() if not parameters)
 
     def verify_weights(self, hashes: Mapping[str, int]) -> list[str]:
+        if self._transfer is None:
+            return []
         expected = sum_by_parameter(self._places, hashes)
         workers: list[dict[str, int]] = self._rpc("ippo_hashes")
         names = expected.keys() | {name for found in workers for name in found}
@@ -136,26 +172,34 @@ class ServerEngine:
         )
 
     def load_adapter(self, name: str, folder: Path, version: int) -> None:
-        is_new = name not in self._adapters
-        if is_new and self._process is None:
-            self._unload_adapter(name)  # of an earlier run, with a number that is not known here
-        before = set(self._rpc("ippo_adapters")[0])
-        self._call("POST", "/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder), "load_inplace": True})
-        if is_new:
-            added = set(self._rpc("ippo_adapters")[0]) - before
-            if len(added) != 1:
-                self._fail(f"the server did not take the adapter {name} into a slot of its own")
-            self._adapters[name] = added.pop()
-        self._reset_prefix_cache()
+        if self._transfer is not None:
+            is_new = name not in self._adapters
+            if is_new and self._process is None:
+                self._unload_adapter(name)  # of an earlier run, with a number that is not known here
+            before = set(self._rpc("ippo_adapters")[0])
+            try:
+                with self._transfer.share_folder(folder) as path:
+                    body = {"lora_name": name, "lora_path": path, "load_inplace": True}
+                    self._call("POST", "/v1/load_lora_adapter", body)
+            except ServerFailure as failure:
+                self._fail(str(failure))
+            if is_new:
+                added = set(self._rpc("ippo_adapters")[0]) - before
+                if len(added) != 1:
+                    self._fail(f"the server did not take the adapter {name} into a slot of its own")
+                self._adapters[name] = added.pop()
+            self._reset_prefix_cache()
         self._adapter_versions[name] = version
 
     def verify_adapter(self, name: str, hashes: Mapping[str, int]) -> list[str]:
+        if self._transfer is None:
+            return []
         modules: dict[str, list[str]] = self._rpc("ippo_adapter_modules")[0]
         workers: list[dict[str, int]] = self._rpc("ippo_adapter_hashes", self._adapters[name])
         return compare_adapter(modules, hashes, workers)
 
     def sleep(self) -> bool:
-        return False  # the server's device is not the trainer's
+        return False  # a server answers to several ranks, and may have a device of its own
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -165,6 +209,7 @@ class ServerEngine:
         if self._process is not None:
             self._process.close()
             self._process = None
+        self._transfer = None
         if self._memory is not None:
             self._memory.remove()
             self._memory = None
@@ -177,7 +222,8 @@ class ServerEngine:
         self._folder = Path(tempfile.mkdtemp(prefix="ippo-engine-"))
         self._memory = SharedTensors.create(CHUNK_BYTES)
         write_model_folder(self._model, self._folder)
-        arguments = engine_arguments(self._model, self._settings, self._device, self._folder)
+        model = replace(self._model, max_rows=self._num_ranks * self._model.max_rows)
+        arguments = engine_arguments(model, self._settings, self._device, self._folder)
         for argument in ("model", "worker_extension_cls"):  # `serve` sets them
             del arguments[argument]
         arguments.pop("disable_log_stats", None)  # the counters show progress
@@ -190,12 +236,16 @@ class ServerEngine:
             environment=self._environment,
             remove_at_end=[self._folder, self._memory.folder],
         )
+        self._log = self._process.log
         self._process.start()
         return self._process.address
 
-    def _check_server(self) -> None:
-        """Raise `EngineError` unless the server has the model, the extension, and this host's memory."""
-        hint = f"start it with: {COMMAND.replace('MODEL', self._model.config.name_or_path or 'MODEL')}"
+    def _connect(self, address: str) -> None:
+        self._client = CompletionClient(
+            address,
+            concurrency=CONCURRENCY * self._model.max_rows,
+            silence_limit_s=self._settings.request_timeout_s,
+        )
         models = self._call("GET", "/v1/models")["data"]
         if self._process is not None and models[0]["id"] != self._process.model_name:
             self._fail("the server does not answer at its socket, but another server does")
@@ -204,29 +254,16 @@ class ServerEngine:
         if length is not None and length < self._model.max_length:
             self._fail(
                 f"the server takes {length} tokens of prompt and response, and this run needs "
-                f"{self._model.max_length}; {hint} --max-model-len {self._model.max_length}"
+                f"{self._model.max_length}; {self._hint} --max-model-len {self._model.max_length}"
             )
-        if self._memory is None:
-            self._memory = SharedTensors.create(CHUNK_BYTES)
-        word = secrets.token_hex(8)
-        (self._memory.folder / "word").write_text(word)
-        assert self._client is not None
-        try:
-            found = self._client.call(
-                "POST",
-                "/collective_rpc",
-                {"method": "ippo_describe", "args": [str(self._memory.folder / "word")]},
-                timeout_s=self._settings.request_timeout_s,
-            )["results"][0]
-        except ServerFailure as failure:
-            if failure.status is None:
-                self._fail(str(failure))
-            self._fail(f"the server cannot be sent weights ({failure}); {hint}")
-        if found["word"] != word:
-            self._fail(
-                "the server runs on another host, or in a container with other memory: weights pass through shared "
-                "memory; start it on this host"
-            )
+
+    @property
+    def _hint(self) -> str:
+        return f"start it with: {COMMAND.replace('MODEL', self._model.config.name_or_path or 'MODEL')}"
+
+    def _check_model(self) -> None:
+        """Raise `EngineError` unless the server has the extension and a model of the same shape."""
+        found = self._describe()[0]
         expected = {
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "vocab_size": self._model.config.get_text_config().vocab_size,
@@ -235,17 +272,51 @@ class ServerEngine:
         }
         differing = [f"{key} is {found[key]}, not {value}" for key, value in expected.items() if found[key] != value]
         if differing:
-            self._fail(f"the server has another model: {'; '.join(differing)}; {hint}")
+            self._fail(f"the server has another model: {'; '.join(differing)}; {self._hint}")
         if found["logprobs_mode"] != "processed_logprobs":
             self._fail(
-                f"the server reports log-probabilities of another distribution ({found['logprobs_mode']}); {hint}"
+                f"the server reports log-probabilities of another distribution ({found['logprobs_mode']}); {self._hint}"
             )
         adapters, rank = self._model.max_adapters, self._model.max_adapter_rank
         if adapters > found["max_loras"]:
             self._fail(
-                f"the server has room for {found['max_loras']} adapters, and this run has {adapters}; {hint} "
+                f"the server has room for {found['max_loras']} adapters, and this run has {adapters}; {self._hint} "
                 f"--enable-lora --max-loras {adapters} --max-lora-rank {rank}"
             )
+
+    def _choose_transfer(self) -> WeightTransfer:
+        """Shared memory where every worker reads what this process writes there; else the network."""
+        if self._memory is None:
+            self._memory = SharedTensors.create(CHUNK_BYTES)
+        chosen, word, file = self._settings.weight_path, secrets.token_hex(8), self._memory.folder / "word"
+        file.write_text(word)
+        found = self._describe(file)
+        # The folder may be on a disk that hosts share: its files are no memory that they share.
+        is_shared = all(worker["word"] == word and worker["boot_id"] == boot_id() for worker in found)
+        assert self._client is not None
+        workers = Workers(self._client, self._settings.request_timeout_s)
+        if is_shared and chosen is not WeightPath.network:
+            return SharedMemoryTransfer(workers, self._memory)
+        if chosen is WeightPath.shared_memory:
+            self._fail(
+                "the server runs on another host, or in a container with other memory; start it on this host, or use "
+                "rollout.vllm.weight_path=auto"
+            )
+        try:
+            host, port = find_transfer_address(self._settings.listen_address, self._client.address)
+        except ServerFailure as failure:
+            self._fail(str(failure))
+        return NetworkTransfer(workers, host, port, num_workers=len(found))
+
+    def _describe(self, file: Path | None = None) -> list[dict[str, Any]]:
+        """The description of each worker. `file`: one that they try to read."""
+        assert self._client is not None
+        try:
+            return Workers(self._client, self._settings.request_timeout_s).call("ippo_describe", str(file or ""))
+        except ServerFailure as failure:
+            if failure.status is None:
+                self._fail(str(failure))
+            self._fail(f"the server cannot be sent weights ({failure}); {self._hint}")
 
     def _read_output(self, key: int, answer: Any) -> EngineOutput:
         choice = answer["choices"][0]
@@ -269,19 +340,12 @@ class ServerEngine:
                 "POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=self._settings.request_timeout_s
             )
 
-    def _share(self, tensors: dict[str, Tensor]) -> None:
-        assert self._memory is not None
-        self._memory.write(tensors)
-
-    def _memory_folder(self) -> Path:
-        assert self._memory is not None
-        return self._memory.folder
-
-    def _is_busy(self) -> bool:
-        return self._client is not None and self._client.num_in_flight > 0
+    def _may_be_busy(self) -> bool:
+        """Whether the server may have requests in flight: those of other ranks are not known here."""
+        return self._num_ranks > 1 or (self._client is not None and self._client.num_in_flight > 0)
 
     def _reset_prefix_cache(self) -> None:
-        running = "?reset_running_requests=true" if self._is_busy() else ""
+        running = "?reset_running_requests=true" if self._may_be_busy() else ""
         if not self._call("POST", f"/reset_prefix_cache{running}")["success"]:
             self._fail("the server did not clear its prefix cache, which has keys and values of earlier weights")
 
@@ -298,28 +362,14 @@ class ServerEngine:
 
     def _fail(self, reason: str) -> NoReturn:
         """Close the engine and raise `EngineError`."""
-        process = self._process
-        if process is not None:
-            error = process.failure(reason)
+        if self._process is not None:
+            error = self._process.failure(reason)
+        elif self._log is not None:
+            error = self._log.make_error(self._model.name, reason, None)
         else:
             error = EngineError(f"rollout.vllm.url={self._url}: {reason}")
         self.close()
         raise error from None
-
-
-def _in_chunks(weights: Iterable[tuple[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
-    """Consecutive tensors of at most `size` bytes together; copies, since a tensor may be released after the next."""
-    chunk: dict[str, Tensor] = {}
-    total = 0
-    for name, tensor in weights:
-        num_bytes = tensor.numel() * tensor.element_size()
-        if chunk and total + num_bytes > size:
-            yield chunk
-            chunk, total = {}, 0
-        chunk[name] = tensor.detach().to("cpu", copy=True)
-        total += num_bytes
-    if chunk:
-        yield chunk
 
 
 def _is_found(expected: int | None, found: list[int | None]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import re
 import secrets
 import subprocess
 import sys
@@ -17,36 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import ippo_cli
-from ippo_cli.config.errors import EngineError
-from ippo_cli.config.secrets import redact_text
+from ippo_cli.config.errors import EngineError, convert_storage_errors
 from ippo_cli.rollout.completion_client import UNIX, CompletionClient, ServerFailure
 from ippo_cli.rollout.vllm import supervise
+from ippo_cli.rollout.vllm.server_log import ServerLog
 
 POLL_S = 0.25
 CLOSE_S = 15.0  # above the supervisor's grace
-LOG_BYTES = 256 * 1024  # of the log's end that is read for an error
-MAX_ERRORS, LOG_LINES = 4, 8  # in a message: the first errors, since later ones follow from them, and the last lines
-LOG_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:(?:INFO|WARNING|ERROR) \S+ \S+ \[\S+\] )?")
-LOG_ERROR = re.compile(
-    r"^(?:[\w.]*(?:Error|Exception|Exit|Killed)\b: .+|\S+: error: .+|.*(?:died unexpectedly|exit code: -).*)"
-)
-MAX_WIDTH = 300
-LOG_NOISE = re.compile(r"nanobind|leaked|^\s*[\^~]+$|resource_tracker|skipped remainder|^\s*\[?--")
 DISTRIBUTED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 """Variables of the trainer's process group, which the server would take for its own."""
-OUT_OF_MEMORY = (
-    r"out of memory|OutOfMemory|[Cc]annot allocate memory|bad_alloc|less than requested memory|exit code: -9"
-)
-REMEDIES = {
-    OUT_OF_MEMORY: "set rollout.vllm.kv_cache_gib or rollout.decode_batch_size lower, or use rollout=hf",
-    r"KV cache.*(?:larger|more) than|No available memory for the cache blocks": "set rollout.vllm.kv_cache_gib higher, "
-    "or rollout.context_limit lower",
-    r"No module named '?vllm": "pip install 'ippo-cli[vllm]', or scripts/vllm_environment.sh without a GPU",
-    r"unrecognized arguments|Unknown argument|invalid choice": "correct rollout.vllm.engine_args",
-    r"are not supported for now|has no vLLM implementation": "use rollout=hf for this model",
-    r"No space left on device": "free space in the temporary folder (TMPDIR) and in /dev/shm",
-}
-DEFAULT_REMEDY = "read the log; rollout=hf samples without vLLM"
 
 
 class ServerProcess:
@@ -65,7 +43,7 @@ class ServerProcess:
     ) -> None:
         """`arguments`: of `EngineArgs`, less the model. `remove_at_end`: folders that are removed with the server."""
         self._model_folder, self._arguments = model_folder, dict(arguments)
-        self._name, self.log_path, self._start_timeout_s = name, log_path, start_timeout_s
+        self._name, self.log, self._start_timeout_s = name, ServerLog(log_path), start_timeout_s
         self._environment, self._remove_at_end = dict(environment or {}), list(remove_at_end)
         self.model_name = f"ippo-{secrets.token_hex(4)}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,7 +64,6 @@ class ServerProcess:
     def start(self) -> None:
         """Start the server, and wait until it answers. Raises `EngineError`."""
         self._folder = Path(tempfile.mkdtemp(prefix="ippo-server-"))  # readable by this user alone
-        self.log_path.parent.mkdir(parents=True, exist_ok=True)
         folders = ":".join(map(str, [self._folder, *self._remove_at_end]))
         command = [sys.executable, "-I", supervise.__file__, str(os.getpid()), folders]
         command += [sys.executable, "-m", "ippo_cli.rollout.vllm.serve", str(self._model_folder)]
@@ -94,7 +71,7 @@ class ServerProcess:
         command += command_line(self._arguments)
         atexit.register(self.close)
         try:
-            with self.log_path.open("wb") as log:
+            with convert_storage_errors(str(self.log.path)), self.log.open() as log:
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -119,25 +96,9 @@ class ServerProcess:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(2.0)
         code = None if self._process is None else self._process.poll()
-        lines = self.last_lines()
+        error = self.log.make_error(self._name, reason, code)
         self.close()
-        ended = "" if code is None else f" (it ended with exit code {code})"
-        errors = list(dict.fromkeys(line for line in lines if LOG_ERROR.match(line)))[:MAX_ERRORS]
-        text = "\n".join(errors or lines[-LOG_LINES:])
-        remedy = next((remedy for pattern, remedy in REMEDIES.items() if re.search(pattern, text)), DEFAULT_REMEDY)
-        excerpt = "".join(f"\n  {line}" for line in [*errors, "...", *lines[-LOG_LINES:]])
-        return EngineError(f"rollout=vllm: {self._name}: {reason}{ended}; {remedy}\nFrom {self.log_path}:{excerpt}")
-
-    def last_lines(self) -> list[str]:
-        """The end of the server's output, without its prefixes and progress bars."""
-        try:
-            with self.log_path.open("rb") as file:
-                file.seek(max(0, self.log_path.stat().st_size - LOG_BYTES))
-                text = file.read().decode(errors="replace")
-        except OSError:
-            return []
-        lines = [LOG_PREFIX.sub("", line).rstrip()[:MAX_WIDTH] for line in redact_text(text).splitlines()]
-        return [line for line in lines if line and not LOG_NOISE.search(line)]
+        return error
 
     def close(self) -> None:
         """End the server and all that it started."""

@@ -6,6 +6,8 @@ build, see `_keep_weights`.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ippo_cli.rollout.content_hash import content_hash
-from ippo_cli.rollout.shared_tensors import SharedTensors
+from ippo_cli.rollout.shared_tensors import SharedTensors, boot_id
+from ippo_cli.rollout.tensor_stream import receive_tensors
 
 try:
     from vllm.model_executor.layers import utils as layer_utils  # pyright: ignore[reportMissingImports]
@@ -73,10 +76,31 @@ class WorkerExtension:
         weights = SharedTensors(Path(folder)).read()
         return self.ippo_load_weights(((name, tensor.clone()) for name, tensor in weights), mapped)
 
+    def ippo_load_streamed(
+        self, host: str, port: int, token: str, timeout_s: float, mapped: bool
+    ) -> dict[str, list[str]]:
+        """As `ippo_load_weights`, for tensors that a trainer sends from another host."""
+        return self.ippo_load_weights(receive_tensors(host, port, token, timeout_s), mapped)
+
+    def ippo_receive_files(self, host: str, port: int, token: str, timeout_s: float) -> str:
+        """Receive the files of a folder: the path of a copy, until `ippo_remove_files`."""
+        self.ippo_remove_files()
+        self._ippo_files = Path(tempfile.mkdtemp(prefix="ippo-adapter-"))
+        for name, content in receive_tensors(host, port, token, timeout_s):
+            (self._ippo_files / Path(name).name).write_bytes(content.numpy().tobytes())
+        return str(self._ippo_files)
+
+    def ippo_remove_files(self) -> None:
+        """Remove the files of `ippo_receive_files`."""
+        if (folder := getattr(self, "_ippo_files", None)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
     def ippo_describe(self, path: str) -> dict[str, Any]:
-        """What a trainer compares before it sends weights; `word`: a file's text, None on another host."""
+        """What a trainer compares before it sends weights. `word`: the text of a file, None where it cannot be read;
+        `boot_id`: with it, whether the trainer's shared memory is that of this process.
+        """
         config = self.model_runner.vllm_config
-        text, file = config.model_config.hf_text_config, Path(path)
+        text = config.model_config.hf_text_config
         return {
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
             "vocab_size": text.vocab_size,
@@ -84,7 +108,8 @@ class WorkerExtension:
             "num_hidden_layers": text.num_hidden_layers,
             "logprobs_mode": str(config.model_config.logprobs_mode),
             "max_loras": 0 if config.lora_config is None else config.lora_config.max_loras,
-            "word": file.read_text() if file.is_file() else None,
+            "word": _read_text(Path(path)),
+            "boot_id": boot_id(),
         }
 
     def ippo_finish(self) -> None:
@@ -159,6 +184,13 @@ def compare_adapter(
             if any(found.get(f"{module}.{matrix}") != expected for found in workers):
                 wrong.append(f"{module}.lora_{matrix}")
     return sorted([*wrong, *(hashes.keys() - known)])
+
+
+def _read_text(file: Path) -> str | None:
+    try:
+        return file.read_text()
+    except OSError:  # on another host, or another user's
+        return None
 
 
 def _plain_name(name: str) -> str:
