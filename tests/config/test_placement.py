@@ -14,6 +14,7 @@ from ippo_cli.config.placement import Placement, format_ranks, read_placement
 from ippo_cli.config.schema import Config
 
 SERVERS = ("rollout=vllm", "rollout.vllm.mode=server")
+TWO_DEVICES = "++rollout.vllm.engine_args.tensor_parallel_size=2"
 KL = "algorithm.kl.reward.coef=0.1"
 
 
@@ -73,10 +74,10 @@ def test_rollout_names_devices_beside_the_ranks() -> None:
     assert placement.is_uniform
 
 
-def test_engines_in_the_processes_of_all_ranks() -> None:
-    keys = ["rollout=vllm", "launch.placement={actor: 0-3, critic: 4-7, rollout: all}"]
-    assert placed(*keys).rollout_ranks == tuple(range(8))
-    assert placed(*keys[:1], "launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}").rollout_ranks is None
+@pytest.mark.parametrize("rollout", ["hf", "vllm"])
+def test_rollout_may_name_the_ranks_of_the_actors(rollout: str) -> None:
+    assert placed(f"rollout={rollout}", "launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}").ranks
+    assert placed(f"rollout={rollout}", "launch.placement={rollout: all}").is_uniform
 
 
 def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
@@ -140,12 +141,13 @@ def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
         (["{rollout: 0-3}"], r"rollout=0-3 is not the actors' ranks, and rollout=hf samples with the models"),
         (
             ["{rollout: 0-3}", "rollout=vllm"],
-            r"is not the actors' ranks, and rollout.vllm.mode=colocate.*use 0-7 or all",
+            r"is not the actors' ranks, and rollout.vllm.mode=colocate.*use 0-7, or",
         ),
         (
             ["{rollout: 7-8}", *SERVERS, "launch.processes=8"],
             r"names device 7, and devices 0 to 7 of a machine are those",
         ),
+        (["{rollout: 8-10}", *SERVERS, "launch.processes=8", TWO_DEVICES], r"gives each server 2 devices, and 3"),
         (["{rollout: all}", *SERVERS, "launch.processes=8"], r"rollout=all names no devices"),
         (["{rollout: 8}", *SERVERS, "rollout.vllm.url=[http://localhost:8000]"], r"places servers that run already"),
         (["{rollout: 8}", *SERVERS, "mode=plan", "plan=h100"], r"names device 8, and a machine has 8"),

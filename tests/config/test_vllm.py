@@ -9,6 +9,8 @@ from ippo_cli.config import vllm as checks
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 
+SERVER = "rollout.vllm.mode=server"
+
 
 @pytest.fixture
 def pretend_vllm_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,6 +22,12 @@ def test_default_is_valid() -> None:
     config = load_config(["rollout=vllm"])
     check_config(config, 1)
     assert config.rollout.recompute_logprobs
+
+
+@pytest.mark.usefixtures("pretend_vllm_is_installed")
+@pytest.mark.parametrize("address", ["10.0.0.5", "10.0.0.5:29600", "node7:29600", "[::1]:29600"])
+def test_addresses_to_listen_at(address: str) -> None:
+    check_config(load_config(["rollout=vllm", SERVER, f"rollout.vllm.listen_address='{address}'"]), 1)
 
 
 def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +49,11 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         (["rollout.recompute_logprobs=false"], r"max_sampler_gap=0.5 needs the trainer's"),
         (["rollout.zero3_gather=layer", "deepspeed=zero3"], r"zero3_gather=layer has no effect with rollout=vllm"),
         (["rollout.vllm.url=[http://localhost:8000]"], r"rollout.vllm.url names servers"),
+        (["rollout.vllm.ranks_per_server=2"], r"ranks_per_server=2 has an effect on servers"),
+        (["rollout.vllm.listen_address=10.0.0.5"], r"listen_address=10.0.0.5 has an effect on servers"),
+        ([SERVER, "rollout.vllm.ranks_per_server=2"], r"ranks_per_server=2 is more than the 1 ranks"),
+        ([SERVER, "rollout.vllm.listen_address='10.0.0.5:x'"], r"listen_address=10.0.0.5:x is not an address"),
+        ([SERVER, "rollout.vllm.listen_address='http://node7'"], r"listen_address=http://node7 is not an address"),
         (["+rollout.vllm.engine_args.max_num_seqs=4"], r"engine_args.max_num_seqs is decided by another key"),
         (["actor=tiny_lora", "actor.use_dora=true"], r"actor.use_dora=true is not supported by vLLM"),
     ],

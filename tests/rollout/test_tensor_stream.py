@@ -1,4 +1,4 @@
-"""Tensors over a connection arrive in another process unchanged; a receiver needs the token, and nobody waits for ever."""
+"""Tensors over a connection arrive in another process unchanged; receivers need the token; nobody waits for ever."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READER = """
 import sys
 from ippo_cli.rollout.content_hash import content_hash
 from ippo_cli.rollout.tensor_stream import receive_tensors
-for name, tensor in receive_tensors(sys.argv[1], int(sys.argv[2]), sys.argv[3], 30.0):
+for name, tensor in receive_tensors(sys.argv[1], int(sys.argv[2]), sys.argv[3], 120.0):
     print(name, tuple(tensor.shape), tensor.dtype, content_hash(tensor))
 """
 
@@ -59,24 +59,33 @@ def never() -> bool:
     return False
 
 
+def send_much(sender: TensorSender) -> None:
+    """More than the system keeps for a receiver that reads nothing."""
+    for _ in range(50):
+        sender.send("large", torch.zeros(1 << 20))
+
+
 def test_two_processes_receive_the_same() -> None:
     tensors = make_tensors()
-    with TensorSender("127.0.0.1", 0, timeout_s=30.0) as sender:
+    with TensorSender("127.0.0.1", 0, timeout_s=120.0) as sender:
         command = [sys.executable, "-c", READER, sender.host, str(sender.port), sender.token]
         readers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
         sender.accept(2, never)
         for name, tensor in tensors.items():
             sender.send(name, tensor)
         sender.finish()
-        lines = [reader.communicate(timeout=60)[0].splitlines() for reader in readers]
+        lines = [reader.communicate(timeout=120)[0].splitlines() for reader in readers]
     expected = [f"{name} {tuple(t.shape)} {t.dtype} {content_hash(t)}" for name, t in tensors.items()]
     assert lines == [expected, expected]
 
 
 def test_receiver_without_the_token_gets_nothing() -> None:
-    with TensorSender("127.0.0.1", 0, timeout_s=1.0) as sender, receive_in_thread(sender, "0" * 64) as found:
-        with pytest.raises(StreamFailure, match=r"did not connect to 127.0.0.1:\d+ within 1 s"):
-            sender.accept(1, never)
+    with (
+        TensorSender("127.0.0.1", 0, timeout_s=1.0) as sender,
+        receive_in_thread(sender, "0" * 64) as found,
+        pytest.raises(StreamFailure, match=r"did not connect to 127.0.0.1:\d+ within 1 s"),
+    ):
+        sender.accept(1, never)
     assert isinstance(found[0], StreamFailure)
 
 
@@ -107,8 +116,7 @@ def test_receiver_that_reads_nothing_is_an_error() -> None:
         receiver.sendall(sender.token.encode())
         sender.accept(1, never)
         with pytest.raises(StreamFailure, match="took nothing for 1 s"):
-            for _ in range(50):
-                sender.send("large", torch.zeros(1 << 20))
+            send_much(sender)
         receiver.close()
 
 
@@ -119,8 +127,7 @@ def test_receiver_that_ends_is_an_error() -> None:
         sender.accept(1, never)
         receiver.close()
         with pytest.raises(StreamFailure, match="the connection ended"):
-            for _ in range(50):
-                sender.send("large", torch.zeros(1 << 20))
+            send_much(sender)
 
 
 @pytest.mark.parametrize(("is_closed", "message"), [(True, "ended the connection"), (False, "sent nothing for 1 s")])

@@ -246,9 +246,11 @@ def test_aborted_requests_end_in_the_server(engine: ServerEngine) -> None:
     assert output.key == 0
 
 
-def add_adapter(seed: int, folder: Path) -> tuple[torch.nn.Module, dict[str, int]]:
+def add_adapter(
+    seed: int, folder: Path, base: LlamaForCausalLM | None = None
+) -> tuple[torch.nn.Module, dict[str, int]]:
     """A model with an adapter that is saved in a folder, and the hashes of its matrices as an engine has them."""
-    base = build_model(TOKENIZER)
+    base = build_model(TOKENIZER) if base is None else base
     torch.manual_seed(seed)
     config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=["q_proj", "v_proj", "down_proj"], lora_dropout=0.0)
     adapted = get_peft_model(base, config).eval()

@@ -23,14 +23,16 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", bos_token="<bos>")
 
 
-def build_model(tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tied: bool = False) -> LlamaForCausalLM:
+def build_model(
+    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, tied: bool = False, hidden_size: int = 64, num_layers: int = 2
+) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,  # vLLM's attention on a CPU needs heads of at least 32
+        hidden_size=hidden_size,
+        intermediate_size=2 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=hidden_size // 32,  # vLLM's attention on a CPU needs heads of at least 32
         num_key_value_heads=1,
         max_position_embeddings=256,
         tie_word_embeddings=tied,

@@ -29,8 +29,6 @@ class Placement:
     a reference have the actor's ranks there."""
     rollout_devices: tuple[int, ...] = ()
     """Numbers of the devices of every machine that servers of `rollout=vllm` use; empty: those of the ranks."""
-    rollout_ranks: tuple[int, ...] | None = None
-    """Ranks that have an engine of every agent in their process; None: the ranks of the actors."""
 
     def of(self, agent: str, component: str) -> tuple[int, ...]:
         """The ranks of a component, in ascending order."""
@@ -39,7 +37,7 @@ class Placement:
     @property
     def is_uniform(self) -> bool:
         """Whether every rank holds every component."""
-        return len(set(self.ranks.values())) == 1 and self.rollout_ranks is None
+        return len(set(self.ranks.values())) == 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +72,13 @@ def read_placement(config: Config, world_size: int) -> Placement:
         ranks |= {f"{name}.{ACTOR}": actor}
         ranks |= {f"{name}.{component}": find_ranks(name, component, actor) for component in AGENT_COMPONENTS[1:]}
     ranks[REWARD] = find_ranks(None, REWARD, everywhere)
-    if uses_servers(config):
-        return Placement(ranks, rollout_devices=read_rollout_devices(config))
-    actors = {ranks[f"{name}.{ACTOR}"] for name in config.task.agents}
-    rollout = find_ranks(None, ROLLOUT, everywhere)
-    is_placed = (None, ROLLOUT) in named and actors != {rollout}
-    return Placement(ranks, rollout_ranks=rollout if is_placed else None)
+    return Placement(ranks, read_rollout_devices(config))
+
+
+def read_rollout_ranks(config: Config, world_size: int) -> tuple[int, ...] | None:
+    """Ranks that the mapping names for `rollout` without servers; None without an entry. Raises `ConfigError`."""
+    entry = _find_rollout(config)
+    return None if entry is None or uses_servers(config) else _read_ranks(entry, world_size)
 
 
 def read_rollout_devices(config: Config) -> tuple[int, ...]:
@@ -89,7 +88,7 @@ def read_rollout_devices(config: Config) -> tuple[int, ...]:
     """
     if not uses_servers(config):
         return ()
-    entry = next((entry for entry in _read_entries(config) if (None, ROLLOUT) in entry.targets), None)
+    entry = _find_rollout(config)
     if entry is None:
         return ()
     if entry.value == "all":
@@ -97,6 +96,10 @@ def read_rollout_devices(config: Config) -> tuple[int, ...]:
             entry.setting, "names no devices", "write the numbers of devices that no rank uses, such as 6-7"
         )
     return _read_numbers(entry)
+
+
+def _find_rollout(config: Config) -> _Entry | None:
+    return next((entry for entry in _read_entries(config) if (None, ROLLOUT) in entry.targets), None)
 
 
 def uses_servers(config: Config) -> bool:

@@ -22,6 +22,7 @@ from ippo_cli.config.placement import (
     format_ranks,
     placed_components,
     read_placement,
+    read_rollout_ranks,
     uses_servers,
 )
 from ippo_cli.config.rewards import rewards_with_prefixes
@@ -37,6 +38,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, agents_by_policy
 from ippo_cli.config.text import format_count
+from ippo_cli.config.vllm import device_slots
 
 
 def check_placement(config: Config, world_size: int) -> Iterator[ConfigError]:
@@ -163,16 +165,16 @@ class _Rules:
         if uses_servers(config):
             yield from self._check_devices(setting)
             return
-        placed, is_engine = self.placement.rollout_ranks, isinstance(config.rollout, VllmRolloutConfig)
-        if placed is None or (is_engine and placed == tuple(range(self.world_size))):
-            return
-        rule = f"is not the actors' ranks, and rollout={config.rollout.kind} samples with the models that are trained"
-        if is_engine:
-            rule = "is not the actors' ranks, and rollout.vllm.mode=colocate runs engines in the processes of ranks"
         actors = {self._of(name, ACTOR) for name in config.task.agents}
-        usable = [*map(format_ranks, actors)] * (len(actors) == 1) + ["all"] * is_engine
-        remedy = f"use {' or '.join(usable)}" if usable else "remove rollout from the mapping"
-        yield ConfigError(setting, rule, f"{remedy}, or rollout=vllm rollout.vllm.mode=server")
+        if actors == {read_rollout_ranks(config, self.world_size)}:
+            return
+        rule = f"rollout={config.rollout.kind} samples with the models that are trained"
+        if isinstance(config.rollout, VllmRolloutConfig):
+            rule = "rollout.vllm.mode=colocate runs engines in the processes of the actors' ranks"
+        remedy = f"use {format_ranks(*actors)}" if len(actors) == 1 else "remove rollout from the mapping"
+        yield ConfigError(
+            setting, f"is not the actors' ranks, and {rule}", f"{remedy}, or rollout=vllm rollout.vllm.mode=server"
+        )
 
     def _check_devices(self, setting: str) -> Iterator[ConfigError]:
         devices, plan = self.placement.rollout_devices, self.config.plan
@@ -181,6 +183,8 @@ class _Rules:
                 setting, "places servers that run already (rollout.vllm.url)", "remove rollout from the mapping"
             )
             return
+        if isinstance(self.config.rollout, VllmRolloutConfig):
+            device_slots(devices, self.config.rollout.vllm)
         local = ranks_per_machine(self.config, self.world_size)
         if local is not None and (used := [device for device in devices if device < local]):
             yield ConfigError(
@@ -225,7 +229,6 @@ class _Rules:
         """Ranks that hold no model."""
         existing = existing_components(self.config)
         used = {rank for part in AGENT_COMPONENTS for name in existing[part] for rank in self._of(name, part)}
-        used |= set(self.placement.rollout_ranks or ())
         if has_reward_model(self.config):
             used |= set(self.placement.ranks[REWARD])
         if idle := sorted(set(range(self.world_size)) - used):

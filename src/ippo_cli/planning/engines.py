@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, TinyActorConfig, VllmRolloutConfig
-from ippo_cli.planning.memory import AgentShapes
+from ippo_cli.planning.agent_shapes import AgentShapes
 
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Widths of attention heads that vLLM's CPU build supports (0.32)."""

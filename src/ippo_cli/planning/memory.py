@@ -31,9 +31,11 @@ from ippo_cli.engine.zero_config import bucket_elements, effective_stage, live_e
 from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, inference_memory
 from ippo_cli.models.packing import uses_fp32_attention
 from ippo_cli.models.shape import ModelShape
+from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import EpisodeLength
-from ippo_cli.planning.model_memory import AgentShapes, FrozenModel, MemoryEstimate, TrainedModel
+from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedModel
 from ippo_cli.planning.pass_memory import activation_bytes, forward_bytes, kv_bytes, logit_bytes
+from ippo_cli.planning.sampler_memory import estimate_sampler_memory
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
@@ -72,14 +74,10 @@ def estimate_memory(
         frozen_scoring_bytes=_frozen_scoring_bytes(config, shapes, place, frozen, device),
     )
     if isinstance(config.rollout, VllmRolloutConfig):
-        if place.placement.rollout_devices:
-            return estimate
-        engines = tuple(inference_engines(config, {name: shapes[name] for name in shapes if place.samples(name)}))
-        caches = (
-            engine_cache_bytes(config.rollout, model, shapes[model.name], place.rows(model.name, ACTOR))
-            for model in engines
-        )
-        return replace(estimate, kv_cache_bytes=sum(caches), inference_engines=engines)
+        sampling = {name: shapes[name] for name in shapes if place.holds(name, ACTOR)}
+        own_rows = max((place.rows(name, ACTOR) for name in sampling), default=0)
+        devices = place.placement.rollout_devices or None
+        return replace(estimate, sampler=estimate_sampler_memory(config, sampling, ranks, own_rows, device, devices))
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
     if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
         decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
@@ -104,11 +102,6 @@ class _Place:
 
     def holds(self, agent: str, component: str) -> bool:
         return self.rank is None or self.rank in self.placement.of(agent, component)
-
-    def samples(self, agent: str) -> bool:
-        """Whether an engine of the agent runs in this rank's process."""
-        everywhere = self.placement.rollout_ranks
-        return self.rank in everywhere if everywhere is not None else self.holds(agent, ACTOR)
 
     def ranks(self, agent: str, component: str) -> int:
         return len(self.placement.of(agent, component))
@@ -354,29 +347,6 @@ def _max_cache_columns(longest: int, limit: int) -> int:
     return columns
 
 
-def inference_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[FrozenModel]:
-    """The engines of `rollout=vllm`, by the first agent of each: one per policy, or per base of adapters."""
-    seen: set[str] = set()
-    holder_of = policy_by_agent(config)
-    base_of = {name: base for base, names in agents_by_base(config).items() for name in names}
-    copies = 2 if needs_replays(config) else 1  # replays sample from the initial policies
-    for name, agent in shapes.items():
-        actor = config.task.agents[name].actor
-        key = base_of[name] if isinstance(actor, LoraActorConfig) else holder_of[name]
-        if key not in seen:
-            seen.add(key)
-            width = bytes_per_weight(actor.dtype)
-            yield from [FrozenModel(name=name, shape=agent.actor, bytes_per_weight=width)] * copies
-
-
-def engine_cache_bytes(rollout: VllmRolloutConfig, model: FrozenModel, agent: AgentShapes, rows: int) -> float:
-    """The key-value cache of one engine, if the memory allows it."""
-    if rollout.vllm.kv_cache_gib is not None:
-        return rollout.vllm.kv_cache_gib * 2**30
-    batch_rows = min(rollout.decode_batch_size, rows)
-    return float(kv_bytes(model.shape, model.bytes_per_weight) * batch_rows * agent.length.sequence_tokens)
-
-
 def _prefix_cache_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:
     """Cached keys and values of rows whose episodes continue."""
     per_token = kv_bytes(agent.actor, bytes_per_weight(config.task.agents[name].actor.dtype))
@@ -475,8 +445,3 @@ def engine_stage(config: Config, width: int, ranks: int) -> int:
         offload_optimizer=deepspeed.offload_optimizer,
         tensor_parallel=deepspeed.tensor_parallel,
     )
-
-
-def bytes_per_weight(dtype: Dtype) -> int:
-    """Bytes per weight."""
-    return 4 if dtype is Dtype.fp32 else 2

@@ -6,19 +6,7 @@ from dataclasses import dataclass
 
 from ippo_cli.engine.zero_memory import EngineMemory
 from ippo_cli.models.shape import ModelShape
-from ippo_cli.planning.episode_length import EpisodeLength
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AgentShapes:
-    """The models of one agent, and the lengths of their inputs."""
-
-    actor: ModelShape
-    critic: ModelShape | None  # separate critic; None for a value head on the actor, or no critic
-    length: EpisodeLength
-    weights_source: str  # source of the actor's initial weights: agents with the same source share one reference
-    reference: ModelShape | None = None  # additional frozen weights of its reference; None if shared
-    critic_row_tokens: int | None = None  # longest row of a centralised critic; None: the critic reads the agent's rows
+from ippo_cli.planning.sampler_memory import SamplerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,14 +67,14 @@ class MemoryEstimate:
     prefix_cache_bytes: float  # cached keys and values of earlier turns, sum over agents; 0 without prefix reuse
     rollout_gathered_bytes: float  # stage 3: gathered weights during decoding
     reference_gathered_bytes: float  # stage 3: gathered reference weights during the policy's forward pass
-    inference_engines: tuple[FrozenModel, ...] = ()  # copies of the weights that rollout=vllm samples from
+    sampler: SamplerMemory | None = None  # of the engines of rollout=vllm
     frozen_scoring_bytes: float = 0.0  # forward pass of a reference on a rank without its actor
 
     @property
     def resident_bytes(self) -> float:
         """Permanent memory on the device, from the first update on."""
-        awake = 0.0 if self.device == "cuda" else self.engine_bytes  # on a GPU engines sleep while a rank trains
-        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes + awake
+        sampler = 0.0 if self.sampler is None else self.sampler.resident
+        return sum(model.memory.resident for model in self.trained) + self._frozen_bytes + sampler
 
     @property
     def certain_bytes(self) -> float:
@@ -117,7 +105,7 @@ class MemoryEstimate:
             "load": loaded + max((model.loading_bytes for model in self.trained), default=0.0) + self._frozen_bytes,
             "rollout": self.resident_bytes
             + self.rollout_gathered_bytes
-            + (self.engine_bytes if self.device == "cuda" else 0.0)
+            + (self.sampler.weights + self.sampler.caches if self.sampler is not None and self.sampler.sleeps else 0.0)
             + self.kv_cache_bytes
             + self.prefix_cache_bytes,
             "targets": self.resident_bytes + max(self.reference_gathered_bytes + scored, self.frozen_scoring_bytes),
@@ -131,12 +119,6 @@ class MemoryEstimate:
     def peak_phase(self) -> tuple[str, float]:
         """The phase with the highest peak, and its bytes."""
         return max(self.bytes_by_phase.items(), key=lambda phase: phase[1])
-
-    @property
-    def engine_bytes(self) -> float:
-        """Weights of inference engines; vLLM's CPU build also packs them, for its matrix products."""
-        copies = 1 if self.device == "cuda" else 2
-        return copies * sum(model.weight_bytes for model in self.inference_engines)
 
     @property
     def _frozen_bytes(self) -> float:

@@ -46,8 +46,9 @@ from ippo_cli.models.shape import (
     quantized_shape,
 )
 from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
+from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import episode_lengths, max_critic_tokens
-from ippo_cli.planning.memory import AgentShapes, FrozenModel, bytes_per_weight
+from ippo_cli.planning.memory import FrozenModel
 from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.planning.routers import check_router_loss
 from ippo_cli.rollout.generator import context_limit

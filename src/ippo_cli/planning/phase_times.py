@@ -32,9 +32,11 @@ from ippo_cli.config.schema import (
 from ippo_cli.config.teams import agents_by_critic, trained_agents_by_policy
 from ippo_cli.config.vllm import devices_per_server
 from ippo_cli.models.shape import ModelShape
-from ippo_cli.planning.memory import bytes_per_weight, count_groups, response_tokens
-from ippo_cli.planning.model_memory import AgentShapes, FrozenModel
+from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
+from ippo_cli.planning.memory import count_groups, response_tokens
+from ippo_cli.planning.model_memory import FrozenModel
 from ippo_cli.planning.pass_memory import kv_bytes
+from ippo_cli.planning.sampler_memory import ranks_per_server
 
 FORWARD, BACKWARD = 2, 4  # operations per parameter and token
 GIGA, TERA = 1e9, 1e12
@@ -140,13 +142,15 @@ class _PhaseTimes:
                     yield self._transfer(policy, names[0])
 
     def _rollout(self, name: str) -> Phase:
-        """Prefill and decoding on each server or rank, in batches of `rollout.decode_batch_size` rows."""
-        config, agent, parts, devices = self.config, self.shapes[name], 1, self._sampling_devices(name)
-        if self.placement.rollout_devices and isinstance(config.rollout, VllmRolloutConfig):
+        """Prefill and decoding on each server or rank, in batches of `rollout.decode_batch_size` rows of a rank."""
+        config, agent, devices = self.config, self.shapes[name], self._sampling_devices(name)
+        parts, limit = 1, config.rollout.decode_batch_size
+        if (own := self.placement.rollout_devices) and isinstance(config.rollout, VllmRolloutConfig):
             parts = devices_per_server(config.rollout.vllm)
+            limit *= ranks_per_server(config, self.ranks, own)
         shape, width = agent.actor, self._width(config.task.agents[name])
         rows = -(-config.rollout.buffer_size // max(len(devices) // parts, 1))
-        batches = -(-rows // min(config.rollout.decode_batch_size, rows))
+        batches = -(-rows // min(limit, rows))
         answer, prompt = self._tokens(name)
         # Step t reads the keys and values of the prompt and t tokens.
         cached = kv_bytes(shape, width) * rows * (answer * prompt + answer * (answer - 1) / 2)
@@ -280,7 +284,7 @@ class _PhaseTimes:
         servers = count_machines(self.config) * len(self.placement.rollout_devices)
         if servers:
             return range(self.ranks, self.ranks + servers)
-        return self.placement.rollout_ranks or self.placement.of(name, ACTOR)
+        return self.placement.of(name, ACTOR)
 
     def _tokens(self, name: str) -> tuple[int, int]:
         """Tokens of responses, and others, in one row."""

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from ippo_cli.config.hardware import count_machines
 from ippo_cli.config.placement import AGENT_COMPONENTS, REWARD, read_placement
 from ippo_cli.config.schema import Config, VllmRolloutConfig
-from ippo_cli.config.vllm import devices_per_server
-from ippo_cli.planning.memory import engine_cache_bytes, inference_engines
-from ippo_cli.planning.model_memory import AgentShapes, MemoryEstimate
+from ippo_cli.config.vllm import device_slots
+from ippo_cli.planning.agent_shapes import AgentShapes
+from ippo_cli.planning.model_memory import MemoryEstimate
+from ippo_cli.planning.sampler_memory import engine_bytes, ranks_per_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +86,7 @@ def ranks_with_same_models(config: Config, ranks: int) -> list[tuple[int, ...]]:
     """All ranks in groups that hold the same models, by their first rank. Raises `ConfigError`."""
     placement = read_placement(config, ranks)
     parts = [placement.of(name, part) for name in config.task.agents for part in AGENT_COMPONENTS]
-    sets = [set(part) for part in (*parts, placement.ranks[REWARD], placement.rollout_ranks or ())]
+    sets = [set(part) for part in (*parts, placement.ranks[REWARD])]
     groups: dict[tuple[bool, ...], list[int]] = {}
     for rank in range(ranks):
         groups.setdefault(tuple(rank in part for part in sets), []).append(rank)
@@ -102,13 +103,8 @@ def estimate_server_memory(
     if not devices:
         return None
     assert isinstance(config.rollout, VllmRolloutConfig)
-    parts = devices_per_server(config.rollout.vllm)
-    servers = max(count_machines(config) * len(devices) // parts, 1)
-    engines = tuple(inference_engines(config, shapes))
-    rows = -(-total_rows // servers)
-    caches = sum(engine_cache_bytes(config.rollout, model, shapes[model.name], rows) for model in engines)
-    return ServerMemory(
-        devices=devices,
-        weight_bytes=sum(model.weight_bytes for model in engines) / parts,
-        cache_bytes=caches / parts,
-    )
+    slots = device_slots(devices, config.rollout.vllm) or []
+    rows = -(-total_rows // (count_machines(config) * len(slots)))
+    limit = config.rollout.decode_batch_size * ranks_per_server(config, ranks, devices)
+    weights, caches = engine_bytes(config, shapes, min(limit, rows))
+    return ServerMemory(devices=devices, weight_bytes=weights / len(slots[0]), cache_bytes=caches / len(slots[0]))

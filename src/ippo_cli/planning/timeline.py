@@ -9,7 +9,7 @@ from ippo_cli.config.placement import format_ranks
 from ippo_cli.config.text import shorten_name
 from ippo_cli.planning.phase_times import Phase, Stage
 
-CYCLES = 5  # scheduled iterations; the last ones repeat each other
+CYCLES = 4  # scheduled iterations; the last ones repeat each other
 NAME_WIDTH, DEVICES_WIDTH, BAR_WIDTH = 20, 18, 40
 
 
@@ -34,7 +34,8 @@ class Timeline:
 def schedule_phases(phases: Sequence[Phase], ahead: int = 0) -> Timeline:
     """The time line of repeated iterations. A phase begins when the earlier stages have ended and its devices are free.
 
-    `ahead`: a rollout uses weights that are older by so many updates, so that it can overlap with an update.
+    Passes that score rows follow each other, since all ranks exchange rows before and after each of them. `ahead`: a
+    rollout uses weights that are older by so many updates, so that it can overlap with training.
     """
     by_stage = {stage: [phase for phase in phases if phase.stage is stage] for stage in Stage}
     free: dict[int, float] = {}
@@ -47,24 +48,25 @@ def schedule_phases(phases: Sequence[Phase], ahead: int = 0) -> Timeline:
         bars.append(Bar(phase, start, end))
         return end
 
-    def run_all(stage: Stage, ready: float) -> float:
-        return max([ready, *(run(phase, ready) for phase in by_stage[stage])])
+    def collect(ready: float) -> float:
+        return max([ready, *(run(phase, ready) for phase in by_stage[Stage.rollout])])
 
     ends = [0.0]  # of iterations; the first: the begin
-    collected = run_all(Stage.rollout, 0.0)
+    collected = collect(0.0)
     for iteration in range(CYCLES):
-        played = collected
+        scored = max(collected, ends[iteration])
         if ahead:  # from the weights that the previous iteration has sent
-            collected = run_all(Stage.rollout, ends[iteration])
-        scored = run_all(Stage.scoring, played)
+            collected = collect(ends[iteration])
+        for phase in by_stage[Stage.scoring]:
+            scored = run(phase, scored)
         updated: dict[str, float] = {}
         for phase in by_stage[Stage.update]:
             updated[phase.policy] = max(updated.get(phase.policy, 0.0), run(phase, scored))
         sent = [run(phase, updated.get(phase.policy, scored)) for phase in by_stage[Stage.transfer]]
         ends.append(max([scored, *updated.values(), *sent]))
         if not ahead:
-            collected = run_all(Stage.rollout, ends[-1])
-    begin, end = ends[-3:-1]  # phases of the next iteration may begin within it
+            collected = collect(ends[-1])
+    begin, end = ends[-2:]
     seconds = end - begin
     busy: dict[int, float] = {}
     users: dict[int, tuple[int, ...]] = {}
