@@ -9,7 +9,6 @@ from ippo_cli.config import vllm as checks
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 
-
 SERVER = "rollout.vllm.mode=server"
 
 
