@@ -66,14 +66,14 @@ class SharedServerEngine(ServerEngine):
     def _start_server_of(self, group: ServerGroup, slots: list[tuple[int, ...]] | None) -> ServerHandle:
         self._num_ranks = len(group.ranks)
         if urls := self._settings.url:
-            place = group.index * (len(urls) // group.count) + self._number
-            if place >= len(urls):
+            per_group = len(urls) // group.count
+            if self._number >= per_group:
                 raise EngineError(
                     f"rollout.vllm.url={urls} has no address for the model of {self._model.name} and ranks "
                     f"{' '.join(map(str, group.ranks))}; list one address for each model that agents sample from, in "
                     "the order of the agents, for the first group of rollout.vllm.ranks_per_server ranks first"
                 )
-            self._url = urls[place]
+            self._url = urls[group.index * per_group + self._number]
         elif self._device.type == "cuda" and (slots or devices_per_server(self._settings) == 1):
             devices = assign_slot(self._number, group, slots) if slots else (torch.cuda.current_device(),)
             self._device = torch.device("cuda", devices[0])
