@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
@@ -172,7 +173,8 @@ def train(folder: Path, output: Path, rollout: str, seconds: float) -> dict[str,
     text = result.stdout + result.stderr
     if result.returncode:
         lines = text.strip().splitlines()
-        first = next((place for place, line in enumerate(lines) if line.startswith("ippo: ")), len(lines) - 1)
+        starts = [place for place, line in enumerate(lines) if re.match(r"ippo: |[\w.]+(Error|Exception): ", line)]
+        first = starts[0] if starts else -1
         errors = lines[first : first + 4]
         return {"result": "refused" if result.returncode in (2, 3, 16) else "failed", "reason": " ".join(errors)[:300]}
     row = json.loads(next(output.rglob("metrics.jsonl")).read_text().splitlines()[-1])

@@ -32,12 +32,12 @@ def vllm(given: Given) -> dict[str, Any]:
 
 def overlap(given: Given) -> dict[str, Any]:
     """Measure iterations that sample during the update of the previous one (`rollout.ahead=1`), and without that."""
-    if (reason := _missing()) is not None:
-        return {"skipped": reason}
     from ippo_cli.config.schema import VllmRolloutConfig
 
     if "ahead" not in {field.name for field in fields(VllmRolloutConfig)}:
         return {"skipped": "this version has no key rollout.ahead"}
+    if (reason := _missing()) is not None:
+        return {"skipped": reason}
     reached, name = measure_peak(given.device), given.shapes[0]
     try:
         ahead = _measure(given, name, reached, "rollout.ahead=1")

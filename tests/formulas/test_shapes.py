@@ -43,6 +43,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "kl_estimate": lambda: formulas.kl_estimate(X, WIDE, estimator="k1"),
     "full_kl": lambda: formulas.full_kl(torch.ones(2, 5), HEAD, torch.ones(3, 5), HEAD, **CHUNKS),
     "selected_logprobs": lambda: formulas.selected_logprobs(torch.ones(2, 5), HEAD, TURN, **CHUNKS),
+    "router_loss": lambda: formulas.router_loss([ROWS], top_k=1),
     "aggregate": lambda: formulas.aggregate(X, WIDE, **COUNTS),
     "adaptive_kl_step": lambda: formulas.adaptive_kl_step(0.1, X, target=1.0, horizon=10.0, num_samples=1),
     "reweight": lambda: formulas.reweight(X, method="pow", power=1.0, generator=None),

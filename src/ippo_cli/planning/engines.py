@@ -20,8 +20,8 @@ def check_engine_models(config: Config, shapes: Mapping[str, AgentShapes], devic
     for name, shape in shapes.items():
         if shape.actor.is_stateful:  # vLLM stores transformed weights of these layers, so transfers cannot be verified
             raise PreflightError(
-                f"rollout=vllm: the model of {name} has layers that carry a state over tokens (Mamba, hybrids), whose "
-                "weights cannot be transferred to vLLM; use rollout=hf"
+                f"rollout=vllm: the model of {name} has layers that carry a state over tokens (Mamba, hybrids), "
+                "and their weights cannot be transferred to vLLM; use rollout=hf"
             )
         if device != "cpu":
             continue

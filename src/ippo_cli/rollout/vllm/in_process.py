@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import MODEL_MAPPING
 
 from ippo_cli.config.errors import EngineError
 from ippo_cli.config.schema import VllmConfig
@@ -63,6 +64,19 @@ class InProcessEngine:
         gc.unfreeze()  # the engine has exempted all objects, those of the trainer too, from garbage collection
         # Its shutdown would destroy the process group of the ranks.
         self._engine.engine_core._finalizer.detach()
+        self._check_model_class()
+
+    def _check_model_class(self) -> None:
+        """Raise `EngineError` if vLLM has changed the class of the trained model.
+
+        It runs models that it does not implement with transformers' classes, and replaces their `__call__`.
+        """
+        trained = MODEL_MAPPING.get(type(self._model.config.get_text_config()), None)
+        if trained is not None and trained.__call__ is not nn.Module.__call__:
+            raise EngineError(
+                f"rollout.vllm.mode=colocate: vLLM has no implementation of {trained.__name__} and changes that of "
+                "transformers, which is trained in the same process; use rollout.vllm.mode=server, or rollout=hf"
+            )
 
     def submit(self, request: EngineRequest) -> None:
         number = None if request.adapter is None else self._adapters[request.adapter]
