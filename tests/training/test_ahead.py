@@ -140,6 +140,20 @@ def test_failed_engine_ends_the_run_which_resumes(tmp_path, use_engines, monkeyp
 
 
 @pytest.mark.slow
+def test_placed_actors_sample_from_engines_of_their_ranks(tmp_path, use_engines) -> None:
+    use_engines()
+    overrides = (*fake_vllm.OVERRIDES, "algorithm=ppo", "algorithm.mini_batch_size=8")
+    one = train(tmp_path / "one", *overrides)
+    (tmp_path / "two").mkdir()
+    placement = "launch.placement={low.actor:0,low.critic:0,high.actor:1,high.critic:1}"
+    command = [*SMALL, *overrides, placement, f"output_dir={tmp_path / 'two'}"]
+    path = Path(fake_vllm.__file__)
+    assert finish(start_ranks(path, *command, folder=tmp_path / "two"), limit_s=300) == [0, 0], said(tmp_path / "two")
+    (metrics,) = (tmp_path / "two").glob("default/*/metrics.jsonl")
+    assert_alike(rows(one), rows(metrics.parent))
+
+
+@pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
     use_engines()
     one = train(tmp_path / "one", *AHEAD)
@@ -165,6 +179,7 @@ def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
         (["reward.reward_batch_rows=4"], "would call the reward for the next iteration's episodes"),
         (["reward.measure_credit_every=2"], "does not support credit from replays"),
         (["algorithm=remax"], "whose greedy responses need the same weights"),
+        (["launch.processes=2", "launch.placement={low.actor:0}"], "collects episodes on every rank by itself"),
         (["actor=lora", "actor.model=m", "rollout.in_flight_updates=true"], "does not support the adapters of"),
     ],
 )
@@ -172,4 +187,4 @@ def test_settings_that_need_current_weights_are_refused(use_engines, overrides, 
     use_engines()
     ahead = ["rollout=vllm", "rollout.vllm.mode=server", "rollout.ahead=1"]
     with pytest.raises(ConfigError, match=message):
-        check_config(load_config([*ahead, *overrides]), 1)
+        check_config(load_config([*ahead, *overrides]), 2)

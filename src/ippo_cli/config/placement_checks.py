@@ -34,6 +34,7 @@ from ippo_cli.config.schema import (
     ModelRewardConfig,
     UpdateOrder,
     ValueHeadCriticConfig,
+    VllmMode,
     VllmRolloutConfig,
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, agents_by_policy
@@ -81,6 +82,7 @@ class _Rules:
         yield from self._check_shared_models()
         yield from self._check_same_ranks()
         yield from self._check_rollout()
+        yield from self._check_engines()
         yield from self._check_model_parallel()
         yield from self._check_idle_ranks()
 
@@ -175,6 +177,28 @@ class _Rules:
         yield ConfigError(
             setting, f"is not the actors' ranks, and {rule}", f"{remedy}, or rollout=vllm rollout.vllm.mode=server"
         )
+
+    def _check_engines(self) -> Iterator[ConfigError]:
+        """Engines of `rollout=vllm` where some ranks have no actor."""
+        rollout = self.config.rollout
+        if not isinstance(rollout, VllmRolloutConfig):
+            return
+        partial = [name for name in self.config.task.agents if len(self._of(name, ACTOR)) < self.world_size]
+        if not partial:
+            return
+        setting = self._setting(partial[0], ACTOR)
+        if rollout.vllm.mode is VllmMode.colocate:
+            yield ConfigError(
+                setting,
+                "is not all ranks, and the engines of rollout.vllm.mode=colocate need each of them",
+                "use all, or rollout.vllm.mode=server",
+            )
+        elif rollout.ahead:
+            yield ConfigError(
+                setting,
+                f"is not all ranks, and rollout.ahead={rollout.ahead} collects episodes on every rank by itself",
+                "use all, or rollout.ahead=0",
+            )
 
     def _check_devices(self, setting: str) -> Iterator[ConfigError]:
         devices, plan = self.placement.rollout_devices, self.config.plan

@@ -284,6 +284,7 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
         context.preemption.raise_if_requested()
 
     config = context.config
+    devices = read_placement(config, distributed.world_size()).rollout_devices or None
     by_group: dict[RankGroup, dict[str, GenerationPolicy]] = {}
     for name, policy in policies.items():
         by_group.setdefault(policy.group, {})[name] = policy
@@ -297,7 +298,7 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
                     sampling_settings(config.task),
                     report_progress,
                     continues=can_reuse_prefix(config),
-                    resources=EngineResources(log_folder=context.folder / "logs"),
+                    resources=EngineResources(log_folder=context.folder / "logs", devices=devices),
                 )
     if all(group.is_world for group in by_group):
         return generators[distributed.world_group()]
