@@ -74,10 +74,15 @@ def test_rollout_names_devices_beside_the_ranks() -> None:
     assert placement.is_uniform
 
 
-@pytest.mark.parametrize("rollout", ["hf", "vllm"])
-def test_rollout_may_name_the_ranks_of_the_actors(rollout: str) -> None:
-    assert placed(f"rollout={rollout}", "launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}").ranks
-    assert placed(f"rollout={rollout}", "launch.placement={rollout: all}").is_uniform
+def test_rollout_may_name_the_ranks_of_the_actors() -> None:
+    assert placed("launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}").ranks
+    assert placed("launch.placement={rollout: all}").is_uniform
+    assert placed("rollout=vllm", "launch.placement={critic: 4-7, rollout: all}").ranks
+
+
+def test_engines_in_the_ranks_need_all_of_them() -> None:
+    with pytest.raises(ConfigError, match=r"engines of rollout\.vllm\.mode=colocate need each of them"):
+        placed("rollout=vllm", "launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}")
 
 
 def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from fake_engine import FakeEngine
@@ -20,15 +21,17 @@ OVERRIDES = ("rollout=vllm", "rollout.vllm.mode=server", "actor.dtype=fp32", "ac
 def patches(made: list[FakeEngine], **options: Any) -> list[tuple[Any, str, Any]]:
     """What to set, as arguments of `setattr`: engines of each training are new, and are appended to `made`."""
 
-    def make(model: EngineModel, number: int) -> FakeEngine:
+    def make(_: object, model: EngineModel, number: int) -> FakeEngine:
         original = AutoModelForCausalLM.from_config(model.config, dtype=model.dtype).eval()
         made.append(FakeEngine(model, original, **options))
         return made[-1]
 
-    def find_pool(*_: object) -> EnginePool:
-        return EnginePool(make, reuses=False)
-
-    return [(checks, "find_spec", lambda name: object()), (build, "_find_pool", find_pool)]
+    return [
+        (checks, "find_spec", lambda name: object()),
+        (build, "_factories", {}),
+        (build, "EnginePool", partial(EnginePool, reuses=False)),
+        (build._EngineFactory, "_make", make),  # pyright: ignore[reportPrivateUsage]
+    ]
 
 
 if __name__ == "__main__":
