@@ -19,9 +19,7 @@ class PlanConfig:
     per_machine: PositiveInt | None  # devices per machine
     memory_gib: PositiveFloat | None  # memory of one device, in GiB
     machine_memory_gib: PositiveFloat | None  # host memory of one machine, in GiB; holds offloaded tensors
-    peak_tflops: (
-        PositiveFloat | None
-    )  # bf16 matrix products of one device without sparsity, in 10^12 operations per second
+    peak_tflops: PositiveFloat | None  # bf16 matrix products of one device without sparsity, 10^12 operations/s
     memory_bandwidth: PositiveFloat | None  # memory of one device, in 10^9 bytes/s, as the next three
     link_bandwidth: PositiveFloat | None  # from one device to others of its machine, one direction
     network_bandwidth: PositiveFloat | None  # from one device to other machines, one direction
