@@ -101,7 +101,7 @@ def test_ranks_of_a_machine_share_its_memory(placed) -> None:
         assert (memory_error(config, specs, memory, machine) is None) is fits
 
 
-def test_memory_is_shown_by_ranks(placed, capsys) -> None:
+def test_output_has_a_table_for_each_group_of_ranks(placed, capsys) -> None:
     _, _, memory = placed
     show_memory(memory, Machine(device="cuda", host_bytes=GIB, gpu_bytes=GIB, ranks=5, ranks_per_device=1))
     lines = capsys.readouterr().out.splitlines()

@@ -27,9 +27,9 @@ LENGTH = EpisodeLength(turns=1, sequence_tokens=10, row_tokens=10)
 SHAPES = {"solo": AgentShapes(actor=ACTOR, critic=CRITIC, length=LENGTH, weights_source="")}
 # Per second: 500 000 operations and 50 000 bytes of a device, with its efficiency; 10^6 bytes between devices.
 PLAN = [
-    *("mode=plan", "plan=h100", "plan.devices=4", "plan.per_machine=4", "plan.tflops=1e-6", "plan.mfu=0.5"),
-    *("plan.memory_gb_per_s=1e-4", "plan.decode_efficiency=0.5", "plan.link_gb_per_s=1e-3"),
-    *("plan.network_gb_per_s=1e-5", "plan.host_gb_per_s=1e-4"),
+    *("mode=plan", "plan=h100", "plan.devices=4", "plan.per_machine=4", "plan.peak_tflops=1e-6", "plan.mfu=0.5"),
+    *("plan.memory_bandwidth=1e-4", "plan.decode_efficiency=0.5", "plan.link_bandwidth=1e-3"),
+    *("plan.network_bandwidth=1e-5", "plan.host_bandwidth=1e-4"),
 ]
 RUN = [
     *("task=sorting_solo", "actor.dtype=bf16", "critic.dtype=bf16", "algorithm=ppo", "algorithm.ppo_epochs=3"),
@@ -75,7 +75,7 @@ def test_references_and_recomputed_activations_add_passes() -> None:
 
 
 def test_gradients_are_summed_over_the_network() -> None:
-    config = compose("plan.per_machine=2", "plan.tflops=1")
+    config = compose("plan.per_machine=2", "plan.peak_tflops=1")
     # A ring sends the gradients twice, of 1000 weights in bf16; 3 steps.
     assert seconds(config)["actor update"] == pytest.approx(3 * 2 * 2000 * 3 / 4 / 10_000)
 
@@ -99,7 +99,7 @@ def test_servers_sample_beside_the_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["actor.dtype=fp32"], "plan.tflops is the speed in bf16, and solo has a model in fp32"),
+        (["actor.dtype=fp32"], "plan.peak_tflops is the speed in bf16, and solo has a model in fp32"),
         (["reward.measure_credit_every=1"], "the number of replayed turns is not known"),
     ],
 )
@@ -110,7 +110,7 @@ def test_reasons_for_no_time_line(overrides: list[str], reason: str) -> None:
 def test_unknown_speeds() -> None:
     config = load_config([])
     assert "the speeds of the devices are not known" in str(missing_time_reason(config))
-    with pytest.raises(ConfigError, match=r"plan.tflops=1e-06 must be set together with the other speeds of plan"):
+    with pytest.raises(ConfigError, match=r"plan.peak_tflops=1e-06 must be set together with the other speeds of plan"):
         compose("plan.mfu=null")
 
 

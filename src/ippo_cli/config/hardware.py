@@ -45,11 +45,11 @@ def check_plan(config: Config) -> None:
             f"must be set together with the other keys of plan, and {missing[0]} is null",
             "start from plan=h100 or plan=a100",
         )
-    given = [f"plan.{name}={value}" for name, value in speeds.items() if value is not None]
-    if given and len(given) < len(speeds):
+    known = [f"plan.{name}={value}" for name, value in speeds.items() if value is not None]
+    if known and len(known) < len(speeds):
         unset = next(name for name, value in speeds.items() if value is None)
         raise ConfigError(
-            given[0],
+            known[0],
             f"must be set together with the other speeds of plan, and plan.{unset} is null",
             "set all of them, or start from plan=h100 or plan=a100",
         )

@@ -59,7 +59,7 @@ class Phase:
     stage: Stage
     seconds: float
     devices: frozenset[int]
-    policy: str = ""  # whose weights an update changes, and a transfer sends
+    policy: str = ""  # of the weights that an update changes or a transfer sends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Speeds:
 
 def read_speeds(plan: PlanConfig) -> Speeds | None:
     """The speeds that a plan assumes; None if they are unknown."""
-    values = (plan.tflops, plan.memory_gb_per_s, plan.link_gb_per_s, plan.network_gb_per_s, plan.host_gb_per_s)
+    values = (plan.peak_tflops, plan.memory_bandwidth, plan.link_bandwidth, plan.network_bandwidth, plan.host_bandwidth)
     compute, memory, link, network, host = (0.0 if value is None else value for value in values)
     if plan.mfu is None or plan.decode_efficiency is None:
         return None
@@ -95,7 +95,7 @@ def missing_time_reason(config: Config) -> str | None:
     for name, agent in config.task.agents.items():
         critic = agent.critic if isinstance(agent.critic, SeparateCriticConfig) and not agent.frozen else agent.actor
         if Dtype.fp32 in (agent.actor.dtype, critic.dtype):
-            return f"plan.tflops is the speed in bf16, and {name} has a model in fp32"
+            return f"plan.peak_tflops is the speed in bf16, and {name} has a model in fp32"
     if needs_replays(config):
         return "the number of replayed turns is not known"
     return None

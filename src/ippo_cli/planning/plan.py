@@ -237,8 +237,8 @@ def _show_timeline(prepared: Prepared) -> None:
     assert plan.decode_efficiency is not None
     _print_labelled(
         "time line",
-        f"computed, not measured; assumes {plan.mfu:.0%} of {plan.tflops:g} TFLOP/s, decoding at "
-        f"{plan.decode_efficiency:.0%} of {plan.memory_gb_per_s:g} GB/s, and responses of maximum length",
+        f"computed, not measured; assumes {plan.mfu:.0%} of {plan.peak_tflops:g} TFLOP/s, decoding at "
+        f"{plan.decode_efficiency:.0%} of {plan.memory_bandwidth:g} GB/s, and responses of maximum length",
     )
     for line in format_chart(timeline, ranks, placement.rollout_devices):
         print(line)

@@ -19,12 +19,12 @@ class PlanConfig:
     per_machine: PositiveInt | None  # devices per machine
     memory_gib: PositiveFloat | None  # memory of one device, in GiB
     machine_memory_gib: PositiveFloat | None  # host memory of one machine, in GiB; holds offloaded tensors
-    tflops: PositiveFloat | None  # bf16 matrix products of one device without sparsity, in 10^12 operations per second
-    memory_gb_per_s: PositiveFloat | None  # memory of one device, in 10^9 bytes per second
-    link_gb_per_s: PositiveFloat | None  # from one device to others of its machine, one direction
-    network_gb_per_s: PositiveFloat | None  # from one device to other machines, one direction
-    host_gb_per_s: PositiveFloat | None  # between one device and host memory, one direction
+    peak_tflops: PositiveFloat | None  # bf16 matrix products of one device without sparsity, 10^12 operations/s
+    memory_bandwidth: PositiveFloat | None  # memory of one device, in 10^9 bytes/s, as the next three
+    link_bandwidth: PositiveFloat | None  # from one device to others of its machine, one direction
+    network_bandwidth: PositiveFloat | None  # from one device to other machines, one direction
+    host_bandwidth: PositiveFloat | None  # between one device and host memory, one direction
     mfu: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
-    # assumed: fraction of tflops that passes over whole rows reach
+    # assumed: fraction of peak_tflops that passes over whole rows reach
     decode_efficiency: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
-    # assumed: fraction of memory_gb_per_s that decoding reaches
+    # assumed: fraction of memory_bandwidth that decoding reaches
