@@ -34,6 +34,7 @@ def test_groups(machines: str, ranks_per_server: int | None, num_slots: int, exp
 
 def test_servers_are_spread_over_devices() -> None:
     slots = device_slots((4, 5, 6, 7), build_settings(engine_args={"tensor_parallel_size": 2}))
+    assert slots is not None
     assert slots == [(4, 5), (6, 7)]
     pairs = [find_group(rank, "aaaa", None, len(slots)) for rank in (0, 2)]
     # Two models in two groups: each pair of devices has a server of each model.

@@ -84,10 +84,10 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
             "rollout.vllm.url", "names servers, which mode=colocate does not use", "set rollout.vllm.mode=server"
         )
     if settings.mode is not VllmMode.server:
-        given = {"ranks_per_server": settings.ranks_per_server, "listen_address": settings.listen_address}
-        for key in (key for key, value in given.items() if value is not None):
+        values = {"ranks_per_server": settings.ranks_per_server, "listen_address": settings.listen_address}
+        for key in (key for key, value in values.items() if value is not None):
             yield ConfigError(
-                f"rollout.vllm.{key}={given[key]}",
+                f"rollout.vllm.{key}={values[key]}",
                 "has an effect on servers, which mode=colocate does not have",
                 "set rollout.vllm.mode=server, or null",
             )

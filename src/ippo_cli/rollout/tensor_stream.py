@@ -73,7 +73,7 @@ class TensorSender:
                     self._connections.append(connection)
                 else:
                     connection.close()
-        self._listening.close()  # nobody else is expected
+        self._listening.close()  # no other receiver is expected
 
     def send(self, name: str, tensor: Tensor) -> None:
         """Send a tensor; returns when the system has taken it. Raises `StreamFailure`."""
@@ -144,7 +144,7 @@ def local_address(host: str, port: int, timeout_s: float) -> str:
 
 
 def _send(connection: socket.socket, data: memoryview) -> None:
-    """As `sendall`, whose time limit is for everything together."""
+    """As `sendall`, but the time limit is for each part."""
     while data:
         data = data[connection.send(data) :]
 

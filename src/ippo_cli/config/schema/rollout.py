@@ -82,7 +82,7 @@ class VllmConfig:
     url: EvalCompute[list[str]]
     # server: addresses of servers that are running already, one per engine; empty: the run starts and ends its own
     ranks_per_server: EvalCompute[PositiveInt | None]
-    # server: ranks that share a server of each model; null: all on a machine, or one group per device of the servers
+    # server: ranks that share a server of each model; null: all of a machine, or one group per device
     weight_path: EvalCompute[WeightPath]
     # server: how weights reach it: auto (memory on this host, else network) | shared_memory | network
     listen_address: EvalCompute[Name | None]

@@ -51,12 +51,12 @@ def assign_slot(number: int, group: ServerGroup, slots: Sequence[tuple[int, ...]
 
 def visible_devices(devices: Sequence[int], environ: Mapping[str, str]) -> str:
     """CUDA_VISIBLE_DEVICES of a child process for devices as this process numbers them. Raises `EngineError`."""
-    shown = environ.get("CUDA_VISIBLE_DEVICES")
-    if shown is None:
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
         return ",".join(map(str, devices))
-    names = [name.strip() for name in shown.split(",") if name.strip()]
+    names = [name.strip() for name in visible.split(",") if name.strip()]
     if missing := [device for device in devices if device >= len(names)]:
         raise EngineError(
-            f"CUDA_VISIBLE_DEVICES={shown} has no device number {missing[0]}, which an inference server is to use"
+            f"CUDA_VISIBLE_DEVICES={visible} has no device number {missing[0]}, which an inference server is to use"
         )
     return ",".join(names[device] for device in devices)

@@ -51,7 +51,7 @@ class SharedServerEngine(ServerEngine):
         if rank == group.leader:
             try:
                 handle = self._start_server_of(group, slots)
-            except Exception as raised:  # after the others are told
+            except Exception as raised:  # after the others know
                 error = raised
         with progress.grant_time(self._settings.start_timeout_s + self._settings.request_timeout_s):
             handles: list[ServerHandle | None] = distributed.gather_objects(handle)

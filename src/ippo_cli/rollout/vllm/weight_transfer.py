@@ -21,7 +21,7 @@ from ippo_cli.rollout.tensor_stream import StreamFailure, TensorSender, local_ad
 CHUNK_BYTES = 512 * 2**20
 """Weights that are in shared memory at once; one tensor may have more."""
 REASON_S = 2.0
-"""How long a server whose connection ended may take to say why."""
+"""How long a server may take to report why its connection ended."""
 RPC = "/collective_rpc"
 DEFAULT_PORTS = {"http": 80, "https": 443}
 
