@@ -201,7 +201,7 @@ def check_ahead(config: Config) -> Iterator[ConfigError]:
     if config.algorithm.advantage is Advantage.greedy_baseline:
         yield ConfigError(
             setting,
-            "does not support algorithm.advantage=greedy_baseline, whose greedy responses need the same weights",
+            "does not support algorithm.advantage=greedy_baseline, which needs greedy responses of the same weights",
             "use another advantage, or 0",
         )
     if config.reward.reward_batch_rows:

@@ -15,6 +15,7 @@ from ippo_cli.config.placement import format_ranks, read_placement
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
+from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine.launchers import external_world_size, local_world_size
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB
@@ -232,7 +233,7 @@ def _show_timeline(prepared: Prepared) -> None:
         return
     specs, placement = prepared.specs, read_placement(config, ranks)
     phases = phase_times(config, specs.shapes, prepared.batch_sizes, ranks, specs.reward_models)
-    timeline = schedule_phases(phases, ahead=getattr(config.rollout, "ahead", 0))
+    timeline = schedule_phases(phases, ahead=int(collects_ahead(config)))
     assert plan.mfu is not None
     assert plan.decode_efficiency is not None
     _print_labelled(
