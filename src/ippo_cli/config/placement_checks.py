@@ -193,6 +193,12 @@ class _Rules:
                 "is not all ranks, and the engines of rollout.vllm.mode=colocate need each of them",
                 "use all, or rollout.vllm.mode=server",
             )
+        elif rollout.vllm.url:
+            yield ConfigError(
+                setting,
+                "is not all ranks, and rollout.vllm.url names servers for all of them",
+                "use all, or servers that the run starts (rollout.vllm.url=[])",
+            )
         elif rollout.ahead:
             yield ConfigError(
                 setting,

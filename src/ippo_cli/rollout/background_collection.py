@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from ippo_cli.config.errors import EngineError
+from ippo_cli.config.errors import EngineError, IppoError
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.collect import play_independently, start_states
 from ippo_cli.rollout.episode_file import StoredCollection
@@ -47,7 +47,7 @@ class BackgroundCollection:
         self._error: BaseException | None = None
         self._episodes: list[Episode] | None = None
         self._environment_seconds_before, self._began = environments.seconds, time.perf_counter()
-        self._seconds = 0.0
+        self._seconds = self._environment_seconds = 0.0
         self._iterations: dict[str, dict[int, int]] = {agent: {} for agent in formats}
         generator.start_collection()
         self._label_weights(iteration)
@@ -65,7 +65,9 @@ class BackgroundCollection:
 
     @property
     def environment_seconds(self) -> float:
-        """Seconds spent in resetting and stepping environments so far."""
+        """Seconds spent in resetting and stepping environments, until now or the end of the collection."""
+        if self._seconds:
+            return self._environment_seconds
         return self._environments.seconds - self._environment_seconds_before
 
     @property
@@ -74,7 +76,11 @@ class BackgroundCollection:
         return self._iterations
 
     def transfer_weights(self, iteration: int) -> None:
-        """Continue with the current weights, which follow `iteration` updates. Collective."""
+        """Continue with the current weights, which follow `iteration` updates. Collective; raises the errors of any
+        rank's collection so far.
+        """
+        with distributed.synchronize_errors():
+            self._raise_error()
         self._generator.transfer_weights()
         self._label_weights(iteration)
 
@@ -91,8 +97,7 @@ class BackgroundCollection:
                     self._thread.join(POLL_S)
                     if report is not None:
                         report(self._num_finished, len(self._states))
-                if self._error is not None:
-                    raise self._error
+                self._raise_error()
                 if self._is_abandoned.is_set():
                     raise EngineError("the collection of episodes was stopped")
         except BaseException:
@@ -109,6 +114,12 @@ class BackgroundCollection:
             self._thread.join(ABANDON_WAIT_S)
             self._release()
 
+    def _raise_error(self) -> None:
+        if isinstance(self._error, IppoError) or not isinstance(self._error, Exception | None):
+            raise self._error
+        if self._error is not None:
+            raise EngineError(f"collecting episodes failed: {self._error!r}") from self._error
+
     def _run(self, play: Callable[[], None]) -> None:
         try:
             play()
@@ -116,6 +127,7 @@ class BackgroundCollection:
             pass
         except BaseException as error:
             self._error = error
+        self._environment_seconds = self._environments.seconds - self._environment_seconds_before
         self._seconds = time.perf_counter() - self._began
 
     def _report(self, finished: int, _: int) -> None:

@@ -136,6 +136,11 @@ class CompletionClient:
                 self._num_tokens, self._last_progress = num_tokens, time.monotonic()
                 progress.heartbeat()
                 return
+        with suppress(ServerFailure):  # vLLM, while weights are transferred
+            state = self.call("GET", "/is_paused", timeout_s=min(CONNECT_TIMEOUT_S, self._silence_limit_s / 10))
+            if isinstance(state, dict) and state.get("is_paused") is True:
+                self._last_progress = time.monotonic()
+                return
         if silence > self._silence_limit_s:
             raise ServerFailure(f"the server has not answered for {silence:.0f} s")
 

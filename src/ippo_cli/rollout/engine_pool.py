@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Hashable
 
+from ippo_cli.engine.rank_group import current_group
 from ippo_cli.rollout.engine import EngineModel, InferenceEngine
 
 
@@ -44,8 +45,11 @@ class EnginePool:
 
 
 def _shape(model: EngineModel) -> Hashable:
+    """Equal for models that an engine can serve in turn: ranks that share an engine agree on it."""
+    config = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     return (
-        json.dumps(model.config.to_dict(), default=str, sort_keys=True),
+        current_group().ranks,
+        json.dumps(config, default=str, sort_keys=True),
         len(model.tokenizer),
         model.dtype,
         model.max_length,

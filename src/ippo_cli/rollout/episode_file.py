@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ippo_cli.tasks.messages import MessagesText
 from ippo_cli.types import Batch, Completion, Episode, Turn
 
 
@@ -87,7 +88,7 @@ def _to_json(episode: Episode) -> dict[str, Any]:
         "turns": [_turn_to_json(turn) for turn in episode.turns],
         "rewards": [dict(rewards) for rewards in episode.rewards],
         "final": dict(episode.final),
-        "last_observations": dict(episode.last_observations),
+        "last_observations": {agent: _text_to_json(text) for agent, text in episode.last_observations.items()},
         "terminated": episode.terminated,
         "unfinished": sorted(episode.unfinished),
         "ended": sorted(episode.ended),
@@ -105,7 +106,7 @@ def _from_json(stored: Mapping[str, Any], example: Mapping[str, Any]) -> Episode
         turns=[_turn_from_json(turn) for turn in stored["turns"]],
         rewards=stored["rewards"],
         final=stored["final"],
-        last_observations=stored["last_observations"],
+        last_observations={agent: _text_from_json(text) for agent, text in stored["last_observations"].items()},
         terminated=stored["terminated"],
         unfinished=frozenset(stored["unfinished"]),
         ended=frozenset(stored["ended"]),
@@ -122,7 +123,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
     return {
         "agent": turn.agent,
         "step": turn.step,
-        "observation": turn.observation,
+        "observation": _text_to_json(turn.observation),
         "prompt": turn.prompt,
         "ids": completion.ids.tolist(),
         "logprobs": completion.logprobs.tolist(),  # exact: Python's floats have more digits than float32
@@ -139,7 +140,7 @@ def _turn_from_json(stored: Mapping[str, Any]) -> Turn:
     return Turn(
         agent=stored["agent"],
         step=stored["step"],
-        observation=stored["observation"],
+        observation=_text_from_json(stored["observation"]),
         prompt=stored["prompt"],
         completion=Completion(
             ids=_integers(stored["ids"]),
@@ -150,6 +151,14 @@ def _turn_from_json(stored: Mapping[str, Any]) -> Turn:
             versions=None if versions is None else _integers(versions),
         ),
     )
+
+
+def _text_to_json(text: str) -> Any:
+    return text.messages if isinstance(text, MessagesText) else str(text)
+
+
+def _text_from_json(stored: Any) -> str:
+    return stored if isinstance(stored, str) else MessagesText(stored)
 
 
 def _integers(numbers: Sequence[int]) -> Tensor:

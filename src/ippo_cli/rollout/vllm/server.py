@@ -143,6 +143,8 @@ class ServerEngine:
             self._client.cancel()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> list[str]:
+        if self._client is None:
+            raise EngineError(f"rollout=vllm: the engine of {self._model.name} has ended")
         if self._transfer is None:  # another rank transfers them
             return []
         is_mapped = bool(self._places)
@@ -331,6 +333,8 @@ class ServerEngine:
         for span in () if adapter is not None else choice.get("weight_versions") or ():
             number = int(span["version"]) if span["version"].isdigit() else 0
             versions[span["start"] : span["end"]] = [number] * (span["end"] - span["start"])
+        if 0 in versions:
+            self._fail("the server did not report the version of the weights of every token")
         return EngineOutput(key=key, ids=ids, logprobs=[entry["logprob"] for entry in entries], versions=versions)
 
     def _unload_adapter(self, name: str) -> None:

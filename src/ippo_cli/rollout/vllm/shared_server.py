@@ -34,14 +34,15 @@ class SharedServerEngine(ServerEngine):
         devices: tuple[int, ...] | None = None,
     ) -> None:
         """`number`: of the engine among those of this rank. `devices`: of servers; None: that of their first rank."""
-        log_path = log_folder / f"vllm-{distributed.rank()}-{number}.log"
+        log_path = log_folder / f"vllm-{distributed.global_rank()}-{number}.log"
         super().__init__(model, settings, device, log_path=log_path)
         self._number, self._devices = number, devices
 
     def start(self) -> None:
         """Start the group's server, or wait until its first rank has. Collective."""
-        if self._client is not None:
+        if not distributed.any_rank(self._client is None):
             return
+        self.close()  # where another rank's engine has ended
         rank, slots = distributed.rank(), device_slots(self._devices, self._settings)
         # Everyone can reach servers at addresses.
         machine: Hashable = "any" if self._settings.url else this_machine()

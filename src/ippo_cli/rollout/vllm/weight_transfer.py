@@ -93,8 +93,10 @@ class NetworkTransfer:
     def share_folder(self, folder: Path) -> Iterator[str]:
         files = {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
         copies = self._stream(_as_tensors(files), "ippo_receive_files")
-        yield copies[0]
-        self._workers.call("ippo_remove_files")
+        try:
+            yield copies[0]
+        finally:
+            self._workers.call("ippo_remove_files")
 
     def _stream(self, tensors: Iterable[tuple[str, Tensor]], method: str, *arguments: Any) -> list[Any]:
         """Call a method that receives tensors: the result of each worker."""
@@ -129,7 +131,7 @@ def find_transfer_address(listen_address: str | None, server: str) -> tuple[str,
     """
     if listen_address is not None:
         parts = urlsplit(f"//{listen_address}")
-        return parts.hostname or "", 0 if parts.port is None else parts.port + distributed.rank()
+        return parts.hostname or "", 0 if parts.port is None else parts.port + distributed.global_rank()
     if server.startswith(UNIX):
         return "127.0.0.1", 0
     parts = urlsplit(server)

@@ -81,6 +81,7 @@ class WorkerExtension:
         """What a trainer compares before it sends weights. `word`: the text of a file, None where it cannot be read;
         `boot_id`: with it, whether the trainer's shared memory is that of this process.
         """
+        self._ippo_is_loading = False  # a transfer of an earlier trainer may have been interrupted
         config = self.model_runner.vllm_config
         text = config.model_config.hf_text_config
         return {
