@@ -215,7 +215,8 @@ def _build_agent(
 
 def _count_chunk_tokens(config: Config, policy: Policy) -> int:
     """Tokens of which a policy computes logits at a time."""
-    vocabulary = len(policy.lm.get_output_embeddings().weight)  # pyright: ignore[reportOptionalMemberAccess]
+    weight = policy.lm.get_output_embeddings().weight  # pyright: ignore[reportOptionalMemberAccess]
+    vocabulary = getattr(weight, "ds_shape", weight.shape)[0]  # the reference may be sharded already
     return config.deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // vocabulary, 1)
 
 

@@ -81,7 +81,9 @@ def rank_group(ranks: Sequence[int], timeout: timedelta) -> RankGroup:
     """The group of these ranks. The first call creates it: every rank calls it, in the same order."""
     key = tuple(sorted(ranks))
     if key not in _groups:
-        _groups[key] = _create(key, _world.rank, _world.size, _world.parallel_size, timeout)
+        # Models that are only read need no model-parallel groups.
+        parallel_size = _world.parallel_size if len(key) % _world.parallel_size == 0 else 1
+        _groups[key] = _create(key, _world.rank, _world.size, parallel_size, timeout)
     return _groups[key]
 
 

@@ -79,7 +79,10 @@ class MemoryEstimate:
     @property
     def certain_bytes(self) -> float:
         """Device memory independent of sequence lengths: weights, optimizer states, and gradients of one update."""
-        return self.resident_bytes + max((model.memory.transient_gradients for model in self.trained), default=0.0)
+        gradients = max((model.memory.transient_gradients for model in self.trained), default=0.0)
+        # Caches are as large as memory allows.
+        caches = self.sampler.caches if self.sampler is not None and not self.sampler.sleeps else 0.0
+        return self.resident_bytes - caches + gradients
 
     @property
     def host_bytes(self) -> float:

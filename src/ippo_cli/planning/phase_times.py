@@ -128,15 +128,15 @@ class _PhaseTimes:
             yield self._rollout(name)
         yield from self._scoring(rewards)
         updates = [*self._updates()]
-        if self.config.team.update_order is UpdateOrder.round_robin:  # one policy per iteration: the slowest
-            seconds = {phase.policy: 0.0 for phase in updates}
-            for phase in updates:
-                seconds[phase.policy] += phase.seconds
-            slowest = max(seconds, key=lambda policy: seconds[policy])
-            updates = [phase for phase in updates if phase.policy == slowest]
+        actors = updates[: len(trained_agents_by_policy(self.config))]
+        if (
+            self.config.team.update_order is UpdateOrder.round_robin
+        ):  # one actor per iteration, the slowest; all critics
+            slowest = max(actors, key=lambda phase: phase.seconds)
+            updates, actors = [slowest, *updates[len(actors) :]], [slowest]
         yield from updates
         if isinstance(self.config.rollout, VllmRolloutConfig):
-            updated = {phase.policy for phase in updates}
+            updated = {phase.policy for phase in actors}
             for policy, names in trained_agents_by_policy(self.config).items():
                 if policy in updated:
                     yield self._transfer(policy, names[0])

@@ -145,7 +145,7 @@ def prepare(
         ),
         checkpoint_bytes=checkpoint_bytes,
         disk_bytes=disk_bytes,
-        warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | specs.warnings,
+        warnings=startup_warnings(config, batch_sizes, task) | prompt_warnings(config, specs) | dict(specs.warnings),
     )
 
 

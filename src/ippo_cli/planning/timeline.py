@@ -59,11 +59,9 @@ def schedule_phases(phases: Sequence[Phase], ahead: int = 0) -> Timeline:
             collected = collect(ends[iteration])
         for phase in by_stage[Stage.scoring]:
             scored = run(phase, scored)
-        updated: dict[str, float] = {}
-        for phase in by_stage[Stage.update]:
-            updated[phase.policy] = max(updated.get(phase.policy, 0.0), run(phase, scored))
-        sent = [run(phase, updated.get(phase.policy, scored)) for phase in by_stage[Stage.transfer]]
-        ends.append(max([scored, *updated.values(), *sent]))
+        trained = max([scored, *(run(phase, scored) for phase in by_stage[Stage.update])])
+        sent = [run(phase, trained) for phase in by_stage[Stage.transfer]]
+        ends.append(max([trained, *sent]))
         if not ahead:
             collected = collect(ends[-1])
     begin, end = ends[-2:]

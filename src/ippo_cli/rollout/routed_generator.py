@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
+from ippo_cli.config.errors import PreemptionRequested
 from ippo_cli.config.schema import RolloutConfig
 from ippo_cli.engine import distributed
 from ippo_cli.engine.rank_group import RankGroup
@@ -39,9 +41,14 @@ class RoutedGenerator:
         return context_limit(self._policies[agent].model_config, self._config)
 
     def start_collection(self) -> None:
-        for group, generator in self._generators.items():
-            with group.activate():
-                generator.start_collection()
+        with distributed.synchronize_errors():
+            self._call_each(lambda _, generator: generator.start_collection(), (Exception, PreemptionRequested))
+
+    def _call_each(self, work: Callable[[RankGroup, Generator], None], kinds: tuple[type[BaseException], ...]) -> None:
+        with ErrorsOfCalls(kinds) as calls:
+            for group, generator in self._generators.items():
+                with group.activate():
+                    calls.run(partial(work, group, generator))
 
     def finish_collection(self) -> None:
         for generator in self._generators.values():
@@ -73,12 +80,19 @@ class RoutedGenerator:
         """One completion for each request; `on_finished` is not called, since completions return together."""
         gathered = distributed.gather_objects(list(requests))
         completions: dict[tuple[int, int], Completion] = {}  # by rank and position of the request
-        with distributed.synchronize_errors(SYNCHRONIZED_ERRORS[self._config.zero3_gather]):
-            for group, generator in self._generators.items():
-                names = [agent for agent in agents if self._policies[agent].group is group]
-                with group.activate():
-                    for batch in generator.batch_groups(names):
-                        completions |= _generate_share(generator, batch, gathered, draws)
+        kinds = SYNCHRONIZED_ERRORS[self._config.zero3_gather]
+
+        def generate_batch(generator: Generator, batch: tuple[str, ...]) -> None:
+            completions.update(_generate_share(generator, batch, gathered, draws))
+
+        def generate(group: RankGroup, generator: Generator) -> None:
+            names = [agent for agent in agents if self._policies[agent].group is group]
+            with ErrorsOfCalls(kinds) as calls:
+                for batch in generator.batch_groups(names):
+                    calls.run(partial(generate_batch, generator, batch))
+
+        with distributed.synchronize_errors(kinds):
+            self._call_each(generate, kinds)
         own_rank = distributed.rank()
         own = {
             place: completion
@@ -87,6 +101,30 @@ class RoutedGenerator:
             if rank == own_rank
         }
         return [own[place] for place in range(len(requests))]
+
+
+class ErrorsOfCalls:
+    """Runs calls, each also after another has failed: other ranks wait for this one in the later ones. At the end it
+    raises the first error of `kinds`, a preemption before others.
+    """
+
+    def __init__(self, kinds: tuple[type[BaseException], ...]) -> None:
+        self._kinds = kinds
+        self._errors: list[BaseException] = []
+
+    def __enter__(self) -> ErrorsOfCalls:
+        return self
+
+    def run(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except self._kinds as error:
+            self._errors.append(error)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._errors:
+            preempted = (error for error in self._errors if isinstance(error, PreemptionRequested))
+            raise next(preempted, self._errors[0])
 
 
 def _generate_share(

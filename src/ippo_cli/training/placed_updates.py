@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.routing import share_rows
@@ -45,14 +45,20 @@ class PlacedUpdates:
 
     def _share_rows(self, learner: Learner, targets: Mapping[str, Targets]) -> LearnerRows:
         experience, result = self.experience, LearnerRows({}, {}, {})
-        for name in learner.agent_names:
+
+        def share(name: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
             rollout = experience.rollouts[name]
-            count, device = len(rollout.texts), rollout.response_ids.device
-            sources = (experience.rollouts, targets, {} if learner.layout is None else experience.views)
-            for source, target in zip(sources, result, strict=True):
-                part = share_rows(learner.group, source[name], count, device) if name in source else None
+            if name in source:
+                device = rollout.response_ids.device
+                part = share_rows(learner.group, source[name], len(rollout.texts), device)
                 if part is not None:
                     target[name] = part
+
+        for name in learner.agent_names:
+            share(name, experience.rollouts, result.rollouts)
+            share(name, targets, result.targets)
+            if learner.layout is not None:
+                share(name, experience.views, result.views)
         return result
 
     def run(self, learner: Learner, metrics: Mapping[str, float] | None = None, *, is_resting: bool = False) -> None:

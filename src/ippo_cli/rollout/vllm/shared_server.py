@@ -61,7 +61,7 @@ class SharedServerEngine(ServerEngine):
         if rank != group.leader:
             found = handles[group.leader]
             if found is None:
-                raise OtherRankFailed(group.leader, EngineError.exit_code)
+                raise OtherRankFailed(distributed.current_group().ranks[group.leader], EngineError.exit_code)
             self.attach(found)
 
     def _start_server_of(self, group: ServerGroup, slots: list[tuple[int, ...]] | None) -> ServerHandle:
