@@ -85,6 +85,7 @@ def without_evaluations(folder: Path) -> list[dict[str, Any]]:
     return [row for row in found if len(row) > 1]
 
 
+@pytest.mark.core
 @pytest.mark.slow
 def test_run_in_parts_equals_a_whole_one(tmp_path, use_engines) -> None:
     use_engines()
