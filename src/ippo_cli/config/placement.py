@@ -123,7 +123,7 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 def _read_entries(config: Config) -> list[_Entry]:
     """The entries of the mapping. Raises `ConfigError` for unknown names, and names with several entries."""
-    entries = [_Entry(key, value, ()) for key, value in (config.launch.placement or {}).items()]
+    entries = [_Entry(key, value, ()) for key, value in config.launch.placement.items()]
     known: dict[tuple[str | None, str], str] = {}
     result = []
     for entry in entries:

@@ -29,5 +29,5 @@ class LaunchConfig:
     timeout_s: InEval[PositiveInt]  # seconds after which an unfinished collective is an error
     watchdog_s: PositiveFloat | None  # seconds without progress after which a run exits (code 11); null = never
     watchdog_first_s: PositiveFloat  # the same limit until the first iteration is done; loading takes longer
-    placement: Frozen[dict[str, Any] | None] = None
-    # ranks by component: {"actor,critic": 0-5, reference: 6, rollout: 6-7}, or by AGENT.actor; null = all on all ranks
+    placement: Frozen[dict[str, Any]]
+    # ranks by component: {"actor,critic": 0-5, reference: 6, rollout: 6-7}, or by AGENT.actor; empty: all on all ranks
