@@ -41,11 +41,11 @@ def take_rows(carrier: Any, rows: Sequence[int] | Tensor) -> dict[str, Any]:
     rows = rows.tolist() if isinstance(rows, Tensor) else rows
     picked: dict[str, Any] = {}
     for entry in fields(carrier):
-        value = getattr(carrier, entry.name)
+        value: Any = getattr(carrier, entry.name)
         if isinstance(value, Tensor):
             picked[entry.name] = value[torch.as_tensor(rows, dtype=torch.long, device=value.device)]
         elif is_dataclass(value):
-            picked[entry.name] = replace(value, **take_rows(value, rows))
+            picked[entry.name] = type(value)(**take_rows(value, rows))
         else:
             picked[entry.name] = [value[row] for row in rows]
     return picked

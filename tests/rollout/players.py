@@ -61,7 +61,7 @@ class Players:
         self.with_engines = with_engines
         self.engines: list[FakeEngine] = []  # of the last collection
         self.policies = {
-            name: FrozenAgent(name=name, tokenizer=TOKENIZER, policy=Policy(model_of(TOKENIZER, seed)).eval())
+            name: FrozenAgent(name=name, tokenizer=TOKENIZER, held_policy=Policy(model_of(TOKENIZER, seed)).eval())
             for seed, name in enumerate(names)
         }
         self.formats = {

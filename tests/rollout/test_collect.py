@@ -86,7 +86,7 @@ class Deaf(Rounds):
 
 def test_turn_depends_on_agent_index_and_turn() -> None:
     players = Players("low", "high", context_mode="last_only")
-    players.policies["high"].policy = players.policies["low"].policy
+    players.policies["high"].held_policy = players.policies["low"].policy
     answers = {
         (turn.agent, episode.index, turn.step): turn.completion.text
         for episode in players.play(Deaf)

@@ -19,7 +19,7 @@ from ippo_cli.types import Batch, Episode
 
 def test_prompt_that_fills_context_fails(asked: Any, llama: Any) -> None:
     config = load_config(["task=sorting_solo", "task.agents.solo.template='{letters}'", "rollout.max_new_tokens=4"])
-    policy = FrozenAgent(name="solo", tokenizer=asked.tokenizer, policy=Policy(llama).eval())
+    policy = FrozenAgent(name="solo", tokenizer=asked.tokenizer, held_policy=Policy(llama).eval())
     batch = Batch(examples=[{"letters": "abc"}, {"letters": "abcdef"}], index=torch.arange(2))
 
     def played(context_limit: int) -> list[Episode]:

@@ -64,7 +64,7 @@ def test_weights_are_transferred_when_they_change() -> None:
 
 def test_agents_with_one_model_share_an_engine() -> None:
     players = Players("low", "high")
-    players.policies["high"].policy = players.policies["low"].policy
+    players.policies["high"].held_policy = players.policies["low"].policy
     _, engines = make_generator(players)
     assert len(engines) == 1
 

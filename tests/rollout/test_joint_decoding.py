@@ -74,7 +74,7 @@ def players() -> Players:
         with torch.no_grad():
             for parameter in adapter.parameters():
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
-        players.policies[name] = replace(agent, policy=AdapterPolicy(base, adapter).eval())
+        players.policies[name] = replace(agent, held_policy=AdapterPolicy(base, adapter).eval())
     return players
 
 
@@ -121,7 +121,7 @@ def test_maps_with_inactive_adapter_use_base(players: Players) -> None:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
     speaking = AGENTS[:2]
     policies = {
-        name: replace(players.policies[name], policy=AdapterPolicy(base, adapter).eval())
+        name: replace(players.policies[name], held_policy=AdapterPolicy(base, adapter).eval())
         for name, adapter in zip(speaking, adapters, strict=False)
     }
     requests = [Request(agent=name, prompt=[5, 6, 7], episode=0, index=0, turn=0) for name in speaking]

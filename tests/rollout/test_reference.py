@@ -78,7 +78,7 @@ class Case:
         )
         self.environments, self.script = self._protocol(chance)
         self.policies = {
-            name: FrozenAgent(name=name, tokenizer=tokenizer, policy=Policy(model).eval())
+            name: FrozenAgent(name=name, tokenizer=tokenizer, held_policy=Policy(model).eval())
             for name, model in models.items()
         }
         self.continues = chance.random() < 0.5

@@ -177,7 +177,7 @@ def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
             experience, _ = trainer.step()
         config, folder = trainer.config, str(trainer.run.folder / "initial" / "shared")
         model = Policy(load_causal_lm(folder, None, Dtype.fp32)).eval()
-        plain = FrozenAgent(name="low", tokenizer=load_tokenizer(folder, None), policy=model)
+        plain = FrozenAgent(name="low", tokenizer=load_tokenizer(folder, None), held_policy=model)
         agents = list(config.task.agents)
         generator = HfGenerator(dict.fromkeys(agents, plain), config.rollout, sampling_settings(config.task))
         reward = build_reward(config.reward, config.task.agents)

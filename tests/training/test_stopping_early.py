@@ -35,7 +35,7 @@ def test_copy_of_stopped_run_resumes_exactly(tmp_path: Path) -> None:
 
 def test_fixed_kl_coef_can_change_on_resume() -> None:
     class Known:
-        reference = object()
+        has_reference = True
 
     fixed = load_config(["algorithm.kl.reward.coef=0.2"]).algorithm
     adapting = load_config(

@@ -53,7 +53,7 @@ class Sampler:
     """An agent with a random model, sampled by vLLM; the engine is reused with other sampling settings."""
 
     def __init__(self, model: LlamaForCausalLM) -> None:
-        self.policies = {"solo": FrozenAgent(name="solo", tokenizer=TOKENIZER, policy=Policy(model).eval())}
+        self.policies = {"solo": FrozenAgent(name="solo", tokenizer=TOKENIZER, held_policy=Policy(model).eval())}
         self.generator: EngineGenerator | None = None
 
     @property

@@ -28,25 +28,30 @@ class FrozenAgent(SampledWeights):
 
     name: str
     tokenizer: PreTrainedTokenizerBase
-    policy: Policy | None  # None on ranks outside the group
+    held_policy: Policy | None  # None on ranks outside the group
     engine: Engine[Policy] | None = None  # the engine that shards the policy's weights over the ranks, if any
     group: RankGroup = field(default_factory=world_group)  # the ranks that hold it
     remote_config: PretrainedConfig | None = None  # the model's configuration, on ranks outside the group
 
     @property
+    def policy(self) -> Policy:
+        """The policy, on a rank that holds it."""
+        assert self.held_policy is not None
+        return self.held_policy
+
+    @property
     def model_config(self) -> PretrainedConfig:
-        if self.policy is not None:
-            return self.policy.lm.config
+        if self.held_policy is not None:
+            return self.held_policy.lm.config
         assert self.remote_config is not None
         return self.remote_config
 
     @property
     def shared_base(self) -> MultiAdapterBatch | None:
-        return self.sampled_policy[0].shared_base
+        return self.policy.shared_base
 
     @property
     def sampled_policy(self) -> tuple[Policy, Engine[Policy] | None]:
-        assert self.policy is not None
         return self.policy, self.engine
 
     @contextmanager
@@ -121,7 +126,7 @@ class Agent(SampledWeights):
         return FrozenAgent(
             name=self.name,
             tokenizer=self.tokenizer,
-            policy=self.reference,
+            held_policy=self.reference,
             engine=self.reference_engine,
             group=self.reference_group,
             remote_config=self.model_config,

@@ -152,7 +152,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
     tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
     group = frozen.groups[f"{name}.actor"]
     if not group.is_member:
-        return FrozenAgent(name=name, tokenizer=tokenizer, policy=None, group=group)
+        return FrozenAgent(name=name, tokenizer=tokenizer, held_policy=None, group=group)
     with group.activate():
         policy, engine = load_initial_policy(config, name, actor, weights, frozen)
     if isinstance(actor, LoraActorConfig) and actor.adapter is not None:
@@ -163,7 +163,7 @@ def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights
         adapter.load(Path(actor.adapter), "actor.adapter")
         policy = AdapterPolicy(base, adapter).eval()
     check_readable_tokens(tokenizer, policy.lm, tokenizer_setting(actor, weights))
-    return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy, engine=engine, group=group)
+    return FrozenAgent(name=name, tokenizer=tokenizer, held_policy=policy, engine=engine, group=group)
 
 
 def _build_agent(

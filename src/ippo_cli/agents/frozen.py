@@ -31,7 +31,7 @@ def load_frozen_agent(
         # Rounding a merged model would lose most of the change of a short training.
         dtype = Dtype.fp32 if has_merged_adapter(model) else actor.dtype
         policy = Policy(load_actor_lm(actor, model, commit, dtype=dtype)).to(device).eval()
-        return FrozenAgent(name=name, tokenizer=tokenizer, policy=policy)
+        return FrozenAgent(name=name, tokenizer=tokenizer, held_policy=policy)
     from ippo_cli.models.adapters import AdapterPolicy
     from ippo_cli.models.lora import FrozenBase, load_adapter
 
@@ -44,4 +44,4 @@ def load_frozen_agent(
         adapter = bases[key].add_adapter(actor, "actor", seed=0)
     else:
         adapter = load_adapter(bases[key], Path(record["adapter"]["model"]), "checkpoint")
-    return FrozenAgent(name=name, tokenizer=tokenizer, policy=AdapterPolicy(bases[key], adapter).to(device).eval())
+    return FrozenAgent(name=name, tokenizer=tokenizer, held_policy=AdapterPolicy(bases[key], adapter).to(device).eval())

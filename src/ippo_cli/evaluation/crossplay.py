@@ -194,12 +194,11 @@ def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
                 shape = actor_shape(empty_model(load_config(record["model"], record["commit"])))
                 sizes[key] = shape.parameters * (4.0 if dtype is Dtype.fp32 else 2.0)
     weights = _WeightTotals(num_models=len(sizes), size_bytes=sum(sizes.values()))
-    machine = this_machine(device_kind(origins[0].config.launch.device), 1)
-    lacking = machine.memory_shortfall(weights.size_bytes, 0.0)
-    if lacking is not None:
+    place, available = this_machine(device_kind(origins[0].config.launch.device), 1).device_memory
+    if weights.size_bytes > available:
         raise PreflightError(
             f"crossplay=true loads {weights.num_models} models with {weights.formatted_size} of weights, and this "
-            f"{lacking[0]} has {lacking[2] / GIB:.1f} GiB; use fewer checkpoints or runs, or actor.dtype=bf16"
+            f"{place} has {available / GIB:.1f} GiB; use fewer checkpoints or runs, or actor.dtype=bf16"
         )
     return weights
 

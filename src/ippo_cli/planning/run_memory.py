@@ -24,6 +24,11 @@ class Machine:
     ranks: int  # on this machine
     ranks_per_device: int
 
+    @property
+    def device_memory(self) -> tuple[str, int]:
+        """Name and bytes of the memory that holds a rank's models."""
+        return ("GPU", self.gpu_bytes) if self.device == "cuda" else ("machine", self.host_bytes)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shortfall:

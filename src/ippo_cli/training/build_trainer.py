@@ -264,14 +264,8 @@ def _build_collector(
         preemption=context.preemption,
         device=context.device,
         num_ahead=prepared.batch_sizes.num_iterations if collects_ahead(config) else 0,
-        report_waiting=partial(_report_waiting, context),
+        report_waiting=partial(context.console.show_progress, "collecting episodes"),
     )
-
-
-def _report_waiting(context: RunContext, finished: int, episodes: int) -> None:
-    """Show the progress of episodes that other ranks or this one wait for. Preemption does not stop them."""
-    context.console.show_progress("collecting episodes", finished, episodes)
-    fault_point("generate")
 
 
 def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolicy]) -> Generator:

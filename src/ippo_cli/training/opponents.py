@@ -218,7 +218,7 @@ class OpponentPool:
                     name: FrozenAgent(
                         name=name,
                         tokenizer=team[names[0]].tokenizer,
-                        policy=self._load_policy(drawn, name) if team[names[0]].group.is_member else None,
+                        held_policy=self._load_policy(drawn, name) if team[names[0]].group.is_member else None,
                         group=team[names[0]].group,
                         remote_config=team[names[0]].model_config,
                     )

@@ -71,7 +71,7 @@ class InProcessEngine:
 
         It runs models that it does not implement with transformers' classes, and replaces their `__call__`.
         """
-        trained = MODEL_MAPPING.get(type(self._model.config.get_text_config()), None)
+        trained: Any = MODEL_MAPPING.get(type(self._model.config.get_text_config()), None)
         if trained is not None and trained.__call__ is not nn.Module.__call__:
             raise EngineError(
                 f"rollout.vllm.mode=colocate: vLLM has no implementation of {trained.__name__} and changes that of "
