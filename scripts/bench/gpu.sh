@@ -28,7 +28,7 @@ run)
   site="$(mktemp -d)"
   trap 'rm -rf "$site"' EXIT
   "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$2"/*.whl
-  if [ -d "$2/vllm" ]; then # only what the machine lacks: it has a torch of its own
+  if [ -d "$2/vllm" ]; then # only what the machine lacks: it has its own torch
     PYTHONPATH="$site" "$python" "$root/scripts/bench/missing_wheels.py" "$2/vllm" |
       xargs -r "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site"
   fi

@@ -1,4 +1,4 @@
-"""Print the wheels of a folder whose packages are not installed, one a line."""
+"""Print the wheels of a folder with packages that are not installed, one per line."""
 
 from __future__ import annotations
 

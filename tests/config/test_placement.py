@@ -28,7 +28,7 @@ def checked_config(*overrides: str, ranks: int = 8) -> Config:
     return config
 
 
-def placed(*overrides: str, ranks: int = 8) -> Placement:
+def parse_placement(*overrides: str, ranks: int = 8) -> Placement:
     return read_placement(checked_config(*overrides, ranks=ranks), ranks)
 
 
@@ -39,7 +39,7 @@ def pretend_vllm_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("overrides", [[], ["launch.placement={actor: all}"]])
 def test_without_placement_everything_is_on_all_ranks(overrides: list[str]) -> None:
-    placement = placed(*overrides, ranks=3)
+    placement = parse_placement(*overrides, ranks=3)
     assert placement.is_uniform
     assert set(placement.ranks) == {f"{a}.{c}" for a in ("low", "high") for c in ("actor", "critic", "reference")} | {
         "reward"
@@ -51,11 +51,11 @@ def test_without_placement_everything_is_on_all_ranks(overrides: list[str]) -> N
     ("value", "ranks"), [("all", (0, 1, 2, 3, 4)), ("3", (3,)), ("0-3", (0, 1, 2, 3)), ("'0-1,4'", (0, 1, 4))]
 )
 def test_values(value: str, ranks: tuple[int, ...]) -> None:
-    assert placed(f"launch.placement={{critic: {value}}}", ranks=5).of("low", "critic") == ranks
+    assert parse_placement(f"launch.placement={{critic: {value}}}", ranks=5).of("low", "critic") == ranks
 
 
 def test_keys_with_several_components_in_quotes() -> None:
-    placement = placed('launch.placement={"actor,critic": "0-5", "reference": "6-7", "high.actor": "0-1"}', KL)
+    placement = parse_placement('launch.placement={"actor,critic": "0-5", "reference": "6-7", "high.actor": "0-1"}', KL)
     assert placement.of("low", "actor") == placement.of("high", "critic") == (0, 1, 2, 3, 4, 5)
     assert placement.of("high", "actor") == (0, 1), "the entry of one agent wins"
     assert placement.of("high", "reference") == (6, 7)
@@ -63,26 +63,26 @@ def test_keys_with_several_components_in_quotes() -> None:
 
 
 def test_critic_and_reference_follow_their_actor() -> None:
-    placement = placed("launch.placement={low.actor: 0-2, high.actor: 3-7}", KL)
+    placement = parse_placement("launch.placement={low.actor: 0-2, high.actor: 3-7}", KL)
     assert placement.of("low", "critic") == placement.of("low", "reference") == (0, 1, 2)
     assert placement.of("high", "reference") == (3, 4, 5, 6, 7)
 
 
 def test_rollout_names_devices_beside_the_ranks() -> None:
-    placement = placed(*SERVERS, "launch.placement={rollout: 6-7}", "launch.processes=6", ranks=6)
+    placement = parse_placement(*SERVERS, "launch.placement={rollout: 6-7}", "launch.processes=6", ranks=6)
     assert placement.rollout_devices == (6, 7)
     assert placement.is_uniform
 
 
 def test_rollout_may_name_the_ranks_of_the_actors() -> None:
-    assert placed("launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}").ranks
-    assert placed("launch.placement={rollout: all}").is_uniform
-    assert placed("rollout=vllm", "launch.placement={critic: 4-7, rollout: all}").ranks
+    assert parse_placement("launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}").ranks
+    assert parse_placement("launch.placement={rollout: all}").is_uniform
+    assert parse_placement("rollout=vllm", "launch.placement={critic: 4-7, rollout: all}").ranks
 
 
 def test_engines_in_the_ranks_need_all_of_them() -> None:
     with pytest.raises(ConfigError, match=r"engines of rollout\.vllm\.mode=colocate need each of them"):
-        placed("rollout=vllm", "launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}")
+        parse_placement("rollout=vllm", "launch.placement={actor: 0-3, critic: 4-7, rollout: 0-3}")
 
 
 def test_planned_machines_have_devices_for_ranks_and_for_servers() -> None:
@@ -163,8 +163,11 @@ def test_refused_placements(overrides: list[str], message: str) -> None:
         checked_config(f"launch.placement={overrides[0]}", *overrides[1:])
 
 
-def test_an_evaluation_does_not_read_it() -> None:
-    check_config(compose("launch.placement={critic: 3}"), 1, training=False)
+def test_evaluation_ignores_placement() -> None:
+    config = compose("launch.placement={critic: 3}")
+    with pytest.raises(ConfigError, match=r"launch\.placement"):
+        check_config(config, 1)
+    check_config(config, 1, training=False)
 
 
 def test_ranks_as_text() -> None:

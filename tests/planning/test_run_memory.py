@@ -37,14 +37,14 @@ def estimate(config: Config, ranks: int, device: str = "cuda") -> tuple[ModelSpe
 
 
 @pytest.fixture
-def placed(tmp_path) -> tuple[Config, ModelSpecs, RunMemory]:
+def placed_run(tmp_path) -> tuple[Config, ModelSpecs, RunMemory]:
     config = placed_config(tmp_path, {"actor": "0-2", "critic": "3-4", "reference": 4}, KL)
     check_config(config, 5)
     return config, *estimate(config, 5)
 
 
-def test_each_rank_has_the_models_that_are_placed_on_it(placed) -> None:
-    _, _, memory = placed
+def test_each_rank_has_the_models_that_are_placed_on_it(placed_run) -> None:
+    _, _, memory = placed_run
     models = {ranks: [model.name for model in (*own.trained, *own.frozen)] for ranks, own in memory.by_ranks.items()}
     assert models == {
         (0, 1, 2): ["low actor", "high actor"],
@@ -56,8 +56,8 @@ def test_each_rank_has_the_models_that_are_placed_on_it(placed) -> None:
     assert both.resident_bytes == critics.resident_bytes + sum(model.weight_bytes for model in both.frozen)
 
 
-def test_a_model_needs_what_it_needs_in_a_run_of_as_many_ranks(placed, tmp_path) -> None:
-    _, _, memory = placed
+def test_a_model_needs_what_it_needs_in_a_run_of_as_many_ranks(placed_run, tmp_path) -> None:
+    _, _, memory = placed_run
     three, two = (estimate(small_config(tmp_path, KL)[0], ranks)[1].highest for ranks in (3, 2))
     assert [model.memory for model in memory.by_ranks[0, 1, 2].trained] == [
         m.memory for m in three.trained if m.is_actor
@@ -75,8 +75,8 @@ def test_a_rank_with_a_reference_alone_reads_rows(tmp_path) -> None:
     assert alone.bytes_by_phase["targets"] >= alone.certain_bytes + alone.frozen_scoring_bytes > alone.certain_bytes
 
 
-def test_errors_and_warnings_name_the_ranks(placed) -> None:
-    config, specs, memory = placed
+def test_errors_and_warnings_name_the_ranks(placed_run) -> None:
+    config, specs, memory = placed_run
     least, most = (f([own.certain_bytes for own in memory.by_ranks.values()]) for f in (min, max))
     (worst,) = (ranks for ranks, own in memory.by_ranks.items() if own.certain_bytes == most)
 
@@ -92,8 +92,8 @@ def test_errors_and_warnings_name_the_ranks(placed) -> None:
     assert " on rank" in warning
 
 
-def test_ranks_of_a_machine_share_its_memory(placed) -> None:
-    config, specs, memory = placed
+def test_ranks_of_a_machine_share_its_memory(placed_run) -> None:
+    config, specs, memory = placed_run
     by_rank = [own.certain_bytes for ranks, own in memory.by_ranks.items() for _ in ranks]
     whole = sum(by_rank)
     for room, fits in ((whole + 1, True), (whole - 1, False)):
@@ -101,8 +101,8 @@ def test_ranks_of_a_machine_share_its_memory(placed) -> None:
         assert (memory_error(config, specs, memory, machine) is None) is fits
 
 
-def test_output_has_a_table_for_each_group_of_ranks(placed, capsys) -> None:
-    _, _, memory = placed
+def test_output_has_a_table_for_each_group_of_ranks(placed_run, capsys) -> None:
+    _, _, memory = placed_run
     show_memory(memory, Machine(device="cuda", host_bytes=GIB, gpu_bytes=GIB, ranks=5, ranks_per_device=1))
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[-3:] for line in lines if line.startswith("on ranks")] == [

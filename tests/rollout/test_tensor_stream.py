@@ -1,4 +1,4 @@
-"""Tensors over a connection arrive in another process unchanged; receivers need the token; nobody waits for ever."""
+"""Tensors over a connection arrive in another process unchanged; receivers need the token; waits have a limit."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; softmax and gradient of a chu
 def build_team(
     config: Config, weights: Mapping[str, Path | str], device: torch.device, saved: Path | None = None
 ) -> Team:
-    """Build the models and engines of all agents, in the same order on every rank; each rank those that it holds.
+    """Build the models and engines of all agents, in the same order on every rank; a rank builds those placed on it.
 
     `weights`: initial weights of each actor, by name of the weights. `saved`: a checkpoint that replaces them; the KL
     reference remains the initial model.

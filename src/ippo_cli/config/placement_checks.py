@@ -74,7 +74,7 @@ def has_reward_model(config: Config) -> bool:
 class _Rules:
     config: Config
     placement: Placement
-    settings: Mapping[tuple[str | None, str], str]  # by agent (None: all) and component, those that are named
+    settings: Mapping[tuple[str | None, str], str]  # the settings by agent (None: all) and component
     world_size: int
 
     def find_errors(self) -> Iterator[ConfigError]:
@@ -202,7 +202,7 @@ class _Rules:
         elif rollout.ahead:
             yield ConfigError(
                 setting,
-                f"is not all ranks, and rollout.ahead={rollout.ahead} collects episodes on every rank by itself",
+                f"is not all ranks, and rollout.ahead={rollout.ahead} collects episodes on each rank separately",
                 "use all, or rollout.ahead=0",
             )
 

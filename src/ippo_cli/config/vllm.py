@@ -12,6 +12,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
 from ippo_cli.config.schema import (
     Advantage,
+    AgentConfig,
     Config,
     LoraActorConfig,
     OpenAIServerRolloutConfig,
@@ -49,7 +50,7 @@ def devices_per_server(settings: VllmConfig) -> int:
 
 
 def device_slots(devices: Sequence[int] | None, settings: VllmConfig) -> list[tuple[int, ...]] | None:
-    """The devices of servers in parts for one server each; None without devices of their own.
+    """The devices of servers in parts for one server each; None if no devices are given to servers.
 
     Raises `ConfigError` if the parts are not whole.
     """
@@ -79,6 +80,25 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
         )
     for key in sorted(OWN_ARGUMENTS.keys() & settings.engine_args.keys()):
         yield ConfigError(f"rollout.vllm.engine_args.{key}", "is decided by another key", f"use {OWN_ARGUMENTS[key]}")
+    yield from _check_servers(settings, world_size)
+    if rollout.zero3_gather is Zero3Gather.layer:
+        yield ConfigError(
+            "rollout.zero3_gather=layer",
+            "has no effect with rollout=vllm, which gathers one tensor at a time",
+            "use all",
+        )
+    for name, agent in config.task.agents.items():
+        yield from _check_agent(f"task.agents.{name}: ", name, agent, rollout)
+    if rollout.max_sampler_gap is not None and not rollout.recompute_logprobs:
+        yield ConfigError(
+            f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
+            "needs the trainer's log-probabilities",
+            "use rollout.recompute_logprobs=true, or null",
+        )
+
+
+def _check_servers(settings: VllmConfig, world_size: int) -> Iterator[ConfigError]:
+    """Keys of `rollout.vllm.mode=server`."""
     if settings.url and settings.mode is not VllmMode.server:
         yield ConfigError(
             "rollout.vllm.url", "names servers, which mode=colocate does not use", "set rollout.vllm.mode=server"
@@ -103,51 +123,41 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
             "is not an address of this machine",
             "use HOST or HOST:PORT, such as 10.0.0.5 or 10.0.0.5:29600",
         )
-    if rollout.zero3_gather is Zero3Gather.layer:
+
+
+def _check_agent(where: str, name: str, agent: AgentConfig, rollout: VllmRolloutConfig) -> Iterator[ConfigError]:
+    """An agent's sampling and model."""
+    sampling, actor = agent.rollout, agent.actor
+    if sampling.temperature > 2:
         yield ConfigError(
-            "rollout.zero3_gather=layer",
-            "has no effect with rollout=vllm, which gathers one tensor at a time",
-            "use all",
+            f"{where}rollout.temperature={sampling.temperature}", "is more than vLLM allows", "use at most 2"
         )
-    for name, agent in config.task.agents.items():
-        sampling, actor = agent.rollout, agent.actor
-        where = f"task.agents.{name}: "
-        if sampling.temperature > 2:
-            yield ConfigError(
-                f"{where}rollout.temperature={sampling.temperature}", "is more than vLLM allows", "use at most 2"
-            )
-        if sampling.min_p > 0 and sampling.top_p < 1:
-            yield ConfigError(
-                f"{where}rollout.min_p={sampling.min_p} rollout.top_p={sampling.top_p}",
-                "are applied in another order by vLLM than by rollout=hf",
-                "set rollout.min_p=0 or rollout.top_p=1",
-            )
-        if sampling.min_new_tokens > 0 and sampling.stop_strings:
-            yield ConfigError(
-                f"{where}rollout.min_new_tokens={sampling.min_new_tokens}",
-                "delays stop strings with rollout=vllm, but not with rollout=hf",
-                "set it to 0, or remove rollout.stop_strings",
-            )
-        if sampling.has_filters and not rollout.recompute_logprobs:
-            yield ConfigError(
-                "rollout.recompute_logprobs=false",
-                f"leaves {name} without the policy's log-probabilities: vLLM returns those of filtered tokens",
-                "use true, or no filter (top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
-            )
-        if quantization_args(actor):
-            yield ConfigError(
-                f"{where}actor.model_args",
-                "quantises the base, and vLLM would quantise it differently",
-                "use rollout=hf",
-            )
-        if isinstance(actor, LoraActorConfig) and actor.use_dora:
-            yield ConfigError(f"{where}actor.use_dora=true", "is not supported by vLLM", "use false, or rollout=hf")
-    if rollout.max_sampler_gap is not None and not rollout.recompute_logprobs:
+    if sampling.min_p > 0 and sampling.top_p < 1:
         yield ConfigError(
-            f"rollout.max_sampler_gap={rollout.max_sampler_gap}",
-            "needs the trainer's log-probabilities",
-            "use rollout.recompute_logprobs=true, or null",
+            f"{where}rollout.min_p={sampling.min_p} rollout.top_p={sampling.top_p}",
+            "are applied in another order by vLLM than by rollout=hf",
+            "set rollout.min_p=0 or rollout.top_p=1",
         )
+    if sampling.min_new_tokens > 0 and sampling.stop_strings:
+        yield ConfigError(
+            f"{where}rollout.min_new_tokens={sampling.min_new_tokens}",
+            "delays stop strings with rollout=vllm, but not with rollout=hf",
+            "set it to 0, or remove rollout.stop_strings",
+        )
+    if sampling.has_filters and not rollout.recompute_logprobs:
+        yield ConfigError(
+            "rollout.recompute_logprobs=false",
+            f"leaves {name} without the policy's log-probabilities: vLLM returns those of filtered tokens",
+            "use true, or no filter (top_p, top_k, min_p, repetition_penalty, min_new_tokens)",
+        )
+    if quantization_args(actor):
+        yield ConfigError(
+            f"{where}actor.model_args",
+            "quantises the base, and vLLM would quantise it differently",
+            "use rollout=hf",
+        )
+    if isinstance(actor, LoraActorConfig) and actor.use_dora:
+        yield ConfigError(f"{where}actor.use_dora=true", "is not supported by vLLM", "use false, or rollout=hf")
 
 
 def _is_address(text: str) -> bool:

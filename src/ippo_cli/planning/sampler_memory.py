@@ -72,7 +72,7 @@ def ranks_per_server(config: Config, ranks: int, engine_devices: Sequence[int] |
 
 
 def _find_engines(config: Config, shapes: Mapping[str, AgentShapes]) -> Iterator[str]:
-    """The first agent of each engine: one per policy, or per base of adapters; replays have engines of their own."""
+    """The first agent of each engine: one per policy, or per base of adapters; replays need further engines."""
     seen: set[str] = set()
     holder_of = policy_by_agent(config)
     base_of = {name: base for base, names in agents_by_base(config).items() for name in names}

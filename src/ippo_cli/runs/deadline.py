@@ -38,7 +38,7 @@ class TimeLimit:
 
     @property
     def deadline(self) -> float:
-        """The latest time to stop. An update, or a collection of episodes beside it, that starts just before it still
+        """The latest time to stop. An update, or a concurrent collection of episodes, that starts just before it still
         finishes in time.
         """
         longest_s = max(self._update_s, self._ahead_s)

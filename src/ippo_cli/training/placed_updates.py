@@ -33,7 +33,7 @@ class PlacedUpdates:
     turns: Mapping[str, int]  # by agent, the number of first turns with metrics
     show_phase: Callable[[str], None]
     stats: dict[int, UpdateStats] = field(default_factory=dict)  # by learner; empty on ranks that do not hold it
-    rows: dict[int, LearnerRows] = field(default_factory=dict)  # by learner, those that were shared
+    rows: dict[int, LearnerRows] = field(default_factory=dict)  # by learner: its shared rows
 
     def share_rows(self, learners: Sequence[Learner], targets: Mapping[str, Targets]) -> None:
         """Send the rows of these learners to the ranks that hold them. Collective.

@@ -40,7 +40,7 @@ def build_vllm_generator(
 
 
 class _EngineFactory:
-    """Makes the engines of this process with the same settings, and keeps those that no generator uses."""
+    """Makes the engines of this process with the same settings, and keeps the unused ones."""
 
     def __init__(self, settings: VllmConfig, devices: tuple[int, ...] | None) -> None:
         self._settings, self._devices = settings, devices
@@ -56,7 +56,7 @@ class _EngineFactory:
             return InProcessEngine(model, self._settings, device)
         from ippo_cli.rollout.vllm.shared_server import SharedServerEngine
 
-        # Generators count their engines from 0, and each engine needs a server and a log of its own.
+        # Generators count their engines from 0, and each engine needs a separate server and log.
         number, self._num_servers = self._num_servers, self._num_servers + 1
         folder = self.log_folder or Path(tempfile.gettempdir()) / f"ippo-vllm-{os.getpid()}"
         return SharedServerEngine(

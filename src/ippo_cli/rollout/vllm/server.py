@@ -1,4 +1,4 @@
-"""`rollout.vllm.mode=server`: a vLLM engine in a process of its own, by HTTP."""
+"""`rollout.vllm.mode=server`: a vLLM engine in a separate process, by HTTP."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class ServerEngine:
             if is_new:
                 added = set(self._rpc("ippo_adapters")[0]) - before
                 if len(added) != 1:
-                    self._fail(f"the server did not take the adapter {name} into a slot of its own")
+                    self._fail(f"the server did not take the adapter {name} into a new slot")
                 self._adapters[name] = added.pop()
             self._reset_prefix_cache()
         self._adapter_versions[name] = version
@@ -201,7 +201,7 @@ class ServerEngine:
         return compare_adapter(modules, hashes, workers)
 
     def sleep(self) -> bool:
-        return False  # a server answers to several ranks, and may have a device of its own
+        return False  # a server answers to several ranks, and may run on another device
 
     def close(self) -> None:
         atexit.unregister(self.close)

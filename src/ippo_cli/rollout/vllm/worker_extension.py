@@ -102,7 +102,7 @@ class WorkerExtension:
         model = self._ippo_model()
         finalize_layerwise_reload(model, self.model_runner.vllm_config.model_config)
         self._ippo_is_loading = False
-        pack_layers(model)  # a tied head has no tensor of its own: its packed copy would stay old
+        pack_layers(model)  # a tied head has no separate tensor: its packed copy would stay old
         self.model_runner.reset_lora_state()
 
     def ippo_parameters(self) -> list[str]:
