@@ -26,6 +26,7 @@ from ippo_cli.config.schema import (
     ContextMode,
     CriticKind,
     LoraActorConfig,
+    ProgramConfig,
     ReferenceKind,
     SeparateCriticConfig,
     TinyActorConfig,
@@ -34,6 +35,7 @@ from ippo_cli.config.teams import agents_by_base, agents_by_policy, base_by_poli
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_actor_tokenizer
 from ippo_cli.models.tiny import make_lesson_tokenizer, make_tiny_actor
+from ippo_cli.tasks.dry_run import SupportsActions
 from ippo_cli.tasks.task import Task, make_task_factory
 from ippo_cli.tasks.warm_start import play_lessons, take_examples, warm_start_template
 from ippo_cli.types import Lesson
@@ -66,11 +68,15 @@ def warm_start_lessons(names: Sequence[str], config: Config, task: Task) -> list
     An agent with `rollout.context=last_only` gets one lesson per turn, since it never reads two turns in a row.
     """
     agents = config.task.agents
-    scripted = all(warm_start_template(agent) is not None for agent in agents.values())
+    answers = [warm_start_template(agent) for agent in agents.values()]
+    environment = make_task_factory(config.task)()
+    if not any(answers) and not isinstance(environment, SupportsActions):
+        return []
+    # A program has a process for each episode.
+    scripted = all(answer is not None for answer in answers) and not isinstance(config.task, ProgramConfig)
     # Few examples are replayed several times: the model must not memorise random answers.
     again = cycle(take_examples(task.train, RANDOM_EPISODES))
     examples = take_examples(task.train, WARM_START_EXAMPLES) if scripted else islice(again, RANDOM_EPISODES)
-    environment = make_task_factory(config.task)()
     try:
         played = play_lessons(environment, agents, examples, config.seed)
     finally:

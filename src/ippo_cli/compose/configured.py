@@ -189,9 +189,9 @@ def _check_local_models(config: Config) -> None:
 def _check_split_keys(config: Config, typed: Collection[str]) -> None:
     """Raise `ConfigError` for overrides that change which training rows `task.eval_share` holds out."""
     from ippo_cli.config.errors import ConfigError
-    from ippo_cli.config.schema import JsonlConfig
+    from ippo_cli.config.schema import DataConfig
 
-    if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
+    if not isinstance(config.task, DataConfig) or config.task.eval_share is None:
         return
     for key in sorted(typed):
         if key.startswith(SPLIT_KEYS):
@@ -208,10 +208,10 @@ def _check_unseen_examples(config: Config, folder: Path) -> None:
     from ippo_cli.compose.load import build_config
     from ippo_cli.compose.resume import saved_config
     from ippo_cli.config.errors import ConfigError
-    from ippo_cli.config.schema import JsonlConfig
+    from ippo_cli.config.schema import DataConfig
 
     task, trained = config.task, build_config(saved_config(folder)).task
-    if isinstance(task, JsonlConfig) or isinstance(trained, JsonlConfig):
+    if isinstance(task, DataConfig) or isinstance(trained, DataConfig):
         return
     wanted, held_out = (getattr(owner, "eval_size") for owner in (task, trained))  # noqa: B009 (every generated task's)
     if wanted > held_out:

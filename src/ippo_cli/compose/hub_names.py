@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_hub import check_hub, find_model_keys
 from ippo_cli.config.python_names import is_code_reference
-from ippo_cli.config.schema import Config, Hub, JsonlConfig
+from ippo_cli.config.schema import Config, Hub, has_data
 
 ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 5.0  # timeout of the request that tests hub access
@@ -146,7 +146,7 @@ def _model_hub_names(config: Config) -> Iterator[HubName]:
 def _dataset_hub_names(config: Config, *, training: bool) -> Iterator[HubName]:
     """Yield names of datasets, except file patterns and functions."""
     task = config.task
-    if not isinstance(task, JsonlConfig):
+    if not has_data(task):
         return
     named = {"task.train": task.train} if training or task.eval_share is not None else {}
     named |= {} if task.eval is None else {"task.eval": task.eval}

@@ -12,9 +12,16 @@ import yaml
 from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import ReferenceKind, RunConfig
 
-CODE_KEYS = (".function", "task.protocol", "task.environment", "tracker.callback", "_function")  # path.py:name
+CODE_KEYS = (
+    ".function",
+    "task.protocol",
+    "task.environment",
+    "task.program",
+    "tracker.callback",
+    "_function",
+)  # path.py:name
 PATH_PATTERN = re.compile(
-    r"\+{0,2}(algorithm\.advantage_function|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.protocol|task\.environment"
+    r"\+{0,2}(algorithm\.advantage_function|task\.(train|eval)|reward\.(parts\.\w+\.)?(function|processor)|task\.(protocol|environment|program)"
     r"|task\.(filter|map)|task\.agents\.\w+\.(template|turn_template|answer|warm_start_answer)|tracker\.callback"
     r"|(task\.agents\.\w+\.)?(actor\.(model|adapter|reference|tokenizer)|critic\.(model|warm_start)))"
 )

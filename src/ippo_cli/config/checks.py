@@ -20,6 +20,7 @@ from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
 from ippo_cli.config.model_args import check_model_args
 from ippo_cli.config.placement_checks import check_placement
+from ippo_cli.config.programs import check_program
 from ippo_cli.config.python_names import missing_name_message
 from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
@@ -30,12 +31,13 @@ from ippo_cli.config.schema import (
     Config,
     ContextMode,
     ConversationConfig,
+    DataConfig,
     EnvironmentTaskConfig,
     GymnasiumConfig,
-    JsonlConfig,
     LadderConfig,
     LoraActorConfig,
     PettingzooConfig,
+    ProgramConfig,
     RelayConfig,
     SamplingConfig,
     SignallingConfig,
@@ -219,7 +221,7 @@ def _check_task(task: TaskConfig, *, training: bool) -> Iterator[ConfigError]:
         )
     if isinstance(task, SignallingConfig):
         yield from _check_signalling(task)
-    if isinstance(task, JsonlConfig):
+    if isinstance(task, DataConfig):
         check_data(task, training=training)
 
 
@@ -245,7 +247,7 @@ def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
 def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     where = f"task.agents.{name}"
     check_usable_name(where, name)
-    chat = config.task.chat_template if isinstance(config.task, JsonlConfig) else False
+    chat = config.task.chat_template if isinstance(config.task, DataConfig) else False
     if agent.system is not None and (chat is False or isinstance(agent.actor, TinyActorConfig)):
         raise ConfigError(
             f"{where}.system={agent.system!r}",
@@ -314,6 +316,9 @@ def _check_turns(config: Config) -> None:
     task, history = config.task, config.rollout.context
     if isinstance(task, EnvironmentTaskConfig):
         _check_world(task, history)
+        return
+    if isinstance(task, ProgramConfig):
+        check_program(config, task)
         return
     assert isinstance(task, ConversationConfig)
     if task.protocol.endswith(".py"):

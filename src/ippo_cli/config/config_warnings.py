@@ -26,6 +26,7 @@ from ippo_cli.config.schema import (
     Sandbox,
     SeparateCriticConfig,
     TinyActorConfig,
+    has_data,
 )
 from ippo_cli.config.teams import agents_by_policy
 from ippo_cli.config.text import join_names
@@ -87,7 +88,7 @@ def _rates_above(group: str, rates: Mapping[str, float], agents: Collection[str]
 
 def _few_prompts(settings: WarningInputs) -> str | None:
     rows, prompts = settings.train_rows, settings.batch_sizes.prompts_per_iteration
-    if not isinstance(settings.config.task, JsonlConfig) or rows >= prompts:
+    if not has_data(settings.config.task) or rows >= prompts:
         return None
     return (
         f"an iteration samples {prompts} prompts and the training data has {rows}: prompts are repeated; "
@@ -97,7 +98,7 @@ def _few_prompts(settings: WarningInputs) -> str | None:
 
 def _epoch_count(settings: WarningInputs) -> str | None:
     """Warn about few or many passes over the user's data; generated tasks have a fixed size."""
-    if not isinstance(settings.config.task, JsonlConfig) or settings.config.num_iterations is None:
+    if not has_data(settings.config.task) or settings.config.num_iterations is None:
         return None
     passes = settings.batch_sizes.num_iterations * settings.batch_sizes.prompts_per_iteration / settings.train_rows
     if FEWEST_PASSES <= passes <= MOST_PASSES:
@@ -190,7 +191,7 @@ def _unsafe_sandbox(settings: WarningInputs) -> str | None:
 
 def _same_rows(settings: WarningInputs) -> str | None:
     task = settings.config.task
-    if not isinstance(task, JsonlConfig) or task.eval_share is not None:
+    if not has_data(task) or task.eval_share is not None:
         return None
     both = [source for source in _unsplit_sources(task.eval) if source in _unsplit_sources(task.train)]
     if not both:
@@ -204,7 +205,7 @@ def _same_rows(settings: WarningInputs) -> str | None:
 def _unread_split(settings: WarningInputs) -> str | None:
     """Warn about a split of a source without splits, such as a file."""
     task = settings.config.task
-    if not isinstance(task, JsonlConfig):
+    if not has_data(task):
         return None
     for key in ("train", "eval"):
         split = getattr(task, f"{key}_split")
@@ -271,7 +272,7 @@ def _sizes_beyond_data(settings: WarningInputs) -> str | None:
     task, held_out = settings.config.task, settings.held_out_rows
     if (line := eval_size_warning(settings.config, held_out)) is not None:
         return line
-    if isinstance(task, JsonlConfig):
+    if has_data(task):
         for key, available in (("train_size", settings.train_rows), ("eval_size", held_out)):
             size = getattr(task, key)
             if size is not None and available is not None and size > available:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.python_names import is_code_reference, is_function_path
-from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.config.schema import DataConfig, has_seed_examples
 
 CHAT_TEMPLATES = ("auto", True, False)
 MIX_RESOLUTION = 1000  # prompts over which the weights of sources hold; the smallest possible weight is 1 of these
@@ -32,7 +32,7 @@ def has_splits(source: str) -> bool:
     return not (is_code_reference(source) or is_pattern(source) or Path(source).is_file())
 
 
-def check_data(task: JsonlConfig, *, training: bool) -> None:
+def check_data(task: DataConfig, *, training: bool) -> None:
     """Raise `ConfigError` for the first broken rule; `training=False` ignores training data."""
     if task.chat_template not in CHAT_TEMPLATES:
         raise ConfigError(f"task.chat_template={task.chat_template}", "is not known", "use auto, true or false")
@@ -42,6 +42,8 @@ def check_data(task: JsonlConfig, *, training: bool) -> None:
             "both define the held-out rows",
             "set task.eval=null, or remove task.eval_share",
         )
+    if has_seed_examples(task):
+        return
     divided = task.eval_share is not None
     for key in ("train",) if divided else ("train", "eval") if training else ("eval",):
         _check_source(key, getattr(task, key))
@@ -75,7 +77,7 @@ def _check_source(key: str, listed: Any) -> None:
         )
 
 
-def _check_weights(task: JsonlConfig) -> None:
+def _check_weights(task: DataConfig) -> None:
     weights = task.weights
     if weights is None:
         return
@@ -104,7 +106,7 @@ def _check_weights(task: JsonlConfig) -> None:
         )
 
 
-def _check_streaming(task: JsonlConfig, *, training: bool) -> None:
+def _check_streaming(task: DataConfig, *, training: bool) -> None:
     if task.eval_share is not None:
         raise ConfigError(
             "task.streaming=true",

@@ -9,7 +9,7 @@ from ippo_cli.config.checks import constrained_leaves
 from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.marked_keys import schema_keys, wildcard_key
 from ippo_cli.config.marks import Mark
-from ippo_cli.config.schema import Config, JsonlConfig
+from ippo_cli.config.schema import Config, DataConfig
 
 SEARCH_PATH = "hydra.searchpath"
 EXPERIMENT = "experiment"
@@ -54,9 +54,9 @@ def check_comparable_runs(first: str, config: Config, run: str, other: Config) -
 
 def _check_same_split(first: str, config: Config, run: str, other: Config) -> None:
     """Raise `ConfigError` if held-out rows of one run may be training rows of the other."""
-    if not isinstance(config.task, JsonlConfig) or config.task.eval_share is None:
+    if not isinstance(config.task, DataConfig) or config.task.eval_share is None:
         return
-    assert isinstance(other.task, JsonlConfig)
+    assert isinstance(other.task, DataConfig)
     sides = [
         {"seed": run_config.seed, "task.train": task.train, "task.train_split": task.train_split}
         for run_config, task in ((config, config.task), (other, other.task))

@@ -32,8 +32,10 @@ from ippo_cli.config.schema import (
     MixRewardConfig,
     NumberRewardConfig,
     Processor,
+    ProgramConfig,
     RewardConfig,
     Sandbox,
+    has_seed_examples,
 )
 
 SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local on a disposable machine"
@@ -207,15 +209,15 @@ def _check_reward_batches(config: Config) -> None:
 def _check_reward_of_task(config: Config, where: str) -> None:
     """Check the requirements of a reward on the task."""
     reward = config.reward
-    is_environment = isinstance(config.task, EnvironmentTaskConfig)
+    is_environment = isinstance(config.task, EnvironmentTaskConfig | ProgramConfig)
     own_protocol = isinstance(config.task, ConversationConfig) and config.task.protocol not in PROTOCOLS
     if isinstance(reward, EnvironmentRewardConfig) and not (is_environment or own_protocol):
         raise ConfigError(
             f"{where}.kind=environment",
-            f"needs an environment or your own protocol, and task.kind={config.task.kind} has neither",
-            "use task=gymnasium, pettingzoo, reasoning_gym or environment, or another reward",
+            f"needs an environment, a program or your own protocol, and task.kind={config.task.kind} has none",
+            "use task=gymnasium, pettingzoo, reasoning_gym, environment or program, or another reward",
         )
-    if isinstance(reward, EXAMPLE_REWARDS) and is_environment:
+    if isinstance(reward, EXAMPLE_REWARDS) and has_seed_examples(config.task):
         raise ConfigError(
             f"{where}.kind={reward.kind}",
             f"compares responses with examples, and examples of task.kind={config.task.kind} are seeds",

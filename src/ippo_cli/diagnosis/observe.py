@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.data import has_splits
-from ippo_cli.config.schema import ActorKind, Config, JsonlConfig
+from ippo_cli.config.schema import ActorKind, Config, has_data
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.diagnosis.finding import Observations
 from ippo_cli.runs.folder import list_checkpoints
@@ -46,7 +46,7 @@ def count_examples(config: Config, part: str) -> int | None:
     """Rows of the `train` or `eval` data; None if they are not in local files."""
     task = config.task
     size = getattr(task, f"{part}_size", None)
-    if not isinstance(task, JsonlConfig):
+    if not has_data(task):
         return size
     if part == "eval" and task.eval_share is not None:
         whole = _count_rows(task.train)

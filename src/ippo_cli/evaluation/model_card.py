@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.config.schema import Config, JsonlConfig, LoraActorConfig
+from ippo_cli.config.schema import Config, DataConfig, LoraActorConfig
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 from ippo_cli.runs.metric_names import present_metric_name
@@ -69,7 +69,7 @@ def _hub_header(config: Config, agent: str, *, merged: bool) -> str:
     lines = ["---", f"library_name: {'transformers' if merged else 'peft'}", "pipeline_tag: text-generation"]
     if source is not None and HUB_ID.fullmatch(str(source)) and not Path(str(source)).exists():
         lines.append(f"base_model: {source}")
-    data = [config.task.train] if isinstance(config.task, JsonlConfig) else []
+    data = [config.task.train] if isinstance(config.task, DataConfig) else []
     datasets = [name for name in data if isinstance(name, str) and HUB_ID.fullmatch(name) and not Path(name).exists()]
     lines += ["datasets:", *(f"- {name}" for name in datasets)] if datasets else []
     lines += ["tags:", "- reinforcement-learning", "- ppo", *(["- multi-agent"] if len(config.task.agents) > 1 else [])]
@@ -106,7 +106,7 @@ def _sampling_section(config: Config, agent: str, *, merged: bool) -> str:
 
 
 def _has_chat_template(config: Config) -> bool:
-    return isinstance(config.task, JsonlConfig) and config.task.chat_template is not False
+    return isinstance(config.task, DataConfig) and config.task.chat_template is not False
 
 
 def _prompt_lines(config: Config, agent: str) -> Iterator[str]:

@@ -12,7 +12,7 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.placement import format_ranks, read_placement
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig
+from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig, ProgramConfig
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.config.vllm import collects_ahead
@@ -283,11 +283,11 @@ def _show_episodes(config: Config, specs: ModelSpecs) -> None:
     """Print turns and context per agent; nothing if all agents act once, in parallel."""
     if _is_single_turn(config, specs):
         return
-    is_environment = isinstance(config.task, EnvironmentTaskConfig)
+    is_environment = isinstance(config.task, EnvironmentTaskConfig | ProgramConfig)
     parts = [f"task={config.task.kind}"]
     if isinstance(config.task, ConversationConfig):
         parts.append(f"protocol {config.task.protocol}")
-    for key in ("env_id", "dataset", "environment"):
+    for key in ("env_id", "dataset", "environment", "program", "command"):
         if (value := getattr(config.task, key, None)) is not None:
             parts.append(str(value))
     for name, shapes in specs.shapes.items():
@@ -295,7 +295,7 @@ def _show_episodes(config: Config, specs: ModelSpecs) -> None:
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
         )
-    if isinstance(config.task, EnvironmentTaskConfig):
+    if isinstance(config.task, EnvironmentTaskConfig | ProgramConfig):
         parts.append(f"{config.task.num_workers} workers")
     _print_labelled("episodes", ", ".join(parts))
     for name, shapes in specs.shapes.items():

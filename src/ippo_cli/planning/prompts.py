@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ippo_cli.config.batch_sizes import BatchSizes
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config, JsonlConfig, OverlongPrompts
+from ippo_cli.config.schema import Config, JsonlConfig, OverlongPrompts, ProgramConfig
 from ippo_cli.planning.episode_length import length_warnings
 from ippo_cli.planning.model_specs import ModelSpecs
 from ippo_cli.tasks.conversation import PromptFormat, check_prompt_lengths, fitting_rows, prompt_formats
@@ -64,8 +64,8 @@ def build_prompt_formats(
     Checks all examples if first prompts depend on the example only, else those of the dry run.
     """
     formats = prompt_formats(config.task, config.rollout, specs.tokenizers)
-    for name in multi_turn_agents(config.task):
-        formats[name].check_history_continues()
+    for name in () if isinstance(config.task, ProgramConfig) else multi_turn_agents(config.task):
+        formats[name].check_history_continues()  # a program's messages may always begin a new sequence
 
     def message(agent: str, example: Example) -> str:
         return first_message(agent, config.task.agents[agent], example)

@@ -12,8 +12,10 @@ from ippo_cli.engine import distributed
 from ippo_cli.rollout.episode_state import EpisodeState
 from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.threads import TaskThreads, map_in_threads
+from ippo_cli.tasks.call_history import append_call
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.model_call import ModelCall
 from ippo_cli.types import Batch, Completion, Episode
 
 OnEpisodes = Callable[[list[int], list[Episode]], None]  # positions in the batch, and their episodes
@@ -63,7 +65,7 @@ def collect(
 def start_states(batch: Batch, formats: Mapping[str, PromptFormat]) -> list[EpisodeState]:
     """The states of a batch's episodes, before their environments are reset."""
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
-    return [EpisodeState(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
+    return [EpisodeState(place, example, index, formats) for place, (example, index) in enumerate(rows)]
 
 
 def _play_in_turns(
@@ -82,7 +84,7 @@ def _play_in_turns(
         with environments.measure_time():
             map_in_threads(states, lambda state: state.reset(environments, draws), environments.workers, poll)
         _update_prompts(states, formats, limits)
-    while distributed.any_rank(any(state.pending_agents for state in states)):
+    while distributed.any_rank(any(state.is_waiting for state in states)):
         for agents in generator.batch_groups(formats):
             pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
             if not distributed.any_rank(bool(pending)):
@@ -140,6 +142,9 @@ def play_independently(
             for state in updated:
                 for agent in state.pending_agents:
                     in_flight[generator.submit(state.request(agent), draws)] = state, agent
+                if state.has_all_actions:  # all requests were refused
+                    with environments.measure_time():
+                        work.submit(state, state.step)
             finished += sum(state.is_over for state in updated)
             if streaming is not None:
                 streaming.emit_finished(updated)
@@ -203,6 +208,10 @@ def _update_prompts(
     updated = [state for state in states if state.observations]
     for agent, prompt_format in formats.items():
         reading = [state for state in updated if agent in state.observations]
+        calls = [state for state in reading if isinstance(state.observations[agent], ModelCall)]
+        for state in calls:
+            _append_call(state, agent, prompt_format)
+        reading = [state for state in reading if state not in calls] if calls else reading
         later = [state for state in reading if agent in state.conversations]
         first = [state for state in reading if agent not in state.conversations]
         if later:
@@ -222,12 +231,22 @@ def _update_prompts(
         state.await_actions(room)
 
 
+def _append_call(state: EpisodeState, agent: str, prompt_format: PromptFormat) -> None:
+    call, known = state.observations[agent], state.conversations.get(agent)
+    assert isinstance(call, ModelCall)
+    has_acted = any(turn.agent == agent for turn in state.turns)
+    completion = state.last_completion(agent) if has_acted else None
+    state.conversations[agent] = append_call(prompt_format, known, completion, call)
+
+
 def _prompt_error(
     one: EpisodeState, formats: Mapping[str, PromptFormat], limits: Mapping[str, int]
 ) -> Exception | None:
     """Return an error if an episode's first prompts are unusable; it fails only that episode."""
     for agent in () if one.is_over else one.observations:
         conversation = one.conversations[agent]
+        if isinstance(one.observations[agent], ModelCall):  # refused, and the program continues
+            continue
         if one.turns and conversation.ids:  # a later prompt that is too long truncates the episode
             continue
         try:

@@ -41,6 +41,8 @@ def decode(
     uniforms: Tensor | None,
     batch_size: int,
     context_limit: int,
+    max_new_tokens: Sequence[int] | None = None,
+    stop_strings: Sequence[tuple[str, ...]] | None = None,
     poll: Poll | None = None,
     on_finished: OnRowsFinished | None = None,
     any_rank: AnyRank | None = None,
@@ -55,6 +57,9 @@ def decode(
     only by rounding, which in bf16 occasionally selects another token. `uniforms` is `[B, >= max_new_tokens]`, or
     `None` for greedy decoding. A row also ends, unfinished, when prompt and response reach `context_limit` tokens; a
     prompt of that length gets an empty response. Equal prompts are prefilled once if their rows start together.
+
+    `max_new_tokens` and `stop_strings` are those of each row: a limit below that of `sampling`, and stop strings beside
+    its own.
 
     With `prefixes` every finished row is stored under its key of `keys`, and a later prompt of the same key reads only
     the tokens after the stored ones. This changes samples only by rounding; models that do not support it read every
@@ -76,8 +81,10 @@ def decode(
     if len(lengths) and lengths.min() == 0:
         raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a prompt needs at least one")
     limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
+    if max_new_tokens is not None:
+        limits = np.minimum(limits, max_new_tokens)
     device = next(model.parameters()).device
-    state = DecodeState(ids, limits, sampling, uniforms, stop_ids(model, tokenizer), tokenizer, device)
+    state = DecodeState(ids, limits, sampling, uniforms, stop_ids(model, tokenizer), stop_strings, tokenizer, device)
     runner, rows = model_runner_for(model), np.flatnonzero(limits > 0)
     turns = None
     if prefixes is not None:

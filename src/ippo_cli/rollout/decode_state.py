@@ -27,6 +27,7 @@ class DecodeState:
         sampling: Sampling,
         uniforms: Tensor | None,
         stop_ids: tuple[int, ...],
+        stop_strings: Sequence[tuple[str, ...]] | None,
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
     ) -> None:
@@ -49,8 +50,11 @@ class DecodeState:
         self._stop_ids, self._tokenizer = stop_ids, tokenizer
         self._stops: Tensor | None = None  # [V] bool
         self._seen: Tensor | None = None  # [live rows, V] bool
+        self._stop_strings = [(*sampling.stop_strings, *own) for own in stop_strings or [()] * len(limits)]  # by row
+        every = {text for texts in self._stop_strings for text in texts}
         # Enough tokens for any stop string at one byte per token, plus some that decode to nothing.
-        self._tail = 8 + max((len(text.encode()) for text in sampling.stop_strings), default=0)
+        self._tail = 8 + max((len(text.encode()) for text in every), default=0)
+        self._has_stop_strings = bool(every)
 
     def record(self, logits: Tensor, joining: np.ndarray) -> np.ndarray:
         """Sample one token for each live row and for joining rows; return the rows that continue, `[n]` bool."""
@@ -67,7 +71,7 @@ class DecodeState:
         self.lengths[self.rows] += 1
         assert self._stops is not None
         ended = self._stops[choice.tokens].cpu().numpy()
-        if self._sampling.stop_strings:
+        if self._has_stop_strings:
             ended = ended | self._ends_with_stop_string()
         self.finished[self.rows] = ended
         self._flat = self._flat + 1
@@ -143,7 +147,8 @@ class DecodeState:
         ages = self.lengths[self.rows].tolist()
         newest = [tail[max(0, self._tail - age) :] for tail, age in zip(tails.tolist(), ages, strict=True)]
         texts = self._decode(newest, special=True)
-        return np.array([any(stop in text for stop in self._sampling.stop_strings) for text in texts], dtype=bool)
+        stops = [self._stop_strings[row] for row in self.rows.tolist()]
+        return np.array([any(stop in text for stop in own) for own, text in zip(stops, texts, strict=True)], dtype=bool)
 
     def _decode(self, responses: list[list[int]], *, special: bool) -> list[str]:
         """Decode responses, with or without `special` tokens, without clean-up."""

@@ -31,6 +31,7 @@ from ippo_cli.rollout.generator import (
     make_sampling,
 )
 from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.sampling import Sampling
 from ippo_cli.types import Completion
 
 MAX_NAMES = 3  # tensors that an error names
@@ -166,7 +167,7 @@ class EngineGenerator:
 
     def submit(self, request: Request, draws: SamplingStream) -> int:
         """Accept a request, and return its key. Not collective."""
-        sampling = replace(self._sampling[request.agent], greedy=draws.greedy)
+        sampling = self._request_sampling(request, draws)
         key, self._next_key = self._next_key, self._next_key + 1
         room = self.context_limit(request.agent) - len(request.prompt)
         self._pending[key] = request
@@ -184,6 +185,16 @@ class EngineGenerator:
             )
         )
         return key
+
+    def _request_sampling(self, request: Request, draws: SamplingStream) -> Sampling:
+        """The agent's settings with the request's own limits."""
+        sampling = self._sampling[request.agent]
+        return replace(
+            sampling,
+            greedy=draws.greedy,
+            max_new_tokens=min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens),
+            stop_strings=(*sampling.stop_strings, *request.stop_strings),
+        )
 
     def step(self) -> list[tuple[int, Completion]]:
         """Advance all requests; the keys and completions of those that ended. Not collective."""
@@ -294,13 +305,14 @@ class EngineGenerator:
     def _complete(self, output: EngineOutput) -> Completion:
         """The completion of an ended request."""
         request = self._pending.pop(output.key)
-        sampling, tokenizer = self._sampling[request.agent], self._policies[request.agent].tokenizer
-        length = _length_to_stop_string(output.ids, sampling.stop_strings, tokenizer)
+        stop_strings = (*self._sampling[request.agent].stop_strings, *request.stop_strings)
+        tokenizer = self._policies[request.agent].tokenizer
+        length = _length_to_stop_string(output.ids, stop_strings, tokenizer)
         ids, logprobs = output.ids[:length], torch.tensor(output.logprobs[:length], dtype=torch.float32)
         if not torch.isfinite(logprobs).all():
             raise NonFiniteError(f"{request.agent}: the engine's log-probabilities are not finite numbers")
         stops = self._stop_ids[request.agent]
-        finished = bool(ids) and (ids[-1] in stops or _contains_stop_string(ids, sampling.stop_strings, tokenizer))
+        finished = bool(ids) and (ids[-1] in stops or _contains_stop_string(ids, stop_strings, tokenizer))
         text = str(
             tokenizer.decode(
                 ids, skip_special_tokens=True, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
@@ -360,8 +372,8 @@ class _HashedWeights:
 
 
 def request_seed(draws: SamplingStream, request: Request) -> int:
-    """The seed of a request, below 2**63: a function of (seed, purpose, agent, index, turn)."""
-    name = f"{draws.seed}/{draws.purpose}/{request.agent}/{request.index}/{request.turn}"
+    """The seed of a request, below 2**63: a function of (seed, purpose, agent, index, turn or seed of the request)."""
+    name = f"{draws.seed}/{draws.purpose}/{request.agent}/{request.index}{request.stream or '/0'}"
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ippo_cli.rewards.retry import as_failure
 from ippo_cli.rollout.generator import Request, SamplingStream
-from ippo_cli.tasks.conversation import Conversation
+from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
+from ippo_cli.tasks.model_call import ModelCall
 from ippo_cli.types import Completion, Episode, Example, Turn
 
 MAX_STEPS = 10_000
@@ -24,7 +25,7 @@ class EpisodeState:
     place: int  # position among this rank's episodes
     example: Example
     index: int
-    agents: Collection[str]  # agents that may receive observations
+    formats: Mapping[str, PromptFormat]  # of the agents that may receive observations
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
     observations: Mapping[str, str] = field(default_factory=dict)  # observations that are in no prompt yet
@@ -46,6 +47,11 @@ class EpisodeState:
         return ended or bool(self.truncation) or self.failure is not None
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether agents have to act, or the environment has to take a step."""
+        return bool(self.pending_agents or self.actions)
+
+    @property
     def has_all_actions(self) -> bool:
         """Whether all pending agents have acted."""
         return bool(self.actions) and not self.pending_agents
@@ -65,8 +71,16 @@ class EpisodeState:
     def request(self, agent: str) -> Request:
         """The generation request of an agent."""
         turn = sum(turn.agent == agent for turn in self.turns)
-        prompt = self.conversations[agent].ids
-        return Request(agent=agent, prompt=prompt, episode=self.place, index=self.index, turn=turn)
+        prompt, observation = self.conversations[agent].ids, self.pending_agents[agent]
+        request = Request(agent=agent, prompt=prompt, episode=self.place, index=self.index, turn=turn)
+        if not isinstance(observation, ModelCall):
+            return request
+        return replace(
+            request,
+            max_new_tokens=observation.max_new_tokens,
+            stop_strings=observation.stop_strings,
+            seed=observation.seed,
+        )
 
     def add_completion(self, agent: str, completion: Completion) -> None:
         """Accept an agent's completion; a completion already accepted during decoding is ignored."""
@@ -80,7 +94,8 @@ class EpisodeState:
             completion=completion,
         )
         self.turns.append(turn)
-        self.actions[agent] = Action(completion.text, completion.finished)
+        tokenizer = self.formats[agent].tokenizer
+        self.actions[agent] = Action(completion.text, completion.finished, turn=turn, tokenizer=tokenizer)
 
     def step(self) -> None:
         """Step the environment; an exception fails the episode."""
@@ -116,15 +131,24 @@ class EpisodeState:
         self.failure, self.observations = error, {}
 
     def await_actions(self, room: Mapping[str, int]) -> None:
-        """Make agents with new observations pending; truncate the episode if a prompt is not below its `room`."""
+        """Make agents with new observations pending; truncate the episode if a prompt is not below its `room`.
+
+        A program's request without a prompt or room is refused, and the program goes on.
+        """
         prompts = {agent: self.conversations[agent].ids for agent in self.observations}
         fits = {agent: 0 < len(ids) < room[agent] for agent, ids in prompts.items()}
+        for agent in [agent for agent, call in self.observations.items() if isinstance(call, ModelCall)]:
+            conversation = self.conversations[agent]
+            if not self.is_over and not fits[agent]:
+                conversation.error = conversation.error or _describe_length(len(prompts[agent]), room[agent])
+                self.actions[agent] = Action("", refusal=conversation.error)
+                del prompts[agent], fits[agent]
         if not self.is_over and not all(fits.values()):
             self.truncation = "context"
         if self.is_over:
             self.final = {agent: list(ids) for agent, ids in prompts.items() if fits[agent]}
         else:
-            self.pending_agents = dict(self.observations)
+            self.pending_agents = {agent: self.observations[agent] for agent in fits}
         self.observations = {}
 
     def release(self, environments: EnvironmentPool) -> None:
@@ -163,15 +187,21 @@ class EpisodeState:
 
     def _check_observations(self, observations: Mapping[str, str]) -> dict[str, str]:
         for agent, text in observations.items():
-            if agent not in self.agents:
+            if agent not in self.formats:
                 raise ValueError(
-                    f"the environment returns an observation for {agent!r}; agents are {' '.join(self.agents)}"
+                    f"the environment returns an observation for {agent!r}; agents are {' '.join(self.formats)}"
                 )
             if not isinstance(text, str):
                 raise TypeError(
                     f"the environment returned {text!r:.60} as the observation of {agent}; it must be a string"
                 )
         return dict(observations)
+
+
+def _describe_length(tokens: int, room: int) -> str:
+    if not tokens:
+        return "the messages have no token"
+    return f"the messages have {tokens} tokens, and the context has {room - 1} before the response"
 
 
 def environment_seed(draws: SamplingStream, index: int) -> int:

@@ -35,13 +35,23 @@ SYNCHRONIZED_ERRORS: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt to complete. The sample depends only on (seed, purpose, agent, index, turn)."""
+    """A prompt to complete. The sample depends only on (seed, purpose, agent, index, turn or seed of the request)."""
 
     agent: str
     prompt: list[int]
     episode: int  # position of its episode on this rank: later requests of one episode reuse its cache
     index: int  # global sample index
     turn: int  # turn number of the agent in its episode, from 0
+    max_new_tokens: int | None = None  # if less than the agent's setting
+    stop_strings: tuple[str, ...] = ()  # in addition to the agent's
+    seed: int | None = None  # selects the random numbers in place of the turn
+
+    @property
+    def stream(self) -> str:
+        """The name of its random numbers among those of the agent's sample; empty for the first turn."""
+        if self.seed is not None:
+            return f"/seed/{self.seed}"
+        return f"/{self.turn}" if self.turn else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +65,10 @@ class SamplingStream:
     def uniforms(self, requests: Sequence[Request], width: int) -> Tensor:
         """Numbers in [0, 1), `[len(requests), width]`."""
         numbers = torch.empty(len(requests), width, dtype=torch.float64)
-        for agent, turn in sorted({(request.agent, request.turn) for request in requests}):
-            places = [place for place, request in enumerate(requests) if (request.agent, request.turn) == (agent, turn)]
-            stream = f"{self.purpose}/{agent}" + (f"/{turn}" if turn else "")
+        places_by_stream: dict[str, list[int]] = {}
+        for place, request in enumerate(requests):
+            places_by_stream.setdefault(f"{self.purpose}/{request.agent}{request.stream}", []).append(place)
+        for stream, places in places_by_stream.items():
             index = torch.tensor([requests[place].index for place in places], dtype=torch.long)
             numbers[places] = uniforms(self.seed, stream, index, width)
         return numbers
@@ -220,6 +231,8 @@ class HfGenerator:
                     [request.prompt for request in requests],
                     sampling,
                     uniforms=numbers,
+                    max_new_tokens=[request.max_new_tokens or sampling.max_new_tokens for request in requests],
+                    stop_strings=[request.stop_strings for request in requests],
                     batch_size=self._config.decode_batch_size,
                     context_limit=self.context_limit(agents[0]),
                     poll=report_progress if meeting is None else meeting.poll,

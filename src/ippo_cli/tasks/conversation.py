@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import JsonlConfig, RolloutConfig, TaskConfig
+from ippo_cli.config.schema import DataConfig, RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
@@ -34,6 +35,7 @@ class Conversation:
     text: str  # the next prompt
     ids: list[int]  # token ids of the next prompt; earlier responses keep their sampled ids
     detached: bool = False  # whether the prompt does not extend the previous prompt and response
+    error: str = ""  # why a request of a program has no prompt
 
 
 class PromptFormat:
@@ -81,7 +83,7 @@ class PromptFormat:
         texts = [self._render_messages(messages) for messages in first_messages]
         return [
             Conversation(messages=messages, text=text, ids=ids)
-            for messages, text, ids in zip(first_messages, texts, self._tokenize(texts), strict=True)
+            for messages, text, ids in zip(first_messages, texts, self.tokenize_prompts(texts), strict=True)
         ]
 
     def extend(
@@ -108,11 +110,11 @@ class PromptFormat:
                 rewritten.append(conversation)
             else:
                 bridges.append((conversation, completion, bridge))
-        stops = [self._stop_token(completion) for _, completion, _ in bridges]
+        stops = [self.stop_token(completion) for _, completion, _ in bridges]
         ids = self.control.bridge_ids([(stop, bridge) for stop, (_, _, bridge) in zip(stops, bridges, strict=True)])
         for (conversation, completion, _), between in zip(bridges, ids, strict=True):
             conversation.ids = [*conversation.ids, *completion.ids.tolist(), *between]
-        fresh = self._tokenize([conversation.text for conversation in rewritten])
+        fresh = self.tokenize_prompts([conversation.text for conversation in rewritten])
         for conversation, whole in zip(rewritten, fresh, strict=True):
             conversation.ids = whole
 
@@ -140,17 +142,35 @@ class PromptFormat:
         observation = user["content"]
         conversation.messages += [{"role": "assistant", "content": answer}, user]
         if not self.uses_chat_template:
-            conversation.text = before + answer + self._stop_token(completion) + observation
+            conversation.text = before + answer + self.stop_token(completion) + observation
             return observation
         conversation.text = now = self._render_messages(conversation.messages)
+        bridge = self.find_bridge(before, now, completion)
+        if bridge is None:
+            self._check_rewrite_allowed(before + answer if now.startswith(before) else before, now)
+        return bridge
+
+    def find_bridge(self, before: str, now: str, completion: Completion) -> str | None:
+        """The text of the prompt `now` after the prompt `before`, a completion and its stop token; None if `now` does
+        not continue them.
+        """
         if not now.startswith(before):
-            return self._check_rewrite_allowed(before, now)
+            return None
         rest = now[len(before) :]
         # Some templates strip whitespace from responses.
-        rendered = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
-        if rendered is None:
-            return self._check_rewrite_allowed(before + answer, now)
-        return rest[len(rendered) :].removeprefix(self._stop_token(completion))
+        rendered = next((form for form in _strip_variants(completion.text) if rest.startswith(form)), None)
+        return None if rendered is None else rest[len(rendered) :].removeprefix(self.stop_token(completion))
+
+    def find_bridge_after(self, whole: str, now: str, completion: Completion) -> str | None:
+        """The text of the prompt `now` after `whole`, which ends in a response in the template's own form; None if
+        `now` does not continue it, or the response's end cannot be found.
+        """
+        stop = self.stop_token(completion)
+        end = stop or str(self.tokenizer.eos_token or "")
+        head, found, tail = whole.rpartition(end) if end else ("", "", "")
+        if not now.startswith(whole) or not found or tail.strip() or not head:
+            return None
+        return (tail if stop else end + tail) + now[len(whole) :]
 
     def _check_rewrite_allowed(self, expected: str, now: str) -> None:
         """Raise `ConfigError` if the history setting requires an unchanged history."""
@@ -166,7 +186,7 @@ class PromptFormat:
             "use rollout.context=retokenize, which trains each turn on the prompt that was used to sample it",
         )
 
-    def _stop_token(self, completion: Completion) -> str:
+    def stop_token(self, completion: Completion) -> str:
         """The special token at the end of a completion; empty if it was truncated or ended by a stop string."""
         if not completion.finished or not len(completion.ids):
             return ""
@@ -190,7 +210,7 @@ class PromptFormat:
 
     def prompt_ids(self, observation: str) -> list[int]:
         """The token ids of the first prompt for an observation."""
-        return self._tokenize([self._text(observation)])[0]
+        return self.tokenize_prompts([self._text(observation)])[0]
 
     def has_hidden_tokens(self, observation: str) -> bool:
         """Whether a prompt's ids differ from its visible text: added special tokens, or control tokens in content."""
@@ -246,7 +266,7 @@ class PromptFormat:
             for row, message in rows
             if isinstance(message, MessagesText) or not 0 < len(message.encode()) <= limit
         ]
-        ids = self._tokenize([text for _, text in suspects])
+        ids = self.tokenize_prompts([text for _, text in suspects])
         return [(row, text, length) for (row, text), length in zip(suspects, map(len, ids), strict=True)]
 
     def _first_messages(self, observation: str) -> list[Message]:
@@ -296,7 +316,25 @@ class PromptFormat:
             setting = f"task.agents.{self.agent}.system={self.system!r}"
             raise ConfigError(setting, rule, "set it to null and put its text into the template") from error
 
-    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+    def render_chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, is_prompt: bool = True
+    ) -> str:
+        """The messages of a program's request as text; `is_prompt`: up to the beginning of the response.
+
+        Raises what the chat template raises.
+        """
+        if not self.uses_chat_template:
+            return "".join(message["content"] for message in messages)
+        return str(
+            self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages],
+                tools=list(tools) or None,
+                tokenize=False,
+                add_generation_prompt=is_prompt,
+            )
+        )
+
+    def tokenize_prompts(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of prompts. Chat templates contain their special tokens; otherwise the tokenizer's prefix is added,
         but not its suffix: an end token does not belong into a prompt."""
         ids = self.control.token_ids(texts)
@@ -330,7 +368,7 @@ def prompt_formats(
     task: TaskConfig, rollout: RolloutConfig, tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> dict[str, PromptFormat]:
     """Return every agent's format. Raises `ConfigError` if a chat template or system message cannot be used."""
-    chat = task.chat_template if isinstance(task, JsonlConfig) else False
+    chat = task.chat_template if isinstance(task, DataConfig) else False
     return {
         name: PromptFormat(
             name,

@@ -11,9 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from ippo_cli.types import Example
+from ippo_cli.types import Example, Turn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,9 @@ class Action:
 
     text: str
     finished: bool = True  # False: truncated at a token limit
+    turn: Turn | None = None  # prompt and sampled tokens; None for answers that no model generated
+    tokenizer: PreTrainedTokenizerBase | None = None  # of the agent
+    refusal: str = ""  # why there is no response to a request of a program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

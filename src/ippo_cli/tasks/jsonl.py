@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ippo_cli.config.errors import ConfigError, PreflightError
-from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.config.schema import DataConfig
 from ippo_cli.tasks.json_types import PlainTable
 from ippo_cli.tasks.messages import is_messages
 from ippo_cli.tasks.rows import ExampleRows, JoinedRows, RowPreparation, identity, take_rows
@@ -18,7 +18,7 @@ from ippo_cli.types import Example
 from ippo_cli.user_code.templates import NullField, is_jinja, is_missing
 
 
-def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
+def jsonl_examples(config: DataConfig, seed: int) -> tuple[Sequence[Example], Sequence[Example]]:
     """Return training and held-out rows in file order; the example schedule shuffles them."""
     if config.eval_share is None:
         return _load_part(config, "train"), held_out_rows(config)
@@ -28,7 +28,7 @@ def jsonl_examples(config: JsonlConfig, seed: int) -> tuple[Sequence[Example], S
     return train, _limit_rows(rows.without_weights(), held_out, config.eval_size)
 
 
-def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
+def held_out_rows(config: DataConfig, seed: int = 0) -> Sequence[Example]:
     """Return only the held-out rows."""
     if config.eval_share is None:
         return _load_part(config, "eval")
@@ -36,7 +36,7 @@ def held_out_rows(config: JsonlConfig, seed: int = 0) -> Sequence[Example]:
     return _limit_rows(rows.without_weights(), held_out, config.eval_size)
 
 
-def _split_train_eval(config: JsonlConfig, seed: int) -> tuple[JoinedRows, list[int], list[int]]:
+def _split_train_eval(config: DataConfig, seed: int) -> tuple[JoinedRows, list[int], list[int]]:
     """Return the rows of `task.train` and a seeded random split into training and held-out indices."""
     rows = _load_part(config, "train", whole=True)
     if not isinstance(rows, JoinedRows):
@@ -55,7 +55,7 @@ def _limit_rows(rows: JoinedRows, places: list[int], size: int | None) -> Joined
     return rows.select(places if size is None else places[:size])
 
 
-def _load_part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequence[Example]:
+def _load_part(config: DataConfig, part: str, *, whole: bool = False) -> Sequence[Example]:
     """Return the rows of `task.train` or `task.eval`; `whole` ignores the size limit."""
     key, source = f"task.{part}", getattr(config, part)
     preparation = RowPreparation(config=config)
@@ -71,7 +71,7 @@ def _load_part(config: JsonlConfig, part: str, *, whole: bool = False) -> Sequen
     return rows
 
 
-def _check_empty_sources(part: str, config: JsonlConfig, rows: Any) -> None:
+def _check_empty_sources(part: str, config: DataConfig, rows: Any) -> None:
     """Raise `PreflightError` for a source with a weight and without rows."""
     if isinstance(rows, JoinedRows) and rows.weights and (empty := [p for p, n in enumerate(rows.sizes) if not n]):
         raise PreflightError(
@@ -79,7 +79,7 @@ def _check_empty_sources(part: str, config: JsonlConfig, rows: Any) -> None:
         )
 
 
-def _read_sources(config: JsonlConfig, part: str, preparation: RowPreparation) -> Any:
+def _read_sources(config: DataConfig, part: str, preparation: RowPreparation) -> Any:
     """Return the rows of all sources; as one `datasets` table if no setting changes the rows."""
     from datasets import concatenate_datasets
 
@@ -103,7 +103,7 @@ def _read_sources(config: JsonlConfig, part: str, preparation: RowPreparation) -
         raise PreflightError(f"{key}={source}: these sources cannot be concatenated ({error_reason(error)})") from error
 
 
-def _check_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
+def _check_nulls(source: str, rows: Any, config: DataConfig) -> None:
     """Raise `PreflightError` if a field of a template is missing or null in some row.
 
     A Jinja template may test for null: rows with nulls are rendered to check that.
@@ -127,7 +127,7 @@ def _check_nulls(source: str, rows: Any, config: JsonlConfig) -> None:
         )
 
 
-def _check_lists(rows: JoinedRows, config: JsonlConfig) -> None:
+def _check_lists(rows: JoinedRows, config: DataConfig) -> None:
     """Raise `ConfigError` if a plain template writes a list or an object (typed tables show this in the first row)."""
     plain = {
         f"task.agents.{name}.{leaf}": text

@@ -18,7 +18,7 @@ from jinja2 import TemplateError
 
 from ippo_cli.config.errors import ConfigError, IppoError, PreflightError
 from ippo_cli.config.python_names import is_code_reference
-from ippo_cli.config.schema import JsonlConfig
+from ippo_cli.config.schema import DataConfig
 from ippo_cli.config.text import format_columns as column_names
 from ippo_cli.types import Example
 from ippo_cli.user_code.errors import format_user_error
@@ -123,7 +123,7 @@ def take_rows(rows: Any, places: Sequence[int]) -> Sequence[Example]:
 class RowPreparation:
     """Apply `task.columns`, then `task.map`, then `task.filter` to rows."""
 
-    config: JsonlConfig
+    config: DataConfig
     counts: list[RowCounts] = field(default_factory=list)
 
     @property

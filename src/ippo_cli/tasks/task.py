@@ -12,11 +12,12 @@ from ippo_cli.config.schema import (
     ContextMode,
     ConversationConfig,
     EnvironmentTaskConfig,
-    JsonlConfig,
     LadderConfig,
+    ProgramConfig,
     ReasoningGymConfig,
     SteppedEnvironmentConfig,
     TaskConfig,
+    has_data,
     load_implementation,
 )
 from ippo_cli.tasks.dry_run import DryRun, run_dry_episode
@@ -61,7 +62,7 @@ def load_task(config: TaskConfig, seed: int) -> Task:
 
 def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
     """Load only the held-out examples of a task; files of training examples are not read."""
-    held_out = held_out_rows(config, seed) if isinstance(config, JsonlConfig) else make_examples(config, seed)[1]
+    held_out = held_out_rows(config, seed) if has_data(config) else make_examples(config, seed)[1]
     _check_templates(config, (held_out[0],))
     return held_out
 
@@ -70,6 +71,8 @@ def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
     """Return a factory of a task's environments: its protocol, or its environment with the agents' templates."""
     if isinstance(config, ConversationConfig):
         return make_protocol_factory(config)
+    if isinstance(config, ProgramConfig):
+        return load_implementation("task", config.kind, "environment")(config)
     assert isinstance(config, EnvironmentTaskConfig)
     make = make_environment_factory(config)
     return lambda: TemplatedEnvironment(make(), config.agents)
@@ -99,7 +102,7 @@ def dry_run_examples(config: TaskConfig, examples: Iterable[Example], seed: int 
 
 def task_setting(config: TaskConfig) -> str:
     """Return the setting that names the protocol or environment, such as `task.environment=guess.py:make`."""
-    for key in ("protocol", "environment", "env_id", "dataset"):
+    for key in ("protocol", "environment", "env_id", "program", "command", "dataset"):
         if (value := getattr(config, key, None)) is not None:
             return f"task.{key}={value}"
     return f"task.kind={config.kind}"
@@ -112,7 +115,7 @@ def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
         limit = (
             config.num_turns if config.protocol in PROTOCOLS else None
         )  # user-defined protocols decide their own end
-    elif isinstance(config, SteppedEnvironmentConfig):
+    elif isinstance(config, SteppedEnvironmentConfig | ProgramConfig):
         limit = config.max_turns
     elif isinstance(config, ReasoningGymConfig):
         limit = config.num_turns
@@ -150,7 +153,7 @@ def can_reuse_prefix(config: Config) -> bool:
 
 def get_num_workers(config: TaskConfig) -> int:
     """Return the number of threads that step environments."""
-    return config.num_workers if isinstance(config, EnvironmentTaskConfig) else 1
+    return config.num_workers if isinstance(config, EnvironmentTaskConfig | ProgramConfig) else 1
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:

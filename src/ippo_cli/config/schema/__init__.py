@@ -61,6 +61,7 @@ from ippo_cli.config.schema.launch import Device, LaunchConfig
 from ippo_cli.config.schema.lora import ALL_LINEAR, AdapterInit, AdapterMismatch, LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig, Schedule
 from ippo_cli.config.schema.plan import PlanConfig
+from ippo_cli.config.schema.program import ProgramConfig, has_data, has_seed_examples
 from ippo_cli.config.schema.registry import OPTIONS, SCHEMAS, SINGLE, load_implementation, option
 from ippo_cli.config.schema.reward import (
     CodePairRewardConfig,
@@ -125,6 +126,7 @@ from ippo_cli.config.schema.task import (
     PROTOCOLS,
     ConversationConfig,
     Data,
+    DataConfig,
     GridConfig,
     JsonlConfig,
     LettersConfig,

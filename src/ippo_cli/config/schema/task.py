@@ -56,9 +56,8 @@ class SortingConfig(ConversationConfig):
     eval_size: InEval[PositiveInt]  # number of held-out examples; none of them is a training example
 
 
-@option("task", "jsonl", examples="ippo_cli.tasks.jsonl:jsonl_examples")
 @dataclass
-class JsonlConfig(ConversationConfig):
+class DataConfig(TaskConfig):
     """Rows of JSON Lines, CSV or Parquet files, of a Python function, or of a hub dataset."""
 
     train: InModelEval[Data]
@@ -75,11 +74,18 @@ class JsonlConfig(ConversationConfig):
     # column of a field: {question: problem}; of a list the first that exists; a.b.0 = nested
     map: InEval[str | None]  # path.py:function that converts a row to an example; return None to exclude the row
     filter: InEval[str | None]  # rows to keep: a Jinja expression such as level == 'easy', or path.py:function
-    overlong: InEval[OverlongPrompts]
-    # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
     streaming: InEval[bool]  # download only the first train_size and eval_size rows, and keep them in memory
     data_config: InEval[str | None]  # configuration name of a hub dataset
     chat_template: InEval[bool | str]  # apply the tokenizer's chat template: auto (if it has one) | true | false
+
+
+@option("task", "jsonl", examples="ippo_cli.tasks.jsonl:jsonl_examples")
+@dataclass
+class JsonlConfig(DataConfig, ConversationConfig):
+    """A conversation about each row of the data."""
+
+    overlong: InEval[OverlongPrompts]
+    # rows with a prompt longer than rollout.max_prompt_tokens: error | drop (logs their number)
 
 
 @option("task", "probe_letters", examples="ippo_cli.tasks.probes:letters_examples")

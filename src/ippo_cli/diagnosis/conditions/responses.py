@@ -14,6 +14,7 @@ from ippo_cli.config.schema import (
     GridConfig,
     JsonlConfig,
     LettersConfig,
+    ProgramConfig,
 )
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import Certainty, Evidence, Finding, NotChecked, Observations, Outcome, metric_evidence
@@ -36,7 +37,7 @@ TURN_MARKERS = re.compile(
 def find_truncation(observations: Observations) -> Outcome:
     """Every response of an agent is cut at the limit."""
     config, rows = observations.config, observations.rows
-    if isinstance(config.task, (LettersConfig, GridConfig, EnvironmentTaskConfig)):
+    if isinstance(config.task, (LettersConfig, GridConfig, EnvironmentTaskConfig, ProgramConfig)):
         return None  # responses have exactly the limit's length, or episodes end at the environment's limit
 
     def is_always_truncated(name: str) -> bool:

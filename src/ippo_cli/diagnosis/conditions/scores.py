@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
-from ippo_cli.config.schema import EnvironmentTaskConfig
+from ippo_cli.config.schema import has_seed_examples
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import (
     Certainty,
@@ -185,7 +185,7 @@ def find_empty_parts(observations: Observations) -> Outcome:
 
 def find_memorisation(observations: Observations) -> Outcome:
     """The training score rises on repeated rows, and the held-out score does not follow."""
-    if isinstance(observations.config.task, EnvironmentTaskConfig):
+    if has_seed_examples(observations.config.task):
         return None
     epochs = _count_epochs(observations)
     if epochs is not None and epochs < MIN_EPOCHS:

@@ -39,6 +39,10 @@ class SeedExamples(Sequence[Example]):
 
 def seed_examples(config: EnvironmentTaskConfig, seed: int) -> tuple[SeedExamples, SeedExamples]:
     """Return training and held-out rows with disjoint seeds; held-out seeds do not depend on `train_size`."""
-    start = seed * SEED_STRIDE % MAX_SEED
-    held_out, total = config.eval_size, config.eval_size + config.train_size
-    return SeedExamples(start, range(held_out, total)), SeedExamples(start, range(held_out))
+    return make_seed_examples(config.train_size, config.eval_size, seed)
+
+
+def make_seed_examples(train_size: int, eval_size: int, seed: int) -> tuple[SeedExamples, SeedExamples]:
+    """Return training and held-out rows of these sizes for a run's seed."""
+    start, total = seed * SEED_STRIDE % MAX_SEED, eval_size + train_size
+    return SeedExamples(start, range(eval_size, total)), SeedExamples(start, range(eval_size))

@@ -1,0 +1,1 @@
+"""Programs that call agents at an OpenAI-compatible address (`task=program`)."""

@@ -1,0 +1,246 @@
+"""OpenAI's chat completions: parse and check requests, and write responses, complete or as a stream."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ippo_cli.tasks.environment import Action
+from ippo_cli.tasks.model_call import ChatMessage, ModelCall
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+IGNORED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+"""Settings of sampling that the configuration fixes: the policy is trained on the distribution that it samples from."""
+MAX_STOP_STRINGS = 16
+
+
+class RequestError(ValueError):
+    """A request that cannot be served; `status` is that of HTTP, `code` OpenAI's."""
+
+    def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
+        super().__init__(message)
+        self.status, self.code = status, code
+
+    def to_body(self) -> dict[str, Any]:
+        """The body of the response."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest:
+    """A request of a program to an agent."""
+
+    agent: str
+    call: ModelCall
+    streams: bool
+    includes_usage: bool  # whether a stream ends with the numbers of tokens
+    wants_logprobs: bool
+    wants_token_ids: bool  # `return_token_ids`, as in vLLM
+
+
+def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
+    """Check a request's JSON. Raises `RequestError`."""
+    if not isinstance(body, Mapping):
+        raise RequestError("the body must be a JSON object")
+    agent = body.get("model")
+    if agent not in agents:
+        raise RequestError(
+            f"model={agent!r} is not an agent; the agents are {', '.join(agents)}", status=404, code="model_not_found"
+        )
+    if body.get("n") not in (None, 1):
+        raise RequestError("n must be 1: call several times for several responses")
+    if body.get("top_logprobs"):
+        raise RequestError("top_logprobs must be 0: only the log-probabilities of sampled tokens are known")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise RequestError("tool_choice must be auto or none: responses are sampled from the policy")
+    if (body.get("response_format") or {}).get("type", "text") != "text":
+        raise RequestError("response_format must be text: responses are sampled from the policy")
+    max_new_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    if max_new_tokens is not None and not (_is_integer(max_new_tokens) and max_new_tokens > 0):
+        raise RequestError("max_tokens must be a positive integer")
+    seed = body.get("seed")
+    if seed is not None and not _is_integer(seed):
+        raise RequestError("seed must be an integer")
+    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+    call = ModelCall(
+        parse_messages(body.get("messages")),
+        tools=_parse_tools(tools),
+        max_new_tokens=max_new_tokens,
+        stop_strings=_parse_stop_strings(body.get("stop")),
+        seed=seed,
+    )
+    return ChatRequest(
+        agent=str(agent),
+        call=call,
+        streams=body.get("stream") is True,
+        includes_usage=bool((body.get("stream_options") or {}).get("include_usage")),
+        wants_logprobs=body.get("logprobs") is True,
+        wants_token_ids=body.get("return_token_ids") is True,
+    )
+
+
+def find_ignored_settings(body: Mapping[str, Any]) -> list[str]:
+    """Settings of sampling in a request that have no effect, as `temperature=0.2`."""
+    return [f"{name}={body[name]}" for name in IGNORED if body.get(name) is not None]
+
+
+def parse_messages(messages: Any) -> list[ChatMessage]:
+    """The messages with text as content. Raises `RequestError`."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
+        raise RequestError("messages must be a list with at least one message")
+    parsed = [_parse_message(message) for message in messages]
+    if parsed[-1]["role"] == "assistant":
+        raise RequestError("the last message must not be of the assistant: responses are not continued")
+    return parsed
+
+
+def _parse_message(message: Any) -> ChatMessage:
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        raise RequestError(f"each message must be an object with a role among {', '.join(ROLES)}")
+    role = "system" if message["role"] == "developer" else message["role"]
+    parsed: dict[str, Any] = {"role": role, "content": _parse_content(message.get("content"), role)}
+    if calls := message.get("tool_calls"):
+        parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
+    for key in ("tool_call_id", "name"):
+        if isinstance(message.get(key), str):
+            parsed[key] = message[key]
+    return parsed
+
+
+def _parse_content(content: Any, role: str) -> str:
+    """The text of a message; text parts are joined."""
+    if content is None and role == "assistant":
+        return ""
+    if isinstance(content, str):
+        return _check_text(content)
+    parts = content if isinstance(content, Sequence) else [content]
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping) and part.get("type") == "text"]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise RequestError(f"the content of a message of {role} must be text")
+    return _check_text("".join(map(str, texts)))
+
+
+def _check_text(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError("a message has an unpaired surrogate, which no tokenizer encodes") from error
+    return text
+
+
+def _parse_tool_call(call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError("each of tool_calls must have a function with a name")
+    arguments = function.get("arguments", "{}")
+    with suppress(ValueError, RecursionError):  # templates write arguments as JSON objects
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {"name": function["name"], "arguments": arguments},
+    }
+
+
+def _parse_tools(tools: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise RequestError("tools must be a list")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise RequestError("each of tools must have a function with a name")
+    return list(tools)
+
+
+def _parse_stop_strings(stop: Any) -> list[str]:
+    stops = [stop] if isinstance(stop, str) else stop or []
+    is_list = isinstance(stops, Sequence) and len(stops) <= MAX_STOP_STRINGS
+    if not is_list or not all(isinstance(text, str) and text for text in stops):
+        raise RequestError(f"stop must be a text or a list of up to {MAX_STOP_STRINGS} texts")
+    return list(stops)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def build_message(action: Action, call: ModelCall, stop_strings: Sequence[str]) -> dict[str, Any]:
+    """The message of a response: the sampled text up to the first stop string."""
+    text = action.text
+    ends = [place for stop in (*stop_strings, *call.stop_strings) if (place := text.find(stop)) >= 0]
+    return {"role": "assistant", "content": text[: min(ends)] if ends else text}
+
+
+def build_completion(request: ChatRequest, action: Action, message: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The JSON of a chat completion with the tokens, log-probabilities and version of weights of an action."""
+    choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": _finish_reason(action, message)}
+    completion = {
+        "id": f"chatcmpl-{key}",
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.agent,
+        "choices": [choice],
+    }
+    if action.turn is None:
+        return completion
+    sampled = action.turn.completion
+    num_prompt, num_sampled = len(action.turn.prompt), len(sampled.ids)
+    completion["usage"] = {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_sampled,
+        "total_tokens": num_prompt + num_sampled,
+    }
+    if request.wants_logprobs:
+        choice["logprobs"] = {"content": _token_logprobs(action), "refusal": None}
+    if request.wants_token_ids:
+        completion["prompt_token_ids"] = list(action.turn.prompt)
+        choice["token_ids"] = sampled.ids.tolist()
+        if sampled.versions is not None:
+            choice["weight_versions"] = sampled.versions.tolist()
+    return completion
+
+
+def stream_events(completion: Mapping[str, Any], *, includes_usage: bool) -> Iterator[str]:
+    """The events of a stream that sends a completion: the message, the reason of its end, and the end."""
+    base = {key: completion[key] for key in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
+    choice = completion["choices"][0]
+    message = choice["message"]
+    delta = {"role": "assistant", "content": message["content"]}
+    if calls := message.get("tool_calls"):
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+    first = {"index": 0, "delta": delta, "finish_reason": None}
+    first |= {key: choice[key] for key in ("logprobs", "token_ids", "weight_versions") if key in choice}
+    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    for part in (first, last):
+        yield _format_event({**base, "choices": [part]})
+    if includes_usage and "usage" in completion:
+        yield _format_event({**base, "choices": [], "usage": completion["usage"]})
+    yield "data: [DONE]\n\n"
+
+
+def _format_event(event: Mapping[str, Any]) -> str:
+    return f"data: {json.dumps(event)}\n\n"
+
+
+def _finish_reason(action: Action, message: Mapping[str, Any]) -> str:
+    if message.get("tool_calls"):
+        return "tool_calls"
+    return "stop" if action.finished else "length"
+
+
+def _token_logprobs(action: Action) -> list[dict[str, Any]]:
+    """Text and log-probability of each sampled token, under the distribution that it was sampled from."""
+    assert action.turn is not None
+    sampled = action.turn.completion
+    entries = []
+    for token, logprob in zip(sampled.ids.tolist(), sampled.behavior_logprobs.tolist(), strict=True):
+        text = f"token_id:{token}" if action.tokenizer is None else str(action.tokenizer.decode([token]))
+        number = logprob if math.isfinite(logprob) else -9999.0
+        entries.append({"token": text, "logprob": number, "bytes": list(text.encode()), "top_logprobs": []})
+    return entries

@@ -1,0 +1,199 @@
+"""`task=program`: an episode is a program that calls agents; each call is an observation, its response the action."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import ProgramConfig
+from ippo_cli.engine import progress
+from ippo_cli.tasks.environment import Action, InvalidReturn, Step
+from ippo_cli.tasks.programs.endpoint import Endpoint
+from ippo_cli.tasks.programs.gateway import Gateway
+from ippo_cli.tasks.programs.processes import MAX_OUTPUT_BYTES, Program, ProgramEnd, ProgramSpawner
+from ippo_cli.tasks.programs.session import CallSession, PendingCall
+from ippo_cli.types import Example
+from ippo_cli.user_code.part_names import part_name
+
+POLL_S = 0.5
+"""How often a waiting environment looks at the program's time and output."""
+
+
+class ProgramHost:
+    """What all episodes of a process share: the server, and the process that starts programs."""
+
+    def __init__(self, config: ProgramConfig) -> None:
+        self.config = config
+        self.name = f"task.program={config.program}" if config.program else f"task.command={config.command}"
+        self.gateway = Gateway()
+        self.spawner = ProgramSpawner(function=config.program, command=config.command)
+        weakref.finalize(self, _close, self.spawner, self.gateway)  # with the last environment
+
+    def start(self, session: CallSession, example: Example, seed: int) -> Program:
+        """Start the program of an episode."""
+        self.gateway.open(session)
+        endpoint = Endpoint(base_url=self.gateway.base_url, api_key=session.key, agents=list(session.agents), seed=seed)
+        return self.spawner.start(example, endpoint)
+
+
+def _close(spawner: ProgramSpawner, gateway: Gateway) -> None:
+    spawner.close()
+    gateway.close()
+
+
+class ProgramEnvironment:
+    """One episode at a time: the program runs in a process, and waits for the responses of its calls.
+
+    The agents of open calls act next: the oldest call of each agent is its observation.
+    """
+
+    def __init__(self, host: ProgramHost) -> None:
+        self.host, self.config = host, host.config
+        self._session: CallSession | None = None
+        self._program: Program | None = None
+        self._end: ProgramEnd | None = None
+
+    def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+        self.close()
+        agents = self.config.agents
+        self._session = CallSession(
+            agents=list(agents),
+            stop_strings={name: tuple(agent.rollout.stop_strings) for name, agent in agents.items()},
+        )
+        self._taken: dict[str, PendingCall] = {}
+        self._turns: Counter[str] = Counter()
+        self._truncated: set[str] = set()  # agents with a last response that was truncated
+        self._own_seconds = 0.0  # of the program: without the time of its calls
+        self._end = None
+        self._program = self.host.start(self._session, example, seed)
+        self.host.gateway.loop.call_soon_threadsafe(self._watch, self._session, self._program)
+        step = self._advance()
+        if step.terminated:
+            raise ValueError(f"{self.host.name} ended without a call of an agent")
+        return step.observations
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        self._truncated -= set(actions)
+        self._truncated |= {agent for agent, action in actions.items() if not action.finished}
+        self._turns.update(agent for agent, action in actions.items() if not action.refusal)
+        for agent, action in actions.items():
+            self._taken.pop(agent).respond(action)
+        return self._advance()
+
+    def close(self) -> None:
+        """End the program."""
+        if self._session is not None:
+            self.host.gateway.close_session(self._session)
+            for call in self._taken.values():
+                call.respond(Action("", refusal="the episode is over"))
+            self._session = None
+        if self._program is not None:
+            self.host.spawner.kill(self._program)
+            self._program = None  # `_watch` closes it when its process has ended
+
+    def _watch(self, session: CallSession, program: Program) -> None:
+        """Let the server's thread wait for the program's end."""
+        loop = self.host.gateway.loop
+
+        def read() -> None:
+            end = program.read_report()
+            if end is not None:
+                loop.remove_reader(program.report)
+                program.close()
+                self._end = end if self._program is program else self._end
+                session.end()
+
+        loop.add_reader(program.report, read)
+
+    def _advance(self) -> Step:
+        """Wait for the program's next calls, or its end. Raises `RuntimeError` if it fails."""
+        session, program = self._session, self._program
+        assert session is not None
+        assert program is not None
+        began = time.monotonic()
+        with progress.grant_time(self.config.timeout_s + POLL_S):
+            while not session.wait(POLL_S):
+                self._check_limits(program, self._own_seconds + time.monotonic() - began)
+        self._own_seconds += time.monotonic() - began
+        if session.failure:
+            raise RuntimeError(f"{self.host.name}: {session.failure}")
+        if self._end is not None:
+            return self._finish(self._end)
+        self._taken |= session.take()
+        observations = {agent: call.request.call for agent, call in self._taken.items()}
+        limit = self.config.max_turns
+        if limit is not None and any(self._turns[agent] >= limit for agent in observations):
+            return Step(observations=observations, truncated=True, parts=self._parts(), ended=frozenset())
+        return Step(observations=observations, parts=self._parts())
+
+    def _check_limits(self, program: Program, seconds: float) -> None:
+        if seconds > self.config.timeout_s:
+            raise TimeoutError(
+                f"{self.host.name} took more than task.timeout_s={self.config.timeout_s:g} seconds without calling an "
+                "agent"
+            )
+        if program.is_running and program.output_bytes() > MAX_OUTPUT_BYTES:
+            raise RuntimeError(f"{self.host.name} printed more than {MAX_OUTPUT_BYTES} bytes")
+
+    def _finish(self, end: ProgramEnd) -> Step:
+        if end.failure:
+            raise RuntimeError(f"{self.host.name} failed: {end.failure}")
+        rewards, parts = self._parse_result(end.value)
+        return Step(
+            observations={},
+            rewards=rewards,
+            terminated=True,
+            unfinished=frozenset(self._truncated),
+            parts=self._parts() | parts,
+        )
+
+    def _parts(self) -> dict[str, float]:
+        assert self._session is not None
+        return {"calls": float(sum(self._turns.values())), "refused_calls": float(self._session.num_refused)}
+
+    def _parse_result(self, value: Any) -> tuple[dict[str, float], dict[str, float]]:
+        """Rewards by agent and logged numbers, from what the program returned."""
+        is_pair = isinstance(value, list) and len(value) == 2 and isinstance(value[1], Mapping)
+        rewards, parts = value if is_pair else (value, {})
+        if rewards is None:
+            rewards = {}
+        elif isinstance(rewards, int | float):
+            rewards = dict.fromkeys(self.config.agents, float(rewards))
+        if not isinstance(rewards, Mapping):
+            raise InvalidReturn(
+                f"{self.host.name} must return a number, a dict from agent to number, one of these and a dict of "
+                f"numbers to log, or None, not {rewards!r:.60}"
+            )
+        if unknown := [agent for agent in rewards if agent not in self.config.agents]:
+            raise ValueError(
+                f"{self.host.name} returned a reward for {unknown[0]!r}; agents are {' '.join(self.config.agents)}"
+            )
+        return _read_numbers(rewards), {part_name(name): number for name, number in _read_numbers(parts).items()}
+
+
+def _read_numbers(named: Mapping[str, Any]) -> dict[str, float]:
+    for name, value in named.items():
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidReturn(f"the program returned {value!r:.60} for {name}, which is not a finite number")
+    return {name: float(value) for name, value in named.items()}
+
+
+def make_program_factory(config: ProgramConfig) -> Callable[[], ProgramEnvironment]:
+    """Return a factory of environments, which share a server. Raises `ConfigError` for an unusable program."""
+    if (config.program is None) == (config.command is None):
+        raise ConfigError(
+            f"task.program={config.program} task.command={config.command}",
+            "must name one program",
+            "set task.program=path.py:function, or task.command to a command line",
+        )
+    host = ProgramHost(config)
+
+    def create() -> ProgramEnvironment:
+        return ProgramEnvironment(host)
+
+    return create

@@ -1,0 +1,203 @@
+"""The HTTP server of a process: it accepts chat completions of programs on the loopback interface, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.tasks.environment import Action
+from ippo_cli.tasks.programs.chat_completions import (
+    ChatRequest,
+    RequestError,
+    build_completion,
+    build_message,
+    find_ignored_settings,
+    parse_chat_request,
+    stream_events,
+)
+from ippo_cli.tasks.programs.session import CallSession, PendingCall
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+LOOPBACK = "127.0.0.1"
+MAX_REQUEST_BYTES = 8 << 20
+MAX_HEADER_BYTES = 1 << 14
+START_TIMEOUT_S = 30.0
+BACKLOG = 1024  # connections that programs may open at the same moment
+
+
+class Gateway:
+    """Chat completions by key: the key of a session selects the episode, the model's name the agent.
+
+    A client sends the key as its API key, or as the first part of the path (`/KEY/v1`).
+    """
+
+    def __init__(self, host: str = LOOPBACK, port: int = 0) -> None:
+        """Start the server. Raises `ConfigError` if aiohttp is missing, and `OSError` if the port is taken."""
+        try:
+            from aiohttp import web
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "task=program",
+                "needs the package aiohttp, which is not installed",
+                "run pip install 'ippo-cli[program]'",
+            ) from error
+        self._web = web
+        self._host, self._requested_port = host, port
+        self._sessions: dict[str, CallSession] = {}
+        self._lock = threading.Lock()
+        self.ignored_settings: dict[str, int] = {}  # settings of requests without effect, and their numbers of requests
+        started: Future[int] = Future()
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, args=(started,), name="gateway", daemon=True)
+        self._thread.start()
+        self.port = started.result(START_TIMEOUT_S)
+
+    @property
+    def base_url(self) -> str:
+        """The address for clients of OpenAI's interface."""
+        return f"http://{self._host}:{self.port}/v1"
+
+    def open(self, session: CallSession) -> None:
+        """Accept calls with the session's key."""
+        with self._lock:
+            self._sessions[session.key] = session
+
+    def close_session(self, session: CallSession) -> None:
+        """Accept no more calls of a session, and answer open ones by an error."""
+        with self._lock:
+            self._sessions.pop(session.key, None)
+        session.close()
+
+    def close(self) -> None:
+        """End the server."""
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            self.close_session(session)
+        if not self.loop.is_closed():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(START_TIMEOUT_S)
+
+    def _run(self, started: Future[int]) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            runner = self.loop.run_until_complete(self._start())
+            started.set_result(runner.addresses[0][1])
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        try:
+            self.loop.run_forever()
+        finally:
+            self.loop.run_until_complete(runner.cleanup())
+            self.loop.close()
+
+    async def _start(self) -> Any:
+        web = self._web
+        application = web.Application(client_max_size=MAX_REQUEST_BYTES)
+        for prefix in ("", "/{key}"):
+            application.router.add_post(f"{prefix}/v1/chat/completions", self._serve_completion)
+            application.router.add_get(f"{prefix}/v1/models", self._list_models)
+        runner = web.AppRunner(
+            application,
+            handler_cancellation=True,  # a closed connection ends its handler
+            access_log=None,
+            max_field_size=MAX_HEADER_BYTES,
+        )
+        await runner.setup()
+        await web.TCPSite(runner, self._host, self._requested_port, backlog=BACKLOG).start()
+        return runner
+
+    def _find_session(self, request: web.Request) -> CallSession:
+        """The session of a request's key. Raises `RequestError`."""
+        header = request.headers.get("Authorization", "")
+        key = request.match_info.get("key") or header.removeprefix("Bearer ").strip()
+        with self._lock:
+            session = self._sessions.get(key)
+        if session is None:
+            raise RequestError("the API key is not that of a running episode", status=401, code="invalid_api_key")
+        return session
+
+    async def _list_models(self, request: web.Request) -> web.Response:
+        try:
+            session = self._find_session(request)
+        except RequestError as error:
+            return self._web.json_response(error.to_body(), status=error.status)
+        models = [{"id": agent, "object": "model", "created": 0, "owned_by": "ippo-cli"} for agent in session.agents]
+        return self._web.json_response({"object": "list", "data": models})
+
+    async def _serve_completion(self, request: web.Request) -> web.StreamResponse:
+        session: CallSession | None = None
+        try:
+            session = self._find_session(request)
+            body = await self._read_body(request)
+            chat = parse_chat_request(body, session.agents)
+            for setting in find_ignored_settings(body):
+                self.ignored_settings[setting] = self.ignored_settings.get(setting, 0) + 1
+            action = await self._await_action(session, chat)
+            if action.refusal:
+                raise RequestError(action.refusal, code="context_length_exceeded")
+        except RequestError as error:
+            if session is not None:
+                session.count_refusal()
+            headers = {"x-should-retry": "false"}  # OpenAI's client repeats some errors otherwise
+            return self._web.json_response(error.to_body(), status=error.status, headers=headers)
+        message = chat.call.response
+        assert message is not None
+        completion = build_completion(chat, action, _format_message(message), session.key[:8] + str(session.num_calls))
+        if not chat.streams:
+            return self._web.json_response(completion)
+        response = self._web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+        await response.prepare(request)
+        for event in stream_events(completion, includes_usage=chat.includes_usage):
+            await response.write(event.encode())
+        await response.write_eof()
+        return response
+
+    async def _read_body(self, request: web.Request) -> Any:
+        try:
+            return await request.json()
+        except self._web.HTTPRequestEntityTooLarge as error:
+            rule = f"the body has more than {MAX_REQUEST_BYTES} bytes"
+            raise RequestError(rule, status=413, code="request_too_large") from error
+        except (ValueError, RecursionError, LookupError) as error:
+            raise RequestError("the body is not JSON") from error
+
+    async def _await_action(self, session: CallSession, chat: ChatRequest) -> Action:
+        """The agent's response. Raises `RequestError`."""
+        result: asyncio.Future[Action | RequestError] = self.loop.create_future()
+
+        def respond(outcome: Action | RequestError) -> None:
+            if isinstance(outcome, Action) and not outcome.refusal:
+                chat.call.response = build_message(outcome, chat.call, session.stop_strings.get(chat.agent, ()))
+            with suppress(RuntimeError):  # the server has ended
+                self.loop.call_soon_threadsafe(_set_result, result, outcome)
+
+        call = PendingCall(request=chat, respond=respond)
+        session.add(call)
+        try:
+            outcome = await result
+        except asyncio.CancelledError:
+            session.abandon(call)
+            raise
+        if isinstance(outcome, RequestError):
+            raise outcome
+        return outcome
+
+
+def _set_result(future: asyncio.Future[Any], outcome: Any) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+def _format_message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A response's message with all fields of OpenAI's interface."""
+    content = message["content"] or (None if message.get("tool_calls") else "")
+    return {"refusal": None, **message, "content": content}

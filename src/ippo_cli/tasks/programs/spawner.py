@@ -1,0 +1,218 @@
+"""Process that starts programs: `python -P spawner.py SOCKET`. It imports the user's function once, then forks.
+
+A forked program has the imported modules without the time of importing them, and whatever it does to its process
+affects no other episode. Before the first request the process imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import inspect
+import json
+import os
+import random
+import selectors
+import signal
+import socket
+import struct
+import sys
+from contextlib import suppress
+from typing import Any
+
+HEADER = struct.Struct(">Q")
+MAX_FDS = 2
+
+
+def main(connection: socket.socket) -> None:
+    """Serve requests until the connection closes; then end all programs."""
+    setting, _ = receive_message(connection) or ({}, [])
+    function = None
+    if setting.get("function"):
+        sys.path[:] = setting["path"]
+        from ippo_cli.config.errors import IppoError
+        from ippo_cli.user_code.load import load_function
+
+        try:
+            function = load_function(setting["function"], setting["key"])
+        except IppoError as error:
+            send_message(connection, {"error": str(error)})
+            return
+        _preload_client()
+    send_message(connection, {"ready": True})
+    _Spawner(connection, function).serve()
+
+
+def _preload_client() -> None:
+    """Import what OpenAI's client imports when it is first used: a tenth of a second in every program otherwise."""
+    openai = sys.modules.get("openai")
+    if openai is not None:
+        with suppress(Exception):
+            client = openai.AsyncOpenAI(base_url="http://127.0.0.1:9/v1", api_key="none")
+            _ = client.chat.completions
+
+
+class _Spawner:
+    """The running programs, and where each one's end is reported."""
+
+    def __init__(self, connection: socket.socket, function: Any) -> None:
+        self._connection, self._function = connection, function
+        self._reports: dict[int, int] = {}  # process -> file descriptor
+        self._wakeup, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        os.set_blocking(self._wakeup, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        selector = selectors.DefaultSelector()
+        selector.register(self._connection, selectors.EVENT_READ)
+        selector.register(self._wakeup, selectors.EVENT_READ)
+        try:
+            while True:
+                ready = {key.fd for key, _ in selector.select()}
+                if self._wakeup in ready:
+                    with suppress(BlockingIOError):
+                        os.read(self._wakeup, 1 << 16)
+                    self._reap()
+                if self._connection.fileno() in ready:
+                    received = receive_message(self._connection)
+                    if received is None:
+                        return
+                    self._handle(*received)
+        finally:
+            for process in self._reports:
+                _kill_group(process)
+
+    def _handle(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "kill" in message:
+            if message["kill"] in self._reports:
+                _kill_group(message["kill"])
+            return
+        report, output = fds
+        process = os.fork()
+        if process == 0:
+            self._run_child(message, report, output)
+        self._reports[process] = report
+        os.close(output)
+        send_message(self._connection, {"process": process})
+
+    def _run_child(self, message: dict[str, Any], report: int, output: int) -> None:
+        """Run a program in this process, which has just been forked. Does not return."""
+        status = 1
+        try:
+            os.setsid()
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._connection.close()
+            for other in self._reports.values():
+                os.close(other)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for target, source in enumerate((nothing, output, output)):
+                os.dup2(source, target)
+            for fd in (report, output):
+                os.set_inheritable(fd, False)
+            os.environ.update(message["environment"])
+            if self._function is None:
+                os.execvp(message["command"][0], message["command"])
+            _write_line(report, run_function(self._function, message))
+            status = 0
+        except OSError as error:
+            _write_line(report, {"error": f"{message.get('command', [''])[0]}: {error.strerror}"})
+        finally:
+            with suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(status)
+
+    def _reap(self) -> None:
+        """Report the ends of programs, and end the processes that they have started."""
+        for process in list(self._reports):
+            if os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+                continue
+            _kill_group(process)  # before the process number can be used again
+            _, status = os.waitpid(process, 0)
+            report = self._reports.pop(process)
+            _write_line(report, {"exit": os.waitstatus_to_exitcode(status)})
+            os.close(report)
+
+
+def run_function(function: Any, message: dict[str, Any]) -> dict[str, Any]:
+    """Call the user's function for one episode: `{"value": ...}` or `{"error": ...}`."""
+    from ippo_cli.tasks.programs.endpoint import Endpoint
+    from ippo_cli.user_code.errors import format_user_error
+
+    seed = message["seed"]
+    random.seed(seed)
+    for name, seeded in (("numpy", lambda numpy: numpy.random.seed(seed)), ("torch", lambda t: t.manual_seed(seed))):
+        if name in sys.modules:
+            seeded(sys.modules[name])
+    try:
+        value = function(message["example"], Endpoint(**message["endpoint"]))
+        if inspect.isawaitable(value):
+            value = asyncio.run(_await(value))
+        json.dumps(value := _to_plain(value))
+        return {"value": value}
+    except (Exception, SystemExit) as error:
+        return {"error": format_user_error(error)}
+
+
+async def _await(awaitable: Any) -> Any:
+    return await awaitable
+
+
+def _to_plain(value: Any) -> Any:
+    """Numbers of NumPy and torch as Python's."""
+    if isinstance(value, dict):
+        return {str(name): _to_plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_plain(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _write_line(fd: int, message: dict[str, Any]) -> None:
+    data = memoryview(json.dumps(message).encode() + b"\n")
+    with suppress(BrokenPipeError):
+        while data:
+            data = data[os.write(fd, data) :]
+
+
+def _kill_group(process: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process, signal.SIGKILL)
+    with suppress(ProcessLookupError, PermissionError):  # it may not have a group of its own yet
+        os.kill(process, signal.SIGKILL)
+
+
+def send_message(connection: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
+    """Send JSON, with file descriptors."""
+    body = json.dumps(message, default=str).encode()
+    header = HEADER.pack(len(body))
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    connection.sendmsg([header], ancillary)
+    connection.sendall(body)
+
+
+def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """The next message and its file descriptors; None at the end of the connection."""
+    head, ancillary, _, _ = connection.recvmsg(
+        HEADER.size, socket.CMSG_SPACE(MAX_FDS * array.array("i").itemsize), socket.MSG_WAITALL
+    )
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    if len(head) < HEADER.size:
+        return None
+    body = bytearray()
+    while len(body) < HEADER.unpack(head)[0]:
+        part = connection.recv(min(HEADER.unpack(head)[0] - len(body), 1 << 20))
+        if not part:
+            return None
+        body += part
+    return json.loads(body), list(fds)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends this process
+    main(socket.socket(fileno=int(sys.argv[1])))
