@@ -26,6 +26,7 @@ from ippo_cli.config import schema
 from ippo_cli.config.batch_sizes import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.leaves import iter_leaves
+from ippo_cli.config.programs import PROGRAM, TEMPLATE
 from ippo_cli.config.secrets import check_secrets, mask_secrets, restore_secrets
 
 T = TypeVar("T")
@@ -95,6 +96,8 @@ def resolve_config(node: DictConfig) -> dict[str, Any]:
     _check_kinds(node)
     agents: dict[str, Any] = {}
     for name, agent in node.task.agents.items():
+        if OmegaConf.is_missing(agent, "template") and node.task.kind == PROGRAM:
+            agent.template = TEMPLATE
         if OmegaConf.is_missing(agent, "template"):
             raise ConfigError(f"task.agents.{name}.template", "is missing", "set the prompt, such as '{question}'")
         own = {leaf: _read_value(agent, leaf) for leaf in agent if leaf not in PER_AGENT}

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ContextMode, ProgramConfig
 
-TEMPLATE = "{observation}"  # of conf/task/program.yaml
+PROGRAM = "program"  # the kind of the task
+TEMPLATE = "{observation}"  # the template of its agents, which has no other value
 
 
 def check_program(config: Config, task: ProgramConfig) -> None:

@@ -83,7 +83,8 @@ class Gateway:
             self.close_session(session)
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(START_TIMEOUT_S)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(START_TIMEOUT_S)
 
     def _run(self, started: Future[int]) -> None:
         asyncio.set_event_loop(self.loop)
