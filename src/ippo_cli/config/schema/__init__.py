@@ -143,6 +143,7 @@ from ippo_cli.config.schema.team import (
     TeamKind,
     UpdateOrder,
 )
+from ippo_cli.config.schema.tools import ToolFormat
 from ippo_cli.config.schema.tracker import (
     Console,
     MlflowTrackerConfig,
