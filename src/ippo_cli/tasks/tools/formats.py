@@ -59,12 +59,12 @@ class SupportsDecode(Protocol):
 
 def decode_with_markers(ids: Sequence[int], tokenizer: SupportsDecode) -> str:
     """Decode a response for `parse_tool_calls`: with special tokens, but without the stop token at its end."""
-    kept = list(ids)
-    if kept and kept[-1] in tokenizer.all_special_ids:
-        kept.pop()
+    text_ids = list(ids)
+    if text_ids and text_ids[-1] in tokenizer.all_special_ids:
+        text_ids.pop()
     return str(
         tokenizer.decode(
-            kept, skip_special_tokens=False, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
+            text_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False, spaces_between_special_tokens=False
         )
     )
 
