@@ -17,8 +17,8 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
-from ippo_cli.rewards import child as child_program
-from ippo_cli.rewards.child import LENGTH_HEADER, pack_message
+from ippo_cli.processes import child as child_program
+from ippo_cli.processes.child import LENGTH_HEADER, pack_message
 
 CHILD_SCRIPT = str(child_program.__file__)
 START_TIMEOUT_S = 120.0
