@@ -64,7 +64,7 @@ class Sandbox:
         """Execute the program's definitions."""
         self._exchange({"program": program, "entry_point": entry_point})
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function under test."""
         return self._exchange({"call": encode_value((args, kwargs))})
 

@@ -63,7 +63,7 @@ def collect(
 def start_states(batch: Batch, formats: Mapping[str, PromptFormat]) -> list[EpisodeState]:
     """The states of a batch's episodes, before their environments are reset."""
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
-    return [EpisodeState(place, example, index, formats.keys()) for place, (example, index) in enumerate(rows)]
+    return [EpisodeState(place, example, index, formats) for place, (example, index) in enumerate(rows)]
 
 
 def _play_in_turns(

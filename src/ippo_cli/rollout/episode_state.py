@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from ippo_cli.rewards.retry import as_failure
 from ippo_cli.rollout.generator import Request, SamplingStream
-from ippo_cli.tasks.conversation import Conversation
+from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Step
 from ippo_cli.types import Completion, Episode, Example, Turn
 
@@ -24,7 +24,7 @@ class EpisodeState:
     place: int  # position among this rank's episodes
     example: Example
     index: int
-    agents: Collection[str]  # agents that may receive observations
+    formats: Mapping[str, PromptFormat]  # of the agents that may receive observations
     environment: Environment | None = None
     conversations: dict[str, Conversation] = field(default_factory=dict)
     observations: Mapping[str, str] = field(default_factory=dict)  # observations that are in no prompt yet
@@ -72,15 +72,17 @@ class EpisodeState:
         """Accept an agent's completion; a completion already accepted during decoding is ignored."""
         if agent not in self.pending_agents:
             return
+        action = Action(completion.text, completion.finished, self.formats[agent].parse_response(completion))
         turn = Turn(
             agent=agent,
             step=len(self.rewards),
             observation=self.pending_agents.pop(agent),
             prompt=list(self.conversations[agent].ids),
             completion=completion,
+            answer=None if action.answer == completion.text else action.answer,
         )
         self.turns.append(turn)
-        self.actions[agent] = Action(completion.text, completion.finished)
+        self.actions[agent] = action
 
     def step(self) -> None:
         """Step the environment; an exception fails the episode."""
@@ -163,9 +165,9 @@ class EpisodeState:
 
     def _check_observations(self, observations: Mapping[str, str]) -> dict[str, str]:
         for agent, text in observations.items():
-            if agent not in self.agents:
+            if agent not in self.formats:
                 raise ValueError(
-                    f"the environment returns an observation for {agent!r}; agents are {' '.join(self.agents)}"
+                    f"the environment returns an observation for {agent!r}; agents are {' '.join(self.formats)}"
                 )
             if not isinstance(text, str):
                 raise TypeError(

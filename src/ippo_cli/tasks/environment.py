@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.types import Example
 
 
@@ -22,6 +23,12 @@ class Action:
 
     text: str
     finished: bool = True  # False: truncated at a token limit
+    response: ParsedResponse | None = None  # of an agent with tools
+
+    @property
+    def answer(self) -> str:
+        """The text for other agents: without tool calls."""
+        return self.text if self.response is None or not self.response.calls else self.response.content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

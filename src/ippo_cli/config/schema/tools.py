@@ -1,4 +1,4 @@
-"""Formats in which models write tool calls."""
+"""Formats in which models write tool calls: values of `task.agents.NAME.tool_format`."""
 
 from __future__ import annotations
 
