@@ -582,6 +582,7 @@ CORRIDOR = (
     "evaluation",
     "sweeps",
     "user_code",
+    "processes",
     "config",
     "compose",
     "verification",

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from jaxtyping import install_import_hook
 
+from ippo_cli.processes.sandbox import BWRAP, LOCAL, find_sandbox_problem
 from ippo_cli.runs.garbage_collection import relax_gc, restore_gc
 
 relax_gc()  # until all tests are imported
@@ -75,3 +76,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "tests/engine" if file.startswith("tests/engine/") else file
 
     return ByFile(config, log)
+
+
+@pytest.fixture(scope="session")
+def bwrap() -> str:
+    """The bubblewrap sandbox; skips if it does not work."""
+    if (reason := find_sandbox_problem(BWRAP)) is not None:
+        pytest.skip(f"no sandbox here: {reason}")
+    return BWRAP
+
+
+@pytest.fixture(scope="session")
+def kind() -> str:
+    """`bwrap` if it works, else `unsafe_local`; both give the same results."""
+    return LOCAL if find_sandbox_problem(BWRAP) is not None else BWRAP

@@ -22,6 +22,7 @@ ORDER = [
     "formulas",
     "user_code",
     "engine",
+    "processes",
     "models",
     "tasks",
     "rewards",

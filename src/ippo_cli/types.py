@@ -141,6 +141,12 @@ class Turn:
     observation: str  # the text that the agent received since its last turn
     prompt: list[int]  # all token ids that the policy was conditioned on
     completion: Completion
+    answer: str | None = None  # the text for other agents and rewards, without tool calls; None: the completion's
+
+    @property
+    def text(self) -> str:
+        """The text that other agents and rewards read."""
+        return self.completion.text if self.answer is None else self.answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

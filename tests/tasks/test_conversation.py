@@ -17,8 +17,9 @@ from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.models.tiny import character_tokenizer
-from ippo_cli.tasks.conversation import Conversation, PromptFormat, check_prompt_lengths
+from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.messages import MessagesText
+from ippo_cli.tasks.prompt_lengths import check_prompt_lengths
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.types import Completion, Example
 

@@ -11,7 +11,7 @@ from folders import PRINTABLE, model_folder
 from servers import Said, serving
 from small import rows, train
 
-from ippo_cli.rewards.code.sandbox import BWRAP, LOCAL, find_sandbox_problem
+from ippo_cli.processes.sandbox import BWRAP, LOCAL, find_sandbox_problem
 
 PROGRAMS = [
     {

@@ -48,6 +48,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import check_team, check_usable_name
 from ippo_cli.config.time_limit import check_deadline
+from ippo_cli.config.tools import check_tools
 from ippo_cli.config.vllm import check_ahead, check_openai_server, check_vllm_rollout
 
 # Keys that name an environment, with an example.
@@ -67,6 +68,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(check_team, config),
         *([partial(check_learning_order, config)] if training else []),
         partial(_check_turns, config),
+        partial(check_tools, config),
         partial(_check_buffer, config, world_size),
         partial(_check_rollout, config, world_size),
         partial(check_openai_server, config, training=training),
@@ -335,7 +337,7 @@ def _check_turns(config: Config) -> None:
             "is more than the one turn of each agent in task.protocol=sequential",
             "use task.protocol=dialogue, in which agents answer each other for any number of turns",
         )
-    if not task.is_one_turn_per_agent:
+    if not task.has_one_message_per_agent:
         return
     for name, agent in task.agents.items():
         if agent.turn_template is not None:
@@ -344,7 +346,7 @@ def _check_turns(config: Config) -> None:
                 f"is used from the second turn on, and task.protocol={task.protocol} task.num_turns=1 have one turn",
                 "set it to null, or use task.protocol=dialogue task.num_turns=2",
             )
-    if history is not ContextMode.append:
+    if history is not ContextMode.append and task.is_one_turn_per_agent:
         raise ConfigError(
             f"rollout.context={history.value}",
             f"has no effect: task.protocol={task.protocol} task.num_turns=1 have no later turns",

@@ -38,9 +38,10 @@ from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
 from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.output import print_status
-from ippo_cli.tasks.conversation import PromptFormat, check_prompt_lengths, fitting_rows, prompt_formats
+from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.eval_rows import select_eval_rows
+from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, fitting_rows
 from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.task import (
     Task,

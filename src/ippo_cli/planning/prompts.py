@@ -9,10 +9,11 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import Config, JsonlConfig, OverlongPrompts, ProgramConfig
 from ippo_cli.planning.episode_length import length_warnings
 from ippo_cli.planning.model_specs import ModelSpecs
-from ippo_cli.tasks.conversation import PromptFormat, check_prompt_lengths, fitting_rows, prompt_formats
+from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
+from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, fitting_rows
 from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.tasks.task import Task, example_only_agents, multi_turn_agents
+from ippo_cli.tasks.task import Task, example_only_agents, max_answers, multi_turn_agents
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.types import Example
 
@@ -65,7 +66,8 @@ def build_prompt_formats(
     """
     formats = prompt_formats(config.task, config.rollout, specs.tokenizers)
     for name in () if isinstance(config.task, ProgramConfig) else multi_turn_agents(config.task):
-        formats[name].check_history_continues()  # a program's messages may always begin a new sequence
+        # A program's messages may always begin a new sequence.
+        formats[name].check_history_continues(several_answers=max_answers(config.task) != 1)
 
     def message(agent: str, example: Example) -> str:
         return first_message(agent, config.task.agents[agent], example)

@@ -18,7 +18,7 @@ def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, 
     texts = {name: [""] * len(episodes) for name in agents}
     for row, episode in enumerate(episodes):
         for turn in episode.turns:
-            texts[turn.agent][row] = turn.completion.text
+            texts[turn.agent][row] = turn.text
     return texts
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import FunctionRewardConfig
 from ippo_cli.engine import progress
+from ippo_cli.processes.pool import Call, CallFailed, ProcessPool
 from ippo_cli.rewards.contract import Reward, stack_rows
 from ippo_cli.rewards.episodes import Responses
-from ippo_cli.rewards.processes import Call, CallFailed, ProcessPool
 from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, adapt_response_reward
 from ippo_cli.rewards.retry import as_failure
 from ippo_cli.types import Episode, Example

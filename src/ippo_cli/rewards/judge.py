@@ -11,10 +11,10 @@ from typing import Any
 
 from ippo_cli.config.schema import AgentConfig, JudgeRewardConfig
 from ippo_cli.engine import distributed
+from ippo_cli.processes.pool import CallFailed
 from ippo_cli.rewards.contract import Reward, RewardContext, Row, stack_rows
 from ippo_cli.rewards.episodes import get_last_prompt, last_texts
 from ippo_cli.rewards.patterns import MATCH_TIMEOUT_S, MAX_TIMEOUTS, PatternMatcher, find_last_matches
-from ippo_cli.rewards.processes import CallFailed
 from ippo_cli.rewards.remote import RemoteClient, RequestFailed
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Episode, Example

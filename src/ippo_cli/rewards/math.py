@@ -11,9 +11,9 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.schema import MathRewardConfig
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.processes.pool import ProcessPool
 from ippo_cli.rewards.contract import Reward, Row, stack_rows
 from ippo_cli.rewards.episodes import Responses
-from ippo_cli.rewards.processes import ProcessPool
 from ippo_cli.rewards.references import check_references, reference_answers, render_reference
 from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, adapt_response_reward
 from ippo_cli.types import Example

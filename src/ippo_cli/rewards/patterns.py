@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ippo_cli.rewards.processes import CallFailed, ProcessPool
+from ippo_cli.processes.pool import CallFailed, ProcessPool
 
 MATCH_TIMEOUT_S = 5.0
 """Timeout of one batch of texts; after a batch times out, of each text."""

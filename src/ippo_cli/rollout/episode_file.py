@@ -129,6 +129,7 @@ def _turn_to_json(turn: Turn) -> dict[str, Any]:
         "logprobs": completion.logprobs.tolist(),  # exact: Python's floats have more digits than float32
         "behavior_logprobs": None if shares else completion.behavior_logprobs.tolist(),
         "text": completion.text,
+        "answer": turn.answer,
         "finished": completion.finished,
         "versions": None if completion.versions is None else completion.versions.tolist(),
     }
@@ -142,6 +143,7 @@ def _turn_from_json(stored: Mapping[str, Any]) -> Turn:
         step=stored["step"],
         observation=_text_from_json(stored["observation"]),
         prompt=stored["prompt"],
+        answer=stored.get("answer"),  # absent in files of earlier versions
         completion=Completion(
             ids=_integers(stored["ids"]),
             logprobs=logprobs,

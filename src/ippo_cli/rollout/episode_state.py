@@ -86,16 +86,17 @@ class EpisodeState:
         """Accept an agent's completion; a completion already accepted during decoding is ignored."""
         if agent not in self.pending_agents:
             return
+        action = Action(completion.text, completion.finished, self.formats[agent].parse_response(completion))
         turn = Turn(
             agent=agent,
             step=len(self.rewards),
             observation=self.pending_agents.pop(agent),
             prompt=list(self.conversations[agent].ids),
             completion=completion,
+            answer=None if action.answer == completion.text else action.answer,
         )
         self.turns.append(turn)
-        tokenizer = self.formats[agent].tokenizer
-        self.actions[agent] = Action(completion.text, completion.finished, turn=turn, tokenizer=tokenizer)
+        self.actions[agent] = replace(action, turn=turn, tokenizer=self.formats[agent].tokenizer)
 
     def step(self) -> None:
         """Step the environment; an exception fails the episode."""

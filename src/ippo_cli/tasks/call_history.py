@@ -10,6 +10,7 @@ from typing import Any
 
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
+from ippo_cli.tasks.tools.formats import decode_with_markers
 from ippo_cli.types import Completion
 
 
@@ -75,10 +76,13 @@ def _continue_sequence(
         assert earlier.completion is not None
         assert earlier.call.response is not None
         guarded = [_guard_message(prompt_format, part) for part in new]
-        sampled = {"role": "assistant", "content": earlier.completion.text}
+        ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
+        answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
+        sampled = {"role": "assistant", "content": answer}
         # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
         # templates accept tool results only after a message with tool calls.
-        for response in (sampled, earlier.call.response):
+        structured = call.messages[len(earlier.call.messages)]
+        for response in (sampled, structured):
             rendered = [*earlier.rendered, response, *guarded]
             try:
                 text = prompt_format.render_chat(rendered, call.tools)
@@ -86,15 +90,14 @@ def _continue_sequence(
                 if response is sampled:
                     continue
                 raise
-            bridge = prompt_format.find_bridge(earlier.text, text, earlier.completion)
-            if bridge is None and response is not sampled:
-                whole = prompt_format.render_chat([*earlier.rendered, response], call.tools, is_prompt=False)
+            bridge = prompt_format.find_bridge(earlier.text, text, response["content"], earlier.completion)
+            if bridge is None and response is structured:
+                whole = prompt_format.render_chat([*earlier.rendered, response], call.tools, opens_response=False)
                 bridge = prompt_format.find_bridge_after(whole, text, earlier.completion)
             if bridge is not None:
                 stop = prompt_format.stop_token(earlier.completion)
                 between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
-                ids = [*earlier.ids, *earlier.completion.ids.tolist(), *between]
-                return CallSequence(call=call, rendered=rendered, text=text, ids=ids)
+                return CallSequence(call=call, rendered=rendered, text=text, ids=[*earlier.ids, *ids, *between])
     return None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -16,15 +16,15 @@ from ippo_cli.config.schema import DataConfig, RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
-from ippo_cli.types import Completion, Example
+from ippo_cli.tasks.tools.formats import ParsedResponse
+from ippo_cli.tasks.tools.load import load_agent_tools
+from ippo_cli.tasks.tools.prompts import ToolPrompts
+from ippo_cli.tasks.tools.tool import AgentTools, ToolResult, ToolResults
+from ippo_cli.types import Completion
 
-TOKENIZE_BATCH = 1024  # prompts that are tokenized together in length checks
 SLACK = 16  # margin for tokens that a tokenizer adds to a text, such as a space before it
 
 PROBE_ANSWERS = ("Yes.", "<think>\nLet me see.\n</think>\n\nYes.")  # answers used to test a chat template
-
-FirstMessage = Callable[[str, Example], str]
-"""Returns the first message of an agent (by name) for an example."""
 
 
 @dataclass(slots=True)
@@ -50,6 +50,7 @@ class PromptFormat:
         chat_template: bool | str = False,
         max_prompt_tokens: int,
         context_mode: str = "append",
+        tools: AgentTools | None = None,
     ) -> None:
         self.agent = agent
         self.tokenizer = tokenizer
@@ -57,6 +58,8 @@ class PromptFormat:
         self.max_prompt_tokens = max_prompt_tokens
         self.context_mode = context_mode
         self.uses_chat_template = self._resolve_chat_template(chat_template)
+        self.tools = tools and ToolPrompts(tokenizer, tools, uses_chat_template=self.uses_chat_template)
+        self._tool_schemas: Any = None if self.tools is None else self.tools.schemas
         self.control = ControlTokens(tokenizer, self._role_markers() if self.uses_chat_template else "")
 
     def _resolve_chat_template(self, requested: bool | str) -> bool:
@@ -118,18 +121,27 @@ class PromptFormat:
         for conversation, whole in zip(rewritten, fresh, strict=True):
             conversation.ids = whole
 
-    def check_history_continues(self) -> None:
+    def parse_response(self, completion: Completion) -> ParsedResponse | None:
+        """The text and the tool calls of a completion; None for an agent without tools."""
+        return None if self.tools is None else self.tools.parse(completion)
+
+    def check_history_continues(self, *, several_answers: bool = True) -> None:
         """Raise `ConfigError` for a chat template that changes earlier messages.
 
         Checks two rounds of a sample conversation, with and without thinking in the answers: a template that drops
-        thinking would fail during a run.
+        thinking would fail during a run. Without `several_answers` only results of tools follow responses.
         """
         if not self.uses_chat_template or self.context_mode != "append":
             return
-        for answer in PROBE_ANSWERS:
+        rounds: list[tuple[str, Sequence[str]]] = (
+            [] if self.tools is None else [(answer, (results, results)) for answer, results in self.tools.probe_turns()]
+        )
+        if several_answers:
+            rounds += [(answer, ("Two?", "Three?")) for answer in PROBE_ANSWERS]
+        for answer, observations in rounds:
             messages = self._first_messages("One?")
             probe = Conversation(messages=messages, text=self._render_messages(messages), ids=[])
-            for observation in ("Two?", "Three?"):
+            for observation in observations:
                 self._append_turn(probe, _make_completion(answer), observation)
 
     def _append_turn(self, conversation: Conversation, completion: Completion, observation: str) -> str | None:
@@ -137,40 +149,75 @@ class PromptFormat:
 
         Returns the text between the sampled tokens and the next response; None if the history was rewritten.
         """
-        answer, before = completion.text, conversation.text
-        user = self._user_message(observation)
-        observation = user["content"]
-        conversation.messages += [{"role": "assistant", "content": answer}, user]
+        if self.tools is not None and isinstance(observation, ToolResults):
+            return self._append_results(self.tools, conversation, completion, observation)
+        answer, user = completion.text, self._user_message(observation)
         if not self.uses_chat_template:
-            conversation.text = before + answer + self.stop_token(completion) + observation
-            return observation
+            return self._append_text(conversation, completion, answer, user)
+        return self._append_messages(conversation, completion, {"role": "assistant", "content": answer}, [user])
+
+    def _append_results(
+        self, tools: ToolPrompts, conversation: Conversation, completion: Completion, results: ToolResults
+    ) -> str | None:
+        """Append a response with tool calls and their results, as `_append_turn` does."""
+        answer, added = tools.text_with_markers(completion), tools.result_messages(results, self.control.guard)
+        if not self.uses_chat_template:
+            return self._append_text(conversation, completion, answer, added[0])
+        message = {"role": "assistant", "content": answer}
+        if not tools.is_shown:
+            return self._append_messages(conversation, completion, message, added)
+        text, num_messages = conversation.text, len(conversation.messages)
+        try:
+            return self._append_messages(conversation, completion, message, added)
+        except ConfigError:  # rejected or rewritten as text
+            conversation.text = text
+            del conversation.messages[num_messages:]
+        return self._append_messages(conversation, completion, tools.call_message(completion), added)
+
+    def _append_text(self, conversation: Conversation, completion: Completion, answer: str, message: Message) -> str:
+        """Append a response and a message without a chat template."""
+        conversation.messages += [{"role": "assistant", "content": answer}, message]
+        conversation.text += answer + self.stop_token(completion) + message["content"]
+        return message["content"]
+
+    def _append_messages(
+        self, conversation: Conversation, completion: Completion, response: Message, added: Sequence[Message]
+    ) -> str | None:
+        """Append a response and the next messages with the chat template, as `_append_turn` does."""
+        before = conversation.text
+        conversation.messages += [response]
+        closed = self._render_messages(conversation.messages, opens_response=False) if "tool_calls" in response else ""
+        conversation.messages += added
         conversation.text = now = self._render_messages(conversation.messages)
-        bridge = self.find_bridge(before, now, completion)
+        answer = response["content"]
+        if closed:  # the template writes the calls in its own way, so that only the end of the message is known
+            bridge, expected = self.find_bridge_after(closed, now, completion), closed
+        else:
+            bridge, expected = self.find_bridge(before, now, answer, completion), before + answer
         if bridge is None:
-            self._check_rewrite_allowed(before + answer if now.startswith(before) else before, now)
+            self._check_rewrite_allowed(expected if now.startswith(before) else before, now)
         return bridge
 
-    def find_bridge(self, before: str, now: str, completion: Completion) -> str | None:
-        """The text of the prompt `now` after the prompt `before`, a completion and its stop token; None if `now` does
+    def find_bridge(self, before: str, now: str, answer: str, completion: Completion) -> str | None:
+        """The text of the prompt `now` after the prompt `before`, a response with its stop token; None if `now` does
         not continue them.
         """
         if not now.startswith(before):
             return None
         rest = now[len(before) :]
         # Some templates strip whitespace from responses.
-        rendered = next((form for form in _strip_variants(completion.text) if rest.startswith(form)), None)
+        rendered = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
         return None if rendered is None else rest[len(rendered) :].removeprefix(self.stop_token(completion))
 
-    def find_bridge_after(self, whole: str, now: str, completion: Completion) -> str | None:
-        """The text of the prompt `now` after `whole`, which ends in a response in the template's own form; None if
-        `now` does not continue it, or the response's end cannot be found.
+    def find_bridge_after(self, closed: str, now: str, completion: Completion) -> str | None:
+        """The text of the prompt `now` after `closed`, which ends in a response in the template's own form, with its
+        stop token; None if `now` does not continue it.
         """
         stop = self.stop_token(completion)
-        end = stop or str(self.tokenizer.eos_token or "")
-        head, found, tail = whole.rpartition(end) if end else ("", "", "")
-        if not now.startswith(whole) or not found or tail.strip() or not head:
+        end = closed.rfind(stop or str(self.tokenizer.eos_token))
+        if end < 0 or not now.startswith(closed):
             return None
-        return (tail if stop else end + tail) + now[len(whole) :]
+        return now[end + len(stop) :]
 
     def _check_rewrite_allowed(self, expected: str, now: str) -> None:
         """Raise `ConfigError` if the history setting requires an unchanged history."""
@@ -195,9 +242,11 @@ class PromptFormat:
 
     def _role_markers(self) -> str:
         """A rendered chat that shows the role markers; empty if the template rejects the sample messages."""
-        messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        messages: list[Message] = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+        if self.tools is not None:
+            messages[2:] = self.tools.result_messages(ToolResults([ToolResult("x", "x")]), str)
         try:
-            return str(self.tokenizer.apply_chat_template(messages, tokenize=False))
+            return str(self.tokenizer.apply_chat_template(messages, tools=self._tool_schemas, tokenize=False))
         except Exception:  # templates are code of the model; their errors are reported where they are used
             return ""
 
@@ -302,12 +351,16 @@ class PromptFormat:
                 "set it to null, or remove that of the examples with task.map",
             )
 
-    def _render_messages(self, messages: Sequence[Message]) -> str:
-        """The messages as the text of the next prompt."""
+    def _render_messages(self, messages: Sequence[Message], *, opens_response: bool = True) -> str:
+        """The messages as the text of the next prompt; without `opens_response` not as far as the next response."""
         if not self.uses_chat_template:
             return "".join(message["content"] for message in messages)
         try:
-            return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages), tools=self._tool_schemas, tokenize=False, add_generation_prompt=opens_response
+                )
+            )
         except Exception as error:  # templates are code of the model and can raise anything
             reason = (str(error) or repr(error)).splitlines()[0]
             rule = f"is rejected by the chat template of {self.agent}'s tokenizer ({reason})"
@@ -317,9 +370,9 @@ class PromptFormat:
             raise ConfigError(setting, rule, "set it to null and put its text into the template") from error
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, is_prompt: bool = True
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, opens_response: bool = True
     ) -> str:
-        """The messages of a program's request as text; `is_prompt`: up to the beginning of the response.
+        """The messages of a program's request as text; `opens_response`: as far as the beginning of the response.
 
         Raises what the chat template raises.
         """
@@ -330,7 +383,7 @@ class PromptFormat:
                 [dict(message) for message in messages],
                 tools=list(tools) or None,
                 tokenize=False,
-                add_generation_prompt=is_prompt,
+                add_generation_prompt=opens_response,
             )
         )
 
@@ -377,37 +430,7 @@ def prompt_formats(
             chat_template=chat,
             max_prompt_tokens=rollout.max_prompt_tokens,
             context_mode=rollout.context.value,
+            tools=load_agent_tools(name, task.agents[name]),
         )
         for name, tokenizer in tokenizers.items()
     }
-
-
-def check_prompt_lengths(
-    formats: Mapping[str, PromptFormat],
-    message: FirstMessage,
-    rows: Iterable[tuple[int, Example]],
-    source: str,
-    contexts: Mapping[str, int],
-) -> None:
-    """Raise `ConfigError` for a row of `source` that is too long for an agent; `contexts`: agent -> context length."""
-    waiting = iter(rows)
-    while part := list(islice(waiting, TOKENIZE_BATCH)):
-        for name, prompt_format in formats.items():
-            messages = [(row, message(name, example)) for row, example in part]
-            prompt_format.check_lengths(messages, source, contexts[name])
-
-
-def fitting_rows(
-    formats: Mapping[str, PromptFormat],
-    message: FirstMessage,
-    examples: Sequence[Example],
-    contexts: Mapping[str, int],
-) -> list[int]:
-    """Return the indices of the examples that fit the context of every agent."""
-    too_long: set[int] = set()
-    waiting = iter(enumerate(examples))
-    while part := list(islice(waiting, TOKENIZE_BATCH)):
-        for name, prompt_format in formats.items():
-            messages = [(row, message(name, example)) for row, example in part]
-            too_long |= prompt_format.find_too_long_rows(messages, contexts[name])
-    return [row for row in range(len(examples)) if row not in too_long]

@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.types import Example, Turn
 
 if TYPE_CHECKING:
@@ -25,9 +26,15 @@ class Action:
 
     text: str
     finished: bool = True  # False: truncated at a token limit
+    response: ParsedResponse | None = None  # of an agent with tools
     turn: Turn | None = None  # prompt and sampled tokens; None for answers that no model generated
     tokenizer: PreTrainedTokenizerBase | None = None  # of the agent
     refusal: str = ""  # why there is no response to a request of a program
+
+    @property
+    def answer(self) -> str:
+        """The text for other agents: without tool calls."""
+        return self.text if self.response is None or not self.response.calls else self.response.content
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

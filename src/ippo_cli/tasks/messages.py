@@ -12,7 +12,7 @@ from ippo_cli.config.errors import ConfigError
 PREFIX = "messages:"  # prefix of these templates
 ROLES = ("system", "user", "assistant")
 UNSUPPORTED_PARTS = ("tool_calls", "function_call", "images", "videos", "audio")  # message keys other than text
-Message = dict[str, str]  # role and content
+Message = dict[str, Any]  # role and content; calls of tools and their results have further keys
 
 
 class MessagesText(str):

@@ -26,6 +26,8 @@ from ippo_cli.tasks.environments.build import make_environment_factory
 from ippo_cli.tasks.jsonl import held_out_rows
 from ippo_cli.tasks.protocols import TemplatedEnvironment, make_protocol_factory
 from ippo_cli.tasks.templates import render_template
+from ippo_cli.tasks.tools.environment import add_tools
+from ippo_cli.tasks.tools.runner import NUM_THREADS
 from ippo_cli.tasks.warm_start import take_examples
 from ippo_cli.types import Example
 
@@ -70,7 +72,7 @@ def load_held_out(config: TaskConfig, seed: int) -> Sequence[Example]:
 def make_task_factory(config: TaskConfig) -> Callable[[], Environment]:
     """Return a factory of a task's environments: its protocol, or its environment with the agents' templates."""
     if isinstance(config, ConversationConfig):
-        return make_protocol_factory(config)
+        return add_tools(make_protocol_factory(config), config.agents)
     if isinstance(config, ProgramConfig):
         return load_implementation("task", config.kind, "environment")(config)
     assert isinstance(config, EnvironmentTaskConfig)
@@ -109,7 +111,16 @@ def task_setting(config: TaskConfig) -> str:
 
 
 def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
-    """Return the maximal number of turns per agent in an episode; None if unknown."""
+    """Return the maximal number of turns per agent in an episode, with those that call tools; None if unknown."""
+    limit = max_answers(config)
+    return {
+        name: limit if limit is None or agent.tools is None else limit * (1 + agent.max_tool_calls)
+        for name, agent in config.agents.items()
+    }
+
+
+def max_answers(config: TaskConfig) -> int | None:
+    """Return the maximal number of turns that the protocol or environment gives an agent; None if unknown."""
     limit = None
     if isinstance(config, ConversationConfig):
         limit = (
@@ -121,7 +132,7 @@ def max_turns_by_agent(config: TaskConfig) -> dict[str, int | None]:
         limit = config.num_turns
     elif isinstance(config, LadderConfig):
         limit = config.num_rungs
-    return dict.fromkeys(config.agents, limit)
+    return limit
 
 
 def response_budgets(config: Config) -> dict[str, int]:
@@ -153,7 +164,9 @@ def can_reuse_prefix(config: Config) -> bool:
 
 def get_num_workers(config: TaskConfig) -> int:
     """Return the number of threads that step environments."""
-    return config.num_workers if isinstance(config, EnvironmentTaskConfig | ProgramConfig) else 1
+    if isinstance(config, EnvironmentTaskConfig | ProgramConfig):
+        return config.num_workers
+    return NUM_THREADS if any(agent.tools is not None for agent in config.agents.values()) else 1
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:

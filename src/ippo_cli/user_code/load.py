@@ -34,12 +34,17 @@ def load_function(name: str, key: str = "reward.function") -> Callable[..., Any]
     if ".py:" in location:
         rule = "names several functions of one file"
         raise ConfigError(setting, rule, f"use one name: {key}={location}")
-    module = _load_file(Path(location), setting) if location.endswith(".py") else _load_module(location, setting)
+    module = load_module(location, setting)
     function = getattr(module, attribute, None)
     if not callable(function):
         callables = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(setting, f"names no function in {location}", "it has: " + " ".join(sorted(callables)))
     return function
+
+
+def load_module(location: str, setting: str) -> ModuleType:
+    """Import `path.py` or `module`; raises `ConfigError` with file and line if this fails."""
+    return _load_file(Path(location), setting) if location.endswith(".py") else _load_module(location, setting)
 
 
 def _load_file(path: Path, setting: str) -> ModuleType:

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 import pytest
 from programs_of_others import FORGERIES, RIGHT
 
+from ippo_cli.processes.pool import ProcessPool
 from ippo_cli.rewards.code.judge import judge
 from ippo_cli.rewards.code.program import extract_code
-from ippo_cli.rewards.processes import ProcessPool
 
 HUMANEVAL = Path(__file__).resolve().parents[4] / "shared" / "data" / "humaneval" / "HumanEval.jsonl.gz"
 # Numbers with many digits do not occur by chance in addresses or nonces, which a forgery searches.

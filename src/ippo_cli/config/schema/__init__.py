@@ -20,7 +20,7 @@ from ippo_cli.config.schema.actor import (
     TinyActorConfig,
     TinyLoraActorConfig,
 )
-from ippo_cli.config.schema.agent import AgentConfig, AgentPromptConfig, PromptConfig, build_unset
+from ippo_cli.config.schema.agent import AgentConfig, AgentPromptConfig, PromptConfig, ToolsConfig, build_unset
 from ippo_cli.config.schema.algorithm import (
     Advantage,
     AlgorithmConfig,
@@ -145,6 +145,7 @@ from ippo_cli.config.schema.team import (
     TeamKind,
     UpdateOrder,
 )
+from ippo_cli.config.schema.tools import ToolFormat
 from ippo_cli.config.schema.tracker import (
     Console,
     MlflowTrackerConfig,

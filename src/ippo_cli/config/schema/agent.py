@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, Any, TypeVar
 
+from ippo_cli.config.constraints import NotEmpty, PositiveFloat, PositiveInt
 from ippo_cli.config.marks import InEval
 from ippo_cli.config.schema.actor import TinyLoraActorConfig
 from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import AnyCriticConfig
 from ippo_cli.config.schema.reward import RewardWeightsConfig
 from ippo_cli.config.schema.rollout import SamplingConfig
+from ippo_cli.config.schema.tools import ToolFormat
 
 T = TypeVar("T")
 
@@ -37,7 +39,20 @@ class PromptConfig:
 
 
 @dataclass
-class AgentPromptConfig(PromptConfig):
+class ToolsConfig(PromptConfig):
+    """Prompts of an agent, and the tools that it may call in a turn before it answers."""
+
+    tools: InEval[Annotated[Any, NotEmpty()]] = None
+    # functions it may call: file.py | file.py:name | module:name | mcp:COMMAND | a list; null = none
+    tool_format: InEval[ToolFormat] = ToolFormat.auto
+    # how it writes calls: auto (as its chat template asks) | hermes | llama3 | mistral | json
+    max_tool_calls: InEval[PositiveInt] = 4  # calls per turn of the protocol; then its next response is the answer
+    tool_timeout_s: InEval[PositiveFloat] = 10.0  # seconds of a call
+    tool_sandbox: InEval[bool] = False  # run tools in bubblewrap: one file, standard library only
+
+
+@dataclass
+class AgentPromptConfig(ToolsConfig):
     """Settings of an agent that belong to no group."""
 
     frozen: bool = False  # it generates with its initial weights and is scored, but never trained

@@ -40,9 +40,14 @@ class ConversationConfig(TaskConfig):
     num_turns: InEval[PositiveInt]  # turns per agent
 
     @property
-    def is_one_turn_per_agent(self) -> bool:
-        """Whether every agent has exactly one turn, in a fixed order."""
+    def has_one_message_per_agent(self) -> bool:
+        """Whether the protocol gives every agent exactly one turn, in a fixed order."""
         return self.num_turns == 1 and self.protocol in ("parallel", "sequential")
+
+    @property
+    def is_one_turn_per_agent(self) -> bool:
+        """Whether every agent acts exactly once: one message per agent, and no tools."""
+        return self.has_one_message_per_agent and all(agent.tools is None for agent in self.agents.values())
 
 
 @option("task", "sorting", examples="ippo_cli.tasks.sorting:sorting_examples")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from ippo_cli.processes.sandbox import Sandbox
 from ippo_cli.rewards.code.program import (
     assemble_program,
     defines_function,
@@ -21,7 +22,6 @@ from ippo_cli.rewards.code.program import (
     parse_code,
     uses_call_result,
 )
-from ippo_cli.rewards.code.sandbox import Sandbox
 
 CHECK = "check"
 BROAD_ERRORS = {"Exception", "BaseException", "AssertionError"}

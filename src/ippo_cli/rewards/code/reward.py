@@ -10,11 +10,11 @@ from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import CodePairRewardConfig, CodeRewardConfig, CodeRunConfig, Sandbox, TestMatch
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
+from ippo_cli.processes.pool import ProcessPool
+from ippo_cli.processes.sandbox import START_TIMEOUT_S, find_sandbox_problem
 from ippo_cli.rewards.code.judge import check_prompt_code, read_tests
-from ippo_cli.rewards.code.sandbox import START_TIMEOUT_S, find_sandbox_problem
 from ippo_cli.rewards.contract import Reward, Row, stack_rows
 from ippo_cli.rewards.episodes import Responses
-from ippo_cli.rewards.processes import ProcessPool
 from ippo_cli.rewards.response_adapter import Agents, ResponseRewardAdapter, adapt_response_reward
 from ippo_cli.tasks.templates import render_template
 from ippo_cli.types import Example

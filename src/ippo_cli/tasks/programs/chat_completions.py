@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
+from ippo_cli.tasks.tools.formats import decode_with_markers, detect_tool_format, parse_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 IGNORED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -171,10 +173,34 @@ def _is_integer(value: Any) -> bool:
 
 
 def build_message(action: Action, call: ModelCall, stop_strings: Sequence[str]) -> dict[str, Any]:
-    """The message of a response: the sampled text up to the first stop string."""
+    """The message of a response: the sampled text up to the first stop string, and the tool calls in it."""
     text = action.text
+    if call.tools and action.turn is not None and action.tokenizer is not None:
+        text = decode_with_markers(action.turn.completion.ids.tolist(), action.tokenizer)
     ends = [place for stop in (*stop_strings, *call.stop_strings) if (place := text.find(stop)) >= 0]
-    return {"role": "assistant", "content": text[: min(ends)] if ends else text}
+    text = text[: min(ends)] if ends else text
+    message: dict[str, Any] = {"role": "assistant", "content": text}
+    if call.tools:
+        parsed = parse_tool_calls(text, detect_tool_format(getattr(action.tokenizer, "chat_template", None)))
+        message["content"] = parsed.content
+        if parsed.calls:
+            message["tool_calls"] = [
+                {
+                    "id": _make_call_id(action, place),
+                    "type": "function",
+                    "function": {"name": part.name, "arguments": json.dumps(part.arguments)},
+                }
+                for place, part in enumerate(parsed.calls)
+            ]
+    return message
+
+
+def _make_call_id(action: Action, place: int) -> str:
+    """An id of nine letters and digits, as some templates demand; a function of the tokens, because templates write it
+    into later prompts.
+    """
+    tokens = [] if action.turn is None else [*action.turn.prompt, *action.turn.completion.ids.tolist()]
+    return hashlib.blake2b(f"{place}/{tokens}".encode()).hexdigest()[:9]
 
 
 def build_completion(request: ChatRequest, action: Action, message: Mapping[str, Any], key: str) -> dict[str, Any]:

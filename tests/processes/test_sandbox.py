@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from programs_of_others import ESCAPES, HELPERS, NOT_WITHOUT_WALLS
 
-from ippo_cli.rewards.code import sandbox
-from ippo_cli.rewards.code.runner import decode_value, encode_value
-from ippo_cli.rewards.code.sandbox import BWRAP, ProgramFailed, Sandbox, SandboxUnavailable, find_sandbox_problem
-from ippo_cli.rewards.code.seccomp import seccomp_filter
+from ippo_cli.processes import sandbox
+from ippo_cli.processes.runner import decode_value, encode_value
+from ippo_cli.processes.sandbox import BWRAP, ProgramFailed, Sandbox, SandboxUnavailable, find_sandbox_problem
+from ippo_cli.processes.seccomp import seccomp_filter
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def test_program_ends_with_killed_judge(tmp_path: Path) -> None:
     """Bubblewrap exits with its parent; the runner without a sandbox must watch its parent itself."""
     code = """
         import sys
-        from ippo_cli.rewards.code.sandbox import LOCAL, Sandbox
+        from ippo_cli.processes.sandbox import LOCAL, Sandbox
         sandbox = Sandbox(LOCAL, 3600.0)
         sandbox.load("import time\\ndef f(it):\\n    open(it, 'w').close(); time.sleep(3600)", "f")
         print(sandbox._process.pid, flush=True)

@@ -17,8 +17,8 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.engine import progress
-from ippo_cli.rewards import child as child_program
-from ippo_cli.rewards.child import LENGTH_HEADER, pack_message
+from ippo_cli.processes import child as child_program
+from ippo_cli.processes.child import LENGTH_HEADER, pack_message
 
 CHILD_SCRIPT = str(child_program.__file__)
 START_TIMEOUT_S = 120.0
@@ -35,11 +35,20 @@ class CallFailed(RuntimeError):
 class ProcessPool:
     """Up to `size` processes, started on demand, each with one call at a time.
 
-    A process is killed, with its own child processes, if its call takes longer than `timeout_s`.
+    A process is killed, with its own child processes, if its call takes longer than `timeout_s`. With
+    `factory_arguments`, each process calls `function` with them when it starts, and then the function that it returns.
     """
 
-    def __init__(self, function: str, key: str, size: int, timeout_s: float | None) -> None:
-        self.setting = {"function": function, "key": key}
+    def __init__(
+        self,
+        function: str,
+        key: str,
+        size: int,
+        timeout_s: float | None,
+        *,
+        factory_arguments: tuple[Any, ...] | None = None,
+    ) -> None:
+        self.setting = {"function": function, "key": key, "factory_arguments": factory_arguments}
         self.size, self.timeout_s = size, timeout_s
         self._idle: list[_Child] = []
         self._busy: dict[_Child, int] = {}
@@ -128,7 +137,7 @@ class ProcessPool:
 class _Child:
     """A child process with its request and answer pipes."""
 
-    def __init__(self, setting: Mapping[str, str], output_fd: int) -> None:
+    def __init__(self, setting: Mapping[str, Any], output_fd: int) -> None:
         requests, self._requests = os.pipe()
         self.answers, answers = os.pipe()
         try:

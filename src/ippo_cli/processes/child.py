@@ -32,6 +32,8 @@ def main(requests: BinaryIO, answers: BinaryIO) -> None:
 
     try:
         function = load_function(setting["function"], setting["key"])
+        if setting["factory_arguments"] is not None:
+            function = function(*setting["factory_arguments"])
     except IppoError as error:
         write_message(answers, (False, str(error)))
         return

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.rewards.processes import MAX_FORWARDED_BYTES, CallFailed, ProcessPool
+from ippo_cli.processes.pool import MAX_FORWARDED_BYTES, CallFailed, ProcessPool
 
 Make = Callable[..., ProcessPool]
 FILE = """
@@ -147,7 +147,7 @@ def test_processes_end_on_close_and_with_parent(make: Make, file: Path) -> None:
     assert ends(child)
     code = f"""
         import os
-        from ippo_cli.rewards.processes import ProcessPool
+        from ippo_cli.processes.pool import ProcessPool
         processes = ProcessPool({f"{file}:act"!r}, "reward.function", 1, None)
         print(processes.call([(("child", 1), {{}})])[0], flush=True)
         os._exit(1)

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from ippo_cli.rewards.code.runner import MAX_REPLY_BYTES, decode_value, encode_value
-from ippo_cli.rewards.code.seccomp import seccomp_filter
+from ippo_cli.processes.runner import MAX_REPLY_BYTES, decode_value, encode_value
+from ippo_cli.processes.seccomp import seccomp_filter
 
 RUNNER = Path(__file__).with_name("runner.py")
 BWRAP, LOCAL = "bwrap", "unsafe_local"
@@ -64,7 +64,7 @@ class Sandbox:
         """Execute the program's definitions."""
         self._exchange({"program": program, "entry_point": entry_point})
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
+    def call(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the function under test."""
         return self._exchange({"call": encode_value((args, kwargs))})
 

@@ -1,0 +1,1 @@
+"""Child processes and sandboxes, in which functions of users and programs of models run."""
