@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from small import final_weights, rows, train
+from small import a_trainer, final_weights, rows, train
+
+from ippo_cli.rollout.generator import SamplingStream
+from ippo_cli.training.trainer import Trainer
+from ippo_cli.types import Batch
 
 pytest.importorskip("aiohttp", reason="needs the extra program")
 pytest.importorskip("openai", reason="needs OpenAI's client")
@@ -78,3 +84,119 @@ def test_program_equals_the_same_protocol_to_the_bit(tmp_path: Path) -> None:
         assert {key: (row[key], wanted[key]) for key in wanted if row[key] != wanted[key]} == {}
     weights = final_weights(expected)
     assert all(torch.equal(value, weights[name]) for name, value in final_weights(found).items())
+
+
+FAULTS = """
+import os, signal, socket, subprocess, sys, time
+from openai import OpenAI
+
+
+def play(example, endpoint):
+    def say(text, model="low", key=endpoint.api_key):
+        client = OpenAI(base_url=endpoint.base_url, api_key=key, max_retries=0)
+        return client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
+
+    def send(body, length=None):
+        host, port = endpoint.base_url.split("/")[2].split(":")
+        connection = socket.create_connection((host, int(port)))
+        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: x\\r\\nAuthorization: Bearer {endpoint.api_key}\\r\\n"
+        connection.sendall((head + f"Content-Length: {length or len(body)}\\r\\n\\r\\n" + body).encode())
+        return connection
+
+    text = say(f"{example['number']}?").choices[0].message.content
+    kind = example["kind"]
+    if kind == "raises":
+        raise KeyError("nothing")
+    if kind == "sleeps":
+        time.sleep(600)
+    if kind == "loops":
+        while True:
+            pass
+    if kind == "unknown agent":
+        say("a", model="nobody")
+    if kind == "too long":
+        say("a" * 3000)
+    if kind == "disconnects":
+        send('{"model": "low", "messages": [{"role": "user", "content": "a"}]}').close()
+        time.sleep(600)
+    if kind == "garbage":
+        if b" 400 " in send("{not json").recv(100):
+            raise ValueError("rejected")
+    if kind == "half a request":
+        send("{", length=1000).recv(1)
+    if kind == "exits":
+        os._exit(3)
+    if kind == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "unknown reward":
+        return {"nobody": 1.0}
+    if kind == "foreign key":
+        say("a", key="sk-other")
+    if kind == "too large":
+        say("a" * 9_000_000)
+    if kind == "prints":
+        while True:
+            print("x" * 1_000_000, flush=True)
+    if kind == "leaves a process":
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "left by a program"])
+        os._exit(4)
+    if kind == "never ends":
+        while True:
+            say("again")
+    return float(len(text))
+"""
+KINDS = {
+    "raises": r"play.py:\d+: KeyError: 'nothing'",
+    "sleeps": "task.timeout_s=4",
+    "loops": "task.timeout_s=4",
+    "unknown agent": "the agents are low, high",
+    "too long": "the messages have 3000 tokens, and the context has",
+    "disconnects": "closed the connection of a call of low before it had the response",
+    "garbage": "rejected",
+    "half a request": "task.timeout_s=4",
+    "exits": "exit code 3",
+    "is killed": "signal 9",
+    "unknown reward": "returned a reward for 'nobody'; agents are low high",
+    "foreign key": "not that of a running episode",
+    "too large": "the body has more than 8388608 bytes",
+    "prints": "printed more than",
+    "leaves a process": "exit code 4",
+}
+
+
+@pytest.mark.parametrize(
+    "copies", [pytest.param(1, marks=pytest.mark.core), pytest.param(14, marks=pytest.mark.slow)]
+)
+def test_faulty_programs_fail_their_own_episodes_only(tmp_path: Path, copies: int) -> None:
+    names = ["none", "never ends", *KINDS] * copies
+    overrides = program_run(tmp_path, FAULTS)
+    lines = [json.dumps({"question": "", "kind": kind, "number": number}) for number, kind in enumerate(names)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    overrides += [f"rollout.buffer_size={len(names)}", "task.timeout_s=4", "task.max_turns=3", "reward=environment"]
+    overrides = [text for text in overrides if not text.startswith("reward.function")]
+    with a_trainer(tmp_path, *overrides, "task.train_size=null", "rollout.context_limit=512") as trainer:
+        episodes = trainer.collector.play_episodes(*batch_of(trainer))
+    assert len(episodes) == len(names)
+    for episode in episodes:
+        kind = episode.example["kind"]
+        if kind == "none":
+            assert episode.failure is None
+            assert episode.rewards[-1] == {"low": len(episode.turns[-1].text), "high": len(episode.turns[-1].text)}
+        elif kind == "never ends":
+            assert (episode.failure, episode.truncation, len(episode.turns)) == (None, "environment", 3)
+        else:
+            assert re.search(KINDS[kind], str(episode.failure)), (kind, episode.failure)
+    left = [Path("/proc", pid, "cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
+    assert not [path for path in left if b"left by a program" in read_or_nothing(path)]
+
+
+def batch_of(trainer: Trainer) -> tuple[Batch, SamplingStream]:
+    """The first iteration's examples and random numbers."""
+    return trainer.collector._batch(0), trainer.collector._draws(0)
+
+
+def read_or_nothing(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

@@ -25,7 +25,6 @@ class PendingCall:
 
     request: ChatRequest
     respond: Callable[[Action | RequestError], None]
-    is_taken: bool = False  # whether a response is being generated
 
 
 @dataclass(eq=False)
@@ -57,12 +56,9 @@ class CallSession:
             self._changed.notify_all()
 
     def abandon(self, call: PendingCall) -> None:
-        """A client has closed the connection of a call: a call that is being generated fails the episode."""
+        """A client has closed the connection of a call: the episode fails, because it would have an unread response."""
         with self._changed:
-            waiting = self._waiting.get(call.request.agent, ())
-            if call in waiting:
-                self._waiting[call.request.agent].remove(call)
-            elif call.is_taken and not self.is_closed:
+            if not self.is_closed:
                 self.failure = (
                     f"the program closed the connection of a call of {call.request.agent} before it had the response"
                 )
@@ -100,10 +96,7 @@ class CallSession:
     def take(self) -> dict[str, PendingCall]:
         """The oldest call of each agent."""
         with self._changed:
-            taken = {agent: self._waiting[agent].popleft() for agent in self.agents if self._waiting.get(agent)}
-            for call in taken.values():
-                call.is_taken = True
-            return taken
+            return {agent: self._waiting[agent].popleft() for agent in self.agents if self._waiting.get(agent)}
 
     def close(self, reason: str = "the episode is over") -> None:
         """Answer all calls by an error, and accept no others."""
