@@ -164,9 +164,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "copies", [pytest.param(1, marks=pytest.mark.core), pytest.param(14, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("copies", [pytest.param(1, marks=pytest.mark.core), pytest.param(14, marks=pytest.mark.slow)])
 def test_faulty_programs_fail_their_own_episodes_only(tmp_path: Path, copies: int) -> None:
     names = ["none", "never ends", *KINDS] * copies
     overrides = program_run(tmp_path, FAULTS)
