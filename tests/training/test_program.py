@@ -106,9 +106,10 @@ def test_stopped_and_resumed_run_equals_the_whole(tmp_path: Path, monkeypatch: p
     overrides = [*program_run(tmp_path), "task.max_turns=2", "evaluation.every=0"]
     whole = train(tmp_path, *overrides)
     config, folder = new_run(tmp_path, *overrides)
-    with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setenv("STOP_AT_CALL", "2")
+    monkeypatch.setenv("STOP_AT_CALL", "2")
+    with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
+    monkeypatch.delenv("STOP_AT_CALL")
     run_training(config, folder, resumed=True)
     assert rows(folder) == rows(whole)
     weights = final_weights(whole)
