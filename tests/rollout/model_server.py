@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from fake_server import serve
+from tiny_engine import build_model, build_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ippo_cli.rollout.sampling import Sampling, sample_tokens, uniforms
@@ -28,6 +29,7 @@ class ModelServer:
         self._lm: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._tokenizer: Any = AutoTokenizer.from_pretrained(folder)
         self._lock, self._fails_after = threading.Lock(), fails_after
+        self.delay_s = 0.0  # of each completion
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         if path == "/v1/models":
@@ -37,6 +39,7 @@ class ModelServer:
             return 200, {"tokens": self._tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]}
         if path != "/v1/completions":
             return 404, {}
+        time.sleep(self.delay_s)
         with self._lock:
             self.prompts.append(body["prompt"])
             if self._fails_after is not None and len(self.prompts) > self._fails_after:
@@ -69,6 +72,14 @@ class ModelServer:
             ids.append(int(chosen.tokens))
             logprobs.append(float(chosen.behavior_logprobs))
         return ids, logprobs
+
+
+def save_partner(folder: Path) -> Path:
+    """Save a small model with a tokenizer of bytes."""
+    tokenizer = build_tokenizer()
+    build_model(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @contextmanager
