@@ -16,7 +16,7 @@ def served_agents(config: Config) -> dict[str, ServerActorConfig]:
 
 
 def local_agents(config: Config) -> dict[str, AgentConfig]:
-    """The agents whose models are in this run's processes."""
+    """The agents with models in this run's processes."""
     agents = config.task.agents.items()
     return {name: agent for name, agent in agents if not isinstance(agent.actor, ServerActorConfig)}
 

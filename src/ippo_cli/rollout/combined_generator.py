@@ -1,4 +1,4 @@
-"""Generation for agents at servers beside agents whose models are in the run."""
+"""Generation for agents at servers beside agents with models in the run."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from ippo_cli.rollout.openai_server import OpenAIServerEngine, ServerKeys
 
 @dataclass(kw_only=True)
 class ServedPolicy:
-    """A `GenerationPolicy` whose weights are at a server, on no rank; every rank sends its own requests."""
+    """A `GenerationPolicy` with weights at a server, on no rank; every rank sends its own requests."""
 
     name: str
     tokenizer: PreTrainedTokenizerBase
