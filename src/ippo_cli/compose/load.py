@@ -195,6 +195,12 @@ def _check_kinds(node: DictConfig) -> None:
         kind = read_kind(node[group])
         if kind not in kinds:
             raise ConfigError(f"{group}.kind={kind}", "is not known", "use one of " + " ".join(kinds))
+        if group == "actor" and kind == schema.ActorKind.server:
+            raise ConfigError(
+                "actor=server",
+                "is the server of one frozen agent, and this names one for all agents, of which none could be trained",
+                "use task.agents.NAME.actor=server",
+            )
         if OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
             remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
@@ -215,6 +221,9 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
     the run's values; if only its critic has another kind, only its critic does.
     """
     kinds = {group: _agent_kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
+    if kinds["actor"] == schema.ActorKind.server:  # nothing of it is trained
+        _check_has_no_critic(agent, name)
+        kinds["critic"] = schema.CriticKind.none.value
     others = [group for group, kind in kinds.items() if kind != read_kind(node[group])]
     if others:
         node = copy.deepcopy(node)
@@ -232,6 +241,17 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
             known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
             found[group] = {leaf: value for leaf, value in found[group].items() if leaf in known}
     return found
+
+
+def _check_has_no_critic(agent: DictConfig, name: str) -> None:
+    """Raise `ConfigError` for a critic of an agent at a server."""
+    if not OmegaConf.is_missing(agent.critic, "kind") and read_kind(agent.critic) != schema.CriticKind.none:
+        where = f"task.agents.{name}"
+        raise ConfigError(
+            f"{where}.critic.kind={read_kind(agent.critic)}",
+            f"has no effect: {where}.actor=server is not trained",
+            "remove it",
+        )
 
 
 def _compose_kinds(task: str, kinds: Mapping[str, str]) -> DictConfig:

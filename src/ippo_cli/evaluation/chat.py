@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ContextMode, ConversationConfig
 from ippo_cli.engine import distributed
@@ -18,7 +17,9 @@ from ippo_cli.reporting.escape import escape_lines
 from ippo_cli.reporting.sample_table import ending_message
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.combined_generator import build_with_served_agents
 from ippo_cli.rollout.generator import Generator, HfGenerator, Request, SamplingStream, sampling_settings
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import can_reuse_prefix, make_task_factory
@@ -81,7 +82,7 @@ def chat(
 
 
 def _chat_with_agent(
-    config: Config, policy: FrozenAgent, settings: ChatSettings, ask: ReadLine, say: PrintLine
+    config: Config, policy: GenerationPolicy, settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
     """Chat with one agent, which receives the whole conversation in each turn."""
     name = policy.name
@@ -137,7 +138,7 @@ def _generate_reply(
 
 
 def _chat_with_team(
-    config: Config, policies: dict[str, FrozenAgent], settings: ChatSettings, ask: ReadLine, say: PrintLine
+    config: Config, policies: dict[str, GenerationPolicy], settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
     """Run one episode of the task's protocol with all agents for each typed example."""
     formats: dict[str, PromptFormat] = prompt_formats(
@@ -173,10 +174,14 @@ def _chat_with_team(
         environments.close()
 
 
-def _build_generator(config: Config, policies: dict[str, FrozenAgent]) -> Generator:
+def _build_generator(config: Config, policies: dict[str, GenerationPolicy]) -> Generator:
     """Always with the models themselves: an inference engine takes longer to start than a reply."""
     settings = sampling_settings(config.task)
-    return HfGenerator(policies, config.rollout, settings, continues=can_reuse_prefix(config))
+
+    def build_local(own: Mapping[str, GenerationPolicy]) -> Generator:
+        return HfGenerator(own, config.rollout, settings, continues=can_reuse_prefix(config))
+
+    return build_with_served_agents(policies, config.rollout, settings, build_local)
 
 
 def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Example:

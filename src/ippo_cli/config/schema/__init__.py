@@ -15,8 +15,11 @@ from ippo_cli.config.schema.actor import (
     ActorConfig,
     ActorKind,
     Alphabet,
+    AnyActorConfig,
     LoraActorConfig,
+    PolicyConfig,
     ReferenceKind,
+    ServerActorConfig,
     TinyActorConfig,
     TinyLoraActorConfig,
 )
@@ -113,6 +116,7 @@ from ippo_cli.config.schema.run import (
     Mode,
     RunConfig,
 )
+from ippo_cli.config.schema.server import ServerConnectionConfig
 from ippo_cli.config.schema.sweep import (
     Composition,
     GridSweepConfig,
