@@ -28,6 +28,8 @@ class ToolRunner:
     def __init__(self, tools: AgentTools) -> None:
         self.tools = tools
         self._by_name = {tool.name: tool for tool in tools.tools}
+        sandboxed = [tool for tool in tools.tools if tools.sandbox and isinstance(tool.source, str)]
+        self._programs = {tool.name: read_source(str(tool.source), tools.setting) for tool in sandboxed}
         self._idle: deque[ProcessPool] = deque()
         self.close = weakref.finalize(self, _close_all, self._idle)
 
@@ -58,10 +60,9 @@ class ToolRunner:
         return (False, str(result)) if isinstance(result, CallFailed) else (result[0], result[1])
 
     def _call_in_sandbox(self, tool: Tool, arguments: dict[str, Any]) -> tuple[bool, str]:
-        assert isinstance(tool.source, str)
         with closing(Sandbox(BWRAP, self.tools.timeout_s)) as sandbox:
             try:
-                sandbox.load(*read_source(tool.source, self.tools.setting))
+                sandbox.load(*self._programs[tool.name])
                 return True, format_result(sandbox.call(**arguments))
             except ProgramFailed as error:
                 return False, f"the call failed: {error}"
