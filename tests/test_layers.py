@@ -65,6 +65,7 @@ PLACES = {
     "pettingzoo": ("tasks/environments/pettingzoo.py",),
     "reasoning_gym": ("tasks/environments/reasoning_gym.py",),
     "httpx2": ("rewards/remote.py", "rollout/completion_client.py"),
+    "mcp": ("tasks/tools/mcp_server.py",),
     "math_verify": ("rewards/math_verify_call.py",),
 }
 

@@ -24,6 +24,10 @@ from ippo_cli.tasks.conversation import Conversation, PromptFormat, prompt_forma
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import can_reuse_prefix, make_task_factory
 from ippo_cli.tasks.templates import example_fields, first_message
+from ippo_cli.tasks.tools.environment import ToolTurn
+from ippo_cli.tasks.tools.load import load_agent_tools
+from ippo_cli.tasks.tools.runner import ToolRunner
+from ippo_cli.tasks.tools.tool import ToolResults
 from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch, Completion, Example
 
@@ -97,6 +101,10 @@ def _chat_with_agent(
     say(f"{name}: {describe_sampling(config, [name], settings)}; {COMMANDS}")
     conversation: Conversation | None = None
     reply: Completion | None = None
+    tools = load_agent_tools(name, template)
+    runner = tools and ToolRunner(tools)
+    turn = runner and ToolTurn(runner)
+    results: ToolResults | None = None
     while True:
         try:
             if conversation is None or reply is None:
@@ -107,7 +115,9 @@ def _chat_with_agent(
                 )
                 (conversation,) = prompt_format.start_conversations([message])
             else:
-                prompt_format.extend([conversation], [reply], [read_line(ask, say, "you> ")])
+                prompt_format.extend(
+                    [conversation], [reply], [read_line(ask, say, "you> ") if results is None else results]
+                )
             limit = generator.context_limit(name)
             if not 0 < len(conversation.ids) < limit:
                 say(f"{len(conversation.ids)} tokens, and the limit of {name} is {limit}; starting a new conversation")
@@ -115,8 +125,14 @@ def _chat_with_agent(
             reply = _generate_reply(generator, name, conversation, settings, turns)
             turns += 1
             say(_format_reply(name, reply))
+            results = None if turn is None else turn.respond(prompt_format.parse_response(reply), reply.finished)
+            if results is not None:
+                say(f"tool> {escape_lines(results)}")
+            elif runner is not None:
+                turn = ToolTurn(runner)
         except ResetRequested:
-            conversation = reply = None
+            conversation = reply = results = None
+            turn = runner and ToolTurn(runner)
 
 
 def describe_sampling(config: Config, agents: Sequence[str], settings: ChatSettings) -> str:

@@ -135,6 +135,11 @@ def max_answers(config: TaskConfig) -> int | None:
     return limit
 
 
+def agents_with_tools(config: TaskConfig) -> list[str]:
+    """Return the agents that may call tools."""
+    return [name for name, agent in config.agents.items() if agent.tools is not None]
+
+
 def response_budgets(config: Config) -> dict[str, int]:
     """Return the maximal response tokens per agent in an episode; those of one turn if the turn limit is unknown."""
     agents = config.task.agents
@@ -166,7 +171,7 @@ def get_num_workers(config: TaskConfig) -> int:
     """Return the number of threads that step environments."""
     if isinstance(config, EnvironmentTaskConfig | ProgramConfig):
         return config.num_workers
-    return NUM_THREADS if any(agent.tools is not None for agent in config.agents.values()) else 1
+    return NUM_THREADS if agents_with_tools(config) else 1
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
