@@ -14,13 +14,14 @@ from ippo_cli.config.schema import (
     EnvironmentTaskConfig,
     JsonlConfig,
     LadderConfig,
+    OpenEnvConfig,
     ReasoningGymConfig,
     SteppedEnvironmentConfig,
     TaskConfig,
     load_implementation,
 )
 from ippo_cli.tasks.dry_run import DryRun, run_dry_episode
-from ippo_cli.tasks.environment import Environment
+from ippo_cli.tasks.environment import Environment, EnvironmentPool
 from ippo_cli.tasks.environments.build import make_environment_factory
 from ippo_cli.tasks.jsonl import held_out_rows
 from ippo_cli.tasks.protocols import TemplatedEnvironment, make_protocol_factory
@@ -99,7 +100,7 @@ def dry_run_examples(config: TaskConfig, examples: Iterable[Example], seed: int 
 
 def task_setting(config: TaskConfig) -> str:
     """Return the setting that names the protocol or environment, such as `task.environment=guess.py:make`."""
-    for key in ("protocol", "environment", "env_id", "dataset"):
+    for key in ("protocol", "environment", "env_id", "dataset", "url"):
         if (value := getattr(config, key, None)) is not None:
             return f"task.{key}={value}"
     return f"task.kind={config.kind}"
@@ -148,9 +149,13 @@ def can_reuse_prefix(config: Config) -> bool:
     return config.rollout.context is not ContextMode.last_only and bool(multi_turn_agents(config.task))
 
 
-def get_num_workers(config: TaskConfig) -> int:
-    """Return the number of threads that step environments."""
-    return config.num_workers if isinstance(config, EnvironmentTaskConfig) else 1
+def make_environment_pool(config: TaskConfig) -> EnvironmentPool:
+    """Return a pool of the task's environments, with its threads and its limit."""
+    return EnvironmentPool(
+        make_task_factory(config),
+        workers=config.num_workers if isinstance(config, EnvironmentTaskConfig) else 1,
+        max_environments=config.max_sessions if isinstance(config, OpenEnvConfig) else None,
+    )
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:
