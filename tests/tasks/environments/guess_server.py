@@ -98,6 +98,7 @@ def serve_with_package(listener: socket.socket, max_sessions: int) -> None:
             return State()
 
     app = create_app(GuessEnvironment, GuessAction, GuessObservation, max_concurrent_envs=max_sessions)
+    announce(listener)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])
 
 
@@ -138,13 +139,13 @@ def serve_messages(listener: socket.socket, max_sessions: int) -> None:
         try:
             if request["type"] == "reset":
                 return observation(game.reset(**data))
-            if problems := [
-                {"type": "extra_forbidden", "loc": [name]} for name in data if name not in ("message", "loud")
-            ]:
+            unknown = sorted(data.keys() - {"message", "loud"})
+            problems = [] if "message" in data else [problem("missing", "message", "Field required")]
+            problems += [problem("extra_forbidden", name, "Extra inputs are not permitted") for name in unknown]
+            if not isinstance(data.get("message", ""), str):
+                problems.append(problem("string_type", "message", "Input should be a valid string"))
+            if problems:
                 return error("VALIDATION_ERROR", "Invalid message", errors=problems)
-            if not isinstance(data["message"], str):
-                problem = {"type": "string_type", "loc": ["message"], "msg": "Input should be a valid string"}
-                return error("VALIDATION_ERROR", "Invalid message", errors=[problem])
             if data["message"] == "drop":
                 connection.close()
             if data["message"] == "garbage":
@@ -152,17 +153,27 @@ def serve_messages(listener: socket.socket, max_sessions: int) -> None:
             if data["message"] == "nan":
                 return observation({"hint": "", "reward": float("nan")})
             return observation(game.step(data["message"]))
-        except ValueError as problem:
-            return error("EXECUTION_ERROR", str(problem))
+        except ValueError as failure:
+            return error("EXECUTION_ERROR", str(failure))
 
+    announce(listener)
     with serve(play, sock=listener, process_request=answer_http) as server:
         server.serve_forever()
+
+
+def announce(listener: socket.socket) -> None:
+    """Print the port once everything is imported: connections are accepted from then on."""
+    print(listener.getsockname()[1], flush=True)
 
 
 def observation(values: dict[str, Any]) -> str:
     inner = {name: value for name, value in values.items() if name not in ("reward", "done")}
     data = {"observation": inner, "reward": values.get("reward"), "done": values.get("done", False)}
     return json.dumps({"type": "observation", "data": data | {"metadata": values.get("metadata") or None}})
+
+
+def problem(kind: str, field: str, message: str) -> dict[str, Any]:
+    return {"type": kind, "loc": [field], "msg": message}
 
 
 def error(code: str, message: str, **values: Any) -> str:
@@ -176,5 +187,4 @@ if __name__ == "__main__":
     parser.add_argument("--max-sessions", type=int, default=64)
     chosen = parser.parse_args()
     listener = socket.create_server(("127.0.0.1", chosen.port))
-    print(listener.getsockname()[1], flush=True)
     (serve_with_package if chosen.package else serve_messages)(listener, chosen.max_sessions)

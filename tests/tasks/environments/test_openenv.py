@@ -111,7 +111,9 @@ def test_user_function_with_invalid_values_is_an_invalid_response(server: GuessS
         assert (step.observations, step.rewards) == ({"solo": "down"}, {"solo": INVALID})
         assert step.parts["invalid"] == number
     assert not step.truncated
-    with pytest.raises(ServerError, match=r"VALIDATION_ERROR: Invalid message \(massage"):
+    with pytest.raises(
+        ServerError, match=r"VALIDATION_ERROR: Invalid message \(message: Field required; massage: Extra"
+    ):
         act(world, solo="odd")
     world.close()
 

@@ -15,7 +15,7 @@ from threading import Lock
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.exceptions import ConnectionClosed, WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
 from ippo_cli.config.errors import ConfigError
@@ -103,7 +103,7 @@ class OpenEnvServer:
                 max_size=MAX_MESSAGE_BYTES,
                 **({"proxy": None} if self._is_local else {}),
             ).__enter__()
-        except (OSError, InvalidHandshake) as error:
+        except (OSError, WebSocketException) as error:
             reason = f"no answer within {self.timeout_s:g} s" if isinstance(error, TimeoutError) else str(error)
             raise ServerError(f"{self.url}: cannot be reached ({reason:.{MAX_SHOWN_CHARACTERS}})") from error
         with self._lock:
