@@ -20,6 +20,7 @@ import textworld
 
 FOLDER = "textworld_games"
 COMMANDS = ("none", "listed", "numbered")
+TEXTS = ("objective", "description", "inventory", "feedback")
 INVALID_REWARD = -0.1
 """Reward of a number that is not in the list; the game does not continue."""
 INFOS = textworld.EnvInfos(
@@ -45,8 +46,8 @@ class Game:
 class TextWorld:
     """One of several games in each episode. The observation is complete: `rollout.context=last_only` suffices."""
 
-    def __init__(self, games: Sequence[Game], commands: str) -> None:
-        self.games, self.commands = games, commands
+    def __init__(self, games: Sequence[Game], commands: str, texts: Sequence[str]) -> None:
+        self.games, self.commands, self.texts = games, commands, texts
         self.game: Game | None = None
 
     def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
@@ -54,7 +55,7 @@ class TextWorld:
         self.game = self.games[seed % len(self.games)]
         self.interpreter = self.game.acquire()
         self.state = self.interpreter.reset()
-        self.feedback = ""
+        self.state["feedback"] = ""  # the title of the game and its first room
         return self.describe(), {}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -63,7 +64,6 @@ class TextWorld:
             return self.describe(), INVALID_REWARD, False, False, {"won": False}
         before = self.state.score or 0
         self.state, _, done = self.interpreter.step(command)
-        self.feedback = clean(self.state.feedback)
         gained = (self.state.score - before) / self.state.max_score
         return self.describe(), gained, done, False, {"won": self.state.won}
 
@@ -86,7 +86,7 @@ class TextWorld:
 
     def describe(self) -> str:
         state = self.state
-        texts = [clean(state.objective), clean(state.description), clean(state.inventory), self.feedback]
+        texts = [clean(state[name]) for name in self.texts]
         if self.commands == "listed":
             texts.append("Commands: " + ", ".join(state.admissible_commands) + ".")
         if self.commands == "numbered":
@@ -100,13 +100,17 @@ def make(
     objects: int = 2,
     quest_length: int = 2,
     commands: str = "listed",
+    texts: Sequence[str] = TEXTS,
     folder: str = FOLDER,
 ) -> TextWorld:
-    """Return an environment with `games` games; `commands`: none | listed | numbered, as the agent reads them."""
-    if commands not in COMMANDS:
-        raise ValueError(f"commands={commands}; use one of {', '.join(COMMANDS)}")
+    """Return an environment with `games` games.
+
+    The agent reads the `texts`, and the admissible commands as `commands` says: none | listed | numbered.
+    """
+    if commands not in COMMANDS or not set(texts) <= set(TEXTS):
+        raise ValueError(f"use commands={' | '.join(COMMANDS)} and texts of [{', '.join(TEXTS)}]")
     with generating:
-        return TextWorld(load_games(games, rooms, objects, quest_length, folder), commands)
+        return TextWorld(load_games(games, rooms, objects, quest_length, folder), commands, texts)
 
 
 def load_games(games: int, rooms: int, objects: int, quest_length: int, folder: str) -> list[Game]:
