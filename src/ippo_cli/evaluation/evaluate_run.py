@@ -51,8 +51,7 @@ from ippo_cli.tasks.task import (
     Task,
     can_reuse_prefix,
     example_only_agents,
-    get_num_workers,
-    make_task_factory,
+    make_environment_pool,
 )
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
@@ -244,7 +243,7 @@ class EvaluationTask:
 def open_evaluation_task(config: Config, device: torch.device) -> Iterator[EvaluationTask]:
     """Load held-out data, environments and reward of a configuration; close environments and reward at the end."""
     with ExitStack() as resources:
-        environments = EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task))
+        environments = make_environment_pool(config.task)
         resources.callback(environments.close)
         task, reward = load_task_and_reward(
             config, distributed.world_size(), Purpose.evaluation, lambda text: print_status(f"warning: {text}")

@@ -44,8 +44,7 @@ from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left,
 from ippo_cli.runs.random_streams import rng_state
 from ippo_cli.runs.replay import read_evaluate_at, read_sample_at
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, make_task_factory
+from ippo_cli.tasks.task import Task, can_reuse_prefix, make_environment_pool
 from ippo_cli.training.checkpoint import (
     CheckpointManager,
     TrainingProgress,
@@ -257,7 +256,7 @@ def _build_collector(
         config=config,
         team=team,
         schedule=prepared.schedule,
-        environments=EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task)),
+        environments=make_environment_pool(config.task),
         formats=prepared.formats,
         generator=build_generator(team.generation_policies),
         initial_generator=initial_generator,

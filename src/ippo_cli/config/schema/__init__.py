@@ -162,11 +162,13 @@ from ippo_cli.config.schema.tracker import (
     WandbTrackerConfig,
 )
 from ippo_cli.config.schema.world import (
+    ConstructedEnvironmentConfig,
     EnvironmentTaskConfig,
     GymnasiumConfig,
     IllegalMove,
     LadderConfig,
     ObservationForm,
+    OpenEnvConfig,
     Opponent,
     PettingzooConfig,
     ReasoningGymConfig,
