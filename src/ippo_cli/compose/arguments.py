@@ -297,7 +297,7 @@ def _create_agents(overrides: list[str]) -> list[str]:
                 text.lstrip("+")
             ]
     creation = f"++{AGENTS_KEY}={{{','.join(f'{name}:{{}}' for name in created)}}}"
-    first = next(place for place, text in enumerate(result) if text.startswith(f"{AGENTS_KEY}."))
+    first = next((place for place, text in enumerate(result) if text.startswith(f"{AGENTS_KEY}.")), len(result))
     return [*result[:first], *removed, *([creation] if created else []), *result[first:]]
 
 
@@ -305,7 +305,8 @@ def _adds_agents(text: str) -> bool:
     """Whether an override may add agents; overrides created by `_create_agents` do not count."""
     key, _, value = text.partition("=")
     added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS_KEY)}\.\w+(\..+)?", key) is not None
-    return added or (key.lstrip("+") == AGENTS_KEY and not re.fullmatch(r"\{(\w+:\{\},?)+\}", value))
+    is_created = key == f"++{AGENTS_KEY}" and re.fullmatch(r"\{(\w+:\{\},?)+\}", value)
+    return added or (key.lstrip("+") == AGENTS_KEY and not is_created)
 
 
 def _existing_agents(overrides: Sequence[str]) -> list[str] | None:
@@ -334,7 +335,7 @@ def _parse_agents(text: str, value: str) -> dict[str, Any]:
     except HydraException as error:
         raise ConfigError(text, "cannot be parsed", f"put quotes around templates, such as '{example}'") from error
     named = agents if isinstance(agents, dict) else {}
-    if not named or not all(isinstance(agent, dict) and agent for agent in named.values()):
+    if not named or not all(isinstance(agent, dict) for agent in named.values()):
         raise ConfigError(text, "does not name agents with their templates", f"write '{example}'")
     return {str(name): agent for name, agent in named.items()}
 
