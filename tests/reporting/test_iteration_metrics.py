@@ -165,6 +165,7 @@ def test_agent_without_turns_has_nan_metrics() -> None:
         "rollout/turns": 0.0,
         "rollout/observation_tokens": 2.0,
         "rollout/overflow_fraction": 0.0,
+        "rollout/new_sequences": 0.0,
     }
     assert {
         "score/mean",
@@ -216,6 +217,7 @@ def test_turn_metrics_match_hand_computation() -> None:
         "rollout/observation_tokens": pytest.approx((1 + 3 + 0) / 3),
         "rollout/cut_fraction": pytest.approx(1 / 4),
         "rollout/overflow_fraction": pytest.approx(1 / 3),  # in the third episode, the other agent's context overflowed
+        "rollout/new_sequences": 0.0,
     }
     assert all(is_documented(f"low/{key}") for key in found)
 

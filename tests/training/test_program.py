@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, final_weights, rows, train
+from small import a_trainer, final_weights, new_run, rows, small_config, train
 
+from ippo_cli.config.errors import Preempted
+from ippo_cli.config.teams import policy_by_agent
+from ippo_cli.evaluation.evaluate_run import adapters_by_agent, find_weights
+from ippo_cli.evaluation.serve import ServerSettings, serve
 from ippo_cli.rollout.generator import SamplingStream
+from ippo_cli.rollout.rows import build_rollout
+from ippo_cli.training.process import run_training
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Batch
 
 pytest.importorskip("aiohttp", reason="needs the extra program")
-pytest.importorskip("openai", reason="needs OpenAI's client")
+openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 
 AGENTS = ("~task.agents.solo", "+task.agents={low: {}, high: {}}")
 DIALOGUE = """
@@ -39,7 +47,14 @@ async def play(example, endpoint):
         text = await say("high", answer + "<") + ">"
 """
 REWARD = """
+import os, signal
+calls = 0
+
 def reward(examples, responses):
+    global calls
+    calls += 1
+    if str(calls) == os.environ.get("STOP_AT_CALL"):
+        os.kill(os.getpid(), signal.SIGTERM)
     return {"team": [len(set(low) & set(high)) / 4 for low, high in zip(responses["low"], responses["high"])]}
 """
 
@@ -84,6 +99,91 @@ def test_program_equals_the_same_protocol_to_the_bit(tmp_path: Path) -> None:
         assert {key: (row[key], wanted[key]) for key in wanted if row[key] != wanted[key]} == {}
     weights = final_weights(expected)
     assert all(torch.equal(value, weights[name]) for name, value in final_weights(found).items())
+
+
+@pytest.mark.slow
+def test_stopped_and_resumed_run_equals_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = [*program_run(tmp_path), "task.max_turns=2", "evaluation.every=0"]
+    whole = train(tmp_path, *overrides)
+    config, folder = new_run(tmp_path, *overrides)
+    with monkeypatch.context() as patch, pytest.raises(Preempted):
+        patch.setenv("STOP_AT_CALL", "2")
+        run_training(config, folder, resumed=False)
+    run_training(config, folder, resumed=True)
+    assert rows(folder) == rows(whole)
+    weights = final_weights(whole)
+    assert all(torch.equal(value, weights[name]) for name, value in final_weights(folder).items())
+
+
+REWRITING = """
+from openai import OpenAI
+
+
+def play(example, endpoint):
+    client = OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
+    messages = [{"role": "user", "content": "a"}]
+    for system in ("", "", "other"):
+        if system:
+            messages = [{"role": "system", "content": system}, *messages]
+        completion = client.chat.completions.create(model="low", messages=messages, seed=3, max_tokens=2)
+        messages += [completion.choices[0].message, {"role": "user", "content": "b"}]
+    streamed = client.chat.completions.create(model="high", messages=messages[:1], stream=True)
+    text = "".join(part.choices[0].delta.content or "" for part in streamed)
+    final = client.chat.completions.create(
+        model="high", messages=messages[:1], logprobs=True, extra_body={"return_token_ids": True}
+    )
+    choice = final.choices[0]
+    assert len(choice.token_ids) == len(choice.logprobs.content) == final.usage.completion_tokens
+    return None, {"length": len(text)}
+"""
+
+
+@pytest.mark.core
+def test_rewritten_histories_are_new_sequences(tmp_path: Path) -> None:
+    overrides = program_run(tmp_path, REWRITING)
+    with a_trainer(tmp_path, *overrides, "rollout.buffer_size=4", "task.train_size=4") as trainer:
+        episodes = trainer.collector.play_episodes(*batch_of(trainer))
+    for episode in episodes:
+        assert episode.failure is None
+        first, second, third = episode.turns_of_agent("low")
+        assert all(len(turn.completion.ids) <= 2 for turn in (first, second, third))
+        known = first.prompt + first.completion.ids.tolist()
+        assert second.prompt[: len(known)] == known, "sampled tokens are kept"
+        assert len(second.prompt) == len(known) + 1, "one character follows"
+        assert third.prompt[: len(known)] != known
+        assert len(build_rollout([episode], "low", device=torch.device("cpu"), filtered=False).detached[0]) == 1
+        assert episode.parts["length"] > 0
+
+
+@pytest.mark.core
+def test_served_agents_answer_as_in_training(tmp_path: Path) -> None:
+    """Also concurrent calls, and a key that is not known."""
+    folder = train(tmp_path, *program_run(tmp_path), "num_iterations=1", "evaluation.every=0")
+    config, _ = small_config(tmp_path, *program_run(tmp_path))
+    settings = ServerSettings(host="127.0.0.1", port=0, api_key="secret", seed=0, greedy=True)
+    said: list[str] = []
+    answers: list[str] = []
+
+    def call() -> None:
+        while not said:
+            time.sleep(0.05)
+        address = re.search(r"OPENAI_BASE_URL=(\S+)", said[0])
+        assert address is not None
+        client = openai.OpenAI(base_url=address[1], api_key="secret", max_retries=0)
+        question = [{"role": "user", "content": "1+2="}]
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda _: client.chat.completions.create(model="low", messages=question), range(8)))
+        answers.extend(str(completion.choices[0].message.content) for completion in found)
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=address[1], api_key="other", max_retries=0).models.list()
+
+    with ThreadPoolExecutor(1) as pool:
+        client = pool.submit(call)
+        weights = find_weights(folder, "latest", policy_by_agent(config), adapters_by_agent(config))
+        serve(config, weights, None, settings, said.append, should_stop=client.done)
+        client.result()
+    assert len(answers) == 8
+    assert len(set(answers)) == 1, "greedy"
 
 
 FAULTS = """
@@ -164,9 +264,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "copies", [pytest.param(1, marks=pytest.mark.core), pytest.param(14, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("copies", [pytest.param(1, marks=pytest.mark.core), pytest.param(14, marks=pytest.mark.slow)])
 def test_faulty_programs_fail_their_own_episodes_only(tmp_path: Path, copies: int) -> None:
     names = ["none", "never ends", *KINDS] * copies
     overrides = program_run(tmp_path, FAULTS)

@@ -1,7 +1,9 @@
-"""`ippo-chat`: chat with one agent, or let all agents of a task answer a prompt."""
+"""`ippo-chat`: chat with one agent, let all agents of a task answer a prompt, or serve them to programs."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import NoReturn
 
 from ippo_cli.cli.entry import run_command
@@ -17,7 +19,9 @@ from ippo_cli.compose.configured import (
 from ippo_cli.config.commands import parse_path
 from ippo_cli.runs.output import print_status
 
-COMMAND_KEYS = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw")
+COMMAND_KEYS = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port")
+API_KEY_VARIABLE = "IPPO_API_KEY"
+MAX_PORT = 65535
 OVERRIDE_PREFIXES = (
     "rollout.",
     "launch.",
@@ -62,6 +66,8 @@ def _chat(argv: list[str]) -> None:
     greedy, raw, seed = parse_bool_key(own, "greedy", False), parse_bool_key(own, "raw", False), own.get("seed", "0")
     if not seed.isdigit():
         raise ConfigError(f"seed={seed}", "must be a whole number of at least 0", "use seed=0")
+    serves, port = parse_bool_key(own, "serve", False), own.get("port", "8000")
+    _check_server_keys(own, serves=serves, raw=raw)
     if own.get("run"):
         folder = parse_path(own["run"]).absolute()
         config = load_run_config(folder, own["run"], overrides, data=False)
@@ -78,9 +84,33 @@ def _chat(argv: list[str]) -> None:
         )
     else:
         subject = configured_weights(config)
+    if serves:
+        from ippo_cli.evaluation.serve import ServerSettings, serve
+
+        server = ServerSettings(
+            host=own.get("host", "127.0.0.1"),
+            port=int(port),
+            api_key=os.environ.get(API_KEY_VARIABLE),
+            seed=int(seed),
+            greedy=greedy,
+        )
+        serve(config, subject, own.get("agent"), server, lambda line: print(line, flush=True))
+        return
     agent = own.get("agent") or (next(iter(config.task.agents)) if len(config.task.agents) == 1 else None)
     talk = ChatSettings(seed=int(seed), greedy=greedy, raw=raw)
     chat(config, subject, agent, talk, terminal_reader(), lambda line: print(line, flush=True))
+
+
+def _check_server_keys(own: Mapping[str, str], *, serves: bool, raw: bool) -> None:
+    from ippo_cli.config.errors import ConfigError
+
+    if serves and raw:
+        raise ConfigError("raw=true", "has no effect on a server: programs send messages", "remove it")
+    for key in ("host", "port"):
+        if key in own and not serves:
+            raise ConfigError(f"{key}={own[key]}", "has an effect with serve=true only", "add serve=true, or remove it")
+    if not own.get("port", "8000").isdigit() or int(own.get("port", "8000")) > MAX_PORT:
+        raise ConfigError(f"port={own['port']}", "is not a port", f"use a number up to {MAX_PORT}, or 0 for a free one")
 
 
 if __name__ == "__main__":

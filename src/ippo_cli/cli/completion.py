@@ -23,7 +23,7 @@ TRAIN_FLAGS += ("--new-task", "--version", "-m")
 OWN_KEYS = {
     "ippo-eval": ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint", "format"),
     "ippo-export": ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic"),
-    "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw"),
+    "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port"),
     "ippo-sweep": ("to",),
     "ippo-verify": ("iterations", "count", "seed", "span", "to"),
     "ippo-report": ("to", "title"),

@@ -64,11 +64,15 @@ ippo-chat: talk to an agent of a run, or let its agents answer a prompt together
   ippo-chat run=outputs/default/RUN                      the whole team answers, as the task has it
   ippo-chat run=outputs/default/RUN agent=low raw=true   prompts are used as typed, without template
   ippo-chat model=PATH                                   a Hugging Face folder or hub id
+  ippo-chat run=outputs/default/RUN serve=true port=8000    an OpenAI-compatible address, model=AGENT
 
 Typed lines fill the templates of the task, field by field; later messages to one agent are used
 unchanged. greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is
 rollout.temperature=0.5) control sampling. /reset starts a new conversation; /exit or the end of the
 input exits. Lines may be piped in. Control characters in answers are shown escaped.
+
+serve=true answers chat completions at host=127.0.0.1 until it is interrupted. Clients
+send the key of IPPO_API_KEY, or the one that is printed.
 """
 SWEEP_HELP = """\
 ippo-sweep: one table and one picture for a sweep, finished or not.

@@ -158,8 +158,9 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
     read = (rollout.length - rollout.response_mask.sum(dim=1)).sum().item()
     read += sum(len(turn.prompt) for row in rollout.detached for turn in row)
     counts = count_turns(episodes, agent)
-    sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"]]
-    total, spoken, tokens, cut, overflow = distributed.all_sum(
+    detached = float(sum(map(len, rollout.detached)))
+    sums = [counts["episodes"], counts["turns"], float(read), counts["cut"], counts["overflow"], detached]
+    total, spoken, tokens, cut, overflow, new_sequences = distributed.all_sum(
         torch.tensor(sums, dtype=torch.double, device=rollout.length.device)
     ).tolist()
     return {
@@ -167,6 +168,7 @@ def turn_metrics(episodes: Sequence[Episode], agent: str, rollout: Rollout) -> d
         "rollout/observation_tokens": ratio(tokens, total),
         "rollout/cut_fraction": ratio(cut, spoken),
         "rollout/overflow_fraction": ratio(overflow, total),
+        "rollout/new_sequences": ratio(new_sequences, total),
     }
 
 

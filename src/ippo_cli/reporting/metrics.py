@@ -37,6 +37,8 @@ METRICS: dict[str, str] = {
     "<agent>/score/turn/<turn>": "several turns, the first tracker.turns: mean score of an own turn, counted from 1, "
     "over episodes with that turn; before the processor chain",
     "<agent>/rollout/response_length/turn/<turn>": "several turns: mean action tokens of that turn",
+    "<agent>/rollout/new_sequences": "several turns: mean number per episode of turns with a prompt that does not extend "
+    "the tokens before it",
     "<agent>/rollout/cut_fraction/turn/<turn>": "several turns: fraction of those turns with a truncated response",
     "<agent>/rollout/logprob/turn/<turn>": "several turns: mean log-probability per action token of that turn",
     "<agent>/targets/reward/turn/<turn>": "several turns: mean per-token reward, KL term included",

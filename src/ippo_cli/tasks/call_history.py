@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,22 +26,49 @@ class CallSequence:
     completion: Completion | None = None
 
 
+class CallHistory:
+    """The calls of one agent in an episode, which later calls may continue. With `limit` only the newest are kept."""
+
+    def __init__(self, limit: int | None = None) -> None:
+        self._sequences: deque[CallSequence] = deque(maxlen=limit)
+
+    def add(self, prompt_format: PromptFormat, call: ModelCall) -> CallSequence:
+        """The prompt of a call; its completion is set when it is known. Raises `ValueError` if it cannot be rendered.
+
+        The prompt continues the newest call with messages and response that the call begins with: its ids are that
+        prompt's ids, the sampled ids, and the ids of the text between the response and the next one. Without such a
+        call, or if the chat template writes earlier messages in another way, the messages are a new sequence.
+        """
+        try:
+            sequence = self._continue_sequence(prompt_format, call) or _start_sequence(prompt_format, call)
+        except Exception as error:  # templates are code of the model, and messages those of the program
+            reason = (str(error) or repr(error)).splitlines()[0]
+            raise ValueError(f"the chat template rejects the messages: {reason}") from error
+        self._sequences.append(sequence)
+        return sequence
+
+    def _continue_sequence(self, prompt_format: PromptFormat, call: ModelCall) -> CallSequence | None:
+        """The call as a continuation of an earlier one; None if there is none or the template rewrites it."""
+        for earlier in reversed(self._sequences):
+            new = _find_new_messages(earlier, call)
+            if new is not None and (sequence := _extend_sequence(prompt_format, earlier, new, call)) is not None:
+                return sequence
+        return None
+
+
 @dataclass(slots=True)
 class CallConversation(Conversation):
     """All calls of one agent in an episode; `ids` is the prompt of the newest one."""
 
-    sequences: list[CallSequence] = field(default_factory=list)
+    history: CallHistory = field(default_factory=CallHistory)
     newest: CallSequence | None = None
 
 
 def append_call(
     prompt_format: PromptFormat, conversation: Conversation | None, completion: Completion | None, call: ModelCall
 ) -> CallConversation:
-    """The agent's conversation with a call's prompt as the next one. `completion`: the response to the call before.
-
-    The prompt continues the newest call with messages and response that the call begins with: its ids are that prompt's
-    ids, the sampled ids, and the ids of the text between the response and the next one. Without such a call, or if the
-    chat template writes earlier messages in another way, the messages are tokenized as a new sequence.
+    """The agent's conversation with a call's prompt as the next one, or with an `error`. `completion`: the response to
+    the call before.
     """
     if not isinstance(conversation, CallConversation):
         conversation = CallConversation(messages=[], text="", ids=[])
@@ -48,14 +76,11 @@ def append_call(
         conversation.newest.completion = completion
     conversation.newest, conversation.error = None, ""
     try:
-        sequence = _continue_sequence(prompt_format, conversation, call) or _start_sequence(prompt_format, call)
-    except Exception as error:  # templates are code of the model, and messages those of the program
-        conversation.error = f"the chat template rejects the messages: {(str(error) or repr(error)).splitlines()[0]}"
-        conversation.ids = []
+        sequence = conversation.history.add(prompt_format, call)
+    except ValueError as error:
+        conversation.error, conversation.ids = str(error), []
         return conversation
-    conversation.newest = sequence
-    conversation.sequences.append(sequence)
-    conversation.text, conversation.ids = sequence.text, sequence.ids
+    conversation.newest, conversation.text, conversation.ids = sequence, sequence.text, sequence.ids
     return conversation
 
 
@@ -65,39 +90,34 @@ def _start_sequence(prompt_format: PromptFormat, call: ModelCall) -> CallSequenc
     return CallSequence(call=call, rendered=rendered, text=text, ids=prompt_format.tokenize_prompts([text])[0])
 
 
-def _continue_sequence(
-    prompt_format: PromptFormat, conversation: CallConversation, call: ModelCall
+def _extend_sequence(
+    prompt_format: PromptFormat, earlier: CallSequence, new: Sequence[ChatMessage], call: ModelCall
 ) -> CallSequence | None:
-    """The call as a continuation of an earlier one; None if there is none or the template rewrites it."""
-    for earlier in reversed(conversation.sequences):
-        new = _find_new_messages(earlier, call)
-        if new is None:
-            continue
-        assert earlier.completion is not None
-        assert earlier.call.response is not None
-        guarded = [_guard_message(prompt_format, part) for part in new]
-        ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
-        answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
-        sampled = {"role": "assistant", "content": answer}
-        # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
-        # templates accept tool results only after a message with tool calls.
-        structured = call.messages[len(earlier.call.messages)]
-        for response in (sampled, structured):
-            rendered = [*earlier.rendered, response, *guarded]
-            try:
-                text = prompt_format.render_chat(rendered, call.tools)
-            except Exception:
-                if response is sampled:
-                    continue
-                raise
-            bridge = prompt_format.find_bridge(earlier.text, text, response["content"], earlier.completion)
-            if bridge is None and response is structured:
-                whole = prompt_format.render_chat([*earlier.rendered, response], call.tools, opens_response=False)
-                bridge = prompt_format.find_bridge_after(whole, text, earlier.completion)
-            if bridge is not None:
-                stop = prompt_format.stop_token(earlier.completion)
-                between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
-                return CallSequence(call=call, rendered=rendered, text=text, ids=[*earlier.ids, *ids, *between])
+    """A call that continues an earlier one with new messages; None if the template rewrites earlier messages."""
+    assert earlier.completion is not None
+    guarded = [_guard_message(prompt_format, part) for part in new]
+    ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
+    answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
+    sampled = {"role": "assistant", "content": answer}
+    # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
+    # templates accept tool results only after a message with tool calls.
+    structured = call.messages[len(earlier.call.messages)]
+    for response in (sampled, structured):
+        rendered = [*earlier.rendered, response, *guarded]
+        try:
+            text = prompt_format.render_chat(rendered, call.tools)
+        except Exception:
+            if response is sampled:
+                continue
+            raise
+        bridge = prompt_format.find_bridge(earlier.text, text, response["content"], earlier.completion)
+        if bridge is None and response is structured:
+            closed = prompt_format.render_chat([*earlier.rendered, response], call.tools, opens_response=False)
+            bridge = prompt_format.find_bridge_after(closed, text, earlier.completion)
+        if bridge is not None:
+            stop = prompt_format.stop_token(earlier.completion)
+            between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
+            return CallSequence(call=call, rendered=rendered, text=text, ids=[*earlier.ids, *ids, *between])
     return None
 
 

@@ -13,7 +13,7 @@ from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.programs.chat_completions import ChatRequest, RequestError
 
 MAX_WAITING_CALLS = 256
-"""Calls of one episode that may wait at the same time."""
+"""Calls of one key that may wait at the same time."""
 CONCURRENT_CALLS_S = 0.01
 """After a call, how long others that a program makes at the same time are awaited."""
 KEY_BYTES = 24
@@ -34,6 +34,7 @@ class CallSession:
     agents: Collection[str]
     stop_strings: dict[str, Sequence[str]]  # of each agent's configuration
     key: str = field(default_factory=lambda: secrets.token_urlsafe(KEY_BYTES))
+    is_shared: bool = False  # by programs that do not know each other
     num_calls: int = 0
     num_refused: int = 0  # requests that were answered by an error
     failure: str = ""  # why the episode cannot continue
@@ -56,9 +57,9 @@ class CallSession:
             self._changed.notify_all()
 
     def abandon(self, call: PendingCall) -> None:
-        """A client has closed the connection of a call: the episode fails, because it would have an unread response."""
+        """A client has closed the connection of a call: the episode fails, because its response would not be read."""
         with self._changed:
-            if not self.is_closed:
+            if not (self.is_closed or self.is_shared):
                 self.failure = (
                     f"the program closed the connection of a call of {call.request.agent} before it had the response"
                 )
@@ -97,6 +98,13 @@ class CallSession:
         """The oldest call of each agent."""
         with self._changed:
             return {agent: self._waiting[agent].popleft() for agent in self.agents if self._waiting.get(agent)}
+
+    def take_all(self) -> list[PendingCall]:
+        """All calls, by agent in the order of arrival."""
+        with self._changed:
+            taken = [call for waiting in self._waiting.values() for call in waiting]
+            self._waiting.clear()
+            return taken
 
     def close(self, reason: str = "the episode is over") -> None:
         """Answer all calls by an error, and accept no others."""
