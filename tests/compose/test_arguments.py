@@ -210,6 +210,8 @@ def test_replace_add_and_remove_agents() -> None:
         "b": ("x", None),
         "c": ("y", None),
     }
+    for empty in ("task.agents={a:{},b:{}}", "task.agents={a: {}, b: {}}"):  # programs write all messages
+        assert agents("task=program", empty) == {"a": ("{observation}", None), "b": ("{observation}", None)}
     assert agents("task=sorting_solo", "+task.agents.solo.template=x") == {"solo": ("x", "{sorted}")}
 
 

@@ -297,8 +297,7 @@ def _create_agents(overrides: list[str]) -> list[str]:
                 text.lstrip("+")
             ]
     creation = f"++{AGENTS_KEY}={{{','.join(f'{name}:{{}}' for name in created)}}}"
-    place_of_first = overrides.index(wanted[0])
-    first = next((place for place, text in enumerate(result) if text.startswith(f"{AGENTS_KEY}.")), place_of_first)
+    first = next((place for place, text in enumerate(result) if text.startswith(f"{AGENTS_KEY}.")), len(result))
     return [*result[:first], *removed, *([creation] if created else []), *result[first:]]
 
 
@@ -306,8 +305,8 @@ def _adds_agents(text: str) -> bool:
     """Whether an override may add agents; overrides created by `_create_agents` do not count."""
     key, _, value = text.partition("=")
     added = re.fullmatch(rf"\+{{1,2}}{re.escape(AGENTS_KEY)}\.\w+(\..+)?", key) is not None
-    is_creation = text.startswith("++") and re.fullmatch(r"\{(\w+:\{\},?)+\}", value) is not None
-    return added or (key.lstrip("+") == AGENTS_KEY and not is_creation)
+    is_created = key == f"++{AGENTS_KEY}" and re.fullmatch(r"\{(\w+:\{\},?)+\}", value)
+    return added or (key.lstrip("+") == AGENTS_KEY and not is_created)
 
 
 def _existing_agents(overrides: Sequence[str]) -> list[str] | None:

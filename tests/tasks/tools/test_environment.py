@@ -12,7 +12,7 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ToolFormat
 from ippo_cli.tasks.environment import Action, Environment
-from ippo_cli.tasks.task import get_num_workers, load_task, make_task_factory, max_turns_by_agent
+from ippo_cli.tasks.task import load_task, make_environment_pool, make_task_factory, max_turns_by_agent
 from ippo_cli.tasks.tools.environment import ToolEnvironment
 from ippo_cli.tasks.tools.formats import parse_tool_calls
 
@@ -92,8 +92,8 @@ def test_simultaneous_agents_wait_for_those_with_calls() -> None:
 def test_limits_of_turns_include_calls() -> None:
     task = configure().task
     assert max_turns_by_agent(task) == {"low": 4, "high": 1}
-    assert get_num_workers(task) > 1
-    assert get_num_workers(load_config(["task=sorting"]).task) == 1
+    assert make_environment_pool(task).workers > 1
+    assert make_environment_pool(load_config(["task=sorting"]).task).workers == 1
     assert isinstance(make_task_factory(task)(), ToolEnvironment)
     assert not isinstance(make_task_factory(load_config(["task=sorting"]).task)(), ToolEnvironment)
 
