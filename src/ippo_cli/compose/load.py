@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -279,8 +280,12 @@ def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> D
 
 
 def _read_value(node: DictConfig, leaf: Any) -> Any:
+    """A leaf's plain value: enumerations as their names, lists and mappings of Python."""
     try:
-        return node[leaf]
+        value = node[leaf]
+        if OmegaConf.is_config(value):
+            return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        return value.name if isinstance(value, Enum) else value
     except OmegaConfBaseException as error:
         raise _unusable_value_error(error) from error
 

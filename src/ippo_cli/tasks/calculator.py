@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # the processes that call tools import this module, and start
 
 FACTORS = range(12, 100)
 TRAIN, HELD_OUT = 1000, 100
-SHOWN = ((17, 34), (62, 91))
+ANSWERED = ((17, 34), (62, 91))
 
 
 def multiply(a: int, b: int) -> int:
@@ -36,14 +36,14 @@ def held_out() -> list[Example]:
 
 def _examples() -> list[Example]:
     """The examples do not depend on the run's seed, so that scores of runs are comparable."""
-    pairs = [(a, b) for a in FACTORS for b in FACTORS if (a, b) not in SHOWN]
+    pairs = [(a, b) for a in FACTORS for b in FACTORS if (a, b) not in ANSWERED]
     return [_example(a, b) for a, b in random.Random("calculator").sample(pairs, TRAIN + HELD_OUT)]
 
 
 def _example(a: int, b: int) -> Example:
     """A question after two answered ones, which show a model without training on tools how a call looks."""
-    shown = [message for pair in SHOWN for message in _answered_question(*pair)]
-    return {"a": a, "b": b, "product": a * b, "prompt": [*shown, _question(a, b)]}
+    examples = [message for pair in ANSWERED for message in _answered_question(*pair)]
+    return {"a": a, "b": b, "product": a * b, "prompt": [*examples, _question(a, b)]}
 
 
 def _question(a: int, b: int) -> dict[str, str]:

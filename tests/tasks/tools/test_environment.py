@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ippo_cli.compose.load import load_config
+from ippo_cli.compose.load import compose_node, from_yaml, load_config, resolve_config, to_yaml
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ToolFormat
+from ippo_cli.config.tools import tool_entries
+from ippo_cli.runs.input_files import input_files
 from ippo_cli.tasks.environment import Action, Environment
 from ippo_cli.tasks.task import load_task, make_environment_pool, make_task_factory, max_turns_by_agent
 from ippo_cli.tasks.tools.environment import ToolEnvironment
@@ -112,6 +114,20 @@ def test_limits_of_turns_include_calls() -> None:
 def test_settings_without_effect_are_rejected(override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check_config(configure(override), 1)
+
+
+def test_a_run_keeps_its_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists and enumerations are plain values in a run's `config.yaml`, and paths are absolute."""
+    monkeypatch.chdir(FILE.parent)
+    entries = f"[my_tools.py,{FILE.name}:add,{{mcp:[server,'1']}}]"
+    node = compose_node([f"task.agents.low.tools={entries}", "task.agents.low.tool_format=hermes"])
+    file = tmp_path / "config.yaml"
+    file.write_text(to_yaml(resolve_config(node)))
+    agent = from_yaml(file).task.agents["low"]
+    assert agent.tools == [str(FILE), f"{FILE}:add", {"mcp": ["server", "1"]}]
+    assert tool_entries(agent.tools) == [str(FILE), f"{FILE}:add", ("server", "1")]
+    assert agent.tool_format is ToolFormat.hermes
+    assert {file.name for file in input_files(from_yaml(file))} == {"my_tools.py"}
 
 
 def test_an_environment_task_has_no_tools() -> None:

@@ -1,4 +1,4 @@
-"""An environment whose agents may call tools before they act."""
+"""An environment with agents that may call tools before they act."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class McpServer:
 
 
 class _Connection:
-    """A started server and its session, in a thread with an event loop: the client closes in the task that opens it."""
+    """A started server and its session, in a thread with an event loop: one task opens and closes the client."""
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command

@@ -1,4 +1,4 @@
-"""Tools whose file runs in the bubblewrap sandbox of programs: its source, and a check before a run."""
+"""Tools that run in the bubblewrap sandbox of programs: the text of their file, and a check before a run."""
 
 from __future__ import annotations
 
