@@ -8,6 +8,7 @@ from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.marked_keys import is_frozen_key
 from ippo_cli.config.schema import Config, ServerActorConfig
 from ippo_cli.config.served_agents import local_agents, served_agents, served_model_name
 
@@ -55,6 +56,12 @@ def test_model_has_another_name_at_the_server() -> None:
 )
 def test_other_agents_are_trained_as_usual(overrides: tuple[str, ...]) -> None:
     check_config(load(*overrides), 1)
+
+
+def test_resumed_run_may_use_another_server_of_the_same_model() -> None:
+    changeable = ("url", "context_limit", "token_env", "start_timeout_s", "request_timeout_s")
+    assert not any(is_frozen_key(f"{HIGH}.actor.{key}") for key in changeable)
+    assert all(is_frozen_key(f"{HIGH}.actor.{key}") for key in ("kind", "model", "served_model"))
 
 
 def test_evaluation_needs_no_frozen_mark() -> None:

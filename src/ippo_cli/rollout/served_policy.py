@@ -7,7 +7,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor
@@ -70,8 +70,9 @@ def load_served_policy(name: str, actor: ServerActorConfig, model: str, revision
     with suppress(Exception):  # a tokenizer alone, or a model that only its server knows
         config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
         config = copy.deepcopy(config.get_text_config(decoder=True))
+    options: dict[str, Any] = {} if revision is None else {"revision": revision}
     with suppress(OSError):
-        generation = GenerationConfig.from_pretrained(model, **({} if revision is None else {"revision": revision}))
+        generation = GenerationConfig.from_pretrained(model, **options)
     if actor.context_limit is not None:
         config.max_position_embeddings = actor.context_limit
     return ServedPolicy(

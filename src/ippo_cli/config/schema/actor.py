@@ -94,9 +94,9 @@ class TinyLoraActorConfig(LoraActorConfig, TinyActorConfig):
 class ServerActorConfig(ServerConnectionConfig, PolicyConfig):
     """A frozen agent's policy at a server that takes and returns token ids; no weights are loaded for it."""
 
-    url: EvalCompute[Name | None]  # address such as http://HOST:8000, without /v1; may change when a run is resumed
+    url: EvalCompute[Changeable[Name | None]]  # address such as http://HOST:8000, without /v1
     served_model: AgentInModelEval[Frozen[Name | None]]  # name of the model at the server; null = actor.model
-    context_limit: InEval[Annotated[int, Range(2)] | None]
+    context_limit: InEval[Changeable[Annotated[int, Range(2)] | None]]
     # tokens of prompt and response that the server takes; null = the model's context length
 
 
