@@ -128,7 +128,9 @@ class ProgramEnvironment:
         observations = {agent: call.request.call for agent, call in self._taken.items()}
         limit = self.config.max_turns
         if limit is not None and any(self._turns[agent] >= limit for agent in observations):
-            return Step(observations=observations, truncated=True, parts=self._parts(), ended=frozenset())
+            parts = self._parts()
+            self.close()  # an idle environment has no program
+            return Step(observations=observations, truncated=True, parts=parts)
         return Step(observations=observations, parts=self._parts())
 
     def _check_limits(self, program: Program, seconds: float) -> None:
@@ -144,12 +146,14 @@ class ProgramEnvironment:
         if end.failure:
             raise RuntimeError(f"{self.host.name} failed: {end.failure}")
         rewards, parts = self._parse_result(end.value)
+        parts = self._parts() | parts
+        self.close()
         return Step(
             observations={},
             rewards=rewards,
             terminated=True,
             unfinished=frozenset(self._truncated),
-            parts=self._parts() | parts,
+            parts=parts,
         )
 
     def _parts(self) -> dict[str, float]:
