@@ -65,7 +65,7 @@ class ProgramEnvironment:
             agents=list(agents),
             stop_strings={name: tuple(agent.rollout.stop_strings) for name, agent in agents.items()},
         )
-        self._taken: dict[str, PendingCall] = {}
+        self._open_calls: dict[str, PendingCall] = {}
         self._turns: Counter[str] = Counter()
         self._truncated: set[str] = set()  # agents with a last response that was truncated
         self._own_seconds = 0.0  # of the program: without the time of its calls
@@ -82,14 +82,14 @@ class ProgramEnvironment:
         self._truncated |= {agent for agent, action in actions.items() if not action.finished}
         self._turns.update(agent for agent, action in actions.items() if not action.refusal)
         for agent, action in actions.items():
-            self._taken.pop(agent).respond(action)
+            self._open_calls.pop(agent).respond(action)
         return self._advance()
 
     def close(self) -> None:
         """End the program."""
         if self._session is not None:
             self.host.gateway.close_session(self._session)
-            for call in self._taken.values():
+            for call in self._open_calls.values():
                 call.respond(Action("", refusal="the episode is over"))
             self._session = None
         if self._program is not None:
@@ -124,8 +124,8 @@ class ProgramEnvironment:
             raise RuntimeError(f"{self.host.name}: {session.failure}")
         if self._end is not None:
             return self._finish(self._end)
-        self._taken |= session.take()
-        observations = {agent: call.request.call for agent, call in self._taken.items()}
+        self._open_calls |= session.take()
+        observations = {agent: call.request.call for agent, call in self._open_calls.items()}
         limit = self.config.max_turns
         if limit is not None and any(self._turns[agent] >= limit for agent in observations):
             parts = self._parts()
