@@ -34,6 +34,7 @@ for folder in (
     "models",
     "formulas",
     "tasks",
+    "tasks/tools",
     "rollout",
     "engine",
     "faults",
