@@ -27,7 +27,7 @@ CALLS = {
 }
 ROUNDS = {
     "hermes": "<|im_end|>\n<|im_start|>user\n<tool_response>\n3\n</tool_response><|im_end|>\n<|im_start|>assistant\n",
-    "llama3": "<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n\"3\"<|eot_id|><|start_header_id|>assistant"
+    "llama3": '<|eot_id|><|start_header_id|>ipython<|end_header_id|>\n\n"3"<|eot_id|><|start_header_id|>assistant'
     "<|end_header_id|>\n\n",
     "mistral": "</s>[TOOL_RESULTS]",
 }
@@ -91,8 +91,16 @@ def user(text: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if family.keeps_history])
 @pytest.mark.parametrize(
-    "text, finished",
-    [("Yes.", True), (" Yes.\n", True), ("Yes", False), ("", True), ("  ", True), ("a<|im_end|>b", True), ("a\n", False)],
+    ("text", "finished"),
+    [
+        ("Yes.", True),
+        (" Yes.\n", True),
+        ("Yes", False),
+        ("", True),
+        ("  ", True),
+        ("a<|im_end|>b", True),
+        ("a\n", False),
+    ],
 )
 def test_prompts_continue_the_sampled_tokens(name: str, text: str, finished: bool) -> None:
     agent = Agent(TOKENIZERS[name])

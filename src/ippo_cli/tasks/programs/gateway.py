@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -24,6 +25,8 @@ from ippo_cli.tasks.programs.session import CallSession, PendingCall
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+_log = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 MAX_REQUEST_BYTES = 8 << 20
@@ -52,7 +55,7 @@ class Gateway:
         self._host, self._requested_port = host, port
         self._sessions: dict[str, CallSession] = {}
         self._lock = threading.Lock()
-        self.ignored_settings: dict[str, int] = {}  # settings of requests without effect, and their numbers of requests
+        self._ignored: set[str] = set()  # names of settings that requests had without effect
         started: Future[int] = Future()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(started,), name="gateway", daemon=True)
@@ -140,8 +143,7 @@ class Gateway:
             session = self._find_session(request)
             body = await self._read_body(request)
             chat = parse_chat_request(body, session.agents)
-            for setting in find_ignored_settings(body):
-                self.ignored_settings[setting] = self.ignored_settings.get(setting, 0) + 1
+            self._report_ignored(find_ignored_settings(body))
             action = await self._await_action(session, chat)
             if action.refusal:
                 raise RequestError(action.refusal, code="context_length_exceeded")
@@ -161,6 +163,18 @@ class Gateway:
             await response.write(event.encode())
         await response.write_eof()
         return response
+
+    def _report_ignored(self, settings: Mapping[str, Any]) -> None:
+        """Warn once of each setting that has no effect."""
+        for name, value in settings.items():
+            if name not in self._ignored:
+                self._ignored.add(name)
+                _log.warning(
+                    "a program's request has %s=%.40s, which has no effect: responses are sampled from the policy as "
+                    "configured",
+                    name,
+                    value,
+                )
 
     async def _read_body(self, request: web.Request) -> Any:
         try:
