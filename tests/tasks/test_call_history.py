@@ -221,9 +221,10 @@ def test_stop_strings_are_kept_in_the_prompt() -> None:
     agent.ask([user("One?")], stop_strings=["END"])
     message = agent.answer("Yes. END", ends=False)
     assert message["content"] == "Yes. "
-    found = agent.ask([user("One?"), {**message, "content": "Yes."}, user("Two?")], stop_strings=["END"])
-    assert found[: len(agent.known)] == agent.known
-    assert agent.text(found[len(agent.known) :]).startswith("<|im_end|>\n<|im_start|>user\nTwo?")
+    for known in ("Yes. ", "Yes.", "Yes. END"):  # some clients restore the stop string
+        found = agent.ask([user("One?"), {**message, "content": known}, user("Two?")], stop_strings=["END"])
+        assert found[: len(agent.known)] == agent.known
+        assert agent.text(found[len(agent.known) :]).startswith("<|im_end|>\n<|im_start|>user\nTwo?")
 
 
 def test_refused_calls_leave_no_trace() -> None:

@@ -131,11 +131,16 @@ def _find_new_messages(earlier: CallSequence, call: ModelCall) -> Sequence[ChatM
     """
     if earlier.completion is None or earlier.call.response is None or list(earlier.call.tools) != list(call.tools):
         return None
-    known = [*earlier.call.messages, earlier.call.response]
-    if len(call.messages) < len(known):
+    known, length = earlier.call.response, len(earlier.call.messages)
+    if len(call.messages) <= length:
         return None
-    begun = [_normalize(part) for part in call.messages[: len(known)]] == [_normalize(part) for part in known]
-    return call.messages[len(known) :] if begun else None
+    begun = [_normalize(part) for part in call.messages[:length]] == [
+        _normalize(part) for part in earlier.call.messages
+    ]
+    # A client may restore the stop string that its response lacks.
+    whole = {**known, "content": earlier.completion.text}
+    is_known = _normalize(call.messages[length]) in (_normalize(known), _normalize(whole))
+    return call.messages[length + 1 :] if begun and is_known else None
 
 
 def _normalize(message: ChatMessage) -> tuple[Any, ...]:

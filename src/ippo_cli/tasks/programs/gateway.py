@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 _log = logging.getLogger(__name__)
+_reported: set[str] = set()  # settings without effect that requests had
 
 LOOPBACK = "127.0.0.1"
 MAX_REQUEST_BYTES = 8 << 20
@@ -55,7 +56,6 @@ class Gateway:
         self._host, self._requested_port = host, port
         self._sessions: dict[str, CallSession] = {}
         self._lock = threading.Lock()
-        self._ignored: set[str] = set()  # names of settings that requests had without effect
         started: Future[int] = Future()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(started,), name="gateway", daemon=True)
@@ -143,7 +143,8 @@ class Gateway:
             session = self._find_session(request)
             body = await self._read_body(request)
             chat = parse_chat_request(body, session.agents)
-            self._report_ignored(find_ignored_settings(body))
+            for name, value in find_ignored_settings(body).items():
+                _report_ignored(name, value)
             action = await self._await_action(session, chat)
             if action.refusal:
                 raise RequestError(action.refusal, code="context_length_exceeded")
@@ -163,18 +164,6 @@ class Gateway:
             await response.write(event.encode())
         await response.write_eof()
         return response
-
-    def _report_ignored(self, settings: Mapping[str, Any]) -> None:
-        """Warn once of each setting that has no effect."""
-        for name, value in settings.items():
-            if name not in self._ignored:
-                self._ignored.add(name)
-                _log.warning(
-                    "a program's request has %s=%.40s, which has no effect: responses are sampled from the policy as "
-                    "configured",
-                    name,
-                    value,
-                )
 
     async def _read_body(self, request: web.Request) -> Any:
         try:
@@ -205,6 +194,14 @@ class Gateway:
         if isinstance(outcome, RequestError):
             raise outcome
         return outcome
+
+
+def _report_ignored(name: str, value: Any) -> None:
+    """Warn of a setting without effect, once in a process."""
+    if name not in _reported:
+        _reported.add(name)
+        rule = "which has no effect: responses are sampled from the policy as configured"
+        _log.warning("a program's request has %s=%.40s, %s", name, value, rule)
 
 
 def _set_result(future: asyncio.Future[Any], outcome: Any) -> None:
