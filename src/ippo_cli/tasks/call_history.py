@@ -100,9 +100,11 @@ def _extend_sequence(
     answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
     sampled = {"role": "assistant", "content": answer}
     # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
-    # templates accept tool results only after a message with tool calls.
+    # templates accept tool results only after a message with tool calls. A blank text does not show where a template
+    # ends it.
     structured = call.messages[len(earlier.call.messages)]
-    for response in (sampled, structured):
+    is_exact = bool(answer.strip()) or not prompt_format.uses_chat_template
+    for response in (sampled, structured) if is_exact else (structured,):
         rendered = [*earlier.rendered, response, *guarded]
         try:
             text = prompt_format.render_chat(rendered, call.tools)
@@ -110,10 +112,11 @@ def _extend_sequence(
             if response is sampled:
                 continue
             raise
-        bridge = prompt_format.find_bridge(earlier.text, text, response["content"], earlier.completion)
-        if bridge is None and response is structured:
+        if response is sampled:
+            bridge = prompt_format.find_bridge(earlier.text, text, answer, earlier.completion)
+        else:
             closed = prompt_format.render_chat([*earlier.rendered, response], call.tools, opens_response=False)
-            bridge = prompt_format.find_bridge_after(closed, text, earlier.completion)
+            bridge = prompt_format.find_bridge_after(earlier.text, closed, text, earlier.completion)
         if bridge is not None:
             stop = prompt_format.stop_token(earlier.completion)
             between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
@@ -122,18 +125,26 @@ def _extend_sequence(
 
 
 def _find_new_messages(earlier: CallSequence, call: ModelCall) -> Sequence[ChatMessage] | None:
-    """The call's messages after an earlier call and its response; None if it does not begin with these."""
+    """The call's messages after an earlier call and its response; None if it does not begin with these.
+
+    There may be none: the agent is then to write another response.
+    """
     if earlier.completion is None or earlier.call.response is None or list(earlier.call.tools) != list(call.tools):
         return None
-    known = [*earlier.call.messages, earlier.call.response]
-    if len(call.messages) <= len(known):
+    known, length = earlier.call.response, len(earlier.call.messages)
+    if len(call.messages) <= length:
         return None
-    begun = [_normalize(part) for part in call.messages[: len(known)]] == [_normalize(part) for part in known]
-    return call.messages[len(known) :] if begun else None
+    begun = [_normalize(part) for part in call.messages[:length]] == [
+        _normalize(part) for part in earlier.call.messages
+    ]
+    # A client may restore the stop string that its response lacks.
+    whole = {**known, "content": earlier.completion.text}
+    is_known = _normalize(call.messages[length]) in (_normalize(known), _normalize(whole))
+    return call.messages[length + 1 :] if begun and is_known else None
 
 
 def _normalize(message: ChatMessage) -> tuple[Any, ...]:
-    """What distinguishes a message: clients leave out empty fields, and format the JSON of arguments differently."""
+    """What distinguishes a message: clients leave out empty fields, strip responses, and format arguments differently."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})
@@ -142,7 +153,10 @@ def _normalize(message: ChatMessage) -> tuple[Any, ...]:
             with suppress(ValueError, RecursionError):
                 arguments = json.loads(arguments)
         calls.append((call.get("id"), function.get("name"), json.dumps(arguments, sort_keys=True)))
-    return message["role"], message["content"] or "", message.get("tool_call_id"), calls
+    content = message["content"] or ""
+    if message["role"] == "assistant":  # the sampled white space remains
+        content = content.strip()
+    return message["role"], content, message.get("tool_call_id"), calls
 
 
 def _guard_message(prompt_format: PromptFormat, message: ChatMessage) -> ChatMessage:

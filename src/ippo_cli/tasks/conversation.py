@@ -191,7 +191,7 @@ class PromptFormat:
         conversation.text = now = self._render_messages(conversation.messages)
         answer = response["content"]
         if closed:  # the template writes the calls in its own way, so that only the end of the message is known
-            bridge, expected = self.find_bridge_after(closed, now, completion), closed
+            bridge, expected = self.find_bridge_after(before, closed, now, completion), closed
         else:
             bridge, expected = self.find_bridge(before, now, answer, completion), before + answer
         if bridge is None:
@@ -209,15 +209,18 @@ class PromptFormat:
         rendered = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
         return None if rendered is None else rest[len(rendered) :].removeprefix(self.stop_token(completion))
 
-    def find_bridge_after(self, closed: str, now: str, completion: Completion) -> str | None:
-        """The text of the prompt `now` after `closed`, which ends in a response in the template's own form, with its
-        stop token; None if `now` does not continue it.
+    def find_bridge_after(self, before: str, closed: str, now: str, completion: Completion) -> str | None:
+        """The text of the prompt `now` after `closed`: the prompt `before` and a response in the template's own form,
+        with its stop token. None if `closed` does not continue `before`, or `now` does not continue `closed`.
         """
-        stop = self.stop_token(completion)
-        end = closed.rfind(stop or str(self.tokenizer.eos_token))
-        if end < 0 or not now.startswith(closed):
+        if not closed.startswith(before) or not now.startswith(closed):
             return None
-        return now[end + len(stop) :]
+        stop = self.stop_token(completion)
+        if stop and (end := closed.rfind(stop, len(before))) >= 0:
+            return now[end + len(stop) :]
+        # A truncated response, or one with another stop token than the template's.
+        end = closed.rfind(str(self.tokenizer.eos_token), len(before))
+        return None if end < 0 else now[end:]
 
     def _check_rewrite_allowed(self, expected: str, now: str) -> None:
         """Raise `ConfigError` if the history setting requires an unchanged history."""

@@ -10,7 +10,10 @@ ChatMessage = Mapping[str, Any]
 
 
 class ModelCall(str):
-    """A request for a response, as an observation: its text is the content of the messages after the last response."""
+    """A request for a response, as an observation: its text is the content of the messages after the last response.
+
+    The last message may be a response itself, of this agent or, in the history of a team, of another.
+    """
 
     messages: Sequence[ChatMessage]
     tools: Sequence[Mapping[str, Any]]
@@ -30,7 +33,7 @@ class ModelCall(str):
         response: ChatMessage | None = None,
     ) -> ModelCall:
         last = max((place for place, part in enumerate(messages) if part["role"] == "assistant"), default=-1)
-        new = messages[last + 1 :]
+        new = messages[last + 1 :] or messages[-1:]
         lone = len(new) == 1 and new[0]["role"] == "user"
         lines = [part["content"] if lone else f"{part['role']}: {part['content']}" for part in new]
         call = super().__new__(cls, "\n\n".join(lines))

@@ -16,8 +16,20 @@ from ippo_cli.tasks.model_call import ChatMessage, ModelCall
 from ippo_cli.tasks.tools.formats import decode_with_markers, detect_tool_format, parse_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-IGNORED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+IGNORED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)
 """Settings of sampling that the configuration fixes: the policy is trained on the distribution that it samples from."""
+UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
+"""Settings whose other values constrain responses. They have no effect, for the same reason: agent frameworks check
+responses themselves, and ask again."""
 MAX_STOP_STRINGS = 16
 
 
@@ -59,11 +71,13 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
         raise RequestError("n must be 1: call several times for several responses")
     if body.get("top_logprobs"):
         raise RequestError("top_logprobs must be 0: only the log-probabilities of sampled tokens are known")
-    if body.get("tool_choice") not in (None, "auto", "none"):
-        raise RequestError("tool_choice must be auto or none: responses are sampled from the policy")
-    if (body.get("response_format") or {}).get("type", "text") != "text":
-        raise RequestError("response_format must be text: responses are sampled from the policy")
-    max_new_tokens = body.get("max_completion_tokens") or body.get("max_tokens")
+    if body.get("functions"):
+        raise RequestError("functions is not supported: use tools")
+    for key in ("response_format", "stream_options"):
+        if not isinstance(body.get(key), Mapping | None):
+            raise RequestError(f"{key} must be an object")
+    max_new_tokens = body.get("max_completion_tokens")
+    max_new_tokens = body.get("max_tokens") if max_new_tokens is None else max_new_tokens
     if max_new_tokens is not None and not (_is_integer(max_new_tokens) and max_new_tokens > 0):
         raise RequestError("max_tokens must be a positive integer")
     seed = body.get("seed")
@@ -87,19 +101,22 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
     )
 
 
-def find_ignored_settings(body: Mapping[str, Any]) -> list[str]:
-    """Settings of sampling in a request that have no effect, as `temperature=0.2`."""
-    return [f"{name}={body[name]}" for name in IGNORED if body.get(name) is not None]
+def find_ignored_settings(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a request that have no effect, and their values; of objects their type."""
+    ignored = {name: body[name] for name in IGNORED if body.get(name) is not None}
+    for name, allowed in UNCONSTRAINED.items():
+        value = body.get(name)
+        kind = value.get("type") if isinstance(value, Mapping) else value
+        if kind is not None and kind not in allowed:
+            ignored[name] = kind
+    return ignored
 
 
 def parse_messages(messages: Any) -> list[ChatMessage]:
     """The messages with text as content. Raises `RequestError`."""
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         raise RequestError("messages must be a list with at least one message")
-    parsed = [_parse_message(message) for message in messages]
-    if parsed[-1]["role"] == "assistant":
-        raise RequestError("the last message must not be of the assistant: responses are not continued")
-    return parsed
+    return [_parse_message(message) for message in messages]
 
 
 def _parse_message(message: Any) -> ChatMessage:
@@ -108,6 +125,8 @@ def _parse_message(message: Any) -> ChatMessage:
     role = "system" if message["role"] == "developer" else message["role"]
     parsed: dict[str, Any] = {"role": role, "content": _parse_content(message.get("content"), role)}
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, Sequence):
+            raise RequestError("tool_calls must be a list")
         parsed["tool_calls"] = [_parse_tool_call(call) for call in calls]
     for key in ("tool_call_id", "name"):
         if isinstance(message.get(key), str):
@@ -117,7 +136,7 @@ def _parse_message(message: Any) -> ChatMessage:
 
 def _parse_content(content: Any, role: str) -> str:
     """The text of a message; text parts are joined."""
-    if content is None and role == "assistant":
+    if content is None and role in ("assistant", "tool"):
         return ""
     if isinstance(content, str):
         return _check_text(content)
@@ -213,15 +232,16 @@ def build_completion(request: ChatRequest, action: Action, message: Mapping[str,
         "model": request.agent,
         "choices": [choice],
     }
-    if action.turn is None:
-        return completion
-    sampled = action.turn.completion
-    num_prompt, num_sampled = len(action.turn.prompt), len(sampled.ids)
+    num_prompt = 0 if action.turn is None else len(action.turn.prompt)
+    num_sampled = 0 if action.turn is None else len(action.turn.completion.ids)
     completion["usage"] = {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_sampled,
         "total_tokens": num_prompt + num_sampled,
     }
+    if action.turn is None:  # a response without a model, before training
+        return completion
+    sampled = action.turn.completion
     if request.wants_logprobs:
         choice["logprobs"] = {"content": _token_logprobs(action), "refusal": None}
     if request.wants_token_ids:
@@ -245,7 +265,7 @@ def stream_events(completion: Mapping[str, Any], *, includes_usage: bool) -> Ite
     last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     for part in (first, last):
         yield _format_event({**base, "choices": [part]})
-    if includes_usage and "usage" in completion:
+    if includes_usage:
         yield _format_event({**base, "choices": [], "usage": completion["usage"]})
     yield "data: [DONE]\n\n"
 

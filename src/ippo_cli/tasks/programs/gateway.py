@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -24,6 +25,9 @@ from ippo_cli.tasks.programs.session import CallSession, PendingCall
 
 if TYPE_CHECKING:
     from aiohttp import web
+
+_log = logging.getLogger(__name__)
+_reported: set[str] = set()  # settings without effect that requests had
 
 LOOPBACK = "127.0.0.1"
 MAX_REQUEST_BYTES = 8 << 20
@@ -52,7 +56,6 @@ class Gateway:
         self._host, self._requested_port = host, port
         self._sessions: dict[str, CallSession] = {}
         self._lock = threading.Lock()
-        self.ignored_settings: dict[str, int] = {}  # settings of requests without effect, and their numbers of requests
         started: Future[int] = Future()
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, args=(started,), name="gateway", daemon=True)
@@ -140,8 +143,8 @@ class Gateway:
             session = self._find_session(request)
             body = await self._read_body(request)
             chat = parse_chat_request(body, session.agents)
-            for setting in find_ignored_settings(body):
-                self.ignored_settings[setting] = self.ignored_settings.get(setting, 0) + 1
+            for name, value in find_ignored_settings(body).items():
+                _report_ignored(name, value)
             action = await self._await_action(session, chat)
             if action.refusal:
                 raise RequestError(action.refusal, code="context_length_exceeded")
@@ -191,6 +194,14 @@ class Gateway:
         if isinstance(outcome, RequestError):
             raise outcome
         return outcome
+
+
+def _report_ignored(name: str, value: Any) -> None:
+    """Warn of a setting without effect, once in a process."""
+    if name not in _reported:
+        _reported.add(name)
+        rule = "which has no effect: responses are sampled from the policy as configured"
+        _log.warning("a program's request has %s=%.40s, %s", name, value, rule)
 
 
 def _set_result(future: asyncio.Future[Any], outcome: Any) -> None:

@@ -1,0 +1,122 @@
+"""Requests as agent frameworks send them, and responses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ippo_cli.tasks.environment import Action
+from ippo_cli.tasks.programs.chat_completions import (
+    RequestError,
+    build_completion,
+    build_message,
+    find_ignored_settings,
+    parse_chat_request,
+    stream_events,
+)
+
+USER = {"role": "user", "content": "Hello"}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
+CALL = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+
+
+def body(*messages: Any, **settings: Any) -> dict[str, Any]:
+    return {"model": "low", "messages": list(messages) or [USER], **settings}
+
+
+@pytest.mark.parametrize(
+    ("settings", "ignored"),
+    [
+        ({"temperature": 0.0}, {"temperature": 0.0}),
+        ({"tool_choice": "required", "tools": [ADD]}, {"tool_choice": "required"}),
+        (
+            {"tool_choice": {"type": "function", "function": {"name": "add"}}, "tools": [ADD]},
+            {"tool_choice": "function"},
+        ),
+        ({"tool_choice": "auto", "tools": [ADD], "parallel_tool_calls": False}, {}),
+        ({"response_format": {"type": "text"}}, {}),
+        ({"response_format": {"type": "json_object"}}, {"response_format": "json_object"}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}},
+            {"response_format": "json_schema"},
+        ),
+        ({"logit_bias": {"5": -100}, "top_p": 1}, {"logit_bias": {"5": -100}, "top_p": 1}),
+        ({"store": False, "metadata": {"a": "b"}, "user": "me", "n": 1, "logprobs": False, "tools": []}, {}),
+        ({"stream": False, "stream_options": None, "stop": None, "seed": None, "tools": None}, {}),
+    ],
+)
+def test_settings_of_frameworks_are_accepted(settings: dict[str, Any], ignored: dict[str, Any]) -> None:
+    request = parse_chat_request(body(**settings), ["low"])
+    assert request.call.tools == (settings.get("tools") or [])
+    assert not request.streams
+    assert find_ignored_settings(body(**settings)) == ignored
+
+
+@pytest.mark.parametrize(
+    ("message", "parsed"),
+    [
+        ({"role": "developer", "content": "Be brief."}, {"role": "system", "content": "Be brief."}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "user", "content": "ab"},
+        ),
+        ({"role": "user", "content": "a", "name": "Ann"}, {"role": "user", "content": "a", "name": "Ann"}),
+        ({"role": "assistant", "content": "a"}, {"role": "assistant", "content": "a"}),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None, "annotations": []},
+            {
+                "role": "assistant",
+                "content": "",
+                "tool_calls": [{**CALL, "function": {"name": "add", "arguments": {"a": 2}}}],
+            },
+        ),
+        (
+            {"role": "tool", "content": None, "tool_call_id": "a"},
+            {"role": "tool", "content": "", "tool_call_id": "a"},
+        ),
+    ],
+)
+def test_messages_of_frameworks_are_accepted(message: Any, parsed: Any) -> None:
+    assert parse_chat_request(body(USER, message), ["low"]).call.messages == [USER, parsed]
+
+
+@pytest.mark.parametrize(
+    ("invalid", "error"),
+    [
+        ([], "JSON object"),
+        (body(model="gpt-4o"), "the agents are low"),
+        (body(model=["low"]), "the agents are low"),
+        (body(messages=[]), "at least one message"),
+        (body(messages="Hello"), "must be a list"),
+        (body({"role": "user", "content": None}), "must be text"),
+        (body({"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]}), "must be text"),
+        (body({"role": "function", "name": "add", "content": "3"}), "a role among"),
+        (body({"role": "user", "content": "\ud800"}), "surrogate"),
+        (body(USER, {"role": "assistant", "content": None, "tool_calls": 1}), "tool_calls must be a list"),
+        (body(USER, {"role": "assistant", "content": None, "tool_calls": [1]}), "a function with a name"),
+        (body(n=2), "n must be 1"),
+        (body(logprobs=True, top_logprobs=3), "top_logprobs must be 0"),
+        (body(functions=[{"name": "add"}]), "use tools"),
+        (body(tools={"add": {}}), "tools must be a list"),
+        (body(tools=[{"type": "custom", "custom": {"name": "add"}}]), "a function with a name"),
+        (body(response_format="json"), "response_format must be an object"),
+        (body(stream=True, stream_options=True), "stream_options must be an object"),
+        (body(max_tokens=0), "positive integer"),
+        (body(max_completion_tokens=0), "positive integer"),
+        (body(seed="a"), "seed must be an integer"),
+        (body(stop=[""]), "stop must be"),
+    ],
+)
+def test_requests_that_cannot_be_served_are_refused(invalid: Any, error: str) -> None:
+    with pytest.raises(RequestError, match=error):
+        parse_chat_request(invalid, ["low"])
+
+
+def test_responses_before_training_count_their_tokens() -> None:
+    """Frameworks read the usage of every response, also of those without a model."""
+    request = parse_chat_request(body(stream=True, stream_options={"include_usage": True}), ["low"])
+    action = Action("Yes.", True)
+    completion = build_completion(request, action, build_message(action, request.call, ()), "key")
+    assert completion["usage"] == {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    assert sum('"usage"' in event for event in stream_events(completion, includes_usage=True)) == 1
