@@ -109,6 +109,7 @@ class Gateway:
         for prefix in ("", "/{key}"):
             application.router.add_post(f"{prefix}/v1/chat/completions", self._serve_completion)
             application.router.add_get(f"{prefix}/v1/models", self._list_models)
+        application.router.add_route("*", "/{path:.*}", self._refuse_path)
         runner = web.AppRunner(
             application,
             handler_cancellation=True,  # a closed connection ends its handler
@@ -136,6 +137,11 @@ class Gateway:
             return self._web.json_response(error.to_body(), status=error.status)
         models = [{"id": agent, "object": "model", "created": 0, "owned_by": "ippo-cli"} for agent in session.agents]
         return self._web.json_response({"object": "list", "data": models})
+
+    async def _refuse_path(self, request: web.Request) -> web.Response:
+        rule = "is not served: let the client use chat completions, at OPENAI_BASE_URL/chat/completions"
+        error = RequestError(f"{request.method} {request.path} {rule}", status=404, code="not_found")
+        return self._web.json_response(error.to_body(), status=error.status)
 
     async def _serve_completion(self, request: web.Request) -> web.StreamResponse:
         session: CallSession | None = None

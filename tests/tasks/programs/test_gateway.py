@@ -1,0 +1,70 @@
+"""The gateway's HTTP interface, without a model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from ippo_cli.tasks.environment import Action
+from ippo_cli.tasks.programs import gateway as gateway_module
+from ippo_cli.tasks.programs.gateway import Gateway
+from ippo_cli.tasks.programs.session import CallSession
+
+pytest.importorskip("aiohttp", reason="needs the extra program")
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    made = Gateway()
+    yield made
+    made.close()
+
+
+def post(url: str, body: Any, key: str = "") -> tuple[int, Any]:
+    """Status and JSON of a response."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+    try:
+        with urlopen(Request(url, json.dumps(body).encode(), headers), timeout=10) as response:
+            return response.status, json.loads(response.read())
+    except HTTPError as error:
+        return error.code, json.loads(error.read())
+
+
+def test_other_interfaces_name_the_one_that_is_served(gateway: Gateway) -> None:
+    status, answer = post(f"{gateway.base_url}/responses", {"model": "low", "input": "Hello"})
+    assert status == 404
+    assert answer["error"]["message"].startswith(
+        "POST /v1/responses is not served: let the client use chat completions"
+    )
+
+
+def test_settings_without_effect_are_reported_once(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_module, "_reported", set())
+    session = CallSession(agents=["low"], stop_strings={})
+    gateway.open(session)
+    settings = {"temperature": 0.5, "tool_choice": "required", "response_format": {"type": "json_object"}}
+    body = {"model": "low", "messages": [{"role": "user", "content": "Hello"}], **settings}
+    answers: list[tuple[int, Any]] = []
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            client = Thread(
+                target=lambda: answers.append(post(f"{gateway.base_url}/chat/completions", body, session.key))
+            )
+            client.start()
+            assert session.wait(10)
+            session.take()["low"].respond(Action("Yes.", True))
+            client.join(10)
+    assert [(status, answer["choices"][0]["message"]["content"]) for status, answer in answers] == [(200, "Yes.")] * 2
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == 3
+    for setting in ("temperature=0.5", "tool_choice=required", "response_format=json_object"):
+        assert sum(f"has {setting}, which has no effect" in text for text in found) == 1
