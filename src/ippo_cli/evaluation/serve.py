@@ -6,11 +6,12 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, load_policies
+from ippo_cli.rollout.combined_generator import build_with_served_agents
+from ippo_cli.rollout.episode_state import TOO_LONG
 from ippo_cli.rollout.generator import (
     Generator,
     Request,
@@ -19,6 +20,7 @@ from ippo_cli.rollout.generator import (
     build_generator,
     sampling_settings,
 )
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.tasks.call_history import CallHistory, CallSequence
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import Action
@@ -74,7 +76,13 @@ def serve(
     try:
         loaded = load_policies(config, weights, device, {})
         policies = {name: loaded[name] for name in names}
-        generator = build_generator(policies, config.rollout, sampling_settings(config.task))
+        settings_by_agent = sampling_settings(config.task)
+        generator = build_with_served_agents(
+            policies,
+            config.rollout,
+            settings_by_agent,
+            lambda own: build_generator(own, config.rollout, settings_by_agent),
+        )
         server = _Server(config, policies, generator, settings)
         try:
             generator.start_collection()
@@ -97,7 +105,7 @@ class _Server:
     """Generates the responses to calls, those that wait at the same time in one batch."""
 
     def __init__(
-        self, config: Config, policies: Mapping[str, FrozenAgent], generator: Generator, settings: ServerSettings
+        self, config: Config, policies: Mapping[str, GenerationPolicy], generator: Generator, settings: ServerSettings
     ) -> None:
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
         self._formats: dict[str, PromptFormat] = prompt_formats(config.task, config.rollout, tokenizers)
@@ -137,7 +145,7 @@ class _Server:
             return None
         if not 0 < len(sequence.ids) < limit:
             rule = f"the messages have {len(sequence.ids)} tokens, and the context has {limit - 1} before the response"
-            call.respond(Action("", refusal=rule))
+            call.respond(Action("", refusal=rule, refusal_code=TOO_LONG))
             return None
         return sequence
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ippo_cli.config.schema import AgentConfig
 from ippo_cli.tasks.messages import Message, MessagesText
+from ippo_cli.tasks.model_call import ModelCall
 from ippo_cli.types import Episode
 
 Responses = Mapping[str, Sequence[str]]
@@ -25,9 +26,16 @@ def last_texts(episodes: Sequence[Episode], agents: Sequence[str]) -> dict[str, 
 def get_chat_messages(episode: Episode, agent: str, agents: Mapping[str, AgentConfig]) -> list[Message]:
     """One agent's system prompt, observations and completions as messages, rebuilt from texts.
 
+    Of an agent that a program calls, the messages of the last call and the response.
+
     Empty for an agent without turns.
     """
     turns = episode.turns_of_agent(agent)
+    if turns and isinstance(call := turns[-1].observation, ModelCall):  # a program sends whole conversations
+        return [
+            *({"role": part["role"], "content": part["content"]} for part in call.messages),
+            {"role": "assistant", "content": turns[-1].completion.text},
+        ]
     system = agents[agent].system
     messages = [{"role": "system", "content": system}] if system is not None and turns else []
     for turn in turns:

@@ -159,9 +159,11 @@ def play_independently(
             for state in updated:
                 for agent in state.pending_agents:
                     in_flight[generator.submit(state.request(agent), draws)] = state, agent
-                if state.has_all_actions:  # all requests were refused
-                    with environments.measure_time():
-                        work.submit(state, state.step)
+            refused = [state for state in updated if state.has_all_actions]  # all requests of the step
+            updated = [state for state in updated if not state.has_all_actions]
+            for state in refused:
+                with environments.measure_time():
+                    work.submit(state, state.step)
             over = [state for state in updated if state.is_over]
             finished += len(over)
             for state, following in zip(over, waiting, strict=False):  # if the number of environments is limited

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.tasks.messages import MessagesText
+from ippo_cli.tasks.model_call import ModelCall
 from ippo_cli.types import Batch, Completion, Episode, Turn
 
 
@@ -156,10 +157,14 @@ def _turn_from_json(stored: Mapping[str, Any]) -> Turn:
 
 
 def _text_to_json(text: str) -> Any:
+    if isinstance(text, ModelCall):
+        return {"call": list(text.messages)}
     return text.messages if isinstance(text, MessagesText) else str(text)
 
 
 def _text_from_json(stored: Any) -> str:
+    if isinstance(stored, dict):
+        return ModelCall(stored["call"])
     return stored if isinstance(stored, str) else MessagesText(stored)
 
 

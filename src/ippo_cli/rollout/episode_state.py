@@ -14,6 +14,7 @@ from ippo_cli.tasks.environment import Action, Environment, EnvironmentPool, Ste
 from ippo_cli.tasks.model_call import ModelCall
 from ippo_cli.types import Completion, Episode, Example, Turn
 
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for messages without room for a response
 MAX_STEPS = 10_000
 """Step limit of an episode: bounds environments that never end, far beyond any context length."""
 
@@ -141,8 +142,11 @@ class EpisodeState:
         for agent in [agent for agent, call in self.observations.items() if isinstance(call, ModelCall)]:
             conversation = self.conversations[agent]
             if not self.is_over and not fits[agent]:
-                conversation.error = conversation.error or _describe_length(len(prompts[agent]), room[agent])
-                self.actions[agent] = Action("", refusal=conversation.error)
+                if conversation.error:
+                    self.actions[agent] = Action("", refusal=conversation.error)
+                else:
+                    conversation.error = _describe_length(len(prompts[agent]), room[agent])
+                    self.actions[agent] = Action("", refusal=conversation.error, refusal_code=TOO_LONG)
                 del prompts[agent], fits[agent]
         if not self.is_over and not all(fits.values()):
             self.truncation = "context"

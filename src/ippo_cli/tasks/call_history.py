@@ -104,12 +104,13 @@ def _extend_sequence(
     # ends it.
     structured = call.messages[len(earlier.call.messages)]
     is_exact = bool(answer.strip()) or not prompt_format.uses_chat_template
-    for response in (sampled, structured) if is_exact else (structured,):
+    has_own_form = bool(structured.get("tool_calls")) or not is_exact
+    for response in [*([sampled] if is_exact else []), *([structured] if has_own_form else [])]:
         rendered = [*earlier.rendered, response, *guarded]
         try:
             text = prompt_format.render_chat(rendered, call.tools)
         except Exception:
-            if response is sampled:
+            if response is sampled and has_own_form:
                 continue
             raise
         if response is sampled:
@@ -156,7 +157,7 @@ def _normalize(message: ChatMessage) -> tuple[Any, ...]:
     content = message["content"] or ""
     if message["role"] == "assistant":  # the sampled white space remains
         content = content.strip()
-    return message["role"], content, message.get("tool_call_id"), calls
+    return message["role"], content, message.get("name"), message.get("tool_call_id"), calls
 
 
 def _guard_message(prompt_format: PromptFormat, message: ChatMessage) -> ChatMessage:

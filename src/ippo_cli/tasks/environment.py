@@ -30,6 +30,7 @@ class Action:
     turn: Turn | None = None  # prompt and sampled tokens; None for answers that no model generated
     tokenizer: PreTrainedTokenizerBase | None = None  # of the agent
     refusal: str = ""  # why there is no response to a request of a program
+    refusal_code: str = "invalid_request_error"  # OpenAI's code of the error
 
     @property
     def answer(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
-from ippo_cli.tasks.tools.formats import decode_with_markers, detect_tool_format, parse_tool_calls
+from ippo_cli.tasks.tools.formats import chat_template_text, decode_with_markers, detect_tool_format, parse_tool_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 IGNORED = (
@@ -31,6 +31,7 @@ UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
 """Settings whose other values constrain responses. They have no effect, for the same reason: agent frameworks check
 responses themselves, and ask again."""
 MAX_STOP_STRINGS = 16
+MAX_TOKENS = 1 << 30  # larger limits have no effect
 
 
 class RequestError(ValueError):
@@ -87,7 +88,7 @@ def parse_chat_request(body: Any, agents: Collection[str]) -> ChatRequest:
     call = ModelCall(
         parse_messages(body.get("messages")),
         tools=_parse_tools(tools),
-        max_new_tokens=max_new_tokens,
+        max_new_tokens=None if max_new_tokens is None else min(max_new_tokens, MAX_TOKENS),
         stop_strings=_parse_stop_strings(body.get("stop")),
         seed=seed,
     )
@@ -151,7 +152,7 @@ def _check_text(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise RequestError("a message has an unpaired surrogate, which no tokenizer encodes") from error
+        raise RequestError("a text has an unpaired surrogate, which no tokenizer encodes") from error
     return text
 
 
@@ -184,7 +185,7 @@ def _parse_stop_strings(stop: Any) -> list[str]:
     is_list = isinstance(stops, Sequence) and len(stops) <= MAX_STOP_STRINGS
     if not is_list or not all(isinstance(text, str) and text for text in stops):
         raise RequestError(f"stop must be a text or a list of up to {MAX_STOP_STRINGS} texts")
-    return list(stops)
+    return [_check_text(text) for text in stops]
 
 
 def _is_integer(value: Any) -> bool:
@@ -200,7 +201,7 @@ def build_message(action: Action, call: ModelCall, stop_strings: Sequence[str]) 
     text = text[: min(ends)] if ends else text
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if call.tools:
-        parsed = parse_tool_calls(text, detect_tool_format(getattr(action.tokenizer, "chat_template", None)))
+        parsed = parse_tool_calls(text, detect_tool_format(chat_template_text(action.tokenizer)))
         message["content"] = parsed.content
         if parsed.calls:
             message["tool_calls"] = [

@@ -6,7 +6,8 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
@@ -56,10 +57,28 @@ class ProgramEnvironment:
         self.host, self.config = host, host.config
         self._session: CallSession | None = None
         self._program: Program | None = None
-        self._end: ProgramEnd | None = None
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.close()
+        with self._closing_on_error():
+            return self._reset(example, seed)
+        raise AssertionError("unreachable: the block above returns or raises")
+
+    def step(self, actions: Mapping[str, Action]) -> Step:
+        with self._closing_on_error():
+            return self._step(actions)
+        raise AssertionError("unreachable: the block above returns or raises")
+
+    @contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """End the program of a failed episode at once: it may compute, or print, without end."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+    def _reset(self, example: Example, seed: int) -> Mapping[str, str]:
         agents = self.config.agents
         self._session = CallSession(
             agents=list(agents),
@@ -69,7 +88,6 @@ class ProgramEnvironment:
         self._turns: Counter[str] = Counter()
         self._truncated: set[str] = set()  # agents with a last response that was truncated
         self._own_seconds = 0.0  # of the program: without the time of its calls
-        self._end = None
         self._program = self.host.start(self._session, example, seed)
         self.host.gateway.loop.call_soon_threadsafe(self._watch, self._session, self._program)
         step = self._advance()
@@ -77,13 +95,24 @@ class ProgramEnvironment:
             raise ValueError(f"{self.host.name} ended without a call of an agent")
         return step.observations
 
-    def step(self, actions: Mapping[str, Action]) -> Step:
-        self._truncated -= set(actions)
-        self._truncated |= {agent for agent, action in actions.items() if not action.finished}
-        self._turns.update(agent for agent, action in actions.items() if not action.refusal)
+    def _step(self, actions: Mapping[str, Action]) -> Step:
+        answered = {agent: action for agent, action in actions.items() if not action.refusal}
+        self._truncated -= answered.keys()
+        self._truncated |= {
+            agent
+            for agent, action in answered.items()
+            if not (action.finished or self._is_cut_by_request(agent, action))
+        }
+        self._turns.update(answered.keys())
         for agent, action in actions.items():
             self._open_calls.pop(agent).respond(action)
         return self._advance()
+
+    def _is_cut_by_request(self, agent: str, action: Action) -> bool:
+        """Whether a response ended at the program's own limit of tokens: the program expects such responses."""
+        limit = self._open_calls[agent].request.call.max_new_tokens
+        most = self.config.agents[agent].rollout.max_new_tokens
+        return action.turn is not None and limit is not None and len(action.turn.completion.ids) == limit < most
 
     def close(self) -> None:
         """End the program."""
@@ -101,12 +130,14 @@ class ProgramEnvironment:
         loop = self.host.gateway.loop
 
         def read() -> None:
-            end = program.read_report()
+            try:
+                end = program.read_report()
+            except Exception as error:  # in the server's thread, where nobody would see it
+                end = ProgramEnd(failure=f"its report cannot be read ({error!r})")
             if end is not None:
                 loop.remove_reader(program.report)
                 program.close()
-                self._end = end if self._program is program else self._end
-                session.end()
+                session.end(end)
 
         loop.add_reader(program.report, read)
 
@@ -122,8 +153,11 @@ class ProgramEnvironment:
         self._own_seconds += time.monotonic() - began
         if session.failure:
             raise RuntimeError(f"{self.host.name}: {session.failure}")
-        if self._end is not None:
-            return self._finish(self._end)
+        if session.program_end is not None:
+            if not session.program_end.failure and (left := session.take_all()):
+                agent = left[0].request.agent
+                raise RuntimeError(f"{self.host.name} ended before it had the response to a call of {agent}")
+            return self._finish(session.program_end)
         self._open_calls |= session.take()
         observations = {agent: call.request.call for agent, call in self._open_calls.items()}
         limit = self.config.max_turns

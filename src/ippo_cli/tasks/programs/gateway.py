@@ -21,6 +21,7 @@ from ippo_cli.tasks.programs.chat_completions import (
     parse_chat_request,
     stream_events,
 )
+from ippo_cli.tasks.programs.processes import LOOPBACK
 from ippo_cli.tasks.programs.session import CallSession, PendingCall
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _reported: set[str] = set()  # settings without effect that requests had
 
-LOOPBACK = "127.0.0.1"
 MAX_REQUEST_BYTES = 8 << 20
 MAX_HEADER_BYTES = 1 << 14
 START_TIMEOUT_S = 30.0
+RATE_LIMITED = 429
 BACKLOG = 1024  # connections that programs may open at the same moment
 
 
@@ -65,7 +66,8 @@ class Gateway:
     @property
     def base_url(self) -> str:
         """The address for clients of OpenAI's interface."""
-        return f"http://{self._host}:{self.port}/v1"
+        host = f"[{self._host}]" if ":" in self._host else self._host
+        return f"http://{host}:{self.port}/v1"
 
     def open(self, session: CallSession) -> None:
         """Accept calls with the session's key."""
@@ -151,17 +153,18 @@ class Gateway:
             chat = parse_chat_request(body, session.agents)
             for name, value in find_ignored_settings(body).items():
                 _report_ignored(name, value)
-            action = await self._await_action(session, chat)
+            key, action = await self._await_action(session, chat)
             if action.refusal:
-                raise RequestError(action.refusal, code="context_length_exceeded")
+                raise RequestError(action.refusal, code=action.refusal_code)
         except RequestError as error:
             if session is not None:
                 session.count_refusal()
-            headers = {"x-should-retry": "false"}  # OpenAI's client repeats some errors otherwise
+            # OpenAI's client repeats some errors otherwise.
+            headers = {} if error.status == RATE_LIMITED else {"x-should-retry": "false"}
             return self._web.json_response(error.to_body(), status=error.status, headers=headers)
         message = chat.call.response
         assert message is not None
-        completion = build_completion(chat, action, _format_message(message), session.key[:8] + str(session.num_calls))
+        completion = build_completion(chat, action, _format_message(message), key)
         if not chat.streams:
             return self._web.json_response(completion)
         response = self._web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
@@ -180,8 +183,8 @@ class Gateway:
         except (ValueError, RecursionError, LookupError) as error:
             raise RequestError("the body is not JSON") from error
 
-    async def _await_action(self, session: CallSession, chat: ChatRequest) -> Action:
-        """The agent's response. Raises `RequestError`."""
+    async def _await_action(self, session: CallSession, chat: ChatRequest) -> tuple[str, Action]:
+        """The call's id and the agent's response. Raises `RequestError`."""
         result: asyncio.Future[Action | RequestError] = self.loop.create_future()
 
         def respond(outcome: Action | RequestError) -> None:
@@ -191,7 +194,7 @@ class Gateway:
                 self.loop.call_soon_threadsafe(_set_result, result, outcome)
 
         call = PendingCall(request=chat, respond=respond)
-        session.add(call)
+        number = session.add(call)
         try:
             outcome = await result
         except asyncio.CancelledError:
@@ -199,7 +202,7 @@ class Gateway:
             raise
         if isinstance(outcome, RequestError):
             raise outcome
-        return outcome
+        return f"{session.name}-{number}", outcome
 
 
 def _report_ignored(name: str, value: Any) -> None:

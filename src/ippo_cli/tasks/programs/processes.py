@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,6 +29,7 @@ START_TIMEOUT_S = 120.0
 MAX_OUTPUT_BYTES = 16 << 20
 """What a program may print."""
 TAIL_BYTES = 2000
+LOOPBACK = "127.0.0.1"
 EXAMPLE_FILE, RESULT_FILE = "example.json", "result.json"
 READ_BYTES = 1 << 16
 
@@ -47,13 +48,19 @@ class Program:
     def __init__(self, process: int, report: int, output: BinaryIO, folder: Path | None) -> None:
         self.process, self.report, self._output, self._folder = process, report, output, folder
         self._received = bytearray()
+        self._lock = threading.Lock()
         self.is_running = True
 
     def read_report(self) -> ProgramEnd | None:
         """How the program ended; None while it runs."""
         chunk = os.read(self.report, READ_BYTES)
         self._received += chunk
-        lines = [json.loads(line) for line in self._received.splitlines(keepends=True) if line.endswith(b"\n")]
+        if len(self._received) > MAX_OUTPUT_BYTES:
+            self.is_running = False
+            return ProgramEnd(failure=f"its result has more than {MAX_OUTPUT_BYTES} bytes")
+        if chunk and not chunk.endswith(b"\n"):
+            return None
+        lines = [line for line in map(_parse_line, self._received.splitlines()) if line]
         exits = [line["exit"] for line in lines if "exit" in line]
         if chunk and not exits:
             return None
@@ -69,12 +76,14 @@ class Program:
         return ProgramEnd(failure=f"it ended with {_describe_exit(code)}{self._describe_output()}")
 
     def output_bytes(self) -> int:
-        """How much the program has printed."""
-        return os.fstat(self._output.fileno()).st_size
+        """How much the program has printed; 0 after its end."""
+        with self._lock:
+            return 0 if self._output.closed else os.fstat(self._output.fileno()).st_size
 
     def close(self) -> None:
         os.close(self.report)
-        self._output.close()
+        with self._lock:
+            self._output.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -84,6 +93,14 @@ class Program:
             return ""
         text = os.pread(self._output.fileno(), TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
         return f"; the end of its output: {text.strip()}"
+
+
+def _parse_line(line: bytes | bytearray) -> dict[str, Any]:
+    """A message of the report; empty for an incomplete line."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(message := json.loads(line), dict):
+            return message
+    return {}
 
 
 def _read_result(file: Path) -> ProgramEnd:
@@ -104,6 +121,7 @@ class ProgramSpawner:
     def __init__(self, *, function: str | None, command: str | None) -> None:
         self._function = function
         self._command = None if command is None else shlex.split(command)
+        spawner_program.raise_file_limit()
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -116,28 +134,30 @@ class ProgramSpawner:
             "IPPO_AGENTS": " ".join(endpoint.agents),
             "IPPO_SEED": str(endpoint.seed),
         }
-        folder = None
-        if self._command is not None:
-            folder = Path(tempfile.mkdtemp(prefix="ippo-program-"))
-            (folder / EXAMPLE_FILE).write_text(json.dumps(example, default=str))
-            environment |= {"IPPO_EXAMPLE": str(folder / EXAMPLE_FILE), "IPPO_RESULT": str(folder / RESULT_FILE)}
-        message = {
-            "environment": environment,
-            "command": self._command,
-            "example": dict(example),
-            "seed": endpoint.seed,
-            "endpoint": {name: getattr(endpoint, name) for name in ("base_url", "api_key", "agents", "seed")},
-        }
-        report, write_end = os.pipe()
-        output = tempfile.TemporaryFile()  # noqa: SIM115 (open until the program ends)
-        try:
-            process = self._send_start(message, [write_end, output.fileno()])
-        except BaseException:
-            os.close(report)
-            output.close()
-            raise
-        finally:
-            os.close(write_end)
+        for name in ("no_proxy", "NO_PROXY"):  # clients would send requests to a configured proxy
+            environment[name] = ",".join(filter(None, [os.environ.get(name), LOOPBACK]))
+        with ExitStack() as on_error:
+            folder = None
+            if self._command is not None:
+                folder = Path(tempfile.mkdtemp(prefix="ippo-program-"))
+                on_error.callback(shutil.rmtree, folder, ignore_errors=True)
+                (folder / EXAMPLE_FILE).write_text(json.dumps(example, default=str))
+                environment |= {"IPPO_EXAMPLE": str(folder / EXAMPLE_FILE), "IPPO_RESULT": str(folder / RESULT_FILE)}
+            message = {
+                "environment": environment,
+                "command": self._command,
+                "example": dict(example),
+                "seed": endpoint.seed,
+                "endpoint": {name: getattr(endpoint, name) for name in ("base_url", "api_key", "agents", "seed")},
+            }
+            output = on_error.enter_context(tempfile.TemporaryFile())
+            report, write_end = os.pipe()
+            on_error.callback(os.close, report)
+            try:
+                process = self._send_start(message, [write_end, output.fileno()])
+            finally:
+                os.close(write_end)
+            on_error.pop_all()
         return Program(process, report, output, folder)
 
     def kill(self, program: Program) -> None:
@@ -174,6 +194,8 @@ class ProgramSpawner:
                     received = receive_message(self._connection)
                 except OSError:
                     received = None
+                if received is not None and "error" in received[0]:
+                    raise RuntimeError(received[0]["error"])
                 if received is not None:
                     return received[0]["process"]
                 self._close()
@@ -188,6 +210,7 @@ class ProgramSpawner:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,  # not reached by signals to the run's group
+                env={**os.environ, "PYTHONHASHSEED": "0"},  # sets have the same order in a resumed run
             )
         self._connection = ours
         setting = {"function": self._function, "key": "task.program", "path": list(sys.path)}

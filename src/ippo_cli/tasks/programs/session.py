@@ -7,10 +7,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.programs.chat_completions import ChatRequest, RequestError
+from ippo_cli.tasks.programs.processes import ProgramEnd
 
 MAX_WAITING_CALLS = 256
 """Calls of one key that may wait at the same time."""
@@ -38,15 +40,16 @@ class CallSession:
     num_calls: int = 0
     num_refused: int = 0  # requests that were answered by an error
     failure: str = ""  # why the episode cannot continue
+    program_end: ProgramEnd | None = None
     is_closed: bool = False
+    name: str = field(default_factory=lambda: secrets.token_hex(4))  # begins the ids of its responses
 
     def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._waiting: dict[str, deque[PendingCall]] = {}
-        self._has_ended = False  # the program has ended
 
-    def add(self, call: PendingCall) -> None:
-        """Accept a call. Raises `RequestError` if the episode is over or has too many calls."""
+    def add(self, call: PendingCall) -> int:
+        """Accept a call, and return its number. Raises `RequestError` if the episode is over or has too many calls."""
         with self._changed:
             if self.is_closed:
                 raise RequestError("the episode of this key is over", status=401, code="invalid_api_key")
@@ -55,13 +58,19 @@ class CallSession:
             self.num_calls += 1
             self._waiting.setdefault(call.request.agent, deque()).append(call)
             self._changed.notify_all()
+            return self.num_calls
 
     def abandon(self, call: PendingCall) -> None:
         """A client has closed the connection of a call: the episode fails, because its response would not be read."""
+        agent = call.request.agent
         with self._changed:
-            if not (self.is_closed or self.is_shared):
+            if self.is_shared:
+                with suppress(KeyError, ValueError):
+                    self._waiting[agent].remove(call)
+            elif not self.is_closed:
                 self.failure = (
-                    f"the program closed the connection of a call of {call.request.agent} before it had the response"
+                    f"the program closed the connection of a call of {agent} before it had the response; clients do so "
+                    "after their own time limit, 600 s in OpenAI's: AsyncOpenAI(timeout=None)"
                 )
             self._changed.notify_all()
 
@@ -70,10 +79,10 @@ class CallSession:
         with self._changed:
             self.num_refused += 1
 
-    def end(self) -> None:
+    def end(self, program_end: ProgramEnd) -> None:
         """The program has ended."""
         with self._changed:
-            self._has_ended = True
+            self.program_end = program_end
             self._changed.notify_all()
 
     def wait(self, seconds: float) -> bool:
@@ -85,14 +94,14 @@ class CallSession:
             if not self._changed.wait_for(self._has_news, seconds):
                 return False
             until = time.monotonic() + CONCURRENT_CALLS_S
-            while not (self._has_ended or self.failure) and (left := until - time.monotonic()) > 0:
+            while not (self.program_end or self.failure) and (left := until - time.monotonic()) > 0:
                 if len([agent for agent, calls in self._waiting.items() if calls]) == len(self.agents):
                     break
                 self._changed.wait(left)
             return True
 
     def _has_news(self) -> bool:
-        return self._has_ended or bool(self.failure) or any(self._waiting.values())
+        return self.program_end is not None or bool(self.failure) or any(self._waiting.values())
 
     def take(self) -> dict[str, PendingCall]:
         """The oldest call of each agent."""

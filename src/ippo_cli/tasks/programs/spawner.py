@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 import random
+import resource
 import selectors
 import signal
 import socket
@@ -89,8 +90,14 @@ class _Spawner:
             if message["kill"] in self._reports:
                 _kill_group(message["kill"])
             return
-        report, output = fds
-        process = os.fork()
+        try:
+            report, output = fds  # fewer if this process has too many open files
+            process = os.fork()
+        except (OSError, ValueError) as error:
+            for fd in fds:
+                os.close(fd)
+            send_message(self._connection, {"error": f"no process can be started: {error}"})
+            return
         if process == 0:
             self._run_child(message, report, output)
         self._reports[process] = report
@@ -118,7 +125,7 @@ class _Spawner:
             _write_line(report, run_function(self._function, message))
             status = 0
         except OSError as error:
-            _write_line(report, {"error": f"{message.get('command', [''])[0]}: {error.strerror}"})
+            _write_line(report, {"error": f"{(message.get('command') or [''])[0]}: {error.strerror}"})
         finally:
             with suppress(Exception):
                 sys.stdout.flush()
@@ -133,6 +140,8 @@ class _Spawner:
             _kill_group(process)  # before the process number can be used again
             _, status = os.waitpid(process, 0)
             report = self._reports.pop(process)
+            with suppress(BrokenPipeError):
+                os.write(report, b"\n")  # the program may have ended within a line
             _write_line(report, {"exit": os.waitstatus_to_exitcode(status)})
             os.close(report)
 
@@ -184,6 +193,13 @@ def _kill_group(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
+def raise_file_limit() -> None:
+    """Allow as many open files as the system does: every running program has a few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def send_message(connection: socket.socket, message: dict[str, Any], fds: list[int] | None = None) -> None:
     """Send JSON, with file descriptors."""
     body = json.dumps(message, default=str).encode()
@@ -215,4 +231,5 @@ def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the trainer ends this process
+    raise_file_limit()
     main(socket.socket(fileno=int(sys.argv[1])))

@@ -81,6 +81,14 @@ def detect_tool_format(chat_template: str | None) -> ToolFormat:
     return ToolFormat.json
 
 
+def chat_template_text(tokenizer: Any) -> str:
+    """The chat template that is used with tools: some tokenizers have several, by name."""
+    template: Any = getattr(tokenizer, "chat_template", None)
+    if isinstance(template, Mapping):
+        template = template.get("tool_use", template.get("default"))
+    return str(template)
+
+
 def parse_tool_calls(text: str, format: ToolFormat) -> ParsedResponse:
     """Separate a response into text and tool calls. Does not raise; the time is bounded by a multiple of the length.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -17,6 +17,7 @@ from ippo_cli.tasks.tools.formats import (
     MISTRAL_MARKER,
     ParsedResponse,
     ToolCall,
+    chat_template_text,
     decode_with_markers,
     detect_tool_format,
     parse_tool_calls,
@@ -98,7 +99,7 @@ class ToolPrompts:
             )
         if requested is not ToolFormat.auto:
             return requested
-        detected = detect_tool_format(_template_text(self.tokenizer))
+        detected = detect_tool_format(chat_template_text(self.tokenizer))
         if detected is ToolFormat.json:
             raise ConfigError(
                 f"{key}=auto",
@@ -127,14 +128,6 @@ def _shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any]) -> bool
     except Exception:  # templates are code of the model; an error without tools is reported where prompts are rendered
         return False
     return plain != with_tools
-
-
-def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The chat template that is used with tools: some tokenizers have several, by name."""
-    template: Any = tokenizer.chat_template
-    if isinstance(template, Mapping):
-        template = template.get("tool_use", template.get("default"))
-    return str(template)
 
 
 def _call_id(place: int) -> str:
