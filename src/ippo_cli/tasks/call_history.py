@@ -145,7 +145,7 @@ def _find_new_messages(earlier: CallSequence, call: ModelCall) -> Sequence[ChatM
 
 def _normalize(message: ChatMessage) -> tuple[Any, ...]:
     """What distinguishes a message: clients leave out empty fields, strip responses and format the JSON of arguments
-    anew.
+    in their own way.
     """
     calls = []
     for call in message.get("tool_calls") or ():
