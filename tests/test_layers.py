@@ -64,7 +64,9 @@ PLACES = {
     "gymnasium": ("tasks/environments/",),
     "pettingzoo": ("tasks/environments/pettingzoo.py",),
     "reasoning_gym": ("tasks/environments/reasoning_gym.py",),
+    "websockets": ("tasks/environments/openenv_session.py",),
     "httpx2": ("rewards/remote.py", "rollout/completion_client.py"),
+    "mcp": ("tasks/tools/mcp_server.py",),
     "math_verify": ("rewards/math_verify_call.py",),
 }
 

@@ -199,6 +199,8 @@ def test_replace_add_and_remove_agents() -> None:
     made = compose_node(normalize_arguments(["task=jsonl", both])).task.agents
     assert made.checker.actor.max_grad_norm == 2
     assert agents("task=gsm8k", 'task.agents={solver:{template:"x"}}') == {"solver": ("x", None)}, "replaced as a whole"
+    for typed in ("task.agents={a:{},b:{}}", "task.agents={a: {}, b: {}}"):
+        assert agents("task=program", typed) == {"a": ("{observation}", None), "b": ("{observation}", None)}
     assert agents("+task.agents.third.template={letters}", "~task.agents.low") == {
         "high": ("{letters}>", "{high}"),
         "third": ("{letters}", None),

@@ -77,6 +77,10 @@ LEAVES = {(choice.split("=")[0], name): (choice, name, kind) for choice, name, k
 @pytest.mark.parametrize("choice", CHOICES)
 def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ippo_cli.config.vllm.find_spec", lambda name: object())  # vLLM has an environment of its own
+    if choice == "actor=server":  # an option of single agents
+        with pytest.raises(ConfigError, match=r"use task\.agents\.NAME\.actor=server"):
+            config([choice])
+        return
     serves_evaluation_only = choice == "rollout=openai_server"
     more = ["rollout.server.url=[http://127.0.0.1:8000]"] if serves_evaluation_only else []
     made = config([choice, "mode=plan", *more])  # mode=plan needs no local models

@@ -11,7 +11,7 @@ from players import Players, Rounds, said
 from ippo_cli.config.errors import ConfigError, PreemptionRequested
 from ippo_cli.config.schema import Zero3Gather
 from ippo_cli.engine import distributed
-from ippo_cli.tasks.environment import Action, Step
+from ippo_cli.tasks.environment import Action, EnvironmentPool, Step
 from ippo_cli.types import Episode, Example
 
 HELD = [range(6), range(6, 8)]  # by rank
@@ -73,6 +73,8 @@ def results(rows: range) -> dict[str, Any]:
             found[f"{gather}: {name}"] = raised(
                 lambda listen=listen, settings=settings: players.play(Mistaken, rows, on_episodes=listen, **settings)
             )
+        limited = EnvironmentPool(Uneven, max_environments=2)
+        found[f"{gather}: two at a time"] = played(players.play(limited, rows, **settings))
         calls = 0
 
         def poll() -> None:

@@ -54,7 +54,7 @@ class FakeEngine:
         self.most_in_flight = max(self.most_in_flight, len(self.requests))
 
     @torch.no_grad()
-    def step(self) -> list[EngineOutput]:
+    def step(self, *, waits: bool = True) -> list[EngineOutput]:
         if self.broken:
             raise EngineError("the engine has died")
         time.sleep(self.step_s)

@@ -198,6 +198,39 @@ def test_environment_failure_fails_only_its_episode(players: Players, workers: i
     assert sorted(told) == ([0, 13] if streamed else [])
 
 
+@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("limit", [1, 3, 20])
+def test_limited_environments_give_the_same_episodes(players: Players, workers: int, limit: int) -> None:
+    rows = range(14)
+    lock, made, in_progress, most = threading.Lock(), [0], [0], [0]
+
+    class Counted(Failing):
+        def __init__(self) -> None:
+            made[0] += 1
+
+        def reset(self, example: Example, seed: int) -> Mapping[str, str]:
+            with lock:
+                in_progress[0] += 1
+                most[0] = max(most[0], in_progress[0])
+            return super().reset(example, seed)
+
+    class Counting(EnvironmentPool):
+        def release(self, environment: Any, *, usable: bool) -> None:
+            with lock:
+                in_progress[0] -= 1
+            super().release(environment, usable=usable)
+
+    told: list[int] = []
+    pool = Counting(Counted, workers=workers, max_environments=limit)
+    found = players.play(pool, rows, on_episodes=lambda places, _: told.extend(places))
+    for episode, wanted in zip(found, players.play(Failing, rows), strict=True):
+        same(episode, wanted)
+        assert str(episode.failure) == str(wanted.failure)
+    assert (most[0], in_progress[0]) == (min(limit, len(rows)), 0)
+    assert made[0] <= limit + len(FAILURES)
+    assert sorted(told) == [0, 13]
+
+
 class Endless(Rounds):
     def length(self, row: int) -> int:
         return 1 << 30

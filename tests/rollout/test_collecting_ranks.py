@@ -27,7 +27,7 @@ def whole() -> list[Any]:
     return json.loads(json.dumps(played(Players("low", "high").play(Uneven))))
 
 
-@pytest.mark.parametrize("gather", ["all", "layer"])
+@pytest.mark.parametrize("gather", ["all", "layer", "all: two at a time", "layer: two at a time"])
 def test_uneven_ranks_match_one_rank(parts: list[dict[str, Any]], whole: list[Any], gather: str) -> None:
     found = parts[0][gather] + parts[1][gather]
     assert len(found) == len(whole) == 8

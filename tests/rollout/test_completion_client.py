@@ -95,6 +95,19 @@ def test_silent_server_is_a_failure() -> None:
         release.set()
 
 
+def test_server_that_closes_its_port_is_a_failure_before_the_limit() -> None:
+    release, began = threading.Event(), time.monotonic()
+    with serve(lambda path, body: (release.wait(30), (200, {}))[1]) as address:
+        client = CompletionClient(address, concurrency=1, silence_limit_s=20.0)
+        client.submit(0, "/", {})
+        assert client.collect(0.5) == []
+    with pytest.raises(ServerFailure, match="has closed its port"):
+        collect_all(client)
+    assert time.monotonic() - began < 15
+    release.set()
+    client.close()
+
+
 def test_counted_tokens_are_progress() -> None:
     release, count = threading.Event(), iter(range(1000))
 

@@ -7,8 +7,10 @@ import os
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from small import a_trainer, final_weights, new_run, rows, small_config, train
@@ -106,9 +108,10 @@ def test_stopped_and_resumed_run_equals_the_whole(tmp_path: Path, monkeypatch: p
     overrides = [*program_run(tmp_path), "task.max_turns=2", "evaluation.every=0"]
     whole = train(tmp_path, *overrides)
     config, folder = new_run(tmp_path, *overrides)
-    with monkeypatch.context() as patch, pytest.raises(Preempted):
-        patch.setenv("STOP_AT_CALL", "2")
+    monkeypatch.setenv("STOP_AT_CALL", "2")
+    with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
+    monkeypatch.delenv("STOP_AT_CALL")
     run_training(config, folder, resumed=True)
     assert rows(folder) == rows(whole)
     weights = final_weights(whole)
@@ -274,6 +277,7 @@ def test_faulty_programs_fail_their_own_episodes_only(tmp_path: Path, copies: in
     overrides = [text for text in overrides if not text.startswith("reward.function")]
     with a_trainer(tmp_path, *overrides, "task.train_size=null", "rollout.context_limit=512") as trainer:
         episodes = trainer.collector.play_episodes(*batch_of(trainer))
+        assert wait_for_one_process(), "programs end with their episodes; the process that starts them remains"
     assert len(episodes) == len(names)
     for episode in episodes:
         kind = episode.example["kind"]
@@ -286,6 +290,18 @@ def test_faulty_programs_fail_their_own_episodes_only(tmp_path: Path, copies: in
             assert re.search(KINDS[kind], str(episode.failure)), (kind, episode.failure)
     left = [Path("/proc", pid, "cmdline") for pid in os.listdir("/proc") if pid.isdigit()]
     assert not [path for path in left if b"left by a program" in read_or_nothing(path)]
+
+
+def wait_for_one_process(limit_s: float = 10.0) -> bool:
+    """Whether a single process of `spawner.py` is left below this one."""
+    until = time.monotonic() + limit_s
+    while time.monotonic() < until:
+        children = psutil.Process().children(recursive=True)
+        with suppress(psutil.NoSuchProcess):
+            if sum("spawner.py" in " ".join(child.cmdline()) for child in children) == 1:
+                return True
+        time.sleep(0.1)
+    return False
 
 
 def batch_of(trainer: Trainer) -> tuple[Batch, SamplingStream]:

@@ -41,6 +41,7 @@ from ippo_cli.config.schema import (
     OptimizedCriticConfig,
     ReferenceKind,
     SeparateCriticConfig,
+    ServerActorConfig,
     TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
@@ -65,6 +66,7 @@ from ippo_cli.models.critic import (
 from ippo_cli.models.load import backbone_of, checkpoint_activations
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
+from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.task import response_budgets
 
 if TYPE_CHECKING:  # only imported with adapters: peft takes seconds to import
@@ -83,7 +85,7 @@ def build_team(
     """
     frozen = FrozenWeights(device, create_groups(config))
     built: dict[str, Agent] = {}
-    agents_frozen: dict[str, FrozenAgent] = {}
+    agents_frozen: dict[str, FrozenAgent | ServedPolicy] = {}
     learners: list[Learner] = []
     for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
@@ -120,7 +122,8 @@ def create_groups(config: Config) -> dict[str, RankGroup]:
 
 def share_model_configs(team: Team) -> None:
     """Set the configuration of each model on the ranks that do not hold it. Collective."""
-    models: list[Learner | FrozenAgent] = [*team.learners, *team.frozen.values()]
+    frozen = [agent for agent in team.frozen.values() if isinstance(agent, FrozenAgent)]
+    models: list[Learner | FrozenAgent] = [*team.learners, *frozen]
     if all(model.group.is_world for model in models):
         return
     gathered = distributed.gather_objects([model.model_config if model.group.is_member else None for model in models])
@@ -146,9 +149,11 @@ def _set_critic_layouts(config: Config, team: Team) -> None:
         own[name].layout = layout
 
 
-def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights) -> FrozenAgent:
+def _build_frozen(config: Config, name: str, weights: str, frozen: FrozenWeights) -> FrozenAgent | ServedPolicy:
     """An agent that keeps its initial weights; they may be shared with a reference, since neither is updated."""
     actor = config.task.agents[name].actor
+    if isinstance(actor, ServerActorConfig):
+        return load_served_policy(name, actor, weights, actor.revision)
     tokenizer = load_actor_tokenizer(actor, weights, actor.revision)
     group = frozen.groups[f"{name}.actor"]
     if not group.is_member:

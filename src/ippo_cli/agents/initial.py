@@ -29,8 +29,10 @@ from ippo_cli.config.schema import (
     ProgramConfig,
     ReferenceKind,
     SeparateCriticConfig,
+    ServerActorConfig,
     TinyActorConfig,
 )
+from ippo_cli.config.served_agents import served_model_name
 from ippo_cli.config.teams import agents_by_base, agents_by_policy, base_by_policy
 from ippo_cli.engine import distributed
 from ippo_cli.models.actor import load_actor_tokenizer
@@ -42,7 +44,9 @@ from ippo_cli.types import Lesson
 
 WARM_START_EXAMPLES = 8192
 RANDOM_EPISODES = 512  # episodes of random play, with several answers per example
-MODEL_FILES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
+WEIGHTS_SUFFIX = ".safetensors"
+SERVED_MODEL = "served_model"  # in the record of an agent at a server: the model's name there
+MODEL_FILES = (WEIGHTS_SUFFIX, ".json", ".jinja", ".model", ".txt")  # weights, shape, tokenizer and chat template
 AgentProgress = Callable[[str, int, int, float], None]  # agent or group, step, steps, loss
 WeightSources = Mapping[str, Path | str]  # by name of the weights (`members`): a folder or hub id
 
@@ -121,15 +125,21 @@ def record_path(run_folder: Path, holder: str) -> Path:
     return run_folder / "initial" / f"{holder}.json"
 
 
-def describe_source(model: Path | str, revision: str | None, key: str = "model") -> dict[str, Any]:
-    """Source of a model or tokenizer: commit of a hub id, or sha256 of a folder's files. `key` is used in errors."""
+def describe_source(
+    model: Path | str, revision: str | None, key: str = "model", *, has_weights: bool = True
+) -> dict[str, Any]:
+    """Source of a model or tokenizer: commit of a hub id, or sha256 of a folder's files. `key` is used in errors.
+
+    `has_weights`: False to leave out weights, of an agent at a server.
+    """
     if Path(model).is_dir():
-        files = sorted(file for file in Path(model).iterdir() if file.suffix in MODEL_FILES)
+        suffixes = [suffix for suffix in MODEL_FILES if has_weights or suffix != WEIGHTS_SUFFIX]
+        files = sorted(file for file in Path(model).iterdir() if file.suffix in suffixes)
         with ThreadPoolExecutor() as threads:  # large models have many files
             digests = dict(zip((file.name for file in files), threads.map(_sha256, files), strict=True))
         return {"model": str(model), "commit": None, "sha256": digests}
     try:
-        name = CONFIG_NAME if key == "model" else TOKENIZER_CONFIG_FILE
+        name = CONFIG_NAME if key == "model" and has_weights else TOKENIZER_CONFIG_FILE
         commit = extract_commit_hash(cached_file(str(model), name, revision=revision), None)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -140,7 +150,8 @@ def describe_source(model: Path | str, revision: str | None, key: str = "model")
 def verify_record(model: Path | str, record: Mapping[str, Any]) -> dict[str, Any]:
     """Return the record if the files still match it. Raises `ResumeError` for a file that differs."""
     if Path(model).is_dir():
-        now, before = describe_source(model, None)["sha256"], record["sha256"]
+        before = record["sha256"]
+        now = describe_source(model, None, has_weights=SERVED_MODEL not in record)["sha256"]
         if changed := sorted(name for name in now.keys() | before.keys() if now.get(name) != before.get(name)):
             raise ResumeError(
                 f"{model}: {' '.join(changed[:3])} {'differ' if len(changed) > 1 else 'differs'} from what this run "
@@ -216,12 +227,15 @@ def _record_weights(config: Config, weights: WeightSources, run_folder: Path) ->
 
     An adapter of a frozen agent has a separate record, since every resume reads it again.
     """
-    known: dict[tuple[str, str | None], dict[str, Any]] = {}
+    known: dict[tuple[str, str | None, str | None], dict[str, Any]] = {}
     by_base = {base: weights[holder] for holder, base in base_by_policy(config).items()}
     commits: dict[str, str | None] = {}
     for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
-        record = _record_or_verify(record_path(run_folder, base), by_base[base], actor.revision, known)
+        served_model = served_model_name(actor) if isinstance(actor, ServerActorConfig) else None
+        record = _record_or_verify(
+            record_path(run_folder, base), by_base[base], actor.revision, known, served_model=served_model
+        )
         commits[base] = record["commit"]
         if actor.tokenizer is not None:
             file = record_path(run_folder, _tokenizer_record(base))
@@ -258,15 +272,22 @@ def _record_or_verify(
     file: Path,
     model: Path | str,
     revision: str | None,
-    known: dict[tuple[str, str | None], dict[str, Any]],
+    known: dict[tuple[str, str | None, str | None], dict[str, Any]],
     key: str = "model",
+    *,
+    served_model: str | None = None,
 ) -> dict[str, Any]:
-    """Write the record of initial weights, or verify an existing one; `known` caches records by source."""
-    place = (str(model), revision)
+    """Write the record of initial weights, or verify an existing one; `known` caches records by source.
+
+    `served_model`: the name at its server of a model without weights here.
+    """
+    place = (str(model), revision, served_model)
     if file.exists():
         known[place] = known.get(place) or verify_record(model, read_record(file))
         return known[place]
-    known[place] = known.get(place) or describe_source(model, revision, key)
+    if place not in known:
+        known[place] = describe_source(model, revision, key, has_weights=served_model is None)
+        known[place] |= {} if served_model is None else {SERVED_MODEL: served_model}
     with convert_storage_errors(str(file)):
         file.parent.mkdir(exist_ok=True)
         partial = file.with_suffix(".partial")
@@ -279,7 +300,8 @@ def read_record(file: Path) -> dict[str, Any]:
     """The content of `initial/NAME.json`. Raises `ResumeError` if it is unreadable."""
     try:
         record = json.loads(file.read_text())
-        return {"model": str(record["model"]), "commit": record["commit"], "sha256": dict(record["sha256"])}
+        found = {"model": str(record["model"]), "commit": record["commit"], "sha256": dict(record["sha256"])}
+        return found | ({SERVED_MODEL: record[SERVED_MODEL]} if SERVED_MODEL in record else {})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ResumeError(f"{file} cannot be read ({error}): the initial weights of the run are unknown") from error
 

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.load import checkpoint_tensors
 from ippo_cli.rollout.content_hash import content_hash
+from ippo_cli.rollout.decode import stop_ids
 
 RANK_MULTIPLE = 8
 """Engines pad the ranks of adapters to a multiple of this."""
@@ -24,6 +25,8 @@ RANK_MULTIPLE = 8
 class SampledWeights:
     """A policy's part of `GenerationPolicy` for inference engines."""
 
+    tokenizer: PreTrainedTokenizerBase
+
     @property
     def sampled_policy(self) -> tuple[Policy, Engine[Any] | None]:
         """The policy, and the engine that may shard its weights."""
@@ -31,7 +34,20 @@ class SampledWeights:
 
     @property
     def language_model(self) -> PreTrainedModel:
+        """The language model; its weights may be sharded. An adapter's is its base."""
         return self.sampled_policy[0].lm
+
+    @property
+    def model_key(self) -> Hashable:
+        return id(self.language_model)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.language_model.dtype
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        return stop_ids(self.language_model, self.tokenizer)
 
     @property
     def adapter_name(self) -> str | None:

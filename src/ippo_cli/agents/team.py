@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from ippo_cli.agents.agent import Agent, FrozenAgent
 from ippo_cli.agents.learner import Learner
 from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.served_policy import ServedPolicy
 from ippo_cli.types import CriticView, Episode, Rollout
 
 
@@ -22,7 +23,7 @@ class Team(Mapping[str, Agent]):
 
     agents: dict[str, Agent]
     learners: list[Learner]
-    frozen: dict[str, FrozenAgent] = field(default_factory=dict)  # agents that keep their initial weights
+    frozen: dict[str, FrozenAgent | ServedPolicy] = field(default_factory=dict)  # agents that are not trained
     names: tuple[str, ...] = ()  # of all agents, in the task's order
 
     def __getitem__(self, name: str) -> Agent:
@@ -42,7 +43,7 @@ class Team(Mapping[str, Agent]):
     def release_engines(self) -> None:
         """Release memory and hooks of all engines: learners and sharded frozen policies."""
         spread = [agent.reference_engine for agent in self.agents.values()]
-        spread += [agent.engine for agent in self.frozen.values()]
+        spread += [agent.engine for agent in self.frozen.values() if isinstance(agent, FrozenAgent)]
         frozen = {id(engine): engine for engine in spread if engine is not None}
         trained = [learner.local_engine for learner in self.learners]
         for engine in [*trained, *frozen.values()]:

@@ -29,10 +29,17 @@ class RunAgent:
         from transformers import AutoModelForCausalLM
 
         from ippo_cli.agents.frozen import load_frozen_agent
+        from ippo_cli.config.schema import ServerActorConfig
 
         config, weights = self._find_weights(checkpoint)
-        record = weights.models[self.name]
-        agent = load_frozen_agent(self.name, record, config.task.agents[self.name].actor, torch.device(device), {})
+        record, actor = weights.models[self.name], config.task.agents[self.name].actor
+        if isinstance(actor, ServerActorConfig):
+            raise ConfigError(
+                f"agents[{self.name!r}].load_actor()",
+                f"finds no weights: they are at {actor.url}",
+                "load another agent",
+            )
+        agent = load_frozen_agent(self.name, record, actor, torch.device(device), {})
         if "adapter" not in record:
             return agent.policy.lm
         with tempfile.TemporaryDirectory(prefix="ippo-merged-") as folder:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_hub import check_hub, find_model_keys
 from ippo_cli.config.python_names import is_code_reference
-from ippo_cli.config.schema import Config, Hub, has_data
+from ippo_cli.config.schema import Config, Hub, ServerActorConfig, has_data
 
 ENDPOINT = "https://huggingface.co"
 PROBE_TIMEOUT_S = 5.0  # timeout of the request that tests hub access
@@ -139,7 +139,8 @@ def _is_cached(name: str, revision: str | None, file: str) -> bool:
 def _model_hub_names(config: Config) -> Iterator[HubName]:
     for setting, holder, key, revision in find_model_keys(config):
         if (name := getattr(holder, key)) is not None:
-            file = "tokenizer_config.json" if key == "tokenizer" else "config.json"
+            only_tokenizer = key == "tokenizer" or isinstance(holder, ServerActorConfig)
+            file = "tokenizer_config.json" if only_tokenizer else "config.json"
             yield HubName(setting, name, revision and getattr(holder, revision), file)
 
 

@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -195,6 +196,12 @@ def _check_kinds(node: DictConfig) -> None:
         kind = read_kind(node[group])
         if kind not in kinds:
             raise ConfigError(f"{group}.kind={kind}", "is not known", "use one of " + " ".join(kinds))
+        if group == "actor" and kind == schema.ActorKind.server:
+            raise ConfigError(
+                "actor=server",
+                "is the server of one frozen agent, and this names one for all agents, of which none could be trained",
+                "use task.agents.NAME.actor=server",
+            )
         if OmegaConf.get_type(node[group]) not in (kinds[kind], dict):
             options = [file.stem for file in sorted((config_dir() / group).glob("*.yaml"))]
             remedy = f"use {group}={kind}" if kind in options else f"use one of {' '.join(options)}"
@@ -215,6 +222,9 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
     the run's values; if only its critic has another kind, only its critic does.
     """
     kinds = {group: _agent_kind(agent[group], node[group]) for group in KINDS_PER_AGENT}
+    if kinds["actor"] == schema.ActorKind.server:  # nothing of it is trained
+        _check_has_no_critic(agent, name)
+        kinds["critic"] = schema.CriticKind.none.value
     others = [group for group, kind in kinds.items() if kind != read_kind(node[group])]
     if others:
         node = copy.deepcopy(node)
@@ -232,6 +242,17 @@ def _agent_groups(node: DictConfig, agent: DictConfig, name: str) -> dict[str, A
             known = {leaf.name for leaf in fields(KEYS_PER_AGENT[group])}
             found[group] = {leaf: value for leaf, value in found[group].items() if leaf in known}
     return found
+
+
+def _check_has_no_critic(agent: DictConfig, name: str) -> None:
+    """Raise `ConfigError` for a critic of an agent at a server."""
+    if not OmegaConf.is_missing(agent.critic, "kind") and read_kind(agent.critic) != schema.CriticKind.none:
+        where = f"task.agents.{name}"
+        raise ConfigError(
+            f"{where}.critic.kind={read_kind(agent.critic)}",
+            f"has no effect: {where}.actor=server is not trained",
+            "remove it",
+        )
 
 
 def _compose_kinds(task: str, kinds: Mapping[str, str]) -> DictConfig:
@@ -259,8 +280,12 @@ def _merge_group(node: DictConfig, group: str, own: DictConfig, agent: str) -> D
 
 
 def _read_value(node: DictConfig, leaf: Any) -> Any:
+    """A leaf's plain value: enumerations as their names, lists and mappings of Python."""
     try:
-        return node[leaf]
+        value = node[leaf]
+        if OmegaConf.is_config(value):
+            return OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+        return value.name if isinstance(value, Enum) else value
     except OmegaConfBaseException as error:
         raise _unusable_value_error(error) from error
 

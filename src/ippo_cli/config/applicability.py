@@ -25,6 +25,7 @@ from ippo_cli.config.schema import (
     ValueUnit,
     WeightLevel,
 )
+from ippo_cli.config.served_agents import local_agents
 
 
 def _check_steps(config: Config) -> Iterator[ConfigError]:
@@ -59,7 +60,7 @@ def _check_steps(config: Config) -> Iterator[ConfigError]:
 
 def _check_critic(config: Config) -> None:
     advantage = config.algorithm.advantage
-    for name, agent in config.task.agents.items():
+    for name, agent in local_agents(config).items():
         critic = agent.critic.kind
         setting = f"{'' if critic is config.critic.kind else f'task.agents.{name}.'}critic={critic.value}"
         if advantage.needs_critic and critic is CriticKind.none:

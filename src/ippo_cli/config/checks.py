@@ -40,12 +40,14 @@ from ippo_cli.config.schema import (
     ProgramConfig,
     RelayConfig,
     SamplingConfig,
+    ServerActorConfig,
     SignallingConfig,
     SortingConfig,
     TaskConfig,
     TinyActorConfig,
     Zero3Gather,
 )
+from ippo_cli.config.served_agents import check_served_agents
 from ippo_cli.config.teams import check_team, check_usable_name
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools
@@ -72,6 +74,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(_check_buffer, config, world_size),
         partial(_check_rollout, config, world_size),
         partial(check_openai_server, config, training=training),
+        partial(check_served_agents, config, training=training),
         *([partial(check_ahead, config)] if training else []),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
@@ -304,6 +307,12 @@ def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             f"actor.tokenizer_revision={actor.tokenizer_revision}",
             "has no effect without actor.tokenizer",
             "set actor.tokenizer, or use actor.revision for a model and its tokenizer",
+        )
+    elif actor.model is None and isinstance(actor, ServerActorConfig):
+        raise ConfigError(
+            f"{where}.actor.model=null",
+            f"names no tokenizer for agent {name}",
+            f"set {where}.actor.model to the folder or hub id of the model at its server; no weights are loaded",
         )
     elif actor.model is None:
         raise ConfigError(

@@ -28,6 +28,7 @@ from ippo_cli.config.schema import (
     TinyActorConfig,
     has_data,
 )
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import agents_by_policy
 from ippo_cli.config.text import join_names
 
@@ -115,7 +116,7 @@ def _warmups(settings: WarningInputs) -> str | None:
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:
         return f"algorithm.critic_warmup={warmup} covers all iterations ({iterations}): no actor is trained; lower it"
-    agents = settings.config.task.agents
+    agents = local_agents(settings.config)
     slow = {name: agent.actor.warmup_iterations for name, agent in agents.items()}
     slow = {name: steps for name, steps in slow.items() if steps >= iterations}
     if not slow:
@@ -166,7 +167,7 @@ def _unknown_characters(settings: WarningInputs) -> str | None:
     task, agents = settings.config.task, settings.config.task.agents
     if isinstance(task, ConversationConfig) and task.protocol == "parallel":
         return None
-    free = [name for name, agent in agents.items() if agent.actor.kind is ActorKind.full]
+    free = [name for name, agent in agents.items() if agent.actor.kind in (ActorKind.full, ActorKind.server)]
     limited = [
         name
         for name, agent in agents.items()
@@ -227,7 +228,7 @@ def _unsplit_sources(sources: str | list[str] | None) -> list[str]:
 
 def _rounded_merge(settings: WarningInputs) -> str | None:
     """Warn about a merged model loaded in bf16: rounding loses most of the changes of a short training."""
-    for agent in settings.config.task.agents.values():
+    for agent in local_agents(settings.config).values():
         actor, critic = agent.actor, agent.critic
         loaded = [("actor.model", actor.model, "actor.dtype", actor.dtype)]
         if isinstance(critic, SeparateCriticConfig):

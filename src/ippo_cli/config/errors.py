@@ -36,6 +36,14 @@ class ConfigError(IppoError):
         self.key = setting.partition("=")[0]
 
 
+class UnusableServer(ConfigError):
+    """A server that a key names does not answer or does not fit, found before any model loads."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+        self.key = message.partition("=")[0]
+
+
 class ConfigErrors(ConfigError):
     """Several mistakes of one command, reported together."""
 

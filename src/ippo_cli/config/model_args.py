@@ -8,6 +8,7 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.schema import ActorConfig, CheckpointWeights, Config, LoraActorConfig, TinyActorConfig
+from ippo_cli.config.served_agents import local_agents
 
 # Arguments of `from_pretrained` that other keys control, and their replacements.
 LOADER_ARGS = {
@@ -87,7 +88,7 @@ def model_config_overrides(actor: ActorConfig) -> dict[str, Any]:
 def check_model_args(config: Config) -> Iterator[ConfigError]:
     """Yield an error for every argument that other keys control, and for unsupported quantisation."""
     seen: set[str] = set()
-    for name, agent in config.task.agents.items():
+    for name, agent in local_agents(config).items():
         where = (
             "actor"
             if agent.actor.model_args == getattr(config.actor, "model_args", {})
@@ -132,7 +133,7 @@ def _check_quantization(config: Config, actor: ActorConfig, where: str) -> Itera
 
 def check_quantization_device(config: Config, device: str, *, is_local: bool) -> None:
     """Raise `PreflightError` if quantisation is not available: on a CPU, or (`is_local`) without bitsandbytes."""
-    for agent in config.task.agents.values():
+    for agent in local_agents(config).values():
         bits = quantized_bits(agent.actor)
         if bits is None:
             continue

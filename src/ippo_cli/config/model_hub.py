@@ -10,7 +10,10 @@ from typing import Any
 
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.rewards import rewards_with_prefixes
-from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriticConfig
+from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriticConfig, ServerActorConfig
+from ippo_cli.config.served_agents import served_model_name
+
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
 
 
 def find_model_keys(config: Config, *, agents: bool = True) -> Iterator[tuple[str, Any, str, str | None]]:
@@ -51,17 +54,21 @@ def download_models(config: Config, *, agents: bool = True) -> Config:
     for setting, holder, key, revision in find_model_keys(config, agents=agents):
         name = getattr(holder, key)
         if name is not None and not Path(name).exists():
-            setattr(holder, key, _download(setting, name, revision and getattr(holder, revision)))
+            if isinstance(holder, ServerActorConfig) and key == "model":
+                holder.served_model = served_model_name(holder)
+            at, has_weights = revision and getattr(holder, revision), not isinstance(holder, ServerActorConfig)
+            setattr(holder, key, _download(setting, name, at, has_weights=has_weights))
             if revision is not None:
                 setattr(holder, revision, None)
     return config
 
 
-def _download(setting: str, name: str, revision: str | None) -> str:
+def _download(setting: str, name: str, revision: str | None, *, has_weights: bool) -> str:
     from modelscope import snapshot_download  # pyright: ignore[reportMissingImports]
 
     try:
-        return str(snapshot_download(name, revision=revision))
+        skipped = {} if has_weights else {"ignore_patterns": list(WEIGHT_FILES)}
+        return str(snapshot_download(name, revision=revision, **skipped))
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         at = f" at revision {revision}" if revision else ""

@@ -37,6 +37,7 @@ from ippo_cli.config.schema import (
     VllmMode,
     VllmRolloutConfig,
 )
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, agents_by_policy
 from ippo_cli.config.text import format_count
 from ippo_cli.config.vllm import device_slots
@@ -59,7 +60,7 @@ def existing_components(config: Config) -> dict[str, tuple[str, ...]]:
     agents = config.task.agents
     trained = [name for name, agent in agents.items() if not agent.frozen]
     return {
-        ACTOR: tuple(agents),
+        ACTOR: tuple(local_agents(config)),
         CRITIC: tuple(name for name in trained if agents[name].critic.kind is not CriticKind.none),
         REFERENCE: tuple(trained) if needs_reference(config) else (),
     }
@@ -90,6 +91,7 @@ class _Rules:
         """A component that the run does not have."""
         existing = existing_components(self.config)
         why = {
+            ACTOR: "it is at a server (actor=server)",
             CRITIC: "no value function is trained (critic=none, or frozen agents)",
             REFERENCE: "no KL term and no replayed episode uses one",
             REWARD: "the reward is not a model (reward=model)",
@@ -167,7 +169,7 @@ class _Rules:
         if uses_servers(config):
             yield from self._check_devices(setting)
             return
-        actors = {self._of(name, ACTOR) for name in config.task.agents}
+        actors = {self._of(name, ACTOR) for name in local_agents(config)}
         if actors == {read_rollout_ranks(config, self.world_size)}:
             return
         rule = f"rollout={config.rollout.kind} samples with the models that are trained"
@@ -183,7 +185,7 @@ class _Rules:
         rollout = self.config.rollout
         if not isinstance(rollout, VllmRolloutConfig):
             return
-        partial = [name for name in self.config.task.agents if len(self._of(name, ACTOR)) < self.world_size]
+        partial = [name for name in local_agents(self.config) if len(self._of(name, ACTOR)) < self.world_size]
         if not partial:
             return
         setting = self._setting(partial[0], ACTOR)

@@ -28,7 +28,7 @@ def _check_remote(reward: RemoteRewardConfig, where: str) -> None:
     example = "http://127.0.0.1:8000/v1" if isinstance(reward, JudgeRewardConfig) else "http://127.0.0.1:8000/score"
     if reward.url is None:
         raise ConfigError(f"{where}.url=null", "names no server", f"set {where}.url={example}")
-    if not _is_http_url(reward.url):
+    if not is_web_address(reward.url):
         raise ConfigError(f"{where}.url={reward.url}", "is not an HTTP address", f"use {where}.url={example}")
     if reward.token_env is not None and not re.fullmatch(r"[A-Za-z_]\w*", reward.token_env):
         raise ConfigError(  # without the value, which may be the token
@@ -36,13 +36,14 @@ def _check_remote(reward: RemoteRewardConfig, where: str) -> None:
         )
 
 
-def _is_http_url(url: str) -> bool:
+def is_web_address(url: str, schemes: tuple[str, ...] = ("http", "https")) -> bool:
+    """Whether a text is the address of a server, with one of these schemes."""
     try:
         parts = urlsplit(url)
         _ = parts.port
     except ValueError:
         return False
-    return parts.scheme in ("http", "https") and bool(parts.hostname)
+    return parts.scheme in schemes and bool(parts.hostname)
 
 
 def _check_judge(reward: JudgeRewardConfig, where: str) -> None:

@@ -21,6 +21,7 @@ from ippo_cli.config.schema import (
     VllmRolloutConfig,
     Zero3Gather,
 )
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.text import join_names
 
 OWN_ARGUMENTS = {
@@ -87,7 +88,7 @@ def check_vllm_rollout(config: Config, world_size: int) -> Iterator[ConfigError]
             "has no effect with rollout=vllm, which gathers one tensor at a time",
             "use all",
         )
-    for name, agent in config.task.agents.items():
+    for name, agent in local_agents(config).items():
         yield from _check_agent(f"task.agents.{name}: ", name, agent, rollout)
     if rollout.max_sampler_gap is not None and not rollout.recompute_logprobs:
         yield ConfigError(

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ContextMode, ConversationConfig
 from ippo_cli.engine import distributed
@@ -18,11 +17,17 @@ from ippo_cli.reporting.escape import escape_lines
 from ippo_cli.reporting.sample_table import ending_message
 from ippo_cli.reporting.samples import sample_rows
 from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.combined_generator import build_with_served_agents
 from ippo_cli.rollout.generator import Generator, HfGenerator, Request, SamplingStream, sampling_settings
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.tasks.conversation import Conversation, PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.task import can_reuse_prefix, make_task_factory
 from ippo_cli.tasks.templates import example_fields, first_message
+from ippo_cli.tasks.tools.environment import ToolTurn
+from ippo_cli.tasks.tools.load import load_agent_tools
+from ippo_cli.tasks.tools.runner import ToolRunner
+from ippo_cli.tasks.tools.tool import ToolResults
 from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch, Completion, Example
 
@@ -81,7 +86,7 @@ def chat(
 
 
 def _chat_with_agent(
-    config: Config, policy: FrozenAgent, settings: ChatSettings, ask: ReadLine, say: PrintLine
+    config: Config, policy: GenerationPolicy, settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
     """Chat with one agent, which receives the whole conversation in each turn."""
     name = policy.name
@@ -96,6 +101,10 @@ def _chat_with_agent(
     say(f"{name}: {describe_sampling(config, [name], settings)}; {COMMANDS}")
     conversation: Conversation | None = None
     reply: Completion | None = None
+    tools = load_agent_tools(name, template)
+    runner = tools and ToolRunner(tools)
+    turn = runner and ToolTurn(runner)
+    results: ToolResults | None = None
     while True:
         try:
             if conversation is None or reply is None:
@@ -106,7 +115,9 @@ def _chat_with_agent(
                 )
                 (conversation,) = prompt_format.start_conversations([message])
             else:
-                prompt_format.extend([conversation], [reply], [read_line(ask, say, "you> ")])
+                prompt_format.extend(
+                    [conversation], [reply], [read_line(ask, say, "you> ") if results is None else results]
+                )
             limit = generator.context_limit(name)
             if not 0 < len(conversation.ids) < limit:
                 say(f"{len(conversation.ids)} tokens, and the limit of {name} is {limit}; starting a new conversation")
@@ -114,8 +125,14 @@ def _chat_with_agent(
             reply = _generate_reply(generator, name, conversation, settings, turns)
             turns += 1
             say(_format_reply(name, reply))
+            results = None if turn is None else turn.respond(prompt_format.parse_response(reply), reply.finished)
+            if results is not None:
+                say(f"tool> {escape_lines(results)}")
+            elif runner is not None:
+                turn = ToolTurn(runner)
         except ResetRequested:
-            conversation = reply = None
+            conversation = reply = results = None
+            turn = runner and ToolTurn(runner)
 
 
 def describe_sampling(config: Config, agents: Sequence[str], settings: ChatSettings) -> str:
@@ -137,7 +154,7 @@ def _generate_reply(
 
 
 def _chat_with_team(
-    config: Config, policies: dict[str, FrozenAgent], settings: ChatSettings, ask: ReadLine, say: PrintLine
+    config: Config, policies: dict[str, GenerationPolicy], settings: ChatSettings, ask: ReadLine, say: PrintLine
 ) -> None:
     """Run one episode of the task's protocol with all agents for each typed example."""
     formats: dict[str, PromptFormat] = prompt_formats(
@@ -173,10 +190,14 @@ def _chat_with_team(
         environments.close()
 
 
-def _build_generator(config: Config, policies: dict[str, FrozenAgent]) -> Generator:
+def _build_generator(config: Config, policies: dict[str, GenerationPolicy]) -> Generator:
     """Always with the models themselves: an inference engine takes longer to start than a reply."""
     settings = sampling_settings(config.task)
-    return HfGenerator(policies, config.rollout, settings, continues=can_reuse_prefix(config))
+
+    def build_local(own: Mapping[str, GenerationPolicy]) -> Generator:
+        return HfGenerator(own, config.rollout, settings, continues=can_reuse_prefix(config))
+
+    return build_with_served_agents(policies, config.rollout, settings, build_local)
 
 
 def _read_example(fields: Sequence[str], ask: ReadLine, say: PrintLine) -> Example:

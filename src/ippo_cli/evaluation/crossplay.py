@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
 from ippo_cli.config.schema import Config, Dtype
 from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import row_values
@@ -36,6 +36,7 @@ from ippo_cli.models.shape import actor_shape, empty_model, load_config
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.resources import device_kind, this_machine
 from ippo_cli.reporting.console import Console
+from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.folder import list_checkpoints, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.checkpoint import INITIAL
@@ -187,7 +188,7 @@ def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
     """The size of all models. Raises `PreflightError` if they do not fit into the memory of this machine together."""
     sizes: dict[tuple[str, str | None, str], float] = {}
     for origin in origins:
-        for name, agent in origin.config.task.agents.items():
+        for name, agent in local_agents(origin.config).items():
             record, dtype = origin.weights.models[name], agent.actor.dtype
             key = (record["model"], record["commit"], dtype.value)
             if key not in sizes:
@@ -211,8 +212,8 @@ def table_cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tup
 
 
 def _assemble_team(
-    players: Sequence[Mapping[str, FrozenAgent]], agents: Sequence[str], pairing: Pairing
-) -> dict[str, FrozenAgent]:
+    players: Sequence[Mapping[str, GenerationPolicy]], agents: Sequence[str], pairing: Pairing
+) -> dict[str, GenerationPolicy]:
     return {name: players[origin][name] for name, origin in zip(agents, pairing, strict=True)}
 
 

@@ -12,19 +12,20 @@ from typing import Any
 
 import torch
 
-from ippo_cli.agents.agent import FrozenAgent
 from ippo_cli.agents.frozen import Record, load_frozen_agent
 from ippo_cli.agents.initial import describe_source, read_record, record_path, verify_record
 from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
-from ippo_cli.config.schema import Config, LoraActorConfig
+from ippo_cli.config.schema import Config, LoraActorConfig, ServerActorConfig
 from ippo_cli.config.secrets import mask_secrets
+from ippo_cli.config.served_agents import served_agents
 from ippo_cli.config.teams import base_by_policy, policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import confidence_intervals, length_summary
 from ippo_cli.evaluation.exclude_trained_rows import exclude_trained_rows
 from ippo_cli.planning.prepare import Purpose, load_task_and_reward
 from ippo_cli.planning.prompts import drops_too_long
+from ippo_cli.planning.served_agents import check_servers
 from ippo_cli.reporting.console import Console, series_by_metric
 from ippo_cli.rewards.contract import (
     RewardContext,
@@ -33,7 +34,10 @@ from ippo_cli.rewards.contract import (
     prepare_reward,
 )
 from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.generator import SamplingStream, build_generator, context_limit, sampling_settings
+from ippo_cli.rollout.combined_generator import build_with_served_agents
+from ippo_cli.rollout.generator import Generator, SamplingStream, build_generator, context_limit, sampling_settings
+from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.runs.checkpoint_files import find_damage, newest_intact_checkpoint
 from ippo_cli.runs.folder import MANIFEST, list_checkpoints, print_warning, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
@@ -47,8 +51,7 @@ from ippo_cli.tasks.task import (
     Task,
     can_reuse_prefix,
     example_only_agents,
-    get_num_workers,
-    make_task_factory,
+    make_environment_pool,
 )
 from ippo_cli.tasks.templates import first_message
 from ippo_cli.training.checkpoint import INITIAL
@@ -97,7 +100,10 @@ def evaluate_model(config: Config, overrides: Sequence[str]) -> Path:
 def configured_weights(config: Config) -> EvaluatedWeights:
     """The untrained models of the configuration."""
     actors = {name: agent.actor for name, agent in config.task.agents.items()}
-    models = {name: describe_source(str(actor.model), actor.revision) for name, actor in actors.items()}
+    models = {
+        name: describe_source(str(actor.model), actor.revision, has_weights=not isinstance(actor, ServerActorConfig))
+        for name, actor in actors.items()
+    }
     for agent, actor in actors.items():
         if isinstance(actor, LoraActorConfig):
             models[agent]["adapter"] = None if actor.adapter is None else describe_source(actor.adapter, None)
@@ -122,7 +128,7 @@ def single_model_weights(
     )
 
 
-EvaluatedTeam = tuple[Mapping[str, FrozenAgent], Mapping[str, PromptFormat]]
+EvaluatedTeam = tuple[Mapping[str, GenerationPolicy], Mapping[str, PromptFormat]]
 """Policies and prompt formats by agent."""
 
 
@@ -142,7 +148,7 @@ class EvaluationTask:
         """The indices of the held-out examples in the evaluation."""
         return select_eval_rows(len(self.held_out), self.config.evaluation)
 
-    def build_formats(self, policies: Mapping[str, FrozenAgent]) -> dict[str, PromptFormat]:
+    def build_formats(self, policies: Mapping[str, GenerationPolicy]) -> dict[str, PromptFormat]:
         """The prompt format of each policy. Raises `ConfigError` for an invalid format or a prompt that is too long."""
         config = self.config
         tokenizers = {name: policy.tokenizer for name, policy in policies.items()}
@@ -195,13 +201,13 @@ class EvaluationTask:
     def _first_speakers(self, formats: Mapping[str, PromptFormat]) -> dict[str, PromptFormat]:
         return {name: formats[name] for name in example_only_agents(self.config.task)}
 
-    def _context_limits(self, policies: Mapping[str, FrozenAgent]) -> dict[str, int]:
+    def _context_limits(self, policies: Mapping[str, GenerationPolicy]) -> dict[str, int]:
         rollout = self.config.rollout
-        return {name: context_limit(policy.policy.lm.config, rollout) for name, policy in policies.items()}
+        return {name: context_limit(policy.model_config, rollout) for name, policy in policies.items()}
 
     def score_team(
         self,
-        policies: Mapping[str, FrozenAgent],
+        policies: Mapping[str, GenerationPolicy],
         formats: Mapping[str, PromptFormat],
         console: Console,
         *,
@@ -213,13 +219,14 @@ class EvaluationTask:
         """
         config = self.config
 
-        generator = build_generator(
-            policies,
-            config.rollout,
-            sampling_settings(config.task),
-            lambda agent, done, rows: console.show_progress(f"generating responses of {agent}", done, rows),
-            continues=can_reuse_prefix(config),
-        )
+        def report_progress(agent: str, done: int, rows: int) -> None:
+            console.show_progress(f"generating responses of {agent}", done, rows)
+
+        def build_local(own: Mapping[str, GenerationPolicy]) -> Generator:
+            return build_generator(own, config.rollout, sampling, report_progress, continues=can_reuse_prefix(config))
+
+        sampling = sampling_settings(config.task)
+        generator = build_with_served_agents(policies, config.rollout, sampling, build_local, report_progress)
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
             draws = SamplingStream(seed=config.evaluation.seed, purpose="evaluation", greedy=greedy)
@@ -236,7 +243,7 @@ class EvaluationTask:
 def open_evaluation_task(config: Config, device: torch.device) -> Iterator[EvaluationTask]:
     """Load held-out data, environments and reward of a configuration; close environments and reward at the end."""
     with ExitStack() as resources:
-        environments = EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task))
+        environments = make_environment_pool(config.task)
         resources.callback(environments.close)
         task, reward = load_task_and_reward(
             config, distributed.world_size(), Purpose.evaluation, lambda text: print_status(f"warning: {text}")
@@ -248,10 +255,21 @@ def open_evaluation_task(config: Config, device: torch.device) -> Iterator[Evalu
 
 def load_policies(
     config: Config, weights: EvaluatedWeights, device: torch.device, loaded: dict[Any, Any]
-) -> dict[str, FrozenAgent]:
-    """The policy of each agent, in the order of the task. `loaded` caches models, so that equal weights load once."""
-    policies: dict[str, FrozenAgent] = {}
+) -> dict[str, GenerationPolicy]:
+    """The policy of each agent, in the order of the task. `loaded` caches models, so that equal weights load once.
+
+    Servers of agents are checked before a model loads. Raises `UnusableServer`.
+    """
+    served: dict[str, ServedPolicy] = {}
+    for name, actor in served_agents(config).items():
+        record = weights.models[name]
+        served[name] = load_served_policy(name, actor, record["model"], record["commit"])
+    check_servers(config, served)
+    policies: dict[str, GenerationPolicy] = {}
     for name, agent in config.task.agents.items():
+        if name in served:
+            policies[name] = served[name]
+            continue
         record = weights.models[name]
         adapter = record.get("adapter") or {}
         actor = agent.actor

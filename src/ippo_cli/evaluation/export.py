@@ -23,6 +23,7 @@ from ippo_cli.agents.frozen import load_frozen_agent
 from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
 from ippo_cli.config.errors import ConfigError, StorageError, convert_storage_errors
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig, SamplingConfig
+from ippo_cli.config.served_agents import local_agents, served_agents
 from ippo_cli.config.teams import agents_by_critic, policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, adapters_by_agent, find_weights
@@ -68,9 +69,16 @@ class ExportRequest:
 def export_agents(config: Config, request: ExportRequest, say: Callable[[str], None]) -> Path:
     """Write and verify the folders of the agents, then rename them to the target. Returns it. Raises `IppoError`."""
     weights = find_weights(request.run_folder, request.checkpoint, policy_by_agent(config), adapters_by_agent(config))
-    agents = list(request.agents) or list(config.task.agents)
+    served = served_agents(config)
+    agents = list(request.agents) or list(local_agents(config))
     if unknown := [name for name in agents if name not in config.task.agents]:
         raise ConfigError(f"agent={unknown[0]}", "is not an agent of this run", f"use {' '.join(config.task.agents)}")
+    if at_servers := [name for name in agents if name in served]:
+        raise ConfigError(
+            f"agent={at_servers[0]}",
+            f"is at the server {served[at_servers[0]].url}, and its weights are not here",
+            f"use {' '.join(local_agents(config))}",
+        )
     if not request.is_merged or request.dtype is not None:
         _check_adapters(config, request, agents)
     if request.target.exists() and (not request.target.is_dir() or any(request.target.iterdir())):
@@ -109,6 +117,8 @@ def export_agents(config: Config, request: ExportRequest, say: Callable[[str], N
     finally:
         distributed.shutdown()
     say(f"written to {display_path(request.target)}: " + " ".join(f"{name}/" for name in agents))
+    for name in served if not request.agents else ():
+        say(f"{name} is not exported: its weights are at its server only")
     return request.target
 
 

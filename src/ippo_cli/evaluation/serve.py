@@ -54,7 +54,7 @@ def serve(
 ) -> None:
     """Answer chat completions until `should_stop` or an interruption. `agent`: only this one.
 
-    Raises `ConfigError` for an unknown agent or a port that is taken.
+    Raises `ConfigError` for an unknown agent or a port that is in use.
     """
     if agent is not None and agent not in config.task.agents:
         raise ConfigError(f"agent={agent}", "is an unknown agent", f"use one of {' '.join(config.task.agents)}")

@@ -19,7 +19,7 @@ from transformers import (
 
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import quantization_args, unquantized_args
-from ippo_cli.config.schema import ActorConfig, Dtype
+from ippo_cli.config.schema import ActorConfig, Dtype, PolicyConfig
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import full_kl, router_loss, selected_logprobs
 from ippo_cli.models.critic import ValueHead, gather_states, split_values
@@ -237,19 +237,19 @@ def _select_action_states(hidden: Tensor, sequences: Sequences, mask: Tensor) ->
     return hidden.index_select(0, sequences.state[:, :-1][mask] - first)
 
 
-def tokenizer_source(actor: ActorConfig, model: str, revision: str | None) -> tuple[str, str | None]:
+def tokenizer_source(actor: PolicyConfig, model: str, revision: str | None) -> tuple[str, str | None]:
     """Folder or hub id, and revision, of the tokenizer of an actor that starts from `model`."""
     return (model, revision) if actor.tokenizer is None else (actor.tokenizer, actor.tokenizer_revision)
 
 
-def load_actor_tokenizer(actor: ActorConfig, model: str, revision: str | None) -> PreTrainedTokenizerBase:
+def load_actor_tokenizer(actor: PolicyConfig, model: str, revision: str | None) -> PreTrainedTokenizerBase:
     """The tokenizer of an actor that starts from `model`: `actor.tokenizer`, or the model's."""
     return load_tokenizer(
         *tokenizer_source(actor, model, revision), "model" if actor.tokenizer is None else "tokenizer"
     )
 
 
-def tokenizer_setting(actor: ActorConfig, model: str) -> str:
+def tokenizer_setting(actor: PolicyConfig, model: str) -> str:
     """The setting of an actor's tokenizer, for errors."""
     return f"actor.model={model}" if actor.tokenizer is None else f"actor.tokenizer={actor.tokenizer}"
 

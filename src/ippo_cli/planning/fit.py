@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import AgentConfig, Config, SeparateCriticConfig, Zero3Gather
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.planning.prepare import Prepared
 from ippo_cli.planning.resources import estimate_run_memory
 from ippo_cli.planning.run_memory import Machine, RunMemory, ranks_with_same_models
@@ -101,8 +102,8 @@ def _max_micro_batch_tokens(config: Config, estimate_memory: Callable[[Config], 
 
 
 def _enable_checkpointing(config: Config) -> Config:
-    agents = {name: _enable_agent_checkpointing(agent) for name, agent in config.task.agents.items()}
-    return replace(config, task=replace(config.task, agents=agents))
+    changed = {name: _enable_agent_checkpointing(agent) for name, agent in local_agents(config).items()}
+    return replace(config, task=replace(config.task, agents={**config.task.agents, **changed}))
 
 
 def _enable_agent_checkpointing(agent: AgentConfig) -> AgentConfig:

@@ -28,6 +28,7 @@ from ippo_cli.config.schema import (
     ModelRewardConfig,
     ReferenceKind,
     SeparateCriticConfig,
+    ServerActorConfig,
     TinyActorConfig,
     ValueHeadCriticConfig,
 )
@@ -47,11 +48,12 @@ from ippo_cli.models.shape import (
 )
 from ippo_cli.models.tiny import make_lesson_tokenizer, tiny_config
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
-from ippo_cli.planning.episode_length import episode_lengths, max_critic_tokens
+from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, max_critic_tokens
 from ippo_cli.planning.memory import FrozenModel
 from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.planning.routers import check_router_loss
 from ippo_cli.rollout.generator import context_limit
+from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.conversation import prompt_formats
 from ippo_cli.tasks.task import Task
 
@@ -62,7 +64,9 @@ class ModelSpecs:
 
     tokenizers: dict[str, PreTrainedTokenizerBase]
     context_limits: dict[str, int]  # maximum tokens of prompt and response together
-    shapes: dict[str, AgentShapes]
+    lengths: Mapping[str, EpisodeLength]
+    shapes: dict[str, AgentShapes]  # without agents at servers
+    served: dict[str, ServedPolicy]  # agents at servers
     layouts: dict[str, CriticLayout]  # of centralised critics, by the critic's name
     reward_models: tuple[FrozenModel, ...]  # reward models on the same devices
     warnings: Mapping[str, str] = field(default_factory=dict)  # about the models, by rule
@@ -78,12 +82,19 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
     shapes_of_agent: dict[str, tuple[ModelShape, ModelShape | None, str]] = {}
     empty_models: dict[tuple[str, str | None, str], Any] = {}  # cache: agents often start from the same model
     references: dict[str, ModelShape | None] = {}
+    served: dict[str, ServedPolicy] = {}
     warnings: dict[str, str] = {}
     starts: dict[str, tuple[str, str | None]] = {}  # source and revision of each actor's initial weights
     holder_of = policy_by_agent(config)
     for base, names in agents_by_base(config).items():
         actor = config.task.agents[names[0]].actor
         source, revision = str(actor.model if weights is None else weights[holder_of[names[0]]]), actor.revision
+        if isinstance(actor, ServerActorConfig):  # it shares its model with no other agent of the run
+            (name,) = names
+            served[name] = load_served_policy(name, actor, source, revision)
+            tokenizers[name] = served[name].tokenizer
+            contexts[name] = context_limit(served[name].model_config, config.rollout)
+            continue
         if weights is None and isinstance(actor, TinyActorConfig):
             source = f"{base}'s own"
             lessons = warm_start_lessons(names, config, task)
@@ -116,7 +127,7 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
     layouts = build_critic_layouts(config, tokenizers, contexts, _critic_contexts(config, empty_models, starts))
     critic_row = max_critic_tokens(lengths) if layouts else None
     shapes = {}
-    for name in config.task.agents:
+    for name in (name for name in config.task.agents if name not in served):
         actor, critic, source = shapes_of_agent[name]
         pinned = f"{source}@{config.task.agents[name].actor.revision}"
         shapes[name] = AgentShapes(
@@ -130,6 +141,8 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
     return ModelSpecs(
         tokenizers=tokenizers,
         context_limits=contexts,
+        lengths=lengths,
+        served=served,
         shapes=shapes,
         layouts=layouts,
         reward_models=frozen_reward_models(config),

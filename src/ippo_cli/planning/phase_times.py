@@ -29,6 +29,7 @@ from ippo_cli.config.schema import (
     VllmRolloutConfig,
     Zero3Gather,
 )
+from ippo_cli.config.served_agents import served_agents
 from ippo_cli.config.teams import agents_by_critic, trained_agents_by_policy
 from ippo_cli.config.vllm import devices_per_server
 from ippo_cli.models.shape import ModelShape
@@ -92,6 +93,8 @@ def missing_time_reason(config: Config) -> str | None:
     """Why no seconds can be computed; None if they can."""
     if read_speeds(config.plan) is None:
         return "the speeds of the devices are not known; use plan=h100 or plan=a100, or set them"
+    for name in served_agents(config):
+        return f"the speed of {name}'s server is not known"
     for name, agent in config.task.agents.items():
         critic = agent.critic if isinstance(agent.critic, SeparateCriticConfig) and not agent.frozen else agent.actor
         if Dtype.fp32 in (agent.actor.dtype, critic.dtype):

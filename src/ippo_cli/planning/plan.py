@@ -13,6 +13,7 @@ from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.placement import format_ranks, read_placement
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig, ProgramConfig
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.config.vllm import collects_ahead
@@ -33,6 +34,7 @@ from ippo_cli.planning.resources import (
     this_machine,
 )
 from ippo_cli.planning.run_memory import Machine, RunMemory
+from ippo_cli.planning.served_agents import inspect_servers
 from ippo_cli.planning.timeline import format_chart, format_devices, format_seconds, schedule_phases
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
@@ -66,6 +68,10 @@ def show_plan(config: Config) -> None:
     show_memory(prepared.memory, machine, elsewhere=config.plan.devices is not None)
     if machine.device == "cuda":
         _show_sharding_options(prepared, machine)
+    servers = list(inspect_servers(config, prepared.specs.served, waits=False))
+    for server in servers:
+        state = "ready" if server.error is None else "unusable, see below"
+        _print_labelled(f"{server.agent} server", f"{server.place}, no memory here; {state}")
     _show_timeline(prepared)
     _show_disk(prepared)
     _show_missing_weights(config)
@@ -79,6 +85,9 @@ def show_plan(config: Config) -> None:
         raise PreflightError(reason)
     if (warning := memory_warning(prepared.memory, machine)) is not None:
         print(warning)
+    for server in servers:
+        if server.error is not None:
+            raise server.error
 
 
 def _local_ranks(external_ranks: int | None, ranks: int) -> int:
@@ -272,7 +281,7 @@ def _show_disk(prepared: Prepared) -> None:
 
 
 def _show_missing_weights(config: Config) -> None:
-    sources = {agent.actor.model for agent in config.task.agents.values() if agent.actor.model is not None}
+    sources = {agent.actor.model for agent in local_agents(config).values() if agent.actor.model is not None}
     for source in sorted(sources):
         folder = Path(source)
         if folder.is_dir() and not any(next(folder.glob(files), None) for files in WEIGHT_FILES):
@@ -290,16 +299,15 @@ def _show_episodes(config: Config, specs: ModelSpecs) -> None:
     for key in ("env_id", "dataset", "environment", "program", "command"):
         if (value := getattr(config.task, key, None)) is not None:
             parts.append(str(value))
-    for name, shapes in specs.shapes.items():
-        turns = shapes.length.turns
+    for name, length in specs.lengths.items():
+        turns = length.turns
         parts.append(
             f"{name} up to {turns} turn{'' if turns == 1 else 's'}" if turns else f"{name} any number of turns"
         )
     if isinstance(config.task, EnvironmentTaskConfig | ProgramConfig):
         parts.append(f"{config.task.num_workers} workers")
     _print_labelled("episodes", ", ".join(parts))
-    for name, shapes in specs.shapes.items():
-        length = shapes.length
+    for name, length in specs.lengths.items():
         again = f", {length.row_tokens} in all turns" if length.row_tokens != length.sequence_tokens else ""
         basis = "estimated from the preview below" if is_environment else "including other agents' responses"
         _print_labelled(
@@ -326,7 +334,7 @@ MAX_SHOWN_IDS = 12  # at each end of a prompt with hidden tokens
 
 def _is_single_turn(config: Config, specs: ModelSpecs) -> bool:
     """Whether every agent acts once, and observes the example only."""
-    turns = {shapes.length.turns for shapes in specs.shapes.values()}
+    turns = {length.turns for length in specs.lengths.values()}
     return turns == {1} and isinstance(config.task, ConversationConfig) and config.task.protocol == "parallel"
 
 

@@ -84,9 +84,8 @@ def build_prompt_formats(
 
 def prompt_warnings(config: Config, specs: ModelSpecs) -> dict[str, str]:
     """Warnings about context lengths, longrope and chat templates, by rule."""
-    lengths = {name: shapes.length for name, shapes in specs.shapes.items()}
     warnings = (
-        length_warnings(config, lengths, specs.context_limits)
+        length_warnings(config, specs.lengths, specs.context_limits)
         | _critic_context_warnings(specs)
         | _longrope_warnings(specs)
     )

@@ -34,11 +34,15 @@ METRICS: dict[str, str] = {
     "<agent>/rollout/cut_fraction": "several turns: fraction of own turns with a truncated response",
     "<agent>/rollout/overflow_fraction": "several turns: fraction of episodes truncated because a turn did not fit "
     "into the agent's context (or, with rollout.context=last_only, into rollout.max_prompt_tokens)",
+    "<agent>/tools/calls": "tools: mean calls per episode, failed ones included",
+    "<agent>/tools/failed_calls": "tools: mean failed calls per episode: unknown tools, wrong arguments, exceptions, "
+    "timeouts, malformed calls, and calls above max_tool_calls",
+    "<agent>/tools/valid_turn_fraction": "tools: fraction of own turns with a call that succeeded",
     "<agent>/score/turn/<turn>": "several turns, the first tracker.turns: mean score of an own turn, counted from 1, "
     "over episodes with that turn; before the processor chain",
     "<agent>/rollout/response_length/turn/<turn>": "several turns: mean action tokens of that turn",
-    "<agent>/rollout/new_sequences": "several turns: mean number per episode of turns with a prompt that does not extend "
-    "the tokens before it",
+    "<agent>/rollout/new_sequences": "several turns: mean number per episode of turns with a prompt that does not "
+    "extend the tokens before it",
     "<agent>/rollout/cut_fraction/turn/<turn>": "several turns: fraction of those turns with a truncated response",
     "<agent>/rollout/logprob/turn/<turn>": "several turns: mean log-probability per action token of that turn",
     "<agent>/targets/reward/turn/<turn>": "several turns: mean per-token reward, KL term included",
@@ -136,6 +140,9 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<agent>/cut_fraction": "several turns: fraction of own held-out turns with a truncated response",
     "eval/<mode>/<agent>/overflow_fraction": "several turns: fraction of held-out episodes truncated because a turn "
     "did not fit into the agent's context",
+    "eval/<mode>/<agent>/tools/calls": "tools: mean calls per held-out episode, failed ones included",
+    "eval/<mode>/<agent>/tools/failed_calls": "tools: mean failed calls per held-out episode",
+    "eval/<mode>/<agent>/tools/valid_turn_fraction": "tools: fraction of own held-out turns with a call that succeeded",
     "eval/<mode>/<agent>/score/turn/<turn>": "several turns: mean held-out score of that turn, over episodes with it",
     "eval/<mode>/<agent>/response_length/turn/<turn>": "several turns: mean action tokens of that held-out turn",
     "eval/<mode>/<agent>/cut_fraction/turn/<turn>": "several turns: fraction of those turns with a truncated response",

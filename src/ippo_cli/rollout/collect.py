@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
+
+import torch
 
 from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.config.text import join_names
@@ -54,7 +58,10 @@ def collect(
             with distributed.synchronize_errors():
                 play_independently(states, environments, formats, limits, generator, draws, poll, report, streaming)
         else:
-            _play_in_turns(states, environments, formats, limits, generator, draws, poll, streaming)
+            for wave in _split_into_waves(states, environments.max_environments):
+                _play_in_turns(wave, environments, formats, limits, generator, draws, poll, streaming)
+                for state in wave:
+                    state.release(environments)
     finally:
         generator.finish_collection()
         for state in states:
@@ -66,6 +73,14 @@ def start_states(batch: Batch, formats: Mapping[str, PromptFormat]) -> list[Epis
     """The states of a batch's episodes, before their environments are reset."""
     rows = zip(batch.examples, batch.index.tolist(), strict=True)
     return [EpisodeState(place, example, index, formats) for place, (example, index) in enumerate(rows)]
+
+
+def _split_into_waves(states: Sequence[EpisodeState], size: int | None) -> list[Sequence[EpisodeState]]:
+    """Episodes that are played together: at most `size`, equally many waves on every rank. Collective with a size."""
+    if size is None:
+        return [states]
+    count = int(distributed.all_max(torch.tensor(math.ceil(len(states) / size))).item())
+    return [states[number * size : (number + 1) * size] for number in range(count)]
 
 
 def _play_in_turns(
@@ -122,16 +137,18 @@ def play_independently(
 ) -> None:
     """Each episode continues as soon as its own completions and its own environment's step are there. Not collective.
 
+    With a limited number of environments, an episode begins when another one ends.
+
     Environments with several workers step in threads while the generator decodes; with one worker they step here.
     `report` receives the numbers of finished and of all episodes after each step of the generator, `poll` is called
     while only environments are busy; both may raise.
     """
     in_flight: dict[int, tuple[EpisodeState, str]] = {}
     work = TaskThreads(environments.workers)
-    finished = 0
+    waiting, finished = iter(states), 0
     try:
         with environments.measure_time():  # with one worker, environments are reset and step in `submit`
-            for state in states:
+            for state in islice(waiting, environments.max_environments):
                 work.submit(state, partial(state.reset, environments, draws))
         while in_flight or work.is_busy:
             began = time.perf_counter()
@@ -145,7 +162,12 @@ def play_independently(
                 if state.has_all_actions:  # all requests were refused
                     with environments.measure_time():
                         work.submit(state, state.step)
-            finished += sum(state.is_over for state in updated)
+            over = [state for state in updated if state.is_over]
+            finished += len(over)
+            for state, following in zip(over, waiting, strict=False):  # if the number of environments is limited
+                state.release(environments)
+                with environments.measure_time():
+                    work.submit(following, partial(following.reset, environments, draws))
             if streaming is not None:
                 streaming.emit_finished(updated)
             if in_flight:

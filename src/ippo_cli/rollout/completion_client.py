@@ -33,11 +33,14 @@ PROGRESS = re.compile(r"^\w+:(?:generation|prompt)_tokens_total\S* (\S+)$", re.M
 
 
 class ServerFailure(RuntimeError):
-    """A request without a usable response; `status` is None if there was none at all."""
+    """A request without a usable response; `status` is None if there was none at all.
 
-    def __init__(self, message: str, *, status: int | None = None) -> None:
+    `is_refused`: whether the server accepts no connections.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, is_refused: bool = False) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.is_refused = status, is_refused
 
 
 class CompletionClient:
@@ -129,13 +132,16 @@ class CompletionClient:
         if silence < self._silence_limit_s / 4 or now - self._last_probe < self._silence_limit_s / 10:
             return
         self._last_probe = now
-        with suppress(ServerFailure):
+        try:
             text = self.call("GET", "/metrics", timeout_s=min(CONNECT_TIMEOUT_S, self._silence_limit_s / 10))
             num_tokens = " ".join(PROGRESS.findall(text)) if isinstance(text, str) else ""
             if num_tokens != self._num_tokens:
                 self._num_tokens, self._last_progress = num_tokens, time.monotonic()
                 progress.heartbeat()
                 return
+        except ServerFailure as failure:
+            if failure.is_refused:  # a server that shuts down may keep the connections of its last requests
+                raise ServerFailure(f"the server has closed its port, and not answered for {silence:.0f} s") from None
         with suppress(ServerFailure):  # vLLM, while weights are transferred
             state = self.call("GET", "/is_paused", timeout_s=min(CONNECT_TIMEOUT_S, self._silence_limit_s / 10))
             if isinstance(state, dict) and state.get("is_paused") is True:
@@ -179,7 +185,9 @@ class CompletionClient:
             raise ServerFailure(f"the server did not answer {path}{limit}") from None
         except (httpx2.TransportError, httpx2.DecodingError, OSError) as error:
             reason = redact_text(str(error) or type(error).__name__)
-            raise ServerFailure(f"the server cannot be reached ({reason})") from None
+            raise ServerFailure(
+                f"the server cannot be reached ({reason})", is_refused=isinstance(error, httpx2.ConnectError)
+            ) from None
         if response.status_code >= 300:
             excerpt = redact_text(_error_message(response.text))[:MAX_SHOWN_CHARACTERS]
             raise ServerFailure(

@@ -121,15 +121,18 @@ def decode(
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The tokens that end a response.
+    """The tokens that end a response."""
+    return collect_stop_ids(tokenizer, text_config(model), language_model(model).generation_config)
 
-    The tokenizer's EOS token, and the EOS tokens of the model's config and generation config (chat models list several
-    there) that the tokenizer has as special tokens: a config's default must not stop at an ordinary word.
+
+def collect_stop_ids(tokenizer: PreTrainedTokenizerBase, *configs: object) -> tuple[int, ...]:
+    """The tokenizer's EOS token, and the EOS tokens of the model's config and generation config (chat models list
+    several there) that the tokenizer has as special tokens: a config's default must not stop at an ordinary word.
     """
     special = {number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     special.update(tokenizer.all_special_ids)
     ids: set[int] = {tokenizer.eos_token_id} if isinstance(tokenizer.eos_token_id, int) else set()
-    for config in (text_config(model), language_model(model).generation_config):
+    for config in configs:
         named = getattr(config, "eos_token_id", None)
         ids.update(special.intersection([named] if isinstance(named, int) else named or []))
     return tuple(sorted(ids))

@@ -75,8 +75,11 @@ class InferenceEngine(Protocol):
         """Accept a request; it is decoded with others in the following steps."""
         ...
 
-    def step(self) -> list[EngineOutput]:
-        """Advance the requests, and return those that have completed. Raises `EngineError`."""
+    def step(self, *, waits: bool = True) -> list[EngineOutput]:
+        """Advance the requests, and return those that have completed. Raises `EngineError`.
+
+        `waits`: whether to wait for the first completion of a server for a short time.
+        """
         ...
 
     def abort(self) -> None:

@@ -19,7 +19,6 @@ from ippo_cli.config.schema import RolloutConfig, SamplingConfig
 from ippo_cli.config.text import join_names
 from ippo_cli.engine import distributed
 from ippo_cli.rollout.content_hash import content_hash
-from ippo_cli.rollout.decode import stop_ids
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest, InferenceEngine
 from ippo_cli.rollout.engine_pool import EnginePool
 from ippo_cli.rollout.generator import (
@@ -85,9 +84,7 @@ class EngineGenerator:
         self._policies, self._config, self._poll = policies, config, poll
         self._verify_every, self._pushes_weights = verify_every, pushes_weights
         self._sampling = {agent: make_sampling(sampling[agent]) for agent in policies}
-        self._stop_ids = {
-            agent: stop_ids(policy.language_model, policy.tokenizer) for agent, policy in policies.items()
-        }
+        self._stop_ids = {agent: policy.stop_ids for agent, policy in policies.items()}
         self._source_of: dict[str, _Source] = {}
         self._adapter_of: dict[str, str | None] = {}
         self._engines = engines
@@ -196,13 +193,16 @@ class EngineGenerator:
             stop_strings=(*sampling.stop_strings, *request.stop_strings),
         )
 
-    def step(self) -> list[tuple[int, Completion]]:
-        """Advance all requests; the keys and completions of those that ended. Not collective."""
+    def step(self, *, waits: bool = True) -> list[tuple[int, Completion]]:
+        """Advance all requests; the keys and completions of those that ended. Not collective.
+
+        `waits`: whether to wait for the first completion of a server for a short time.
+        """
         outputs = [
             output
             for source in self._sources
             if source.is_started and any(request.agent in source.agents for request in self._pending.values())
-            for output in source.engine.step()
+            for output in source.engine.step(waits=waits)
         ]
         return [(output.key, self._complete(output)) for output in outputs]
 
@@ -215,7 +215,7 @@ class EngineGenerator:
         """One source for each model, in the order of the agents."""
         groups: dict[Hashable, list[str]] = {}
         for agent, policy in self._policies.items():
-            groups.setdefault(id(policy.language_model), []).append(agent)
+            groups.setdefault(policy.model_key, []).append(agent)
         sources = []
         for number, agents in enumerate(groups.values()):
             lead = self._policies[agents[0]]
@@ -232,7 +232,7 @@ class EngineGenerator:
                 name=join_names(agents),
                 config=lead.model_config,
                 tokenizer=lead.tokenizer,
-                dtype=lead.language_model.dtype,
+                dtype=lead.dtype,
                 max_length=limit,
                 usual_length=min(limit, self._config.max_prompt_tokens + max_new_tokens),
                 max_rows=self._config.decode_batch_size,

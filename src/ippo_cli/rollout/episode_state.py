@@ -134,7 +134,7 @@ class EpisodeState:
     def await_actions(self, room: Mapping[str, int]) -> None:
         """Make agents with new observations pending; truncate the episode if a prompt is not below its `room`.
 
-        A program's request without a prompt or room is refused, and the program goes on.
+        A program's request without a prompt or room is refused, and the program continues.
         """
         prompts = {agent: self.conversations[agent].ids for agent in self.observations}
         fits = {agent: 0 < len(ids) < room[agent] for agent, ids in prompts.items()}

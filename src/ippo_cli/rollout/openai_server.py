@@ -9,13 +9,14 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from torch import Tensor
 
 from ippo_cli.config.errors import EngineError
-from ippo_cli.config.schema import OpenAIServerConfig
+from ippo_cli.config.schema import ServerConnectionConfig
 from ippo_cli.rollout.completion_client import CONNECT_TIMEOUT_S, CompletionClient, ServerFailure
 from ippo_cli.rollout.engine import EngineModel, EngineOutput, EngineRequest
 from ippo_cli.rollout.sampling import Sampling
@@ -31,13 +32,46 @@ TEXT = "The 3 agents' answers: x = 17."
 MAX_SEED = 2**63
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKeys:
+    """The keys of a server, for errors."""
+
+    option: str  # that selects it
+    connection: str  # group of its address and its API key
+    model: str  # name of its model
+    context_limit: str
+
+
+ROLLOUT_KEYS = ServerKeys(
+    option="rollout=openai_server",
+    connection="rollout.server",
+    model="rollout.server.model",
+    context_limit="rollout.context_limit",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A model that a server lists."""
+
+    name: str
+    max_length: int | None  # tokens of prompt and response; None if the server does not say
+
+
 class OpenAIServerEngine:
     """A model at a server that runs already."""
 
     def __init__(
-        self, model: EngineModel, settings: OpenAIServerConfig, *, url: str, served_name: str | None = None
+        self,
+        model: EngineModel,
+        settings: ServerConnectionConfig,
+        *,
+        url: str,
+        served_name: str | None = None,
+        keys: ServerKeys = ROLLOUT_KEYS,
     ) -> None:
-        self._model, self._settings = model, settings
+        """`served_name`: None for the first model that the server lists. `keys`: those that errors name."""
+        self._model, self._settings, self._keys = model, settings, keys
         self._url = url.rstrip("/").removesuffix("/v1")
         self._served_name = served_name
         self._client: CompletionClient | None = None
@@ -54,13 +88,7 @@ class OpenAIServerEngine:
     def start(self) -> None:
         if self._client is not None:
             return
-        headers = {"Authorization": f"Bearer {token}"} if (token := self._read_token()) else {}
-        self._client = CompletionClient(
-            self._url,
-            concurrency=CONCURRENCY * self._model.max_rows,
-            silence_limit_s=self._settings.request_timeout_s,
-            headers=headers,
-        )
+        self._client = connect(self._url, self._settings, self._keys, concurrency=CONCURRENCY * self._model.max_rows)
         try:
             self._find_model()
             self._check_tokenizer()
@@ -72,16 +100,16 @@ class OpenAIServerEngine:
     def submit(self, request: EngineRequest) -> None:
         if request.adapter is not None:
             raise EngineError(
-                f"rollout=openai_server: {self._model.name} would need the adapter {request.adapter}, which cannot be "
+                f"{self._keys.option}: {self._model.name} would need the adapter {request.adapter}, which cannot be "
                 "sent to a server; merge it with ippo-export and serve the result"
             )
         assert self._client is not None
         self._client.submit(request.key, COMPLETIONS, self._make_body(request))
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, *, waits: bool = True) -> list[EngineOutput]:
         assert self._client is not None
         try:
-            return [self._read_output(key, answer) for key, answer in self._client.collect(WAIT_S)]
+            return [self._read_output(key, answer) for key, answer in self._client.collect(WAIT_S if waits else 0.0)]
         except ServerFailure as failure:
             self._fail(str(failure))
 
@@ -111,7 +139,7 @@ class OpenAIServerEngine:
 
     def _refuse_weights(self) -> NoReturn:
         raise EngineError(
-            "rollout=openai_server cannot send weights to its servers: it serves evaluation and frozen agents; "
+            f"{self._keys.option} cannot send weights to its servers: it serves evaluation and frozen agents; "
             "use rollout=vllm for agents that are trained"
         )
 
@@ -155,28 +183,19 @@ class OpenAIServerEngine:
         return EngineOutput(key=key, ids=list(ids), logprobs=list(logprobs), versions=[0] * len(ids))
 
     def _find_model(self) -> None:
-        """Wait for the server, and find the model that it serves."""
-        end = time.monotonic() + self._settings.start_timeout_s
-        while True:
-            try:
-                listed = self._call("GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S)["data"]
-                break
-            except ServerFailure as failure:
-                if failure.status is not None or time.monotonic() > end:
-                    self._fail(f"the server is not ready ({failure}); start it first")
-            except (KeyError, TypeError):
-                self._fail("the server does not list its models at /v1/models; give its address without /v1")
-            time.sleep(POLL_S)
-        names = [entry["id"] for entry in listed]
-        if self._served_name is None:
-            self._served_name = names[0] if names else ""
-        if self._served_name not in names:
-            self._fail(f"the server does not serve {self._served_name}; it serves: {', '.join(names) or 'nothing'}")
-        length = next(entry.get("max_model_len") for entry in listed if entry["id"] == self._served_name)
+        """Wait for the server, and check that it serves the model with a context that is long enough."""
+        assert self._client is not None
+        try:
+            found = find_served_model(
+                self._client, self._served_name, self._keys, wait_s=self._settings.start_timeout_s
+            )
+        except ServerFailure as failure:
+            self._fail(str(failure))
+        self._served_name, length = found.name, found.max_length
         if length is not None and length < self._model.max_length:
             self._fail(
                 f"the server takes {length} tokens of prompt and response, and this run needs "
-                f"{self._model.max_length}; set rollout.context_limit={length}, or start the server for longer ones"
+                f"{self._model.max_length}; set {self._keys.context_limit}={length}, or start the server for more"
             )
 
     def _check_tokenizer(self) -> None:
@@ -216,21 +235,51 @@ class OpenAIServerEngine:
             self._fail(f"the server returned {len(output.ids)} tokens where one was requested")
         self._reports_sampled_distribution = math.isclose(output.logprobs[0], 0.0, abs_tol=1e-6)
 
-    def _read_token(self) -> str | None:
-        variable = self._settings.token_env
-        if variable is None:
-            return None
-        token = os.environ.get(variable, "").strip()
-        if not token:
-            raise EngineError(
-                f"rollout.server.token_env={variable}: this environment variable is not set; export {variable}=..."
-            )
-        return token
-
     def _call(self, method: str, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
         assert self._client is not None
         return self._client.call(method, path, body, timeout_s=timeout_s or self._settings.request_timeout_s)
 
     def _fail(self, reason: str) -> NoReturn:
         self.close()
-        raise EngineError(f"rollout.server.url={self._url}: {self._model.name}: {reason}") from None
+        raise EngineError(f"{self._keys.connection}.url={self._url}: {self._model.name}: {reason}") from None
+
+
+def connect(url: str, settings: ServerConnectionConfig, keys: ServerKeys, *, concurrency: int = 1) -> CompletionClient:
+    """A client for the server at an address, which is not called yet. Raises `EngineError` without its API key."""
+    headers = {}
+    if (variable := settings.token_env) is not None:
+        if not (token := os.environ.get(variable, "").strip()):
+            raise EngineError(
+                f"{keys.connection}.token_env={variable}: this environment variable is not set; export {variable}=..."
+            )
+        headers = {"Authorization": f"Bearer {token}"}
+    return CompletionClient(
+        url.rstrip("/").removesuffix("/v1"),
+        concurrency=concurrency,
+        silence_limit_s=settings.request_timeout_s,
+        headers=headers,
+    )
+
+
+def find_served_model(client: CompletionClient, name: str | None, keys: ServerKeys, *, wait_s: float) -> ServedModel:
+    """Wait up to `wait_s` for the server, and find the model of this name, or the first one. Raises `ServerFailure`."""
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            listed = client.call("GET", "/v1/models", timeout_s=CONNECT_TIMEOUT_S)["data"]
+            break
+        except ServerFailure as failure:
+            if failure.status is not None or time.monotonic() > end:
+                raise ServerFailure(f"the server is not ready ({failure}); start it first") from None
+        except (KeyError, TypeError):
+            raise ServerFailure(
+                "the server does not list its models at /v1/models; give its address without /v1"
+            ) from None
+        time.sleep(POLL_S)
+    found = {entry["id"]: entry.get("max_model_len") for entry in listed}
+    wanted = next(iter(found), "") if name is None else name
+    if wanted not in found:
+        raise ServerFailure(
+            f"the server does not serve {wanted}; it serves: {', '.join(found) or 'nothing'}; set {keys.model}"
+        )
+    return ServedModel(name=wanted, max_length=found[wanted])

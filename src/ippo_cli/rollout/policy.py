@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, Protocol
 
+import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.models.actor import MultiAdapterBatch, Policy
@@ -36,8 +37,18 @@ class GenerationPolicy(Protocol):
         ...
 
     @property
-    def language_model(self) -> PreTrainedModel:
-        """The language model; its weights may be sharded. An adapter's is its base."""
+    def model_key(self) -> Hashable:
+        """Equal for policies that sample from one language model; that of an adapter is its base."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the language model's weights."""
+        ...
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """The tokens that end a response."""
         ...
 
     @property

@@ -41,7 +41,7 @@ def input_files(config: Config, *, data: bool = True) -> dict[Path, InputSource]
             if not isinstance(text, str):
                 continue
             files: Iterable[Path] = ()
-            if is_code_reference(text):
+            if is_code_reference(text) or (key.endswith(".tools") and text.endswith(".py")):
                 files = () if (file := _code_file(text)) is None else (file, *_imported_files(file))
             elif data and key in DATA_KEYS:
                 files = _data_files(text)
@@ -113,7 +113,7 @@ def _data_files(source: str) -> list[Path]:
 
 def _code_file(text: str) -> Path | None:
     """The file of `path.py:name`, or of `module:name` outside installed packages."""
-    place = text.rpartition(":")[0]
+    place = text if text.endswith(".py") else text.rpartition(":")[0]
     if place.endswith(".py"):
         candidates = [Path(place)]
     else:

@@ -144,9 +144,7 @@ def _find_new_messages(earlier: CallSequence, call: ModelCall) -> Sequence[ChatM
 
 
 def _normalize(message: ChatMessage) -> tuple[Any, ...]:
-    """What distinguishes a message: clients leave out empty fields, strip responses and format the JSON of arguments
-    in their own way.
-    """
+    """What distinguishes a message: clients drop empty fields, strip responses, and format arguments differently."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = call.get("function", {})

@@ -164,7 +164,7 @@ class PromptFormat:
         if not self.uses_chat_template:
             return self._append_text(conversation, completion, answer, added[0])
         message = {"role": "assistant", "content": answer}
-        if not tools.is_shown:
+        if not tools.template_has_tools:
             return self._append_messages(conversation, completion, message, added)
         text, num_messages = conversation.text, len(conversation.messages)
         try:

@@ -91,13 +91,16 @@ class Environment(Protocol):
 class EnvironmentPool:
     """A thread-safe pool of one task's environments, created on demand and reused across episodes.
 
-    `workers` environments may be stepped in parallel. `seconds` accumulates the time spent inside `at_work`.
+    `workers` environments may be stepped in parallel, and at most `max_environments` (None: any number) have an episode
+    in progress. `seconds` accumulates the time spent inside `measure_time`.
     """
 
-    def __init__(self, make: Callable[[], Environment], *, workers: int = 1) -> None:
+    def __init__(
+        self, make: Callable[[], Environment], *, workers: int = 1, max_environments: int | None = None
+    ) -> None:
         self._make = make
         self._idle: deque[Environment] = deque()
-        self.workers = workers
+        self.workers, self.max_environments = workers, max_environments
         self.seconds = 0.0
 
     @contextmanager

@@ -13,6 +13,7 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     EnvironmentTaskConfig,
     LadderConfig,
+    OpenEnvConfig,
     ProgramConfig,
     ReasoningGymConfig,
     SteppedEnvironmentConfig,
@@ -21,7 +22,7 @@ from ippo_cli.config.schema import (
     load_implementation,
 )
 from ippo_cli.tasks.dry_run import DryRun, run_dry_episode
-from ippo_cli.tasks.environment import Environment
+from ippo_cli.tasks.environment import Environment, EnvironmentPool
 from ippo_cli.tasks.environments.build import make_environment_factory
 from ippo_cli.tasks.jsonl import held_out_rows
 from ippo_cli.tasks.protocols import TemplatedEnvironment, make_protocol_factory
@@ -104,7 +105,7 @@ def dry_run_examples(config: TaskConfig, examples: Iterable[Example], seed: int 
 
 def task_setting(config: TaskConfig) -> str:
     """Return the setting that names the protocol or environment, such as `task.environment=guess.py:make`."""
-    for key in ("protocol", "environment", "env_id", "program", "command", "dataset"):
+    for key in ("protocol", "environment", "env_id", "program", "command", "dataset", "url"):
         if (value := getattr(config, key, None)) is not None:
             return f"task.{key}={value}"
     return f"task.kind={config.kind}"
@@ -135,6 +136,11 @@ def max_answers(config: TaskConfig) -> int | None:
     return limit
 
 
+def agents_with_tools(config: TaskConfig) -> list[str]:
+    """Return the agents that may call tools."""
+    return [name for name, agent in config.agents.items() if agent.tools is not None]
+
+
 def response_budgets(config: Config) -> dict[str, int]:
     """Return the maximal response tokens per agent in an episode; those of one turn if the turn limit is unknown."""
     agents = config.task.agents
@@ -162,11 +168,20 @@ def can_reuse_prefix(config: Config) -> bool:
     return config.rollout.context is not ContextMode.last_only and bool(multi_turn_agents(config.task))
 
 
-def get_num_workers(config: TaskConfig) -> int:
+def make_environment_pool(config: TaskConfig) -> EnvironmentPool:
+    """Return a pool of the task's environments, with its threads and its limit."""
+    return EnvironmentPool(
+        make_task_factory(config),
+        workers=_num_workers(config),
+        max_environments=config.max_sessions if isinstance(config, OpenEnvConfig) else None,
+    )
+
+
+def _num_workers(config: TaskConfig) -> int:
     """Return the number of threads that step environments."""
     if isinstance(config, EnvironmentTaskConfig | ProgramConfig):
         return config.num_workers
-    return NUM_THREADS if any(agent.tools is not None for agent in config.agents.values()) else 1
+    return NUM_THREADS if agents_with_tools(config) else 1
 
 
 def _check_templates(config: TaskConfig, examples: Sequence[Example]) -> None:

@@ -26,14 +26,16 @@ from ippo_cli.engine.launchers import job_end_time
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.planning.prepare import Prepared, Purpose, load_task_and_reward, prepare
 from ippo_cli.planning.resources import memory_error, memory_warning, this_machine
+from ippo_cli.planning.served_agents import check_servers
 from ippo_cli.reporting.console import Console
 from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.training_warnings import WINDOW
 from ippo_cli.rewards.contract import RewardContext, RewardFunction, close_reward, prepare_reward
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.placed import place_reward
+from ippo_cli.rollout.combined_generator import build_with_served_agents
 from ippo_cli.rollout.engine import EngineResources
-from ippo_cli.rollout.generator import Generator, build_generator, sampling_settings
+from ippo_cli.rollout.generator import Generator, Poll, build_generator, sampling_settings
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.routed_generator import RoutedGenerator
 from ippo_cli.runs.deadline import TimeLimit
@@ -42,8 +44,7 @@ from ippo_cli.runs.folder import activate_resumed_config, check_iterations_left,
 from ippo_cli.runs.random_streams import rng_state
 from ippo_cli.runs.replay import read_evaluate_at, read_sample_at
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.task import Task, can_reuse_prefix, get_num_workers, make_task_factory
+from ippo_cli.tasks.task import Task, can_reuse_prefix, make_environment_pool
 from ippo_cli.training.checkpoint import (
     CheckpointManager,
     TrainingProgress,
@@ -108,6 +109,8 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
         report=console.print_line,
     )
     _check_memory(prepared, console)
+    with distributed.synchronize_errors():
+        check_servers(prepared.config, prepared.specs.served)
     checkpoints = _build_checkpoint_manager(context, prepared)
     checkpoint = _find_checkpoint(context, prepared, checkpoints)
     state = _build_state(context, weights, checkpoint)
@@ -253,7 +256,7 @@ def _build_collector(
         config=config,
         team=team,
         schedule=prepared.schedule,
-        environments=EnvironmentPool(make_task_factory(config.task), workers=get_num_workers(config.task)),
+        environments=make_environment_pool(config.task),
         formats=prepared.formats,
         generator=build_generator(team.generation_policies),
         initial_generator=initial_generator,
@@ -277,6 +280,13 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
         fault_point("generate")
         context.preemption.raise_if_requested()
 
+    config, sampling = context.config, sampling_settings(context.config.task)
+    build = partial(_build_local_generator, context, poll=report_progress)
+    return build_with_served_agents(policies, config.rollout, sampling, build, report_progress)
+
+
+def _build_local_generator(context: RunContext, policies: Mapping[str, GenerationPolicy], poll: Poll) -> Generator:
+    """The generator for policies on ranks of this run."""
     config = context.config
     devices = read_placement(config, distributed.world_size()).rollout_devices or None
     by_group: dict[RankGroup, dict[str, GenerationPolicy]] = {}
@@ -290,7 +300,7 @@ def _build_generator(context: RunContext, policies: Mapping[str, GenerationPolic
                     own,
                     config.rollout,
                     sampling_settings(config.task),
-                    report_progress,
+                    poll,
                     continues=can_reuse_prefix(config),
                     resources=EngineResources(log_folder=context.folder / "logs", devices=devices),
                 )

@@ -17,6 +17,7 @@ from ippo_cli.formulas.estimates import pass_at_k
 from ippo_cli.reporting.iteration_metrics import add_prefix, count_turns, ratio
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, sum_turn
 from ippo_cli.reporting.samples import SampleDetails, sample_rows
+from ippo_cli.reporting.tool_metrics import tool_metrics
 from ippo_cli.rewards.contract import Reward, RewardFunction
 from ippo_cli.rewards.score import (
     call_reward,
@@ -29,7 +30,7 @@ from ippo_cli.rewards.score import (
 )
 from ippo_cli.tasks.eval_rows import generations_by_mode, select_eval_rows
 from ippo_cli.tasks.schedule import rank_range
-from ippo_cli.tasks.task import Task, max_turns_by_agent, multi_turn_agents
+from ippo_cli.tasks.task import Task, agents_with_tools, max_turns_by_agent, multi_turn_agents
 from ippo_cli.types import Batch, Episode, Example
 
 PlayFn = Callable[[Batch, bool], list[Episode]]
@@ -84,6 +85,7 @@ def evaluate(
         found = row_means(by_row, num_generations) | pass_at_k_metrics(by_row, num_generations)
         found["failed_fraction"] = float(distributed.all_sum(failed.sum().double())) / total
         found |= _multi_turn_metrics(episodes, several_turns, total)
+        found |= tool_metrics(agents_with_tools(config.task), episodes)
         turns = logged_turn_counts(agents, episodes, max_turns_by_agent(config.task), config.tracker.turns)
         for name, count in turns.items():
             found |= add_prefix(name, evaluation_turn_means(episodes, name, turn_scores[name], ~failures[name], count))

@@ -21,13 +21,14 @@ from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
 from ippo_cli.reporting.staleness import staleness_metrics
 from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.reporting.tool_metrics import tool_metrics
 from ippo_cli.reporting.training_warnings import training_warnings
 from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.runs.deadline import TimeLimit
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import resume_command
 from ippo_cli.runs.signals import PreemptionHandler
-from ippo_cli.tasks.task import Task, max_turns_by_agent
+from ippo_cli.tasks.task import Task, agents_with_tools, max_turns_by_agent
 from ippo_cli.training.checkpoint import CheckpointManager, TrainingState
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.experience import CollectResult, ExperienceCollector
@@ -184,6 +185,7 @@ class Trainer:
         coefs = self.state.algorithm.active_kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.max_turns)
         row |= per_turn_metrics(team, experience, targets, turns)
+        row |= tool_metrics(agents_with_tools(self.config.task), experience.episodes)
         started = self.state.collection
         row |= timing_metrics(
             row,

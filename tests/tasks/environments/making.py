@@ -12,6 +12,7 @@ from ippo_cli.config.schema import (
     GymnasiumConfig,
     IllegalMove,
     ObservationForm,
+    OpenEnvConfig,
     Opponent,
     PettingzooConfig,
     ReasoningGymConfig,
@@ -83,6 +84,14 @@ def own(
 ) -> UserEnvironmentConfig:
     return UserEnvironmentConfig(
         **common("environment", agents, environment_args=arguments, max_turns=max_turns), environment=environment
+    )
+
+
+def openenv(url: str | None, agents: str = "solo", *, max_turns: int | None = 32, **values: Any) -> OpenEnvConfig:
+    unset = ("token_env", "action_field", "action_function", "observation_field", "observation_function")
+    defaults = dict.fromkeys((*unset, "max_sessions")) | {"reset_args": {}, "timeout_s": 5.0}
+    return OpenEnvConfig(
+        **common("openenv", agents, max_turns=max_turns), url=url, invalid_reward=INVALID, **(defaults | values)
     )
 
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from making import gymnasium, own, pettingzoo, reasoning_gym
+from making import gymnasium, openenv, own, pettingzoo, reasoning_gym
 
 import ippo_cli
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     EnvironmentTaskConfig,
     GymnasiumConfig,
+    OpenEnvConfig,
     PettingzooConfig,
     ReasoningGymConfig,
     UserEnvironmentConfig,
@@ -29,6 +30,7 @@ KINDS = {
     "gymnasium": GymnasiumConfig,
     "pettingzoo": PettingzooConfig,
     "reasoning_gym": ReasoningGymConfig,
+    "openenv": OpenEnvConfig,
     "environment": UserEnvironmentConfig,
 }
 
@@ -46,6 +48,17 @@ def sized(config: EnvironmentTaskConfig, **values: int) -> EnvironmentTaskConfig
         (own(None), "task.environment=null names no environment; .*my_env.py:make"),
         (sized(own("x.py:y"), train_size=2**31), "task.train_size=2147483648 task.eval_size=10 request more than"),
         (own("x.py:y", max_turns=0), "task.max_turns=0 allows no turn"),
+        (openenv(None), "task.url=null names no environment; set it, for example task.url=http://127.0.0.1:8000"),
+        (openenv("127.0.0.1:8000"), "task.url=127.0.0.1:8000 is not an HTTP address; use task.url=http://127"),
+        (openenv("http://x:y"), "task.url=http://x:y is not an HTTP address"),
+        (
+            openenv("http://x", "a b"),
+            r"task.agents=\{a,b\} names several agents, but an environment of OpenEnv has one",
+        ),
+        (
+            openenv("http://x", action_field="a", action_function="x.py:y"),
+            "task.action_field=a task.action_function=x.py:y define the conversion twice; set one of them to null",
+        ),
     ],
 )
 def test_invalid_environment_settings_are_rejected(config: EnvironmentTaskConfig, message: str) -> None:
@@ -79,11 +92,13 @@ def test_missing_package_error_names_the_extra() -> None:
 import sys
 from ippo_cli.tasks.environments import checks
 from ippo_cli.tasks.environments.build import make_environment_factory
-from making import gymnasium, pettingzoo, reasoning_gym
+from making import gymnasium, openenv, pettingzoo, reasoning_gym
 
 found = checks.find_spec
-worlds = [gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reasoning_gym("chain_sum")]
-for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym"), worlds):
+worlds = [
+    gymnasium("FrozenLake-v1"), pettingzoo("classic/tictactoe_v3"), reasoning_gym("chain_sum"), openenv("http://x")
+]
+for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym", "websockets"), worlds):
     checks.find_spec = lambda name: None if name == package else found(name)
     try:
         make_environment_factory(config)
@@ -96,11 +111,12 @@ for package, config in zip(("gymnasium", "pettingzoo", "reasoning_gym"), worlds)
     )
     assert done.stdout.splitlines() == [
         f"ConfigError task.{setting} needs the package {package}, which is not installed; "
-        "run pip install 'ippo-cli[environments]' False"
-        for package, setting in (
-            ("gymnasium", "env_id=FrozenLake-v1"),
-            ("pettingzoo", "env_id=classic/tictactoe_v3"),
-            ("reasoning_gym", "dataset=chain_sum"),
+        f"run pip install 'ippo-cli[{extra}]' False"
+        for package, extra, setting in (
+            ("gymnasium", "environments", "env_id=FrozenLake-v1"),
+            ("pettingzoo", "environments", "env_id=classic/tictactoe_v3"),
+            ("reasoning_gym", "environments", "dataset=chain_sum"),
+            ("websockets", "openenv", "url=http://x"),
         )
     ], done.stderr
 

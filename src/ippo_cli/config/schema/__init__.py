@@ -15,8 +15,11 @@ from ippo_cli.config.schema.actor import (
     ActorConfig,
     ActorKind,
     Alphabet,
+    AnyActorConfig,
     LoraActorConfig,
+    PolicyConfig,
     ReferenceKind,
+    ServerActorConfig,
     TinyActorConfig,
     TinyLoraActorConfig,
 )
@@ -113,6 +116,7 @@ from ippo_cli.config.schema.run import (
     Mode,
     RunConfig,
 )
+from ippo_cli.config.schema.server import ServerConnectionConfig
 from ippo_cli.config.schema.sweep import (
     Composition,
     GridSweepConfig,
@@ -158,11 +162,13 @@ from ippo_cli.config.schema.tracker import (
     WandbTrackerConfig,
 )
 from ippo_cli.config.schema.world import (
+    ConstructedEnvironmentConfig,
     EnvironmentTaskConfig,
     GymnasiumConfig,
     IllegalMove,
     LadderConfig,
     ObservationForm,
+    OpenEnvConfig,
     Opponent,
     PettingzooConfig,
     ReasoningGymConfig,

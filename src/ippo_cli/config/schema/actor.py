@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Annotated, Any
 
-from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, PositiveLearningRate
-from ippo_cli.config.marks import AgentInModelEval, Changeable, EvalCompute, Frozen, InModelEval
+from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, PositiveLearningRate, Range
+from ippo_cli.config.marks import AgentInModelEval, Changeable, EvalCompute, Frozen, InEval, InModelEval
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
 from ippo_cli.config.schema.registry import option
+from ippo_cli.config.schema.server import ServerConnectionConfig
 
 
 class ActorKind(str, Enum):
@@ -18,6 +19,7 @@ class ActorKind(str, Enum):
     full = "full"
     lora = "lora"
     tiny_lora = "tiny_lora"
+    server = "server"
 
 
 class ReferenceKind(str, Enum):
@@ -30,17 +32,25 @@ class Alphabet(str, Enum):
     printable = "printable"
 
 
-@option("actor", "full")
 @dataclass
-class ActorConfig(OptimizerConfig):
-    """The policy: a causal language model."""
+class PolicyConfig:
+    """Keys of all policies: the model and its tokenizer."""
 
     kind: AgentInModelEval[Frozen[ActorKind]]
-    # tiny (created locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either)
-    model: AgentInModelEval[Frozen[Name | None]]  # folder or hub id of a causal language model in safetensors format
+    # tiny (created locally) | full (loaded from actor.model) | lora, tiny_lora (adapters on either) | server (one
+    # frozen agent's, at an inference server)
+    model: AgentInModelEval[Frozen[Name | None]]
+    # folder or hub id of a causal language model in safetensors format; with actor=server only its tokenizer is loaded
     revision: InModelEval[str | None]  # commit, branch or tag of a hub model
     tokenizer: InModelEval[Name | None]  # folder or hub id of another tokenizer for the model; null = the model's own
     tokenizer_revision: InModelEval[str | None]  # commit, branch or tag of a tokenizer on a hub
+
+
+@option("actor", "full")
+@dataclass
+class ActorConfig(OptimizerConfig, PolicyConfig):
+    """The policy: a causal language model."""
+
     model_args: InModelEval[Frozen[dict[str, Any]]]
     # arguments of from_pretrained: {attn_implementation: eager}, {load_in_4bit: true}, ...
     dtype: EvalCompute[Frozen[Dtype]]  # fp32 | bf16 (the optimizer keeps fp32 master weights)
@@ -77,3 +87,19 @@ class LoraActorConfig(LoraConfig, ActorConfig):
 @dataclass
 class TinyLoraActorConfig(LoraActorConfig, TinyActorConfig):
     """A LoRA adapter on a small transformer that is created and warm-started locally, then frozen."""
+
+
+@option("actor", "server")
+@dataclass
+class ServerActorConfig(ServerConnectionConfig, PolicyConfig):
+    """A frozen agent's policy at a server that takes and returns token ids; no weights are loaded for it."""
+
+    url: EvalCompute[Changeable[Name | None]]  # address such as http://HOST:8000, without /v1
+    served_model: AgentInModelEval[Frozen[Name | None]]  # name of the model at the server; null = actor.model
+    context_limit: InEval[Changeable[Annotated[int, Range(2)] | None]]
+    # tokens of prompt and response that the server takes; null = the model's context length
+
+
+@dataclass
+class AnyActorConfig(ServerActorConfig, TinyLoraActorConfig):
+    """All keys of actors: an agent may override any of them."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from ippo_cli.config.constraints import NotEmpty, PositiveFloat, PositiveInt
 from ippo_cli.config.marks import InEval
-from ippo_cli.config.schema.actor import TinyLoraActorConfig
+from ippo_cli.config.schema.actor import AnyActorConfig
 from ippo_cli.config.schema.algorithm import StepsConfig
 from ippo_cli.config.schema.critic import AnyCriticConfig
 from ippo_cli.config.schema.reward import RewardWeightsConfig
@@ -62,9 +62,7 @@ class AgentPromptConfig(ToolsConfig):
 class AgentConfig(AgentPromptConfig):
     """One named agent of a task: its prompts, and its overrides of group values."""
 
-    actor: TinyLoraActorConfig = field(
-        default_factory=partial(build_unset, TinyLoraActorConfig)
-    )  # overrides of `actor`
+    actor: AnyActorConfig = field(default_factory=partial(build_unset, AnyActorConfig))  # overrides of `actor`
     critic: AnyCriticConfig = field(default_factory=partial(build_unset, AnyCriticConfig))  # overrides of `critic`
     rollout: SamplingConfig = field(default_factory=partial(build_unset, SamplingConfig))  # overrides of sampling
     algorithm: StepsConfig = field(default_factory=partial(build_unset, StepsConfig))  # overrides of optimizer steps

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveInt, Range, RepetitionPenalty, Temperature
 from ippo_cli.config.marks import Changeable, EvalCompute, Frozen, InEval
 from ippo_cli.config.schema.registry import option
+from ippo_cli.config.schema.server import ServerConnectionConfig
 
 
 class ContextMode(str, Enum):
@@ -112,15 +113,11 @@ class VllmRolloutConfig(RolloutConfig):
 
 
 @dataclass
-class OpenAIServerConfig:
+class OpenAIServerConfig(ServerConnectionConfig):
     """Servers of `rollout=openai_server`."""
 
     url: InEval[list[str]]  # addresses such as http://127.0.0.1:8000, without /v1: one, or one per model
     model: InEval[list[str]]  # names of the models at their servers, one per model; empty: the first that each lists
-    token_env: EvalCompute[Name | None]
-    # name of the environment variable that holds the API key, never the key itself; null = no key
-    start_timeout_s: EvalCompute[Annotated[float, Range(0.0, open_low=True)]]  # until a server answers
-    request_timeout_s: EvalCompute[Annotated[float, Range(0.0, open_low=True)]]  # without any answer
 
 
 @option("rollout", "openai_server", generator="ippo_cli.rollout.openai_generator:build_openai_generator")

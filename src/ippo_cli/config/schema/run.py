@@ -8,7 +8,7 @@ from typing import Annotated
 
 from ippo_cli.config.constraints import Name, NonNegativeInt, PositiveFloat, PositiveInt, Range, Seed
 from ippo_cli.config.marks import Frozen, InEval, InModelEval
-from ippo_cli.config.schema.actor import ActorConfig
+from ippo_cli.config.schema.actor import PolicyConfig
 from ippo_cli.config.schema.algorithm import AlgorithmConfig
 from ippo_cli.config.schema.critic import CriticConfig
 from ippo_cli.config.schema.deepspeed import DeepspeedConfig
@@ -88,7 +88,7 @@ class Config(RunConfig):
 
     task: Frozen[TaskConfig]
     algorithm: AlgorithmConfig
-    actor: ActorConfig
+    actor: PolicyConfig
     critic: CriticConfig
     rollout: RolloutConfig
     reward: RewardConfig

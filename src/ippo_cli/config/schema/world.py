@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from ippo_cli.config.constraints import Name, PositiveInt
-from ippo_cli.config.marks import EvalCompute, InEval
+from ippo_cli.config.constraints import Name, PositiveFloat, PositiveInt
+from ippo_cli.config.marks import Changeable, EvalCompute, InEval
 from ippo_cli.config.schema.registry import option
 from ippo_cli.config.schema.task import TaskConfig
 
@@ -43,9 +43,15 @@ class EnvironmentTaskConfig(TaskConfig):
 class SteppedEnvironmentConfig(EnvironmentTaskConfig):
     """An environment that is stepped until the episode ends."""
 
-    environment_args: InEval[dict[str, Any]]  # keyword arguments of the environment's constructor
     max_turns: InEval[PositiveInt | None]
     # turns per agent after which an episode is truncated; null = the environment's limit
+
+
+@dataclass
+class ConstructedEnvironmentConfig(SteppedEnvironmentConfig):
+    """A stepped environment that is an object of the run's process."""
+
+    environment_args: InEval[dict[str, Any]]  # keyword arguments of the environment's constructor
 
 
 @option(
@@ -65,7 +71,7 @@ class LadderConfig(EnvironmentTaskConfig):
 
 @option("task", "gymnasium", examples=SEEDS, environment=f"{ENVIRONMENTS}.gymnasium:make_gymnasium_factory")
 @dataclass
-class GymnasiumConfig(SteppedEnvironmentConfig):
+class GymnasiumConfig(ConstructedEnvironmentConfig):
     """A Gymnasium environment with discrete actions; observations and actions are text."""
 
     env_id: InEval[Name | None]  # argument of gymnasium.make: FrozenLake-v1, or module:Name-v0 for your own
@@ -76,7 +82,7 @@ class GymnasiumConfig(SteppedEnvironmentConfig):
 
 @option("task", "pettingzoo", examples=SEEDS, environment=f"{ENVIRONMENTS}.pettingzoo:make_pettingzoo_factory")
 @dataclass
-class PettingzooConfig(SteppedEnvironmentConfig):
+class PettingzooConfig(ConstructedEnvironmentConfig):
     """A PettingZoo environment with discrete actions, turn-based or with all agents acting at once."""
 
     env_id: InEval[Name | None]  # name of the environment, such as classic/tictactoe_v3
@@ -111,8 +117,31 @@ class ReasoningGymConfig(EnvironmentTaskConfig):
     environment=f"{ENVIRONMENTS}.user_environment:make_user_environment_factory",
 )
 @dataclass
-class UserEnvironmentConfig(SteppedEnvironmentConfig):
+class UserEnvironmentConfig(ConstructedEnvironmentConfig):
     """A user-defined environment: an object with Gymnasium's reset, step and close, on text."""
 
     environment: InEval[Name | None]
     # path/to/file.py:function or module:function; called with environment_args, returns it
+
+
+@option("task", "openenv", examples=SEEDS, environment=f"{ENVIRONMENTS}.openenv:make_openenv_factory")
+@dataclass
+class OpenEnvConfig(SteppedEnvironmentConfig):
+    """An environment of an OpenEnv server; every episode in progress has a session of its own."""
+
+    url: InEval[Changeable[Name | None]]  # address of the server, such as http://127.0.0.1:8000
+    token_env: EvalCompute[Changeable[Name | None]]
+    # name of the environment variable that holds the server's bearer token; null = no token
+    action_field: InEval[Name | None]
+    # field of the action that takes the response; null = the only field without a default, from the server's schema
+    action_function: InEval[Name | None]
+    # path.py:function that converts a response to an action (dict); replaces action_field
+    observation_field: InEval[Name | None]
+    # field of the observation that the agent reads; null = the only text field, from the server's schema
+    observation_function: InEval[Name | None]
+    # path.py:function that converts an observation (dict) to text; replaces observation_field
+    reset_args: InEval[dict[str, Any]]  # arguments of reset, in addition to the example's seed
+    invalid_reward: InEval[float]  # reward of a response without a valid action; the environment is not stepped
+    max_sessions: EvalCompute[Changeable[PositiveInt | None]]
+    # sessions that each rank has at the same time; more episodes wait; null = one per episode
+    timeout_s: EvalCompute[Changeable[PositiveFloat]]  # an answer that takes longer fails its episode

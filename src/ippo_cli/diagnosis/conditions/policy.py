@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype
+from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import (
@@ -156,7 +157,7 @@ def find_sampler_mismatch(observations: Observations) -> Outcome:
     names = [name for name in trained_agents(config) if _mismatch_evidence(config, rows, name)]
     if not names:
         has_ratios = any(key.endswith("/ratio_first_step_deviation") or "/prob_diff/sampler" in key for key in rows[-1])
-        is_float32 = all(agent.actor.dtype is Dtype.fp32 for agent in config.task.agents.values())
+        is_float32 = all(agent.actor.dtype is Dtype.fp32 for agent in local_agents(config).values())
         if has_ratios and (is_float32 or config.rollout.recompute_logprobs):
             return None
         return NotChecked("needs ratios in float32, or rollout.recompute_logprobs=true, which compares them in bf16")

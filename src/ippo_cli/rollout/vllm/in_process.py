@@ -87,7 +87,7 @@ class InProcessEngine:
             lora_request=None if number is None else self._lora_request(request.adapter, number, ""),
         )
 
-    def step(self) -> list[EngineOutput]:
+    def step(self, *, waits: bool = True) -> list[EngineOutput]:
         if not self._engine.has_unfinished_requests():
             return []
         try:

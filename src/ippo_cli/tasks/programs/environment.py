@@ -65,7 +65,7 @@ class ProgramEnvironment:
             agents=list(agents),
             stop_strings={name: tuple(agent.rollout.stop_strings) for name, agent in agents.items()},
         )
-        self._taken: dict[str, PendingCall] = {}
+        self._open_calls: dict[str, PendingCall] = {}
         self._turns: Counter[str] = Counter()
         self._truncated: set[str] = set()  # agents with a last response that was truncated
         self._own_seconds = 0.0  # of the program: without the time of its calls
@@ -82,14 +82,14 @@ class ProgramEnvironment:
         self._truncated |= {agent for agent, action in actions.items() if not action.finished}
         self._turns.update(agent for agent, action in actions.items() if not action.refusal)
         for agent, action in actions.items():
-            self._taken.pop(agent).respond(action)
+            self._open_calls.pop(agent).respond(action)
         return self._advance()
 
     def close(self) -> None:
         """End the program."""
         if self._session is not None:
             self.host.gateway.close_session(self._session)
-            for call in self._taken.values():
+            for call in self._open_calls.values():
                 call.respond(Action("", refusal="the episode is over"))
             self._session = None
         if self._program is not None:
@@ -124,11 +124,13 @@ class ProgramEnvironment:
             raise RuntimeError(f"{self.host.name}: {session.failure}")
         if self._end is not None:
             return self._finish(self._end)
-        self._taken |= session.take()
-        observations = {agent: call.request.call for agent, call in self._taken.items()}
+        self._open_calls |= session.take()
+        observations = {agent: call.request.call for agent, call in self._open_calls.items()}
         limit = self.config.max_turns
         if limit is not None and any(self._turns[agent] >= limit for agent in observations):
-            return Step(observations=observations, truncated=True, parts=self._parts(), ended=frozenset())
+            parts = self._parts()
+            self.close()  # an idle environment has no program
+            return Step(observations=observations, truncated=True, parts=parts)
         return Step(observations=observations, parts=self._parts())
 
     def _check_limits(self, program: Program, seconds: float) -> None:
@@ -144,12 +146,14 @@ class ProgramEnvironment:
         if end.failure:
             raise RuntimeError(f"{self.host.name} failed: {end.failure}")
         rewards, parts = self._parse_result(end.value)
+        parts = self._parts() | parts
+        self.close()
         return Step(
             observations={},
             rewards=rewards,
             terminated=True,
             unfinished=frozenset(self._truncated),
-            parts=self._parts() | parts,
+            parts=parts,
         )
 
     def _parts(self) -> dict[str, float]:

@@ -43,7 +43,7 @@ class Gateway:
     """
 
     def __init__(self, host: str = LOOPBACK, port: int = 0) -> None:
-        """Start the server. Raises `ConfigError` if aiohttp is missing, and `OSError` if the port is taken."""
+        """Start the server. Raises `ConfigError` if aiohttp is missing, and `OSError` if the port is in use."""
         try:
             from aiohttp import web
         except ModuleNotFoundError as error:

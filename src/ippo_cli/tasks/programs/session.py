@@ -102,9 +102,9 @@ class CallSession:
     def take_all(self) -> list[PendingCall]:
         """All calls, by agent in the order of arrival."""
         with self._changed:
-            taken = [call for waiting in self._waiting.values() for call in waiting]
+            calls = [call for waiting in self._waiting.values() for call in waiting]
             self._waiting.clear()
-            return taken
+            return calls
 
     def close(self, reason: str = "the episode is over") -> None:
         """Answer all calls by an error, and accept no others."""

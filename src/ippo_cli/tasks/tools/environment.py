@@ -1,4 +1,4 @@
-"""An environment whose agents may call tools before they act."""
+"""An environment with agents that may call tools before they act."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ToolTurn:
     def __post_init__(self) -> None:
         self.remaining = self.runner.tools.max_calls
 
-    def respond(self, response: ParsedResponse | None, *, finished: bool) -> ToolResults | None:
+    def respond(self, response: ParsedResponse | None, finished: bool) -> ToolResults | None:
         """The results of a response's calls; None if the response is the answer.
 
         A truncated response is the answer, and so is every response after the last allowed call.
@@ -86,7 +86,7 @@ class ToolEnvironment:
         if agent not in self.runners:
             return None
         turn = self._turns.setdefault(agent, ToolTurn(self.runners[agent]))
-        results = turn.respond(action.response, finished=action.finished)
+        results = turn.respond(action.response, action.finished)
         if results is not None:
             failed = sum(result.has_failed for result in results.results)
             self._count("tool_calls", agent, len(results.results))

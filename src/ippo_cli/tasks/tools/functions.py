@@ -62,14 +62,14 @@ def _make_tool(function: Function, reference: str, setting: str) -> Tool:
 
 def _read_schema(function: Function, name: str, reference: str, setting: str) -> dict[str, Any]:
     """The JSON schema of a function in the form of chat templates. Raises `ConfigError`."""
-    given: Any = getattr(function, "schema", None)
+    own: Any = getattr(function, "schema", None)
     try:
-        if given is None:
+        if own is None:
             from transformers.utils.chat_template_utils import get_json_schema
 
             schema = get_json_schema(function)
         else:
-            schema = given if given.get("type") == "function" else {"type": "function", "function": given}
+            schema = own if own.get("type") == "function" else {"type": "function", "function": own}
             _check_schema(schema["function"], name)
         return json.loads(json.dumps(schema))
     except Exception as error:  # of transformers, with its own classes; or of a schema that is none

@@ -11,6 +11,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ToolsConfig
 from ippo_cli.config.tools import tool_entries
 from ippo_cli.tasks.tools.functions import load_python_tools
+from ippo_cli.tasks.tools.mcp_server import load_server_tools
 from ippo_cli.tasks.tools.sandboxed import check_sandboxed
 from ippo_cli.tasks.tools.tool import AgentTools, Tool
 
@@ -43,7 +44,7 @@ def load_agent_tools(agent: str, config: ToolsConfig) -> AgentTools | None:
 def _load_entry(entry: str | tuple[str, ...], setting: str, sandbox: bool, modified: int) -> tuple[Tool, ...]:
     """Load an entry once: loading executes the user's file, or starts a server."""
     if isinstance(entry, tuple):
-        raise ConfigError(f"{setting}={entry}", "not implemented", "")
+        return tuple(load_server_tools(entry, setting))
     tools = load_python_tools(entry, setting)
     if sandbox:
         for tool in tools:

@@ -40,8 +40,8 @@ class ToolPrompts:
         self.tools = tools
         self.uses_chat_template = uses_chat_template
         schemas = [dict(tool.schema) for tool in tools.tools]
-        self.is_shown = uses_chat_template and _shows_tools(tokenizer, schemas)
-        self.schemas = schemas if self.is_shown else None  # for the chat template
+        self.template_has_tools = uses_chat_template and _shows_tools(tokenizer, schemas)
+        self.schemas = schemas if self.template_has_tools else None  # for the chat template
         self.format = self._resolve_format()
 
     def parse(self, completion: Completion) -> ParsedResponse:
@@ -56,7 +56,7 @@ class ToolPrompts:
         """The messages that show results; `guard` protects control tokens that they spell."""
         if not self.uses_chat_template:
             return [{"role": "user", "content": f"\n{guard(results)}\n"}]
-        if not self.is_shown:
+        if not self.template_has_tools:
             return [{"role": "user", "content": guard(results)}]
         return [
             {"role": "tool", "name": result.name or "unknown", "tool_call_id": _call_id(place)}
@@ -89,7 +89,7 @@ class ToolPrompts:
         key = setting.removesuffix("tools") + "tool_format"
         if requested is ToolFormat.json:
             return requested
-        if not self.is_shown:
+        if not self.template_has_tools:
             reason = "ignores tools" if self.uses_chat_template else "is not used"
             raise ConfigError(
                 f"{key}={requested.value}",
@@ -120,13 +120,13 @@ def format_call(call: ToolCall, format: ToolFormat) -> str:
 def _shows_tools(tokenizer: PreTrainedTokenizerBase, schemas: list[Any]) -> bool:
     """Whether a chat template renders tools. A template that raises on tools does not."""
     try:
-        plain, shown = (
+        plain, with_tools = (
             str(tokenizer.apply_chat_template(PROBE, tools=tools, tokenize=False, add_generation_prompt=True))
             for tools in (None, schemas)
         )
     except Exception:  # templates are code of the model; an error without tools is reported where prompts are rendered
         return False
-    return plain != shown
+    return plain != with_tools
 
 
 def _template_text(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ippo_cli.processes.pool import CallFailed, ProcessPool
 from ippo_cli.processes.sandbox import BWRAP, ProgramFailed, Sandbox
 from ippo_cli.tasks.tools.formats import ParsedResponse, ToolCall
 from ippo_cli.tasks.tools.functions import CALLER, format_error, format_result
+from ippo_cli.tasks.tools.mcp_server import McpServer
 from ippo_cli.tasks.tools.sandboxed import read_source
 from ippo_cli.tasks.tools.tool import ERROR, AgentTools, Tool, ToolResult
 
+T = TypeVar("T", ProcessPool, McpServer)
 NUM_THREADS = 8
 """Episodes with tools that run at the same time, and so the number of child processes per agent."""
 
@@ -22,14 +24,19 @@ NUM_THREADS = 8
 class ToolRunner:
     """Runs one agent's calls, in any thread. A call that raises, hangs or ends its process has an error as its result.
 
-    Each thread uses a child process of its own, started on demand and reused; a sandboxed call has a new sandbox.
+    Each thread uses a child process or a server of its own, started on demand and reused; a sandboxed call has a new
+    sandbox.
     """
 
     def __init__(self, tools: AgentTools) -> None:
         self.tools = tools
         self._by_name = {tool.name: tool for tool in tools.tools}
-        self._idle: deque[ProcessPool] = deque()
-        self.close = weakref.finalize(self, _close_all, self._idle)
+        sandboxed = [tool for tool in tools.tools if tools.sandbox and isinstance(tool.source, str)]
+        self._programs = {tool.name: read_source(str(tool.source), tools.setting) for tool in sandboxed}
+        self._processes: deque[ProcessPool] = deque()  # idle ones
+        commands = {tool.source for tool in tools.tools if isinstance(tool.source, tuple)}
+        self._servers: dict[tuple[str, ...], deque[McpServer]] = {command: deque() for command in commands}
+        self.close = weakref.finalize(self, _close_all, [self._processes, *self._servers.values()])
 
     def run(self, response: ParsedResponse, limit: int) -> list[ToolResult]:
         """The results of a response's calls, in order; errors for calls after the first `limit` and malformed ones."""
@@ -45,12 +52,15 @@ class ToolRunner:
         tool = self._by_name.get(call.name)
         if tool is None:
             return _fail(call.name, f"there is no tool {call.name!r:.80}; tools are {' '.join(self._by_name)}")
-        call_tool = self._call_in_sandbox if self.tools.sandbox else self._call_in_process
+        if isinstance(tool.source, tuple):
+            call_tool = self._call_server
+        else:
+            call_tool = self._call_in_sandbox if self.tools.sandbox else self._call_in_process
         has_succeeded, text = call_tool(tool, call.arguments)
         return ToolResult(call.name, text) if has_succeeded else _fail(call.name, text)
 
     def _call_in_process(self, tool: Tool, arguments: dict[str, Any]) -> tuple[bool, str]:
-        with self._borrow_process() as process:
+        with _borrow(self._processes, self._start_process) as process:
             try:
                 [result] = process.call([((tool.source, arguments), {})])
             except CallFailed as error:  # the process did not start
@@ -58,38 +68,44 @@ class ToolRunner:
         return (False, str(result)) if isinstance(result, CallFailed) else (result[0], result[1])
 
     def _call_in_sandbox(self, tool: Tool, arguments: dict[str, Any]) -> tuple[bool, str]:
-        assert isinstance(tool.source, str)
         with closing(Sandbox(BWRAP, self.tools.timeout_s)) as sandbox:
             try:
-                sandbox.load(*read_source(tool.source, self.tools.setting))
+                sandbox.load(*self._programs[tool.name])
                 return True, format_result(sandbox.call(**arguments))
             except ProgramFailed as error:
                 return False, f"the call failed: {error}"
             except Exception as error:  # raised by the function, and built again here
                 return False, format_error(error)
 
-    @contextmanager
-    def _borrow_process(self) -> Iterator[ProcessPool]:
-        try:
-            process = self._idle.pop()
-        except IndexError:
-            sources = [tool.source for tool in self.tools.tools if isinstance(tool.source, str)]
-            process = ProcessPool(
-                CALLER,
-                self.tools.setting,
-                1,
-                self.tools.timeout_s,
-                factory_arguments=(sources, self.tools.setting),
-            )
-        try:
-            yield process
-        finally:
-            self._idle.append(process)
+    def _call_server(self, tool: Tool, arguments: dict[str, Any]) -> tuple[bool, str]:
+        command = tool.source
+        assert isinstance(command, tuple)
+        with _borrow(self._servers[command], lambda: McpServer(command)) as server:
+            return server.call(tool.name, arguments, self.tools.timeout_s)
+
+    def _start_process(self) -> ProcessPool:
+        sources = [tool.source for tool in self.tools.tools if isinstance(tool.source, str)]
+        setting = self.tools.setting
+        return ProcessPool(CALLER, setting, 1, self.tools.timeout_s, factory_arguments=(sources, setting))
 
 
-def _close_all(processes: deque[ProcessPool]) -> None:
-    while processes:
-        processes.pop().close()
+@contextmanager
+def _borrow(idle: deque[T], start: Callable[[], T]) -> Iterator[T]:
+    """An idle process or a new one, which is idle again afterwards."""
+    try:
+        process = idle.pop()
+    except IndexError:
+        process = start()
+    try:
+        yield process
+    finally:
+        idle.append(process)
+
+
+def _close_all(idle: Sequence[deque[Any]]) -> None:
+    for processes in idle:
+        while processes:
+            processes.pop().close()
 
 
 def _fail(name: str, reason: str) -> ToolResult:

@@ -1,10 +1,9 @@
-"""Tools whose file runs in the bubblewrap sandbox of programs: its source, and a check before a run."""
+"""Tools that run in the bubblewrap sandbox of programs: the text of their file, and a check before a run."""
 
 from __future__ import annotations
 
 import inspect
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 
 from ippo_cli.config.errors import ConfigError
@@ -13,7 +12,6 @@ from ippo_cli.tasks.tools.functions import format_error
 from ippo_cli.user_code.load import load_function
 
 
-@cache
 def read_source(reference: str, setting: str) -> tuple[str, str]:
     """The text of the file that defines a function, and the function's name."""
     location, _, name = reference.rpartition(":")
