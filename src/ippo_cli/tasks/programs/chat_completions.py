@@ -28,8 +28,8 @@ IGNORED = (
 )
 """Settings of sampling that the configuration fixes: the policy is trained on the distribution that it samples from."""
 UNCONSTRAINED = {"tool_choice": ("auto", "none"), "response_format": ("text",)}
-"""Settings whose other values constrain responses. They have no effect, for the same reason: agent frameworks check
-responses themselves, and ask again."""
+"""Values without constraints on responses. Others have no effect, for the same reason: agent frameworks check responses
+themselves, and ask again."""
 MAX_STOP_STRINGS = 16
 MAX_TOKENS = 1 << 30  # larger limits have no effect
 
