@@ -173,8 +173,15 @@ def make_environment_pool(config: TaskConfig) -> EnvironmentPool:
     return EnvironmentPool(
         make_task_factory(config),
         workers=_num_workers(config),
-        max_environments=config.max_sessions if isinstance(config, OpenEnvConfig) else None,
+        max_environments=_max_environments(config),
     )
+
+
+def _max_environments(config: TaskConfig) -> int | None:
+    """Return how many environments may exist at once; None for no limit."""
+    if isinstance(config, OpenEnvConfig):
+        return config.max_sessions
+    return config.max_programs if isinstance(config, ProgramConfig) else None
 
 
 def _num_workers(config: TaskConfig) -> int:

@@ -31,6 +31,7 @@ class ProgramConfig(DataConfig):
     timeout_s: InEval[Annotated[float, Range(0.0, open_low=True)]]
     # seconds that a program may take in an episode, without the time of its calls; then the episode fails
     num_workers: EvalCompute[PositiveInt]  # programs that start or compute at once
+    max_programs: EvalCompute[PositiveInt | None]  # programs of a process that exist at once; null = one per episode
 
 
 def has_seed_examples(task: TaskConfig) -> bool:

@@ -132,7 +132,7 @@ class ProgramEnvironment:
         def read() -> None:
             try:
                 end = program.read_report()
-            except Exception as error:  # in the server's thread, where nobody would see it
+            except Exception as error:  # the server's thread would not report it
                 end = ProgramEnd(failure=f"its report cannot be read ({error!r})")
             if end is not None:
                 loop.remove_reader(program.report)
