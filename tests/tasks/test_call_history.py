@@ -52,10 +52,12 @@ class Agent:
         return self.conversation.ids
 
     def answer(self, text: str, *, finished: bool = True, ends: bool = True) -> dict[str, Any]:
-        """The message for the program."""
+        """The message for the program. A token that is no text shows whether the sampled ids are kept."""
         assert self.conversation is not None
         tokenizer = self.format.tokenizer
-        ids = list(tokenizer(text, add_special_tokens=False).input_ids) + [tokenizer.eos_token_id] * (finished and ends)
+        hidden = [] if self.call.tools or tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+        ids = [*hidden, *tokenizer(text, add_special_tokens=False).input_ids]
+        ids += [tokenizer.eos_token_id] * (finished and ends)
         self.completion = complete(tokenizer, ids, finished=finished)
         self.known = [*self.conversation.ids, *ids]
         turn = Turn(
@@ -65,7 +67,7 @@ class Agent:
         self.call.response = build_message(action, self.call, ())
         return dict(self.call.response)
 
-    def text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: list[int]) -> str:
         """The text of ids, with special tokens."""
         return str(self.format.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
@@ -163,7 +165,7 @@ def test_changed_tool_calls_are_a_new_sequence() -> None:
 def test_rewritten_histories_are_new_sequences(name: str) -> None:
     agent = Agent(TOKENIZERS[name])
     agent.ask([user("One?")])
-    first = agent.answer("Yes.")
+    first, known = agent.answer("Yes."), agent.known
     agent.ask([user("One?"), first, user("Two?")])
     second = agent.answer("No.")
     rewritten = [
@@ -177,7 +179,6 @@ def test_rewritten_histories_are_new_sequences(name: str) -> None:
         assert agent.ask(messages) == agent.fresh(messages)
         agent.answer("Well.")
     dropped = [user("One?"), first, user("Three?")]
-    known = [*agent.fresh([user("One?")]), *agent.format.tokenizer("Yes.", add_special_tokens=False).input_ids]
     assert agent.ask(dropped)[: len(known)] == known, "the first response is continued a second time"
 
 
@@ -269,12 +270,13 @@ def test_empty_response_is_not_closed_twice() -> None:
 
 def test_first_token_that_is_also_the_last_one() -> None:
     """Some tokenizers begin texts with their end token; a truncated tool call has none of its own."""
-    tokenizer = tokenizer_of(TOOL_FAMILIES["llama3"])
-    tokenizer.chat_template = str(tokenizer.chat_template).replace("'}<|eot_id|>'", "'}<stop>'")
+    tokenizer = tokenizer_of(TOOL_FAMILIES["mistral"])
+    template = str(tokenizer.chat_template).replace("']' + eos_token", "']'")
+    tokenizer.chat_template = template.replace("' ' + (m.content", "'Answer: ' + (m.content")
     tokenizer.bos_token = tokenizer.eos_token
     agent = Agent(tokenizer)
     agent.ask([user("What is 2 + 1?")], tools=[ADD])
-    message = agent.answer(CALLS["llama3"], finished=False)
+    message = agent.answer(CALLS["mistral"], finished=False)
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
     found = agent.ask([user("What is 2 + 1?"), message, result], tools=[ADD])
     assert agent.text(found).count("What is") == 1
