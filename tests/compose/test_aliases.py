@@ -203,7 +203,7 @@ def test_table_keys_are_unique_and_lower_case() -> None:
         ("+actor.lora_dropout=0.1", "actor.lora_dropout has no counterpart here (TRL has it); responses are sampled"),
         ("++actor.bias=all", "actor.bias has no counterpart here (PEFT has it); biases belong to the base"),
         ("+actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.name is not a key here (verl has it)"),
-        ("+actor.unknown=1", "actor.unknown is an unknown key; use one of learning_rate "),
+        ("+actor.unknown=1", "actor.unknown is an unknown key; use one of kind model revision "),
         ("+plan.tflops=989", "plan.tflops was removed; the present keys are plan.peak_tflops and plan.mfu"),
     ],
 )

@@ -38,6 +38,7 @@ SOURCE = Path(ippo_cli.__file__).parent
 GROUPS = [field.name for field in fields(schema.Config) if field.name in KINDS or field.name in SINGLE_SCHEMAS]
 FILES = sorted(config_dir().glob("*/*.yaml"))
 CHOICES = [f"{file.parent.name}={file.stem}" for file in FILES if file.parent.name in GROUPS]
+OF_ONE_AGENT = "actor=server"  # not an option of the group
 EXPERIMENTS = [f"+experiment={file.stem}" for file in FILES if file.parent.name == "experiment"]
 CLASSES = [cls for cls in vars(schema).values() if is_dataclass(cls)]
 
@@ -66,6 +67,8 @@ def every_leaf() -> Iterator[tuple[str, str, Any]]:
     """Choice of group, dotted name and type of every leaf that a composition can have."""
     yield from (("", name, kind) for name, kind in leaf_types(schema.RunConfig))
     for choice in CHOICES:
+        if choice == OF_ONE_AGENT:
+            continue
         group, _, option = choice.partition("=")
         cls = schema_of(config_dir() / group / f"{option}.yaml")
         yield from ((choice, f"{group}.{name}", kind) for name, kind in leaf_types(cls))
@@ -77,12 +80,13 @@ LEAVES = {(choice.split("=")[0], name): (choice, name, kind) for choice, name, k
 @pytest.mark.parametrize("choice", CHOICES)
 def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ippo_cli.config.vllm.find_spec", lambda name: object())  # vLLM has an environment of its own
-    if choice == "actor=server":  # an option of single agents
+    if choice == OF_ONE_AGENT:
         with pytest.raises(ConfigError, match=r"use task\.agents\.NAME\.actor=server"):
             config([choice])
         return
     serves_evaluation_only = choice == "rollout=openai_server"
     more = ["rollout.server.url=[http://127.0.0.1:8000]"] if serves_evaluation_only else []
+    more += ["task.program=play.py:play"] if choice == "task=program" else []
     made = config([choice, "mode=plan", *more])  # mode=plan needs no local models
     check_config(made, world_size=1, training=not serves_evaluation_only)
     group, _, option = choice.partition("=")
@@ -168,12 +172,13 @@ def test_schema_fields_have_no_defaults() -> None:
 
     for cls in CLASSES:
         for field in fields(cls):
-            of_an_agent = issubclass(cls, schema.PromptConfig) and field.name in (
+            of_an_agent = issubclass(cls, schema.PromptConfig | schema.ToolsConfig) and field.name in (
                 "turn_template",
                 "system",
                 "answer",
                 "warm_start_answer",
                 "frozen",
+                *vars(schema.ToolsConfig)["__annotations__"],
             )
             assert (field.default is dataclasses.MISSING) != of_an_agent, (cls, field.name)
             free = field.default_factory is dataclasses.MISSING
@@ -384,7 +389,7 @@ def test_agent_needs_only_a_template() -> None:
     [
         ("critic.kind=none", "use critic=none"),
         ("actor.kind=full", "use actor=full"),
-        ("task.kind=probe_letters", "use one of arithmetic arithmetic_pair code_pair"),
+        ("task.kind=probe_letters", "use one of arithmetic arithmetic_pair calculator code_pair"),
     ],
 )
 def test_kind_without_option_suggests_option(override: str, said: str) -> None:
