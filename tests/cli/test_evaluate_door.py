@@ -96,12 +96,12 @@ def test_run_without_checkpoints(ippo_eval: Call, run: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "remedy"),
     [
-        ("actor.model=/other", "keys of this group with an effect: actor.dtype"),
+        ("actor.model=/other", "keys of this group with an effect: actor.{dtype,"),
         ("algorithm=ppo", "groups with an effect: task reward"),
         ("seed=1", "did you mean evaluation.seed=?"),
-        ("actor.learning_rate=0.1", "keys of this group with an effect: actor.dtype"),
+        ("actor.learning_rate=0.1", "keys of this group with an effect: actor.{dtype,"),
         ("rollout.buffer_size=8", "keys of this group with an effect: rollout.{temperature,top_p,"),
-        ("task.agents.low.actor.learning_rate=0.1", "keys of this group with an effect: task.agents.*.actor.dtype"),
+        ("task.agents.low.actor.learning_rate=0.1", "keys of this group with an effect: task.agents.*.actor.{dtype,"),
         ("task.train_size=9", "keys of this group with an effect: task.{primary_metric,"),
         ("num_iterations=3", "groups with an effect: task reward"),
         ("output_dir=x", "groups with an effect: task reward"),

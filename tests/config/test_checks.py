@@ -176,7 +176,13 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     (("task=gymnasium",), {"task.env_id": None}, 1, "task.env_id=null names no environment"),
     (("task=reasoning_gym",), {"task.dataset": None}, 1, "task.dataset=null names no environment"),
     (("task=gymnasium", "reward=exact_match"), {}, 1, "reward.kind=exact_match compares responses with examples"),
-    (("reward=environment", "task=sorting"), {}, 1, "reward.kind=environment needs an environment or"),
+    (("reward=environment", "task=sorting"), {}, 1, "reward.kind=environment needs an environment, a program or"),
+    (
+        ("task.agents.low.actor.kind=server", "task.agents.low.frozen=true"),
+        {},
+        1,
+        "task.agents.low.actor.model=null names no tokenizer",
+    ),
     (
         ("algorithm=turn_ppo",),
         {"algorithm.turn_value": "post", "task.num_turns": 3},

@@ -128,7 +128,7 @@ GUARANTEES = (
             "rewards/test_retry.py::test_only_failing_rows_have_no_reward",
             "rewards/test_score.py::test_exceeded_failure_budget_has_exit_code_12",
             "training/test_failure.py::test_failed_reward_saves_and_resumes_exactly",
-            "rewards/test_processes.py::test_timeout_kills_process_group",
+            "processes/test_pool.py::test_timeout_kills_process_group",
         ),
     ),
     Row(
@@ -331,7 +331,7 @@ FAULTS = (
         "rewards that sleep forever, print a gigabyte, or call `os._exit`",
         "counted as failed, in a separate process (`reward.process=true`)",
         (
-            "rewards/test_processes.py::test_results_are_in_call_order",
+            "processes/test_pool.py::test_results_are_in_call_order",
             "rewards/test_function.py::test_killed_process_fails_only_its_row",
         ),
     ),

@@ -204,6 +204,7 @@ def test_uniforms_used_in_float64() -> None:
         replace(PLAIN, max_new_tokens=1),
         numbers,
         (),
+        None,
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}))),
         torch.device("cpu"),
     )

@@ -39,7 +39,15 @@ WITHOUT_EFFECT = {
     "actor.model": "typed as model=",
     "reward.cache_answers": "kept in the folder of a run that trains",
 }
-WITH_ENGINES = ("rollout.vllm.", "rollout.server.")  # read where an engine or a server samples: tests/vllm
+OF_SERVERS = ("url", "token_env", "start_timeout_s", "request_timeout_s", "context_limit", "served_model")
+OF_OPENENV = ("url", "token_env", "max_sessions", "reset_args", "action_", "observation_f")
+WITH_ENGINES = (  # read where an engine, a server or tools answer, which other tests have
+    "rollout.vllm.",
+    "rollout.server.",
+    *(f"{where}actor.{key}" for where in ("", "task.agents.*.") for key in OF_SERVERS),
+    *(f"task.{key}" for key in OF_OPENENV),
+    *(f"task.agents.*.{key}" for key in ("tool_", "max_tool_calls")),
+)
 ENVIRONMENT = """
 class Environment:
     def reset(self, seed):
@@ -50,6 +58,25 @@ class Environment:
         pass
 def make():
     return Environment()
+"""
+CALL = """
+import json, os
+import urllib.request
+
+
+def play(example, endpoint=None):
+    body = {"model": "solo", "messages": [{"role": "user", "content": "a"}]}
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps(body).encode(),
+        {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"},
+    )
+    urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request).read()
+    return 1.0
+
+
+if __name__ == "__main__":
+    open(os.environ["IPPO_RESULT"], "w").write(str(play(None)))
 """
 PROGRAM = {
     "task_id": "1",
@@ -105,6 +132,7 @@ def commands(root: Path, server: str) -> list[list[str]]:
     (root / "held_out.jsonl").write_text(2 * (json.dumps({"prompt": "abc"}) + "\n"))
     (root / "reward.py").write_text(REWARD)
     (root / "my_env.py").write_text(ENVIRONMENT)
+    (root / "play.py").write_text(CALL)
     (root / "programs.jsonl").write_text(json.dumps(PROGRAM) + "\n")
     chat = model_folder(root / "chat", "abcdefghi123", chat=True)
     rows = ["task=jsonl", f"task.eval={root / 'held_out.jsonl'}", "task.agents.solo.answer='{prompt}'"]
@@ -149,6 +177,8 @@ def commands(root: Path, server: str) -> list[list[str]]:
         ["task=gymnasium", "task.env_id=FrozenLake-v1", "task.max_turns=2", *small],
         ["task=pettingzoo", "task.env_id=classic/tictactoe_v3", "task.max_turns=2", *small],
         ["task=reasoning_gym", "task.dataset=chain_sum", "task.agents.solver.template=a", *small],
+        ["task=program", f"task.program={root / 'play.py'}:play", "task.max_turns=2", *small],
+        ["task=program", f"task.command='{sys.executable} {root / 'play.py'}'", *small],
         ["task=environment", f"task.environment={root / 'my_env.py'}:make", "task.max_turns=2", *small],
     ]
 

@@ -64,7 +64,7 @@ ippo-chat: talk to an agent of a run, or let its agents answer a prompt together
   ippo-chat run=outputs/default/RUN                      the whole team answers, as the task has it
   ippo-chat run=outputs/default/RUN agent=low raw=true   prompts are used as typed, without template
   ippo-chat model=PATH                                   a Hugging Face folder or hub id
-  ippo-chat run=outputs/default/RUN serve=true port=8000    an OpenAI-compatible address, model=AGENT
+  ippo-chat run=outputs/default/RUN serve=true             an OpenAI-compatible address (port=8000)
 
 Typed lines fill the templates of the task, field by field; later messages to one agent are used
 unchanged. greedy=true, seed=7 and the keys of rollout. (temperature=0.5 is

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from typing import Any, get_type_hints
 
 from ippo_cli.compose.load import KEYS_PER_AGENT, KINDS, PER_AGENT, SINGLE_SCHEMAS
@@ -23,7 +24,7 @@ def fill_missing_keys(plain: dict[str, Any], today: dict[str, Any]) -> dict[str,
         _fill_group(group, value, today[group])
     for name, agent in whole["task"].get("agents", {}).items():
         now = today["task"]["agents"].get(name, {})
-        _fill_dataclass(schema.AgentPromptConfig, agent, now)
+        _fill_dataclass(schema.AgentPromptConfig, agent, _agent_defaults() | now)
         for group in PER_AGENT:
             value = agent.setdefault(group, copy.deepcopy(now.get(group, {})))
             _fill_group(group, value, now.get(group, {}), KEYS_PER_AGENT.get(group))
@@ -31,6 +32,12 @@ def fill_missing_keys(plain: dict[str, Any], today: dict[str, Any]) -> dict[str,
         _fill_group("reward", part, (today["reward"].get("parts") or {}).get(name, {}))
     _fill_dataclass(schema.RunConfig, whole, today)
     return whole
+
+
+def _agent_defaults() -> dict[str, Any]:
+    """The values that keys of agents have by their schema, for agents that the composition does not have."""
+    defaults = {leaf.name: leaf.default for leaf in fields(schema.AgentPromptConfig) if leaf.default is not MISSING}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in defaults.items()}
 
 
 def _fill_group(group: str, value: Any, now: dict[str, Any], cls: type[Any] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -88,8 +89,13 @@ def _check_agents(source: YamlSource, node: yaml.Node, line: int, full: str) -> 
                 f'write: {agent}: {{template: "{{question}}"}}',
             )
         check_mapping(source, keys_with_lines(value), (schema.AgentConfig,), f"{full}.{agent}.", "an agent")
-        if "template" not in dict(mapping_items(value)) and not source.text.count("<<"):
+        if "template" not in dict(mapping_items(value)) and not (source.text.count("<<") or _is_program(source)):
             _require_template(source, at, f"{full}.{agent}")
+
+
+def _is_program(source: YamlSource) -> bool:
+    """Whether a file defines a `task=program`: its agents have no templates."""
+    return re.search(r"(/schema/task_|/base/|/task/|^\s*- )program\b", source.text, re.MULTILINE) is not None
 
 
 def _require_template(source: YamlSource, line: int, where: str) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, TypeGuard
+from typing import TypeGuard
 
-from ippo_cli.config.constraints import Name, PositiveInt, Range
-from ippo_cli.config.marks import EvalCompute, InEval
+from ippo_cli.config.constraints import Name, PositiveFloat, PositiveInt
+from ippo_cli.config.marks import Changeable, EvalCompute, InEval
 from ippo_cli.config.schema.registry import option
 from ippo_cli.config.schema.task import DataConfig, TaskConfig
 from ippo_cli.config.schema.world import EnvironmentTaskConfig
@@ -28,7 +28,7 @@ class ProgramConfig(DataConfig):
     # path.py:function or module:function, called with (example, endpoint); it may be async
     command: InEval[Name | None]  # in place of program: a command line that is run for each episode
     max_turns: InEval[PositiveInt | None]  # calls of an agent after which an episode is truncated; null = no limit
-    timeout_s: InEval[Annotated[float, Range(0.0, open_low=True)]]
+    timeout_s: EvalCompute[Changeable[PositiveFloat]]
     # seconds that a program may take in an episode, without the time of its calls; then the episode fails
     num_workers: EvalCompute[PositiveInt]  # programs that start or compute at once
     max_programs: EvalCompute[PositiveInt | None]  # programs of a process that exist at once; null = one per episode
