@@ -182,7 +182,7 @@ def test_actor_defaults_are_known_keys() -> None:
         for entry in OmegaConf.load(file).get("defaults", [])
         if "override /base/kind" in entry
     }
-    assert kinds == chosen == {"gymnasium", "pettingzoo", "reasoning_gym", "openenv", "environment"}
+    assert kinds == chosen == {"gymnasium", "pettingzoo", "reasoning_gym", "openenv", "environment", "program"}
     for folder, prefix in files.items():
         for file in (by_actor / folder).glob("*.yaml"):
             assert (config_dir() / "actor" / file.name).is_file(), "it is looked up by the actor's name"
