@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 from pathlib import Path
 
@@ -25,28 +24,10 @@ from ippo_cli.tasks.task import make_environment_pool
 from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch
 
-PROGRAM = """
-from openai import AsyncOpenAI
-
-
-async def play(example, endpoint):
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    messages = {"low": [], "high": []}
-
-    async def say(agent, text):
-        messages[agent].append({"role": "user", "content": text})
-        completion = await client.chat.completions.create(model=agent, messages=messages[agent])
-        messages[agent].append(completion.choices[0].message)
-        return completion.choices[0].message.content
-
-    text = example["question"]
-    for _ in range(2):
-        answer = await say("low", text)
-        text = await say("high", answer)
-"""
+PROGRAM = Path(__file__).parent.parent / "examples" / "dialogue_program.py"
 REPLIES = (
-    'low: {template: "{question}", turn_template: "{agents.high}"}, '
-    'high: {template: "{agents.low}", turn_template: "{agents.low}"}'
+    'low: {template: "{question}", turn_template: "high: {agents.high}"}, '
+    'high: {template: "low: {agents.low}", turn_template: "low: {agents.low}"}'
 )
 
 
@@ -74,40 +55,30 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        program = Path(folder) / "play.py"
-        program.write_text(PROGRAM)
-        shared = ["actor=full", f"actor.model={options.model}", f"rollout.max_new_tokens={options.tokens}"]
-        shared += [
-            "critic=none",
-            "algorithm=grpo",
-            "task.train=unused.jsonl",
-            "task.eval=unused.jsonl",
-            "reward=function",
-        ]
-        shared += [
-            "reward.function=unused.py:unused",
-            "~task.agents.solo",
-            f"rollout.decode_batch_size={options.episodes}",
-        ]
-        configs = {
-            "protocol": [
-                "task=jsonl",
-                "task.protocol=dialogue",
-                "task.num_turns=2",
-                "+task.agents={" + REPLIES + "}",
-            ],
-            "program": ["task=program", f"task.program={program}:play", "+task.agents={low: {}, high: {}}"],
-        }
-        rows = [{"question": f"Tell me something about the number {number}."} for number in range(options.episodes)]
-        batch = Batch(examples=rows, index=torch.arange(options.episodes))
-        found = {}
-        prepare_process(load_config([*configs["protocol"], *shared]))
-        for name, own in configs.items():
-            found[name], tokens = measure(load_config([*own, *shared]), batch, options.repeats)
-            print(f"{name}: {' '.join(f'{value:.2f}' for value in found[name])} s for {tokens} tokens", flush=True)
-        ratio = statistics.median(found["program"]) / statistics.median(found["protocol"])
-        print(f"program / protocol: {ratio:.2f}")
+    shared = [
+        "actor=full",
+        f"actor.model={options.model}",
+        "critic=none",
+        "algorithm=grpo",
+        "reward=function",
+        "reward.function=unused.py:unused",
+        "task.train=unused.jsonl",
+        "task.eval=unused.jsonl",
+        "~task.agents.solo",
+        f"rollout.max_new_tokens={options.tokens}",
+        f"rollout.decode_batch_size={options.episodes}",
+    ]
+    protocol = ["task=jsonl", "task.protocol=dialogue", "task.num_turns=2", "+task.agents={" + REPLIES + "}"]
+    program = ["task=program", f"task.program={PROGRAM}:play", "+task.agents={low: {}, high: {}}"]
+    rows = [{"question": f"Tell me something about the number {number}."} for number in range(options.episodes)]
+    batch = Batch(examples=rows, index=torch.arange(options.episodes))
+    prepare_process(load_config([*protocol, *shared]))
+    medians = []
+    for name, own in (("protocol", protocol), ("program", program)):
+        seconds, tokens = measure(load_config([*own, *shared]), batch, options.repeats)
+        print(f"{name}: {' '.join(f'{value:.2f}' for value in seconds)} s for {tokens} tokens", flush=True)
+        medians.append(statistics.median(seconds))
+    print(f"program / protocol: {medians[1] / medians[0]:.2f}")
 
 
 if __name__ == "__main__":

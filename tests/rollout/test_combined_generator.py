@@ -34,7 +34,7 @@ def server(model: Path) -> Iterator[tuple[str, ModelServer]]:
         yield found
 
 
-def served(name: str, url: str, model: Path, **changes: Any) -> ServedPolicy:
+def load_policy(name: str, url: str, model: Path, **changes: Any) -> ServedPolicy:
     values: dict[str, Any] = {"tokenizer": None, "tokenizer_revision": None, "revision": None, "served_model": None}
     values |= {"context_limit": None, "token_env": None, "start_timeout_s": 5.0, "request_timeout_s": 5.0}
     actor = ServerActorConfig(kind=ActorKind.server, model=str(model), url=url, **(values | changes))
@@ -66,7 +66,7 @@ def test_without_partners_the_generator_is_the_main_one() -> None:
 
 def test_batches_keep_their_agents_and_order(server: tuple[str, ModelServer], model: Path) -> None:
     url, _ = server
-    generator = combine(Players("low", "mid"), [served("high", url, model), served("top", url, model)])
+    generator = combine(Players("low", "mid"), [load_policy("high", url, model), load_policy("top", url, model)])
     assert isinstance(generator, CombinedGenerator)
     assert not isinstance(generator, StreamingGenerator)
     groups = generator.batch_groups(["low", "high", "mid", "top"])
@@ -76,7 +76,7 @@ def test_batches_keep_their_agents_and_order(server: tuple[str, ModelServer], mo
 def test_each_agent_is_asked_where_its_model_is(server: tuple[str, ModelServer], model: Path) -> None:
     url, answers = server
     players = Players("low")
-    generator = combine(players, [served("high", url, model)])
+    generator = combine(players, [load_policy("high", url, model)])
     generator.start_collection()
     alone = HfGenerator(players.policies, ROLLOUT, {"low": ROLLOUT}).generate(["low"], requests("low"), DRAWS)
     own = generator.generate(["low"], requests("low"), DRAWS)
@@ -92,8 +92,8 @@ def test_each_agent_is_asked_where_its_model_is(server: tuple[str, ModelServer],
 def test_context_is_the_models_or_a_lower_one(server: tuple[str, ModelServer], model: Path) -> None:
     url, _ = server
     players = Players("low")
-    assert combine(players, [served("high", url, model)]).context_limit("high") == 256
-    assert combine(players, [served("high", url, model, context_limit=64)]).context_limit("high") == 64
+    assert combine(players, [load_policy("high", url, model)]).context_limit("high") == 256
+    assert combine(players, [load_policy("high", url, model, context_limit=64)]).context_limit("high") == 64
 
 
 def test_tokenizer_alone_needs_a_context_limit(server: tuple[str, ModelServer], model: Path, tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_tokenizer_alone_needs_a_context_limit(server: tuple[str, ModelServer], 
         (tmp_path / name).write_bytes((model / name).read_bytes())
     players, name = Players("low"), {"served_model": str(model)}
     with pytest.raises(EngineError, match=r"set task\.agents\.high\.actor\.context_limit=256"):
-        combine(players, [served("high", server[0], tmp_path, **name)]).start_collection()
-    policy = served("high", server[0], tmp_path, context_limit=256, **name)
+        combine(players, [load_policy("high", server[0], tmp_path, **name)]).start_collection()
+    policy = load_policy("high", server[0], tmp_path, context_limit=256, **name)
     assert policy.stop_ids == (1,)
     combine(players, [policy]).start_collection()
 
@@ -112,13 +112,13 @@ def test_unknown_model_names_the_key(server: tuple[str, ModelServer], model: Pat
         EngineError,
         match=r"agents\.high\.actor\.url=http.*does not serve big; .*set task\.agents\.high\.actor\.served_model",
     ):
-        combine(Players("low"), [served("high", server[0], model, served_model="big")]).start_collection()
+        combine(Players("low"), [load_policy("high", server[0], model, served_model="big")]).start_collection()
 
 
 def test_streams_do_not_wait_for_servers(server: tuple[str, ModelServer], model: Path) -> None:
     url, answers = server
     engines: list[FakeEngine] = []
-    generator = combine(Players("low"), [served("high", url, model)], engines)
+    generator = combine(Players("low"), [load_policy("high", url, model)], engines)
     assert isinstance(generator, StreamingGenerator)
     generator.start_collection()
     answers.delay_s = 1.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from small import a_trainer, final_weights, new_run, rows, small_config, train
+from small import a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
 
 from ippo_cli.config.errors import Preempted
 from ippo_cli.config.teams import policy_by_agent
@@ -29,51 +29,21 @@ pytest.importorskip("aiohttp", reason="needs the extra program")
 openai = pytest.importorskip("openai", reason="needs OpenAI's client")
 
 AGENTS = ("~task.agents.solo", "+task.agents={low: {}, high: {}}")
-DIALOGUE = """
-from openai import AsyncOpenAI
-
-
-async def play(example, endpoint):
-    client = AsyncOpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key)
-    messages = {"low": [], "high": []}
-
-    async def say(agent, text):
-        messages[agent].append({"role": "user", "content": text})
-        completion = await client.chat.completions.create(model=agent, messages=messages[agent])
-        messages[agent].append(completion.choices[0].message)
-        return completion.choices[0].message.content
-
-    text = example["question"] + "="
-    for _ in range(2):
-        answer = await say("low", text)
-        text = await say("high", answer + "<") + ">"
-"""
-REWARD = """
-import os, signal
-calls = 0
-
-def reward(examples, responses):
-    global calls
-    calls += 1
-    if str(calls) == os.environ.get("STOP_AT_CALL"):
-        os.kill(os.getpid(), signal.SIGTERM)
-    return {"team": [len(set(low) & set(high)) / 4 for low, high in zip(responses["low"], responses["high"])]}
-"""
+DIALOGUE = (Path(__file__).parents[2] / "scripts" / "examples" / "dialogue_program.py").read_text()
 
 
 def write_data(root: Path) -> list[str]:
-    """Rows, a reward, and small models without a warm start."""
+    """Rows, a reward that draws random numbers, and small models without a warm start."""
     root.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"question": f"{a}+{b}"}) for a in range(6) for b in range(8)]
+    lines = [json.dumps({"question": f"{a}+{b}=", "low": f"{a}{b}"}) for a in range(6) for b in range(8)]
     (root / "rows.jsonl").write_text("\n".join(lines))
-    (root / "reward.py").write_text(REWARD)
     return [
         f"task.train={root / 'rows.jsonl'}",
         f"task.eval={root / 'rows.jsonl'}",
-        "reward=function",
-        f"reward.function={root / 'reward.py'}:reward",
+        *stopping_reward(root),
         "actor.alphabet=printable",
         "actor.warm_start_steps=0",
+        "actor.learning_rate=3e-4",  # its default depends on the task
         "rollout.max_new_tokens=4",
         "num_iterations=2",
         "algorithm=ppo",
@@ -89,8 +59,8 @@ def program_run(root: Path, source: str = DIALOGUE) -> list[str]:
 @pytest.mark.core
 def test_program_equals_the_same_protocol_to_the_bit(tmp_path: Path) -> None:
     agents = (
-        'low: {template: "{question}=", turn_template: "{agents.high}>"}, '
-        'high: {template: "{agents.low}<", turn_template: "{agents.low}<"}'
+        'low: {template: "{question}", turn_template: "high: {agents.high}"}, '
+        'high: {template: "low: {agents.low}", turn_template: "low: {agents.low}"}'
     )
     built_in = ["task=jsonl", "task.protocol=dialogue", "task.num_turns=2", AGENTS[0], "+task.agents={" + agents + "}"]
     expected = train(tmp_path / "protocol", *built_in, *write_data(tmp_path / "a"))

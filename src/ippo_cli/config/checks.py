@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from functools import partial
 from typing import Any
 
+from ippo_cli.config.agent_checks import check_agent
 from ippo_cli.config.applicability import ALGORITHM_RULES
 from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.constraints import Constraint, constraints
@@ -26,8 +27,6 @@ from ippo_cli.config.references import check_references
 from ippo_cli.config.rewards import check_rewards
 from ippo_cli.config.schema import (
     PROTOCOLS,
-    AgentConfig,
-    Alphabet,
     Config,
     ContextMode,
     ConversationConfig,
@@ -40,7 +39,6 @@ from ippo_cli.config.schema import (
     ProgramConfig,
     RelayConfig,
     SamplingConfig,
-    ServerActorConfig,
     SignallingConfig,
     SortingConfig,
     TaskConfig,
@@ -48,7 +46,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.served_agents import check_served_agents
-from ippo_cli.config.teams import check_team, check_usable_name
+from ippo_cli.config.teams import check_team
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools
 from ippo_cli.config.vllm import check_ahead, check_openai_server, check_vllm_rollout
@@ -65,7 +63,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
     """Raise `ConfigError` with all broken rules; `training=False` skips rules about training."""
     rules: list[Check] = [
         *(partial(rule, config) for rule in RUN_RULES),
-        *(partial(_check_agent, config, name, agent) for name, agent in config.task.agents.items()),
+        *(partial(check_agent, config, name, agent) for name, agent in config.task.agents.items()),
         partial(_check_task, config.task, training=training),
         partial(check_team, config),
         *([partial(check_learning_order, config)] if training else []),
@@ -247,80 +245,6 @@ def _check_signalling(task: SignallingConfig) -> Iterator[ConfigError]:
                 f"is less than the {signals} signals",
                 f"use at least {signals}",
             )
-
-
-def _check_agent(config: Config, name: str, agent: AgentConfig) -> None:
-    where = f"task.agents.{name}"
-    check_usable_name(where, name)
-    chat = config.task.chat_template if isinstance(config.task, DataConfig) else False
-    if agent.system is not None and (chat is False or isinstance(agent.actor, TinyActorConfig)):
-        raise ConfigError(
-            f"{where}.system={agent.system!r}",
-            "has an effect with a chat template only",
-            "use task.chat_template=auto with actor=full, or put the text into the template",
-        )
-    actor = agent.actor
-    if isinstance(actor, TinyActorConfig):
-        if actor.model is not None:
-            raise ConfigError(
-                f"actor.model={actor.model}",
-                f"cannot be set for actor={actor.kind.value}, which is created locally",
-                "use actor=lora" if isinstance(actor, LoraActorConfig) else "use actor=full",
-            )
-        if actor.tokenizer is not None:
-            raise ConfigError(
-                f"actor.tokenizer={actor.tokenizer}",
-                f"cannot be set for actor={actor.kind.value}, which creates its tokenizer",
-                "use actor.alphabet, or actor=" + ("lora" if isinstance(actor, LoraActorConfig) else "full"),
-            )
-        if actor.hidden_size % 2:
-            raise ConfigError(
-                f"actor.hidden_size={actor.hidden_size}",
-                "is odd, but position embeddings need an even size",
-                f"use {actor.hidden_size + 1}",
-            )
-        if actor.hidden_size % actor.num_heads or (actor.hidden_size // actor.num_heads) % 2:
-            raise ConfigError(
-                f"actor.num_heads={actor.num_heads}",
-                f"must divide actor.hidden_size={actor.hidden_size} into even parts",
-                "use one of " + format_divisors(actor.hidden_size // 2),
-            )
-        if chat is True:
-            raise ConfigError(
-                "task.chat_template=true",
-                "needs a tokenizer with a chat template, and actor=tiny has none",
-                "use actor=full, or task.chat_template=auto",
-            )
-        known = (
-            agent.answer is not None
-            or agent.warm_start_answer is not None
-            or isinstance(config.task, EnvironmentTaskConfig)
-        )
-        if actor.alphabet is Alphabet.auto and not known:
-            raise ConfigError(
-                f"{where}.answer=null",
-                "leaves actor=tiny no reference answers to build its vocabulary from",
-                "use actor.alphabet=printable, or give the reference answer as a template such as '{answer}'",
-            )
-    elif actor.tokenizer is None and actor.tokenizer_revision is not None:
-        raise ConfigError(
-            f"actor.tokenizer_revision={actor.tokenizer_revision}",
-            "has no effect without actor.tokenizer",
-            "set actor.tokenizer, or use actor.revision for a model and its tokenizer",
-        )
-    elif actor.model is None and isinstance(actor, ServerActorConfig):
-        raise ConfigError(
-            f"{where}.actor.model=null",
-            f"names no tokenizer for agent {name}",
-            f"set {where}.actor.model to the folder or hub id of the model at its server; no weights are loaded",
-        )
-    elif actor.model is None:
-        raise ConfigError(
-            f"{'' if config.actor.kind is actor.kind else f'{where}.'}actor.model=null",
-            f"names no weights for agent {name}",
-            "set actor.model to a folder or a hub id, or use actor=tiny"
-            + ("_lora" if isinstance(actor, LoraActorConfig) else ""),
-        )
 
 
 def _check_turns(config: Config) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from importlib.util import find_spec
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ContextMode, ProgramConfig
@@ -32,12 +31,6 @@ def check_program(config: Config, task: ProgramConfig) -> None:
             raise ConfigError(f"task.command={task.command}", f"is no command line ({error})", "quote it") from error
         if is_empty:
             raise ConfigError("task.command=''", "is empty", "set it to a command line such as 'python play.py'")
-    if find_spec("aiohttp") is None:
-        raise ConfigError(
-            f"task.kind={task.kind}",
-            "needs the package aiohttp, which is not installed",
-            "run pip install 'ippo-cli[program]'",
-        )
     for name, agent in task.agents.items():
         for leaf, at_rest in (("template", TEMPLATE), ("turn_template", None), ("system", None)):
             if (value := getattr(agent, leaf)) != at_rest:

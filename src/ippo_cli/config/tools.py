@@ -55,7 +55,7 @@ def check_tools(config: Config) -> None:
             if isinstance(entry, tuple) and agent.tool_sandbox:
                 raise ConfigError(
                     f"{where}.tool_sandbox=true",
-                    f"has no effect on an MCP server ({' '.join(entry)}), which is a program of its own",
+                    f"has no effect on an MCP server ({' '.join(entry)}), which is a separate program",
                     "set it to false",
                 )
         if config.rollout.context is ContextMode.last_only:

@@ -1,4 +1,4 @@
-"""Serve the agents of a run at an OpenAI-compatible address, for programs such as those that trained them."""
+"""Serve the agents of a run at an OpenAI-compatible address, for the programs that trained them and others."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def serve(
 
 
 class _Server:
-    """Generates the responses to calls, those that wait at the same time in one batch."""
+    """Generates responses; calls that wait at the same time are one batch."""
 
     def __init__(
         self, config: Config, policies: Mapping[str, GenerationPolicy], generator: Generator, settings: ServerSettings

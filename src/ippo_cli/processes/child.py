@@ -54,7 +54,11 @@ def run_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 def seed_from_args(args: tuple[Any, ...]) -> None:
     """Seed the global random generators from the arguments: equal arguments give equal random numbers."""
-    seed = int.from_bytes(hashlib.sha256(repr(args).encode(errors="replace")).digest()[:4], "big")
+    seed_generators(int.from_bytes(hashlib.sha256(repr(args).encode(errors="replace")).digest()[:4], "big"))
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global random generators, those of imported packages included."""
     random.seed(seed)
     for name, seeded in (("numpy", lambda numpy: numpy.random.seed(seed)), ("torch", lambda t: t.manual_seed(seed))):
         if name in sys.modules:

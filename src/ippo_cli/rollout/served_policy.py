@@ -64,7 +64,7 @@ class ServedPolicy:
 
 
 def load_served_policy(name: str, actor: ServerActorConfig, model: str, revision: str | None) -> ServedPolicy:
-    """Load the tokenizer of a model, and the configuration beside it if there is one. Raises `PreflightError`."""
+    """Load the tokenizer of a model, and its configuration if the folder has one. Raises `PreflightError`."""
     tokenizer = load_actor_tokenizer(actor, model, revision)
     config, generation = PretrainedConfig(), None
     with suppress(Exception):  # a tokenizer alone, or a model that only its server knows

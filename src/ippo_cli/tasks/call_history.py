@@ -11,6 +11,7 @@ from typing import Any
 
 from ippo_cli.tasks.conversation import Conversation, PromptFormat
 from ippo_cli.tasks.model_call import ChatMessage, ModelCall
+from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
 from ippo_cli.tasks.tools.formats import decode_with_markers
 from ippo_cli.types import Completion
 
@@ -98,7 +99,7 @@ def _extend_sequence(
     guarded = [_guard_message(prompt_format, part) for part in new]
     ids, tokenizer = earlier.completion.ids.tolist(), prompt_format.tokenizer
     answer = decode_with_markers(ids, tokenizer) if call.tools else earlier.completion.text
-    sampled = {"role": "assistant", "content": answer}
+    sampled, stop = {"role": "assistant", "content": answer}, prompt_format.stop_token(earlier.completion)
     # Templates write a response with tool calls in their own form: the sampled text is the exact one, but some
     # templates accept tool results only after a message with tool calls. A blank text does not show where a template
     # ends it.
@@ -114,12 +115,11 @@ def _extend_sequence(
                 continue
             raise
         if response is sampled:
-            bridge = prompt_format.find_bridge(earlier.text, text, answer, earlier.completion)
+            bridge = find_bridge(earlier.text, text, answer, stop)
         else:
             closed = prompt_format.render_chat([*earlier.rendered, response], call.tools, opens_response=False)
-            bridge = prompt_format.find_bridge_after(earlier.text, closed, text, earlier.completion)
+            bridge = find_bridge_after(earlier.text, closed, text, stop, str(tokenizer.eos_token))
         if bridge is not None:
-            stop = prompt_format.stop_token(earlier.completion)
             between = prompt_format.control.bridge_ids([(stop, bridge)])[0]
             return CallSequence(call=call, rendered=rendered, text=text, ids=[*earlier.ids, *ids, *between])
     return None

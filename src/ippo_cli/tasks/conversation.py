@@ -16,6 +16,7 @@ from ippo_cli.config.schema import DataConfig, RolloutConfig, TaskConfig
 from ippo_cli.tasks.control_tokens import ControlTokens
 from ippo_cli.tasks.filled_text import FilledText
 from ippo_cli.tasks.messages import Message, MessagesText
+from ippo_cli.tasks.prompt_bridges import find_bridge, find_bridge_after
 from ippo_cli.tasks.tools.formats import ParsedResponse
 from ippo_cli.tasks.tools.load import load_agent_tools
 from ippo_cli.tasks.tools.prompts import ToolPrompts
@@ -184,43 +185,19 @@ class PromptFormat:
         self, conversation: Conversation, completion: Completion, response: Message, added: Sequence[Message]
     ) -> str | None:
         """Append a response and the next messages with the chat template, as `_append_turn` does."""
-        before = conversation.text
+        before, stop = conversation.text, self.stop_token(completion)
         conversation.messages += [response]
         closed = self._render_messages(conversation.messages, opens_response=False) if "tool_calls" in response else ""
         conversation.messages += added
         conversation.text = now = self._render_messages(conversation.messages)
         answer = response["content"]
         if closed:  # the template writes the calls in its own way, so that only the end of the message is known
-            bridge, expected = self.find_bridge_after(before, closed, now, completion), closed
+            bridge, expected = find_bridge_after(before, closed, now, stop, str(self.tokenizer.eos_token)), closed
         else:
-            bridge, expected = self.find_bridge(before, now, answer, completion), before + answer
+            bridge, expected = find_bridge(before, now, answer, stop), before + answer
         if bridge is None:
             self._check_rewrite_allowed(expected if now.startswith(before) else before, now)
         return bridge
-
-    def find_bridge(self, before: str, now: str, answer: str, completion: Completion) -> str | None:
-        """The text of the prompt `now` after the prompt `before`, a response with its stop token; None if `now` does
-        not continue them.
-        """
-        if not now.startswith(before):
-            return None
-        rest = now[len(before) :]
-        # Some templates strip whitespace from responses.
-        rendered = next((form for form in _strip_variants(answer) if rest.startswith(form)), None)
-        return None if rendered is None else rest[len(rendered) :].removeprefix(self.stop_token(completion))
-
-    def find_bridge_after(self, before: str, closed: str, now: str, completion: Completion) -> str | None:
-        """The text of the prompt `now` after `closed`: the prompt `before` and a response in the template's own form,
-        with its stop token. None if `closed` does not continue `before`, or `now` does not continue `closed`.
-        """
-        if not closed.startswith(before) or not now.startswith(closed):
-            return None
-        stop = self.stop_token(completion)
-        if stop and (end := closed.rfind(stop, len(before))) >= 0:
-            return now[end + len(stop) :]
-        # A truncated response, or one with another stop token than the template's.
-        end = closed.rfind(str(self.tokenizer.eos_token), len(before))
-        return None if end < 0 else now[end:]
 
     def _check_rewrite_allowed(self, expected: str, now: str) -> None:
         """Raise `ConfigError` if the history setting requires an unchanged history."""
@@ -356,14 +333,8 @@ class PromptFormat:
 
     def _render_messages(self, messages: Sequence[Message], *, opens_response: bool = True) -> str:
         """The messages as the text of the next prompt; without `opens_response` not as far as the next response."""
-        if not self.uses_chat_template:
-            return "".join(message["content"] for message in messages)
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    list(messages), tools=self._tool_schemas, tokenize=False, add_generation_prompt=opens_response
-                )
-            )
+            return self.render_chat(messages, self._tool_schemas, opens_response=opens_response)
         except Exception as error:  # templates are code of the model and can raise anything
             reason = (str(error) or repr(error)).splitlines()[0]
             rule = f"is rejected by the chat template of {self.agent}'s tokenizer ({reason})"
@@ -373,9 +344,9 @@ class PromptFormat:
             raise ConfigError(setting, rule, "set it to null and put its text into the template") from error
 
     def render_chat(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any], *, opens_response: bool = True
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None, *, opens_response: bool = True
     ) -> str:
-        """The messages of a program's request as text; `opens_response`: as far as the beginning of the response.
+        """The messages as text; `opens_response`: as far as the beginning of the response.
 
         Raises what the chat template raises.
         """
@@ -384,7 +355,7 @@ class PromptFormat:
         return str(
             self.tokenizer.apply_chat_template(
                 [dict(message) for message in messages],
-                tools=list(tools) or None,
+                tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=opens_response,
             )
@@ -404,15 +375,6 @@ class PromptFormat:
         starts = range(len(whole) - len(own) + 1)
         start = next((start for start in starts if whole[start : start + len(own)] == own), 0)
         return list(whole[:start])
-
-
-def _strip_variants(text: str) -> tuple[str, ...]:
-    """A response and the variants that chat templates produce from it.
-
-    Includes variants with a leading space: some tokenizers drop the first space when they decode.
-    """
-    forms = (text, text.rstrip(), text.lstrip(), text.strip(), text.lstrip("\n"), text.strip("\n"))
-    return (*forms, f" {text}", f" {text.rstrip()}")
 
 
 def _make_completion(text: str) -> Completion:

@@ -127,7 +127,7 @@ class Action:
 def call(text):
     return None if text == "?" else {"tool_name": "say", "arguments": {"text": text}}
 
-def typed(text):
+def make_action(text):
     return Action()
 
 def index(text, observation):
@@ -148,21 +148,20 @@ def test_user_functions_convert_actions_and_observations(tmp_path: Path) -> None
     (tmp_path / "own.py").write_text(FUNCTIONS)
     several = fields("a", "b", a=TEXT, b={"type": "array"})
 
-    def own(name: str) -> str:
+    def locate(name: str) -> str:
         return f"{tmp_path / 'own.py'}:{name}"
 
-    assert write("hi", several, action_function=own("call")) == {"tool_name": "say", "arguments": {"text": "hi"}}
-    assert write("?", several, action_function=own("call")) is None
-    assert write("hi", several, action_function=own("typed"))["arguments"] == {"text": "json"}
-    assert write("hi", several, action_function=own("index")) == {"place": 3}
-    assert (
-        make_observation_reader(openenv(URL, observation_function=own("describe")), several)({"a": 1, "b": 2}) == "a b"
-    )
+    assert write("hi", several, action_function=locate("call")) == {"tool_name": "say", "arguments": {"text": "hi"}}
+    assert write("?", several, action_function=locate("call")) is None
+    assert write("hi", several, action_function=locate("make_action"))["arguments"] == {"text": "json"}
+    assert write("hi", several, action_function=locate("index")) == {"place": 3}
+    read = make_observation_reader(openenv(URL, observation_function=locate("describe")), several)
+    assert read({"a": 1, "b": 2}) == "a b"
     with pytest.raises(InvalidReturn, match=r"own.py:number must return the action as a dict, or None, not a int"):
-        write("hi", several, action_function=own("number"))
+        write("hi", several, action_function=locate("number"))
     with pytest.raises(InvalidReturn, match=r"own.py:count must return a text, not a int"):
-        make_observation_reader(openenv(URL, observation_function=own("count")), several)({})
+        make_observation_reader(openenv(URL, observation_function=locate("count")), several)({})
     with pytest.raises(ConfigError, match=r"task.action_function=.*own.py:nothing names no function in"):
-        write("hi", several, action_function=own("nothing"))
+        write("hi", several, action_function=locate("nothing"))
     with pytest.raises(ConfigError, match=r"task.observation_function=describe does not name both a file or module"):
         make_observation_reader(openenv(URL, observation_function="describe"), several)

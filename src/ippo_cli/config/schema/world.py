@@ -127,7 +127,7 @@ class UserEnvironmentConfig(ConstructedEnvironmentConfig):
 @option("task", "openenv", examples=SEEDS, environment=f"{ENVIRONMENTS}.openenv:make_openenv_factory")
 @dataclass
 class OpenEnvConfig(SteppedEnvironmentConfig):
-    """An environment of an OpenEnv server; every episode in progress has a session of its own."""
+    """An environment of an OpenEnv server; every episode in progress has a separate session."""
 
     url: InEval[Changeable[Name | None]]  # address of the server, such as http://127.0.0.1:8000
     token_env: EvalCompute[Changeable[Name | None]]

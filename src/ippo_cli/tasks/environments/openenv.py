@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from numbers import Real
+from typing import Any
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OpenEnvConfig
@@ -57,9 +60,7 @@ class OpenEnvEnvironment:
             reward = self.config.invalid_reward
         else:
             self.reply, reward = reply, reply.reward
-        numbers = {
-            part_name(key): float(value) for key, value in self.reply.metadata.items() if isinstance(value, Real)
-        }
+        numbers = {part_name(key): number for key, number in _finite_numbers(self.reply.metadata)}
         return Step(
             observations=self._observations(),
             rewards={self.agent: reward},
@@ -95,6 +96,14 @@ def make_openenv_factory(config: OpenEnvConfig) -> Callable[[], OpenEnvEnvironme
     write_action, choices = make_action_writer(config, Fields(schema.get("action")))
     read_observation = make_observation_reader(config, Fields(schema.get("observation")))
     return lambda: OpenEnvEnvironment(OpenEnvSession(server), config, write_action, read_observation, choices)
+
+
+def _finite_numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """The numbers among JSON values, without NaN, infinities and integers that no float holds."""
+    for key, value in values.items():
+        with suppress(OverflowError):
+            if isinstance(value, Real) and math.isfinite(value):
+                yield key, float(value)
 
 
 def _read_token(variable: str | None) -> str | None:

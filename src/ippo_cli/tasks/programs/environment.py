@@ -6,11 +6,9 @@ import math
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ProgramConfig
 from ippo_cli.engine import progress
 from ippo_cli.tasks.environment import Action, InvalidReturn, Step
@@ -60,20 +58,15 @@ class ProgramEnvironment:
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.close()
-        with self._closing_on_error():
+        try:
             return self._reset(example, seed)
-        raise AssertionError("unreachable: the block above returns or raises")
+        except BaseException:
+            self.close()  # a failed program may compute, or print, without end
+            raise
 
     def step(self, actions: Mapping[str, Action]) -> Step:
-        with self._closing_on_error():
-            return self._step(actions)
-        raise AssertionError("unreachable: the block above returns or raises")
-
-    @contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        """End the program of a failed episode at once: it may compute, or print, without end."""
         try:
-            yield
+            return self._step(actions)
         except BaseException:
             self.close()
             raise
@@ -223,12 +216,6 @@ def _read_numbers(named: Mapping[str, Any]) -> dict[str, float]:
 
 def make_program_factory(config: ProgramConfig) -> Callable[[], ProgramEnvironment]:
     """Return a factory of environments, which share a server. Raises `ConfigError` for an unusable program."""
-    if (config.program is None) == (config.command is None):
-        raise ConfigError(
-            f"task.program={config.program} task.command={config.command}",
-            "must name one program",
-            "set task.program=path.py:function, or task.command to a command line",
-        )
     host = ProgramHost(config)
 
     def create() -> ProgramEnvironment:

@@ -49,7 +49,7 @@ class Gateway:
             from aiohttp import web
         except ModuleNotFoundError as error:
             raise ConfigError(
-                "task=program",
+                "an address for programs",
                 "needs the package aiohttp, which is not installed",
                 "run pip install 'ippo-cli[program]'",
             ) from error

@@ -11,7 +11,6 @@ import asyncio
 import inspect
 import json
 import os
-import random
 import resource
 import selectors
 import signal
@@ -148,35 +147,22 @@ class _Spawner:
 
 def run_function(function: Any, message: dict[str, Any]) -> dict[str, Any]:
     """Call the user's function for one episode: `{"value": ...}` or `{"error": ...}`."""
+    from ippo_cli.processes.child import seed_generators, to_builtins
     from ippo_cli.tasks.programs.endpoint import Endpoint
     from ippo_cli.user_code.errors import format_user_error
 
-    seed = message["seed"]
-    random.seed(seed)
-    for name, seeded in (("numpy", lambda numpy: numpy.random.seed(seed)), ("torch", lambda t: t.manual_seed(seed))):
-        if name in sys.modules:
-            seeded(sys.modules[name])
+    seed_generators(message["seed"])
     try:
         value = function(message["example"], Endpoint(**message["endpoint"]))
         if inspect.isawaitable(value):
             value = asyncio.run(_await(value))
-        json.dumps(value := _to_plain(value))
-        return {"value": value}
+        return {"value": to_builtins(value)}
     except (Exception, SystemExit) as error:
         return {"error": format_user_error(error)}
 
 
 async def _await(awaitable: Any) -> Any:
     return await awaitable
-
-
-def _to_plain(value: Any) -> Any:
-    """Numbers of NumPy and torch as Python's."""
-    if isinstance(value, dict):
-        return {str(name): _to_plain(part) for name, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_plain(part) for part in value]
-    return value.item() if hasattr(value, "item") else value
 
 
 def _write_line(fd: int, message: dict[str, Any]) -> None:
@@ -189,7 +175,7 @@ def _write_line(fd: int, message: dict[str, Any]) -> None:
 def _kill_group(process: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
-    with suppress(ProcessLookupError, PermissionError):  # it may not have a group of its own yet
+    with suppress(ProcessLookupError, PermissionError):  # it may not lead a group yet
         os.kill(process, signal.SIGKILL)
 
 

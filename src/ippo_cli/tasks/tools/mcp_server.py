@@ -104,11 +104,12 @@ class _Connection:
         self._ready: Future[tuple[Any, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
         self._thread = threading.Thread(target=self._serve, name="mcp", daemon=True)
         self._thread.start()
-        self.session, self._loop, self._stop = self._ready.result(START_TIMEOUT_S)
+        self.session, self._loop, self._stop = self._ready.result(START_TIMEOUT_S + STOP_TIMEOUT_S)
 
     def run(self, request: Coroutine[Any, Any, Any], timeout_s: float) -> Any:
         """The answer to a request; raises `TimeoutError`."""
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(request, timeout_s), self._loop).result()
+        answer = asyncio.run_coroutine_threadsafe(asyncio.wait_for(request, timeout_s), self._loop)
+        return answer.result(timeout_s + STOP_TIMEOUT_S)  # the loop may end in between
 
     def close(self) -> None:
         """End the session, and the process within `STOP_TIMEOUT_S`."""
@@ -130,6 +131,6 @@ class _Connection:
         parameters = StdioServerParameters(command=self._command[0], args=list(self._command[1:]))
         stop = asyncio.Event()
         async with stdio_client(parameters) as (read, write), ClientSession(read, write) as session:
-            await session.initialize()
+            await asyncio.wait_for(session.initialize(), START_TIMEOUT_S)  # an error ends the process
             self._ready.set_result((session, asyncio.get_running_loop(), stop))
             await stop.wait()

@@ -24,7 +24,7 @@ NUM_THREADS = 8
 class ToolRunner:
     """Runs one agent's calls, in any thread. A call that raises, hangs or ends its process has an error as its result.
 
-    Each thread uses a child process or a server of its own, started on demand and reused; a sandboxed call has a new
+    Each thread uses a separate child process or server, started on demand and reused; a sandboxed call has a new
     sandbox.
     """
 
