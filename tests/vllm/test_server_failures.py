@@ -165,7 +165,7 @@ class TestRealServers:
             step_until_failure(engine)
         assert time.monotonic() - start < 30
         wait_until_ended(session, 5)
-        assert segments > set(Path("/dev/shm").glob("psm_*"))  # those of this server are gone
+        assert not segments & set(Path("/dev/shm").glob("psm_*"))  # vLLM's executor of several processes has some
 
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_killed_trainer_leaves_nothing(self, tmp_path: Path, number: signal.Signals) -> None:
