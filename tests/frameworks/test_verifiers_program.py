@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import json
 import os
 from itertools import pairwise
@@ -12,6 +14,7 @@ import psutil
 import pytest
 from small import a_trainer, rows, train
 
+from ippo_cli.tasks.programs.endpoint import Endpoint
 from ippo_cli.types import Episode
 
 pytest.importorskip("aiohttp", reason="needs the extra program")
@@ -108,6 +111,18 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_environment
 
 
+def test_agents_must_be_the_roles(environment: Any) -> None:
+    environment("debate_with_roles", DEBATE)
+    spec = importlib.util.spec_from_file_location("verifiers_program", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    endpoint = Endpoint(base_url="http://127.0.0.1:9/v1", api_key="key", agents=["yes", "judge"], seed=0)
+    with pytest.raises(ValueError, match=r"task\.agents has yes judge; the roles of debate_with_roles are yes no"):
+        asyncio.run(module.play(module.train()[0], endpoint))
+
+
 def overrides_of(agents: list[str], *others: str) -> list[str]:
     return [
         "task=program",
@@ -130,13 +145,14 @@ def overrides_of(agents: list[str], *others: str) -> list[str]:
 
 def play_episodes(root: Path, overrides: list[str]) -> list[Episode]:
     """The episodes of the first iteration; no process and no file of them is left."""
+    folders = Path(os.environ["HOME"], ".cache", "verifiers", "runtimes", "subprocess")
     with a_trainer(root, *overrides) as trainer:
+        others = set(folders.iterdir())  # of the trial before training, which ends an episode early
         episodes = trainer.collector.play_episodes(trainer.collector._batch(0), trainer.collector._draws(0))
         (spawner,) = [child for child in psutil.Process().children() if "spawner" in " ".join(child.cmdline())]
         psutil.wait_procs(spawner.children(recursive=True), timeout=10)
         assert spawner.children(recursive=True) == []
-    folders = Path(os.environ["HOME"], ".cache", "verifiers", "runtimes", "subprocess")
-    assert list(folders.iterdir()) == []
+    assert set(folders.iterdir()) == others
     return episodes
 
 
