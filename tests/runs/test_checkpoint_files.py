@@ -271,8 +271,8 @@ def test_only_newest_are_kept_without_best(tmp_path: Path) -> None:
 def test_improvement_is_due_only_if_best_is_kept(tmp_path: Path) -> None:
     for best in (True, False):
         made = checkpoints(tmp_path, every=0, best=best)
-        assert made.is_due(3, 7, improved=True) == best
-        assert made.is_due(7, 7, improved=True)
+        assert made.is_due(3, last=False, improved=True) == best
+        assert made.is_due(7, last=True, improved=True)
 
 
 def test_saved_iteration_becomes_best_without_rewrite(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_saved_iteration_becomes_best_without_rewrite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("every", "due"), [(0, [7]), (1, list(range(1, 8))), (3, [3, 6, 7]), (9, [7])])
 def test_due_at_planned_iterations_and_at_the_end(every: int, due: list[int], tmp_path: Path) -> None:
     made = checkpoints(tmp_path, every=every)
-    assert [iteration for iteration in range(1, 8) if made.is_due(iteration, 7)] == due
+    assert [iteration for iteration in range(1, 8) if made.is_due(iteration, last=iteration == 7)] == due
 
 
 def test_due_by_time_since_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +297,7 @@ def test_due_by_time_since_last_checkpoint(tmp_path: Path, monkeypatch: pytest.M
     due = []
     for iteration in range(1, 20):
         now += 25
-        if made.is_due(iteration, 100):
+        if made.is_due(iteration, last=False):
             due.append(iteration)
             assert made.save(state(iteration))
     assert due == [3, 5, 8, 10, 13, 15, 18], "75 s after the last one, or where it is due by iterations"
@@ -309,9 +309,9 @@ def test_failed_checkpoint_by_time_is_not_retried_at_once(tmp_path: Path, monkey
     made = checkpoints(tmp_path, every=0, every_seconds=60)
     now, full = 61.0, state(1)
     full.progress.metrics_bytes = None
-    assert made.is_due(1, 100)
+    assert made.is_due(1, last=False)
     assert not made.save(full)
-    assert not made.is_due(2, 100)
+    assert not made.is_due(2, last=False)
 
 
 def test_temporary_folders_are_removed(tmp_path: Path) -> None:

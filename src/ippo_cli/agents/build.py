@@ -28,6 +28,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
 from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
 from ippo_cli.config.credit import needs_reference
+from ippo_cli.config.critic_fitting import policy_warmup
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.model_args import unquantized_args
 from ippo_cli.config.placement import read_placement
@@ -256,7 +257,10 @@ def _build_value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | No
     """The value head of a policy that carries one."""
     if not isinstance(agent.critic, ValueHeadCriticConfig):
         return None
-    return _make_value_head(agent.critic, lm, agent.actor.dtype)
+    head = _make_value_head(agent.critic, lm, agent.actor.dtype)
+    if agent.critic.warm_start is not None:
+        head.load_state_dict(load_value_head(Path(agent.critic.warm_start)).state_dict())
+    return head
 
 
 def _make_value_head(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> ValueHead:
@@ -307,6 +311,7 @@ def _build_actor_learner(
             temperature=agent.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
+            warmup=policy_warmup(config),
         ),
         optimizer=actor,
         mini_batch_size=len(names) * mini_batch_size(config, agent),

@@ -1,7 +1,8 @@
-"""Initial weights of a separate critic: a saved critic, a reward model, another model, or the actor's model."""
+"""Initial weights of a critic: a saved critic, a reward model, another model, or the actor's model."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +10,17 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, PreTrainedConfig
 
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.model_args import ATTENTION
-from ippo_cli.config.schema import SeparateCriticConfig
+from ippo_cli.config.schema import SeparateCriticConfig, ValueHeadCriticConfig
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.critic import ValueHeadConfig, ValueModel, ValueModelConfig, hidden_width, make_value_model
+from ippo_cli.models.critic import (
+    ValueHeadConfig,
+    ValueModel,
+    ValueModelConfig,
+    hidden_width,
+    make_value_model,
+)
 from ippo_cli.models.load import (
     UnusableModel,
     backbone_of,
@@ -58,6 +65,34 @@ def load_critic(
     except Exception as error:
         place = critic.warm_start or source
         raise load_error(_format_setting(critic, source), "critic", error, missing_files_reason(Path(place))) from error
+
+
+def check_value_head_start(critic: ValueHeadCriticConfig, width: int) -> None:
+    """Raise `PreflightError` if `critic.warm_start` is not a value head for states of this width. Reads no weights."""
+    setting = f"critic.warm_start={critic.warm_start}"
+    stored = _read_config(Path(str(critic.warm_start)))
+    if stored.get("model_type") != ValueHeadConfig.model_type:
+        raise PreflightError(
+            f"{setting}: it has no value head without a backbone; use a run with critic=value_head, or its critic/ "
+            "folder in a checkpoint"
+        )
+    if (inner := stored.get("value_head_hidden_dim")) != critic.value_head_hidden_dim:
+        raise PreflightError(
+            f"{setting}: its value_head_hidden_dim is {inner}, and critic.value_head_hidden_dim="
+            f"{critic.value_head_hidden_dim}"
+        )
+    if (stored_width := stored.get("hidden_size")) != width:
+        raise PreflightError(
+            f"{setting}: its value head reads states of width {stored_width}, and the actor's have {width}; use the "
+            "critic of a run with this actor"
+        )
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text())
+    except (OSError, ValueError):
+        return {}
 
 
 def warm_start_config(critic: SeparateCriticConfig) -> PreTrainedConfig:

@@ -70,6 +70,7 @@ class PolicyObjective:
     temperature: float
     chunk_tokens: int
     reference: Policy | None  # where the loss has the exact KL from it; None elsewhere
+    warmup: int  # first iterations without an update of the policy
 
     @property
     def target_kl(self) -> float | None:
@@ -80,7 +81,7 @@ class PolicyObjective:
         return False
 
     def is_active(self, context: StepContext) -> bool:
-        return context.iteration >= self.config.critic_warmup
+        return context.iteration >= self.warmup
 
     def freezes_policy(self, iteration: int) -> bool:
         return False
@@ -147,7 +148,7 @@ class JointObjective(PolicyObjective):
         return True
 
     def freezes_policy(self, iteration: int) -> bool:
-        return iteration < self.config.critic_warmup
+        return iteration < self.warmup
 
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext

@@ -19,6 +19,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import YAMLError
 
 from ippo_cli.compose.aliases import find_suggestion
+from ippo_cli.compose.critic_runs import replace_critic_runs
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
@@ -60,6 +61,7 @@ def register_schemas() -> None:
     OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
     OmegaConf.register_new_resolver("behavior_level", default_behavior_level, replace=True)
     OmegaConf.register_new_resolver("behavior_cap", default_behavior_cap, replace=True)
+    OmegaConf.register_new_resolver("patience", default_patience, replace=True)
     for name, node in schema.SCHEMAS.items():
         _register_schema(name, node)
 
@@ -72,6 +74,11 @@ def default_behavior_level(rollout: str) -> str:
 def default_behavior_cap(rollout: str, level: str) -> float | None:
     """The default of `algorithm.behavior_correction.cap`."""
     return 2.0 if rollout == "vllm" and level != "none" else None
+
+
+def default_patience(mode: str) -> int | None:
+    """The default of `evaluation.patience`: a critic is fitted until it stops improving."""
+    return 3 if mode == schema.Mode.critic.value else None
 
 
 @cache
@@ -113,7 +120,9 @@ def resolve_config(node: DictConfig) -> dict[str, Any]:
     complete_parts(plain["reward"], config_dir() / "reward")
     _complete_reward_models(plain["reward"])
     check_secrets(plain)
-    return _make_paths_absolute(plain)
+    plain = _make_paths_absolute(plain)
+    replace_critic_runs(plain)
+    return plain
 
 
 def _make_paths_absolute(value: Any, key: str = "") -> Any:

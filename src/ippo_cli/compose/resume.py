@@ -250,8 +250,12 @@ def _agent_key_suffix(key: str) -> str:
 
 
 def _frozen_changes(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:
-    """Frozen keys of the run that would change: key, saved value, new value."""
-    return [difference for difference in _differences(folder, now) if is_frozen_key(difference[0])]
+    """Frozen keys of the run that would change: key, saved value, new value. `mode=plan` is allowed for every run."""
+    return [
+        (key, before, after)
+        for key, before, after in _differences(folder, now)
+        if is_frozen_key(key) and (key, after) != ("mode", "plan")
+    ]
 
 
 def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:

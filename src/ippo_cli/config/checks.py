@@ -14,6 +14,7 @@ from ippo_cli.config.applicability import ALGORITHM_RULES
 from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
+from ippo_cli.config.critic_fitting import check_critic_mode
 from ippo_cli.config.data import check_data
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
 from ippo_cli.config.faults import parse_fault
@@ -204,6 +205,7 @@ RUN_RULES = (
     check_plan,
     _check_agents,
     _check_primary_metric,
+    check_critic_mode,
 )
 
 

@@ -23,6 +23,7 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     Dtype,
     JsonlConfig,
+    Mode,
     Sandbox,
     SeparateCriticConfig,
     TinyActorConfig,
@@ -112,6 +113,8 @@ def _epoch_count(settings: WarningInputs) -> str | None:
 
 
 def _warmups(settings: WarningInputs) -> str | None:
+    if settings.config.mode is Mode.critic:
+        return None
     iterations = settings.batch_sizes.num_iterations
     warmup = settings.config.algorithm.critic_warmup
     if warmup >= iterations:

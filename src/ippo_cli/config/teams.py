@@ -86,6 +86,12 @@ def policy_by_agent(config: Config) -> dict[str, str]:
     return {agent: holder for holder, agents in agents_by_policy(config).items() for agent in agents}
 
 
+def value_holders(config: Config) -> dict[str, str]:
+    """By agent: the name of the weights with its values, which are those of its policy for `critic=value_head`."""
+    own = {agent: name for name, names in agents_by_critic(config).items() for agent in names}
+    return policy_by_agent(config) | own
+
+
 def agents_by_critic(config: Config) -> dict[str, tuple[str, ...]]:
     """Agents by critic, in the task's order; only critics with a separate optimizer."""
     agents = config.task.agents

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ippo_cli.diagnosis.finding import Condition, Finding, NotChecked, Observations
+from ippo_cli.config.schema import Mode
+from ippo_cli.diagnosis.finding import Condition, Finding, NotChecked, Observations, Outcome
 from ippo_cli.diagnosis.registry import BY_NAME, CONDITIONS
 
 
@@ -26,7 +27,7 @@ def diagnose(observations: Observations, conditions: Sequence[Condition] = CONDI
     """Apply the conditions; without a training iteration none is checked."""
     if not observations.rows:
         return Diagnosis({}, {}, (), dict.fromkeys(BY_NAME, "the run has no training iteration"))
-    outcomes = {condition.name: condition.find(observations) for condition in conditions}
+    outcomes = {condition.name: _check(condition, observations) for condition in conditions}
     unchecked = {name: outcome.reason for name, outcome in outcomes.items() if isinstance(outcome, NotChecked)}
     found = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Finding)}
     causes = _find_causes(found)
@@ -36,6 +37,12 @@ def diagnose(observations: Observations, conditions: Sequence[Condition] = CONDI
         checked=tuple(name for name in outcomes if name not in unchecked),
         unchecked=unchecked,
     )
+
+
+def _check(condition: Condition, observations: Observations) -> Outcome:
+    if condition.needs_policy_updates and observations.config.mode is Mode.critic:
+        return NotChecked("mode=critic does not update policies")
+    return condition.find(observations)
 
 
 def _find_causes(found: Mapping[str, Finding]) -> dict[str, tuple[str, ...]]:

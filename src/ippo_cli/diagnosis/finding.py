@@ -93,6 +93,7 @@ class Condition:
     warn: Callable[[Observations], Outcome] | None = None
     explains: tuple[str, ...] = ()
     reads_last_rows: bool = False
+    needs_policy_updates: bool = False  # not checked with mode=critic
 
 
 def metric_evidence(rows: Sequence[Row], name: str, note: str = "") -> Evidence:

@@ -58,6 +58,7 @@ CONDITIONS = (
     ),
     Condition(
         name="learning_rate",
+        needs_policy_updates=True,
         title="learning rate too high",
         find=find_large_updates,
         explains=(
@@ -67,18 +68,21 @@ CONDITIONS = (
     ),
     Condition(
         name="length_hacking",
+        needs_policy_updates=True,
         title="the reward pays for length",
         find=find_length_hacking,
         explains=("truncated", "kl_coefficient", "few_examples"),
     ),
     Condition(
         name="kl_coefficient",
+        needs_policy_updates=True,
         title="KL coefficient too low or too high",
         find=find_kl_coefficient,
         explains=("truncated", "cut_turns", "entropy_gone", "explained_variance", "far_values", *STUCK),
     ),
     Condition(
         name="entropy_gone",
+        needs_policy_updates=True,
         title="entropy is gone",
         find=find_entropy_loss,
         explains=("truncated", "cut_turns", *STUCK),
@@ -123,12 +127,13 @@ CONDITIONS = (
     ),
     Condition(
         name="policy_unchanged",
+        needs_policy_updates=True,
         title="the policy or adapter does not change",
         find=find_unchanged_policy,
         explains=("deaf_agents", *STUCK),
     ),
     Condition(name="deaf_agents", title="agents do not hear each other", find=find_deaf_agents, explains=STUCK),
-    Condition(name="few_examples", title="the data is too small", find=find_memorisation),
+    Condition(name="few_examples", needs_policy_updates=True, title="the data is too small", find=find_memorisation),
     Condition(
         name="skipped_steps",
         title="optimizer steps are skipped",
@@ -145,9 +150,16 @@ CONDITIONS = (
     ),
     Condition(name="far_values", title="values are out of reach", find=find_far_values, warn=find_far_values),
     Condition(
-        name="fell", title="the score fell", find=find_score_drop, warn=find_score_drop, explains=("no_progress",)
+        name="fell",
+        needs_policy_updates=True,
+        title="the score fell",
+        find=find_score_drop,
+        warn=find_score_drop,
+        explains=("no_progress",),
     ),
-    Condition(name="no_progress", title="no progress", find=find_no_progress, warn=find_no_progress),
+    Condition(
+        name="no_progress", needs_policy_updates=True, title="no progress", find=find_no_progress, warn=find_no_progress
+    ),
     Condition(
         name="empty_parts", title="a part of the reward is never a number", find=find_empty_parts, warn=find_empty_parts
     ),

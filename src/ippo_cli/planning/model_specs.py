@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ippo_cli.agents.centralized import build_critic_layouts, critic_context
-from ippo_cli.agents.critic_start import warm_start_config
+from ippo_cli.agents.critic_start import check_value_head_start, warm_start_config
 from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.agents.initial import alphabet_lessons, check_has_lessons, warm_start_lessons
 from ippo_cli.config.adapters import find_reference_folder, read_adapter
@@ -34,6 +34,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent
 from ippo_cli.models.actor import check_readable_tokens, load_actor_tokenizer, tokenizer_setting
+from ippo_cli.models.critic import hidden_width
 from ippo_cli.models.reward_model import read_config, reward_model_shape
 from ippo_cli.models.shape import (
     ModelShape,
@@ -240,6 +241,8 @@ def _critic_shape(
         earlier = critic.warm_start
         shape = add_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
         return add_value_head(shape, lm.config, critic.value_head_hidden_dim)
+    if isinstance(critic, ValueHeadCriticConfig) and critic.warm_start is not None:
+        check_value_head_start(critic, hidden_width(_get_empty_model(known, actor, revision, agent.actor).config))
     if not isinstance(critic, SeparateCriticConfig):
         return None
     if critic.warm_start is not None:

@@ -14,7 +14,7 @@ from ippo_cli.algorithms.user_advantages import load_estimator
 from ippo_cli.config.batch_sizes import BatchSizes, compute_batch_sizes
 from ippo_cli.config.config_warnings import eval_size_warning
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, Mode
 from ippo_cli.engine import distributed
 from ippo_cli.planning.engines import check_engine_models
 from ippo_cli.planning.model_specs import ModelSpecs, read_model_specs
@@ -86,7 +86,7 @@ def load_task_and_reward(config: Config, ranks: int, purpose: Purpose, warn: Rep
             ):
                 warn(warning)
             _check_connection(reward, purpose, warn)
-        if purpose in (Purpose.plan, Purpose.start):
+        if purpose in (Purpose.plan, Purpose.start) and config.mode is not Mode.critic:
             check_primary_metric(config, task)
         if trains:
             compute_batch_sizes(config, ranks, len(task.train))

@@ -171,18 +171,22 @@ class Console:
         seconds: float,
         ratings: Sequence[tuple[str, float]] = (),
         more: tuple[str, str] = ("num_iterations", "MORE"),
+        *,
+        fits_critics: bool = False,
     ) -> None:
         """Show the results of a run and commands to continue.
 
         `ratings`: Elo of policies and snapshots, highest first; `more`: the override that lets the run train further.
+        `fits_critics`: the score is that of critics, from which other runs can start.
         """
         shown = display_path(folder)
         curves = shell_command("tensorboard", "--logdir", f"{shown}/tb")
         first, last = evaluation["first"], evaluation["last"]
         best = evaluation["best"]
         greedy = "greedy/exact"
+        title = "explained var." if fits_critics else "held-out score"
         lines = [
-            f"held-out score   {first['score']:.3f} -> {last['score']:.3f}   (best {best['score']:.3f} after "
+            f"{title:<16} {first['score']:.3f} -> {last['score']:.3f}   (best {best['score']:.3f} after "
             f"iteration {best['iteration']})"
         ]
         if greedy in first and greedy in last:
@@ -196,7 +200,9 @@ class Console:
             *([f"report           {shown}/report.html"] if (folder / "report.html").is_file() else []),
             *([f"curves           {curves}"] if (folder / "tb").is_dir() else []),
             f"train further    {resume_command(folder, more)}",
-            f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
+            f"use the critic   {shell_command('ippo-train', ('critic.warm_start', shown))}"
+            if fits_critics
+            else f"evaluate         {shell_command('ippo-eval', ('run', shown))}",
             *([f"activate first   {activation}"] if (activation := activation_command()) else []),
         ]
         if self._is_main:

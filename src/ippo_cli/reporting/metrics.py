@@ -133,6 +133,9 @@ METRICS: dict[str, str] = {
     "eval/<mode>/<part>/pass@<k>": "the same for a part that is always 0 or 1",
     "eval/<mode>/failed_fraction": "fraction of held-out rows without a usable reward",
     "eval/<mode>/<agent>/score": "held-out score of one agent",
+    "eval/sampled/explained_variance": "mode=critic: mean of the next metric over agents",
+    "eval/sampled/<agent>/explained_variance": "mode=critic: of held-out returns (sums of later rewards) by values",
+    "eval/sampled/<agent>/value_error": "mode=critic: root mean squared difference of the same",
     "eval/<mode>/<agent>/response_length": "mean action tokens of the agent per held-out episode",
     "eval/<mode>/<agent>/truncated_fraction": "fraction of held-out rows with a truncated last response or "
     "episode, of rows in which the agent acted",

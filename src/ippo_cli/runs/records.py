@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ippo_cli.config.critic_fitting import stored_primary_metric
 from ippo_cli.config.errors import ResumeError
 from ippo_cli.runs.folder import is_run_locked
 from ippo_cli.runs.metric_names import present_metric_name
@@ -102,7 +103,7 @@ class RunRecord:
     @property
     def primary_metric(self) -> str:
         """The name of the held-out score below `eval/`, such as `sampled/score`."""
-        return str((self.config.get("task") or {}).get("primary_metric") or "sampled/score")
+        return stored_primary_metric(self.config) or "sampled/score"
 
     @cached_property
     def metrics(self) -> list[dict[str, float]]:

@@ -14,6 +14,7 @@ import yaml
 
 from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.config.commands import shell_command
+from ippo_cli.config.critic_fitting import stored_primary_metric
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.runs.folder import metric_rows, run_folders
 from ippo_cli.runs.intervals import CONFIDENCE, MeanInterval, mean_interval
@@ -125,8 +126,8 @@ def read_curve(folder: Path, metric: str, until: int | None = None) -> list[tupl
 def read_metric_name(folder: Path) -> str | None:
     """The primary metric of a run; None if it has no configuration yet."""
     try:
-        return str(yaml.safe_load((folder / "config.yaml").read_text())["task"]["primary_metric"])
-    except (OSError, yaml.YAMLError, KeyError, TypeError):
+        return stored_primary_metric(yaml.safe_load((folder / "config.yaml").read_text()))
+    except (OSError, yaml.YAMLError, AttributeError):
         return None
 
 

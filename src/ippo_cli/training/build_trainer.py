@@ -18,7 +18,7 @@ from ippo_cli.agents.initial import check_vocabularies, initial_weights, pin_rev
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_errors
 from ippo_cli.config.placement import read_placement
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.time_limit import resolve_deadline
 from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine import distributed, progress
@@ -52,6 +52,7 @@ from ippo_cli.training.checkpoint import (
     find_episode_files,
     has_optimizers,
 )
+from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import ExperienceCollector
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.targets import Algorithm
@@ -139,6 +140,9 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
         recent_rows=deque(recent, WINDOW),
         evaluate_at=read_evaluate_at(context.folder),
         sample_at=read_sample_at(context.folder),
+        critic_evaluator=CriticEvaluator(config=context.config, task=prepared.task, collector=collector)
+        if context.config.mode is Mode.critic
+        else None,
     )
 
 

@@ -137,13 +137,13 @@ class CheckpointManager:
                 f"{message} the best checkpoint may not fit beside the newest (checkpoint.best=false does not keep it)"
             )
 
-    def is_due(self, iteration: int, num_iterations: int, *, improved: bool = False) -> bool:
+    def is_due(self, iteration: int, *, last: bool, improved: bool = False) -> bool:
         """Whether to save after this iteration: by iteration count, best score, or time since the last checkpoint.
 
         Collective: rank 0's clock decides.
         """
         every, every_seconds = self.config.every, self.config.every_seconds
-        planned = iteration == num_iterations or (every > 0 and iteration % every == 0)
+        planned = last or (every > 0 and iteration % every == 0)
         if planned or (improved and self.config.best):
             return True
         if every_seconds is None:

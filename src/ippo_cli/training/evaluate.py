@@ -69,7 +69,7 @@ def evaluate(
     failed_of: dict[str, int] = {}
     for mode, num_generations in modes.items():
         total = len(rows) * num_generations
-        episodes = play(_evaluation_batch(task.held_out, rows, num_generations), mode == "greedy")
+        episodes = play(evaluation_batch(task.held_out, rows, num_generations), mode == "greedy")
         rewards, failure = call_reward(reward, episodes, agents, config.reward)
         weights = reward_weights(config)
         check_unused_weights(rewards, weights, config.reward)
@@ -115,7 +115,7 @@ def evaluate(
     )
 
 
-def _evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_generations: int) -> Batch:
+def evaluation_batch(held_out: Sequence[Example], rows: Sequence[int], num_generations: int) -> Batch:
     """The examples of this rank's episodes; episodes of one row are consecutive.
 
     The first sample of a row has the same index, so the same random numbers, for every `num_generations`.

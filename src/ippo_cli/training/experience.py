@@ -58,6 +58,17 @@ class SampledEpisodes:
     following: EpisodeCollection | None  # in progress: the next iteration's episodes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOutEpisodes:
+    """Episodes on held-out rows with rollouts and raw scores, which policies that do not change can reuse."""
+
+    batch: Batch
+    episodes: list[Episode]
+    rollouts: dict[str, Rollout]
+    raw_scores: RawScores
+    credit_baselines: CreditBaselines
+
+
 @dataclass(kw_only=True)
 class ExperienceCollector:
     """Plays and scores the episodes of one rank; does not change weights, moments or the opponent pool."""
@@ -129,6 +140,41 @@ class ExperienceCollector:
             failure=scored.failure,
             environment_seconds=environment_seconds,
             following=collected.following,
+        )
+
+    def collect_held_out(self, batch: Batch, draws: SamplingStream) -> HeldOutEpisodes:
+        """Play held-out examples with the current policies, and call the reward. Collective."""
+        episodes = self.play_episodes(batch, draws)
+        reward = self.preemption.make_interruptible(self.reward)
+        return HeldOutEpisodes(
+            batch=batch,
+            episodes=episodes,
+            rollouts=self._build_rollouts(episodes),
+            raw_scores=compute_raw_scores(
+                reward, episodes, reward_weights(self.config), self.team.names, self.config.reward
+            ),
+            credit_baselines=self._credit_baselines(0, batch, draws, episodes, Stopwatch()),
+        )
+
+    def score_held_out(self, held_out: HeldOutEpisodes, moments: Mapping[str, ScoreMoments]) -> Experience:
+        """Experience of held-out episodes, with scores standardised by the moments of training. Collective."""
+        scored = process_scores(
+            held_out.raw_scores,
+            held_out.episodes,
+            self.config.reward,
+            moments,
+            held_out.credit_baselines,
+            device=self.device,
+            observe=False,
+        )
+        return Experience(
+            batch=held_out.batch,
+            episodes=held_out.episodes,
+            sampled=held_out.rollouts,
+            rollouts=held_out.rollouts,
+            scores=scored.scores,
+            greedy={},
+            views=self.team.critic_views(held_out.episodes, held_out.rollouts),
         )
 
     def play_episodes(

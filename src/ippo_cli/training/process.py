@@ -18,7 +18,7 @@ from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
 from ippo_cli.config.errors import INTERRUPTED, IppoError, Preempted, PreflightError
 from ippo_cli.config.model_args import check_quantization_device
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, Mode
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.engine.launchers import cores_per_rank
@@ -129,7 +129,14 @@ def _train(
     run.finish("done")
     write_run_report(folder, config.tracker)
     more = ("num_iterations", "MORE") if config.max_iterations_this_run is None else ("max_iterations_this_run", "null")
-    console.show_summary(folder, run.state.evaluation, run.state.wall_seconds, ratings, more)
+    console.show_summary(
+        folder,
+        run.state.evaluation,
+        run.state.wall_seconds,
+        ratings,
+        more,
+        fits_critics=config.mode is Mode.critic,
+    )
 
 
 def _agree_on_folder(config: Config, folder: Path | None, start: Callable[[Path], None] | None) -> Path:

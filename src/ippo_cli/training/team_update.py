@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.team import Team
+from ippo_cli.config.critic_fitting import policy_warmup
 from ippo_cli.config.schema import Config, SequentialCorrectionConfig, UpdateOrder
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import sequential_factor, step_logratio
@@ -26,9 +27,9 @@ from ippo_cli.types import Episode, Experience, Rollout, StepContext, Targets
 def policy_update_order(config: Config, policies: Sequence[str], iteration: int) -> list[str]:
     """The policies that learn in an iteration (counted from 0), in update order; depends on (seed, iteration) only.
 
-    During `algorithm.critic_warmup` the order is that of `policies`.
+    While no policy is updated (`policy_warmup`), the order is that of `policies`.
     """
-    order, after_warmup = config.team.update_order, iteration - config.algorithm.critic_warmup
+    order, after_warmup = config.team.update_order, iteration - policy_warmup(config)
     if order is UpdateOrder.simultaneous or after_warmup < 0:
         return list(policies)
     if order is UpdateOrder.round_robin:
@@ -57,7 +58,7 @@ def update_team(
     policies = {learner.name: learner for learner in team.learners if learner.is_policy}
     order = policy_update_order(config, list(policies), context.iteration)
     changes = None
-    if config.team.update_order is UpdateOrder.sequential and context.iteration >= config.algorithm.critic_warmup:
+    if config.team.update_order is UpdateOrder.sequential and context.iteration >= policy_warmup(config):
         changes = SequentialCorrection(config.algorithm.sequential_correction, experience)
     updates = PlacedUpdates(team, experience, context, turns, show_phase)
     if changes is None:

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from ippo_cli.config.batch_sizes import BatchSizes
+from ippo_cli.config.critic_fitting import primary_metric
 from ippo_cli.config.errors import IppoError, NonFiniteError, Preempted, PreemptionRequested, StorageError
 from ippo_cli.config.schema import Config
 from ippo_cli.config.vllm import updates_in_flight
@@ -31,6 +32,7 @@ from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.task import Task, agents_with_tools, max_turns_by_agent
 from ippo_cli.training.checkpoint import CheckpointManager, TrainingState
 from ippo_cli.training.evaluate import Evaluation, evaluate
+from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import CollectResult, ExperienceCollector
 from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.opponents import OpponentPool
@@ -57,6 +59,7 @@ class Trainer:
     preemption: PreemptionHandler
     time_limit: TimeLimit  # rank 0's limit decides for all ranks
     recent_rows: deque[Mapping[str, float]]  # the last rows of the log, for warnings
+    critic_evaluator: CriticEvaluator | None = None  # with mode=critic
     evaluate_at: Collection[int] | None = None  # iterations to evaluate after; None: those of `evaluation.every`
     sample_at: Collection[int] | None = None  # iterations with training samples; None: those of `tracker.samples_every`
     saving_seconds: float = 0.0  # of the last checkpoint, logged with the next row
@@ -85,7 +88,7 @@ class Trainer:
             self._finish_iteration()
         # Profile the second iteration of this process: the first one includes warm-up costs.
         warm = min(self.state.progress.iteration + 1, self.plan.last_iteration - 1)
-        while (iteration := self.state.progress.iteration) < self.plan.last_iteration:
+        while not self._is_last(iteration := self.state.progress.iteration):
             is_profiled = self.config.tracker.profile and iteration == warm
             with (
                 profile_iteration(self.run.folder, iteration + 1, self.console.print_line)
@@ -96,6 +99,12 @@ class Trainer:
             self._show_training_samples(experience, targets)
             del experience, targets  # free their memory before the evaluation
             self._finish_iteration()
+        if self._has_stopped_improving(self.state.progress.iteration):
+            settings, best = self.config.evaluation, self.run.state.evaluation["best"]
+            self.console.print_line(
+                f"ended by evaluation.patience={settings.patience}: no better score than {best['score']:.3f} after "
+                f"iteration {best['iteration']}; a higher value continues the run"
+            )
 
     def _set_resume_point(self) -> None:
         self.resume_point = ResumePoint(self.state)
@@ -232,9 +241,8 @@ class Trainer:
         """Evaluate if due, log, display and save: the steps of an iteration that do not affect training."""
         iteration, row = self.state.progress.iteration, self.state.progress.row
         assert row is not None
-        last = iteration == self.plan.last_iteration
         found = None
-        if self._needs_evaluation(iteration, last=last):
+        if self._needs_evaluation(iteration, last=iteration == self.plan.last_iteration):
             began = time.perf_counter()
             found = self._evaluate()
             row = row | add_prefix("eval", found.metrics) | {"time/evaluation": time.perf_counter() - began}
@@ -249,7 +257,8 @@ class Trainer:
             self.state.progress.history = self.run.record_iteration(iteration)
             self.state.progress.row, self.state.progress.metrics_bytes = None, self.run.durable_metrics_bytes()
         self._set_resume_point()
-        if self.checkpoints.is_due(iteration, self.plan.last_iteration, improved=improved):
+        last = self._is_last(iteration)
+        if self.checkpoints.is_due(iteration, last=last, improved=improved):
             self._wait_for_episodes()
             began = time.perf_counter()
             self.console.show_phase("save")
@@ -276,6 +285,8 @@ class Trainer:
     def _evaluate(self) -> Evaluation:
         self._wait_for_episodes()  # engines and environments serve one collection at a time
         self.console.show_phase("evaluation")
+        if self.critic_evaluator is not None:
+            return self.critic_evaluator.evaluate(self.state)
         settings = self.config.evaluation
 
         def play(batch: Batch, greedy: bool) -> list[Episode]:
@@ -297,7 +308,18 @@ class Trainer:
 
     def _record_evaluation(self, iteration: int, found: Evaluation) -> bool:
         """Record and display held-out scores; True if they are the best so far."""
-        primary_metric = self.config.task.primary_metric
+        metric = primary_metric(self.config)
         self.run.log_samples(f"eval_{iteration:08d}", found.samples)
-        self.console.show_evaluation(iteration, found.metrics, primary_metric)
-        return self.run.record_evaluation(iteration, primary_metric, found.metrics)
+        self.console.show_evaluation(iteration, found.metrics, metric)
+        return self.run.record_evaluation(iteration, metric, found.metrics)
+
+    def _is_last(self, iteration: int) -> bool:
+        return iteration == self.plan.last_iteration or self._has_stopped_improving(iteration)
+
+    def _has_stopped_improving(self, iteration: int) -> bool:
+        """Whether `evaluation.patience` evaluations in a row up to this iteration have not been the best so far."""
+        patience, every = self.config.evaluation.patience, self.config.evaluation.every
+        if patience is None or not every:
+            return False
+        best = self.run.state.evaluation["best"]["iteration"]
+        return iteration // every - best // every >= patience

@@ -40,6 +40,8 @@ class TrainedCriticConfig(CriticConfig):
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
     learning_rate: Changeable[LearningRate]
     # learning rate of the critic; with value_head, of the head's parameter group
+    warm_start: Changeable[Name | None]
+    # initial weights, head included: a run (each agent's own critic), a `critic/` folder, or a reward model (one label)
 
 
 @option("critic", "value_head")
@@ -52,8 +54,6 @@ class ValueHeadCriticConfig(TrainedCriticConfig):
 class OptimizedCriticConfig(TrainedCriticConfig, OptimizerConfig):
     """A critic with a separate optimizer and separate steps."""
 
-    warm_start: Changeable[Name | None]
-    # initial weights, head included: a run's `critic/` folder or a reward model (one label)
     mini_batch_size: Changeable[PositiveInt | None]
     # sequences per step, all ranks; null = the algorithm's, else 1/8 of the buffer
     ppo_epochs: Changeable[PositiveInt | None]  # passes over the buffer; null = algorithm.ppo_epochs

@@ -29,6 +29,7 @@ class Hub(str, Enum):
 
 class Mode(str, Enum):
     train = "train"
+    critic = "critic"
     plan = "plan"
 
 
@@ -43,7 +44,7 @@ class RunConfig:
     max_iterations_this_run: PositiveInt | None  # save and exit early after this many iterations; null = after the last
     hub: InModelEval[Hub]  # huggingface | modelscope: hub for models that are not local folders
     output_dir: InModelEval[Name]  # root of all runs
-    mode: Mode  # train | plan (check everything and print the computed sizes; no model is loaded)
+    mode: Frozen[Mode]  # train | critic (fit critics, policies stay as they are) | plan (print the computed sizes)
     resume: str  # never | auto | must | the folder of a run
     deterministic: InEval[bool]  # bitwise deterministic operations where PyTorch has them; not attention on GPUs
     debug_faults: list[str]  # for tests only: inject faults, POINT:KIND[:TIME[:RANK]] (docs/reliability.md)
@@ -75,6 +76,7 @@ class EvaluationConfig:
     """When held-out data is scored."""
 
     every: NonNegativeInt  # iterations between evaluations; 0 = at both ends only
+    patience: PositiveInt | None  # end after this many evaluations in a row without a new best score; null = never
     size: InEval[PositiveInt | None]  # maximum number of held-out rows, sampled by evaluation.seed; null = all
     seed: InEval[Seed]  # seed of the sampled evaluation and of confidence intervals
     sampled: InEval[bool]  # sample responses as in training
