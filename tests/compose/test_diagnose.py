@@ -40,6 +40,7 @@ def blamed(overrides: Sequence[str]) -> str:
             "actor_rollout_ref.rollout.n=4 is not a key here (verl has it); use rollout.num_generations",
         ),
         (["seed"], "'seed' is an unexpected argument; use key=value"),
+        (["~nobody.seed"], "'~nobody.seed' is an unexpected argument; use key=value"),
         (["xyzzy.plugh=1"], "xyzzy.plugh=1 is not a key; ippo-train --help and docs/config.md list all keys"),
         (
             ["task.agents.bob.template=x"],

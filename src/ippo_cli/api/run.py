@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ippo_cli.api.overrides import Overrides, to_overrides
+from ippo_cli.config.commands import expand_home
 from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError
 from ippo_cli.runs.records import RunRecord
 
@@ -29,7 +29,7 @@ class Run:
 
     def __init__(self, folder: str | PathLike[str]) -> None:
         """Open the folder of a run; raises `ResumeError` if it is not one."""
-        self.folder = Path(folder).expanduser().absolute()
+        self.folder = expand_home(folder).absolute()
         if not (self.folder / "run.json").is_file():
             raise ResumeError(f"{folder} is not a run's folder; use outputs/NAME/DATE-ID")
 

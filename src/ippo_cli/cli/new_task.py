@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ippo_cli.config.commands import shell_command
+from ippo_cli.config.commands import expand_home, shell_command
 from ippo_cli.config.errors import ConfigError
 
 FLAG = "--new-task"
@@ -50,7 +50,7 @@ def write_task_file(typed: Sequence[str]) -> str | None:
     _, equals, value = typed[flag_indices[0]].partition("=")
     following = typed[flag_indices[0] + 1 : flag_indices[0] + 2]
     name = value if equals else "".join(following)
-    file = Path(name).expanduser()
+    file = expand_home(name)
     if not name or name.startswith("-") or file.suffix != ".yaml" or not re.fullmatch(r"[\w-]+", file.stem):
         raise ConfigError(f"{FLAG} {name}".strip(), "must name a new .yaml file", f"use {FLAG} mine.yaml")
     rows = {part: file.with_name(f"{file.stem}_{part}.jsonl") for part in ("train", "eval")}

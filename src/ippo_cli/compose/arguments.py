@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from ippo_cli.compose.path_keys import PATH_PATTERN, TEXT_KEYS, escape_interpolations, make_absolute
-from ippo_cli.config.commands import PATH_KEYS, last_value, parse_path, quote_for_shell
+from ippo_cli.config.commands import PATH_KEYS, expand_home, last_value, parse_path, quote_for_shell
 from ippo_cli.config.commands import quote_for_hydra as _literal
 from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.marked_keys import is_mapping_key
@@ -226,11 +225,11 @@ def _split_config_dirs(typed: Sequence[str]) -> tuple[list[str], list[str]]:
         else:
             rest.append(text)
     for folder in folders:
-        if not folder or not Path(folder).expanduser().is_dir():
+        if not folder or not expand_home(folder).is_dir():
             raise ConfigError(
                 f"{FOLDER_FLAGS[0]}={folder}", "is not a folder", "use a folder with files such as task/mine.yaml"
             )
-    return rest, [str(Path(folder).expanduser().absolute()) for folder in folders]
+    return rest, [str(expand_home(folder).absolute()) for folder in folders]
 
 
 def _resolve_option_files(text: str) -> tuple[str, list[str]]:
@@ -248,7 +247,7 @@ def _resolve_option_files(text: str) -> tuple[str, list[str]]:
         if not part.endswith(YAML_FILES):
             names.append(part)
             continue
-        file = Path(part).expanduser().absolute()
+        file = expand_home(part).absolute()
         if not file.is_file():
             raise ConfigError(f"{group}={part}", "is not a file", "use the path of a file or the name of an option")
         if not re.fullmatch(r"[\w.-]+", file.stem):

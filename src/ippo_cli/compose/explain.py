@@ -17,6 +17,7 @@ from ippo_cli.compose.load import compose_node, iter_leaves, read_kind
 from ippo_cli.compose.plugins import PACKAGES, missing_plugin_error
 from ippo_cli.compose.searchpath import search_path_entries, user_option_files
 from ippo_cli.compose.yaml_source import shorten_path
+from ippo_cli.config.commands import expand_home
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import OPTIONS
 from ippo_cli.config.text import closest_hint
@@ -57,7 +58,7 @@ def explain_override(text: str, good: list[str], error: Exception, options: Mapp
 
 def explain_argument(text: str, options: Mapping[str, Sequence[str]]) -> ConfigError:
     """Explain an argument without `=`: suggest the key that it may be a value of."""
-    place = Path(text).expanduser()
+    place = expand_home(text)
     meant = "use key=value; see ippo-train --help"
     if text.endswith(YAML_FILES):
         meant = f"did you mean task={text}?"
@@ -206,7 +207,7 @@ def _explain_choice(
                 f"rename it, or use {group}={shorten_path(file)}",
             )
     for ending in YAML_FILES:
-        if (file := Path(f"{option}{ending}").expanduser()).is_file():
+        if (file := expand_home(f"{option}{ending}")).is_file():
             return ConfigError(text, "is an unknown option", f"did you mean {group}={option}{ending}?")
     own_file = "" if "/" in option else f"; choose your own file by its path: {group}=path/to/{option}.yaml"
     return ConfigError(text, "is an unknown option", _choose_option_hint(option, options) + own_file)

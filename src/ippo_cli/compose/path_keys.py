@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from ippo_cli.config.commands import expand_home
 from ippo_cli.config.python_names import is_code_reference, is_function_path
 from ippo_cli.config.schema import ReferenceKind, RunConfig
 
@@ -63,7 +64,7 @@ def absolute_path(place: str, base: Path | None = None) -> str:
         file, _, name = place.rpartition(":")
         return f"{absolute_path(file, base)}:{name}" if file.endswith(".py") else place
     try:
-        path = Path(place).expanduser()  # shells do not expand `~` after `=`
+        path = expand_home(place)  # shells do not expand `~` after `=`
         path = path if base is None else base / path
         exists = path.exists() or (is_pattern(str(path)) and bool(expand_pattern(str(path))))
         return str(path.absolute()) if exists else place

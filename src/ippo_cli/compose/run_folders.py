@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from ippo_cli.config.commands import expand_home
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.runs.folder import display_path
 
@@ -19,7 +20,7 @@ def find_run(typed: str, key: str = "run") -> tuple[Path, str | None]:
     `outputs/NAME` is the newest run of that name, `latest` the newest below `outputs`, and `RUN/checkpoints/step_N`
     iteration N of the run. `key`: of the argument; empty for a folder without a key.
     """
-    folder = Path(typed).expanduser().absolute()
+    folder = expand_home(typed).absolute()
     if _is_run(folder):
         return folder, None
     setting = f"{key}={typed}" if key else display_path(folder)

@@ -74,9 +74,9 @@ def quote_for_hydra(value: str) -> str:
 
 def parse_path(value: str) -> Path:
     """Parse a path argument: the literal path if it exists, else without Hydra quotes."""
-    if not _exists(_expand_home(value)) and (bare := _strip_quotes(value)) != value:
-        return _expand_home(bare)
-    return _expand_home(value)
+    if not _exists(expand_home(value)) and (bare := _strip_quotes(value)) != value:
+        return expand_home(bare)
+    return expand_home(value)
 
 
 def parse_paths(value: str) -> list[str]:
@@ -115,7 +115,7 @@ def _strip_quotes(value: str) -> str:
         return value
 
 
-def _expand_home(value: str) -> Path:
+def expand_home(value: str | os.PathLike[str]) -> Path:
     """Expand `~`, which shells do not expand after `=`; an existing file of the literal name wins."""
     try:
         return Path(value) if _exists(Path(value)) else Path(value).expanduser()

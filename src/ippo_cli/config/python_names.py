@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+from ippo_cli.config.commands import expand_home
+
 MAX_SUGGESTIONS = 8
 _OF_FILE = re.compile(r"[^\n{}]+\.py:[A-Za-z_]\w*")
 _CODE = re.compile(r"(.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
@@ -23,7 +25,7 @@ def is_function_path(value: str) -> bool:
     """
     if _OF_FILE.fullmatch(value) is None:
         return False
-    return not re.search(r"\s", value) or Path(value.rpartition(":")[0]).expanduser().is_file()
+    return not re.search(r"\s", value) or expand_home(value.rpartition(":")[0]).is_file()
 
 
 def public_definitions(file: Path) -> list[str]:
