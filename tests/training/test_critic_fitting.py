@@ -134,6 +134,7 @@ def test_stopped_and_resumed_fit_equals_the_whole(tmp_path: Path, monkeypatch: p
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     whole = train(tmp_path, *overrides)
     part = stopped_and_resumed(tmp_path, monkeypatch, *overrides, at_call=3)
+    assert rows(part) == rows(whole)
     found, expected = final_weights(part), final_weights(whole)
     assert all(found[name].equal(value) for name, value in expected.items())
 

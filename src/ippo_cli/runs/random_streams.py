@@ -1,14 +1,33 @@
-"""Saves and restores the states of the global random generators (Python, NumPy, torch)."""
+"""Seeds the global random generators (Python, NumPy, torch), and saves and restores their states."""
 
 from __future__ import annotations
 
 import base64
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
 import torch
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the global generators."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def seeded_generators(seed: int) -> Iterator[None]:
+    """Seed the global generators in a block, and restore their states after it."""
+    before = rng_state()
+    seed_generators(seed)
+    try:
+        yield
+    finally:
+        restore_rng(before)
 
 
 def rng_state() -> dict[str, Any]:

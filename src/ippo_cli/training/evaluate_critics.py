@@ -12,6 +12,7 @@ from ippo_cli.config.schema import AlgorithmConfig, Config
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.iteration_metrics import explained_variance
 from ippo_cli.rollout.generator import SamplingStream
+from ippo_cli.runs.random_streams import seeded_generators
 from ippo_cli.tasks.eval_rows import select_eval_rows
 from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import TrainingState
@@ -40,7 +41,8 @@ class CriticEvaluator:
             rows = select_eval_rows(len(self.task.held_out), settings)
             batch = evaluation_batch(self.task.held_out, rows, settings.num_generations)
             draws = SamplingStream(seed=settings.seed, purpose="evaluation")
-            self.held_out = self.collector.collect_held_out(batch, draws)
+            with seeded_generators(settings.seed):  # a resumed run collects again, and continues with its own numbers
+                self.held_out = self.collector.collect_held_out(batch, draws)
         experience = self.collector.score_held_out(self.held_out, state.moments)
         algorithm = Algorithm(
             config=use_monte_carlo_returns(self.config.algorithm),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
 import signal
 import warnings
 from collections.abc import Callable
@@ -12,7 +11,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-import numpy
 import torch
 from transformers.utils.logging import disable_progress_bar, set_verbosity_error
 
@@ -29,6 +27,7 @@ from ippo_cli.reporting.trackers.build import plain_settings
 from ippo_cli.runs.faults import arm_faults
 from ippo_cli.runs.folder import lock_folder, reserve_folder, wait_for_folder
 from ippo_cli.runs.garbage_collection import restore_gc
+from ippo_cli.runs.random_streams import seed_generators
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.runs.watchdog import Watchdog
 from ippo_cli.training.build_trainer import RunContext, build_trainer
@@ -186,7 +185,5 @@ def prepare_process(config: Config, *, ranks_per_group: int = 1) -> torch.device
     if not distributed.is_main():
         warnings.simplefilter("ignore")  # rank 0 shows the same warnings
     set_verbosity_error()  # our loading code checks the weights itself
-    random.seed(config.seed)
-    numpy.random.seed(config.seed % 2**32)
-    torch.manual_seed(config.seed)
+    seed_generators(config.seed)
     return device
