@@ -45,6 +45,7 @@ def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = 
         value_mask=ENDS if by_turn else MASK,
         behavior_weights=MASK.float() if weights is None else weights,
         sample_counts=torch.ones(2).long(),
+        positive=torch.tensor([True, False]),
     )
     return Minibatch(
         rollout=rollout,

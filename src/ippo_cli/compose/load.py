@@ -60,18 +60,30 @@ def register_schemas() -> None:
     OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
     OmegaConf.register_new_resolver("behavior_level", default_behavior_level, replace=True)
     OmegaConf.register_new_resolver("behavior_cap", default_behavior_cap, replace=True)
+    OmegaConf.register_new_resolver("recompute_logprobs", default_recompute_logprobs, replace=True)
+    OmegaConf.register_new_resolver("max_sampler_gap", default_max_sampler_gap, replace=True)
     for name, node in schema.SCHEMAS.items():
         _register_schema(name, node)
 
 
-def default_behavior_level(rollout: str) -> str:
+def default_behavior_level(rollout: str, ratio_base: str) -> str:
     """The default of `algorithm.behavior_correction.level`: engines round differently than the trainer."""
-    return "token" if rollout == "vllm" else "none"
+    return "token" if rollout == "vllm" and ratio_base == "policy" else "none"
 
 
 def default_behavior_cap(rollout: str, level: str) -> float | None:
     """The default of `algorithm.behavior_correction.cap`."""
     return 2.0 if rollout == "vllm" and level != "none" else None
+
+
+def default_recompute_logprobs(ratio_base: str) -> bool:
+    """The default of `rollout.recompute_logprobs` with an engine: a ratio to the sampler needs no second forward."""
+    return ratio_base == "policy"
+
+
+def default_max_sampler_gap(recompute_logprobs: bool) -> float | None:
+    """The default of `rollout.max_sampler_gap`, which compares both log-probabilities."""
+    return 0.5 if recompute_logprobs else None
 
 
 @cache
