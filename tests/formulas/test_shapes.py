@@ -39,6 +39,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "cispo_loss": lambda: formulas.cispo_loss(X, WIDE, X, **CLIP),
     "outside_trust_region": lambda: formulas.outside_trust_region(X, WIDE, X, region="tv", low=0.1, high=0.1),
     "clip_logratio": lambda: formulas.clip_logratio(X, WIDE, low=0.1, high=0.1),
+    "overlong_fraction": lambda: formulas.overlong_fraction(MASK, TURN[:1], limit=4, ramp=0.5),
     "behavior_weights": lambda: formulas.behavior_weights(X, X, WIDE, level="token", cap=2.0),
     "step_logratio": lambda: formulas.step_logratio(X, WIDE, MASK, TURN, steps=1, pooling="sum"),
     "sequential_factor": lambda: formulas.sequential_factor(ROWS, MASK, TURN, cap=2.0),

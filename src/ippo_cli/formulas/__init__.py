@@ -14,6 +14,7 @@ from ippo_cli.formulas.aggregate import aggregate
 from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
 from ippo_cli.formulas.logprobs import selected_logprobs
 from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked_whiten
+from ippo_cli.formulas.overlong import overlong_fraction
 from ippo_cli.formulas.policy_loss import (
     behavior_weights,
     cispo_loss,
@@ -49,6 +50,7 @@ __all__ = [
     "masked_whiten",
     "on_policy_loss",
     "outside_trust_region",
+    "overlong_fraction",
     "place_scores",
     "pool_logratio",
     "pool_values",

@@ -30,6 +30,7 @@ from ippo_cli.formulas import (
     behavior_weights,
     kl_estimate,
     masked_whiten,
+    overlong_fraction,
     place_scores,
     reweight,
     turn_ends,
@@ -161,8 +162,7 @@ class Algorithm:
     def _penalize_truncation(self, score: Tensor, rollout: Rollout, agent: str) -> Tensor:
         """The scores `[B, K]` by turn, less `truncation_penalty` for truncated responses.
 
-        With `soft_penalty`, a response in the last part `truncation_ramp` of the token limit loses a share of it: 0 at
-        the start of this part, all of it at the limit (DAPO, arXiv 2503.14476, eq. 13).
+        With `soft_penalty`, a turn in the last part of its token limit loses a share of it, see `overlong_fraction`.
         """
         config = self.config
         if config.truncation not in (Truncation.penalty, Truncation.soft_penalty):
@@ -173,10 +173,9 @@ class Algorithm:
         share = (~rollout.finished)[:, None] * last
         if config.truncation is Truncation.soft_penalty:
             assert config.truncation_ramp is not None
-            limit, mask = self.token_limits[agent], rollout.response_mask
-            ramp = config.truncation_ramp * limit
-            tokens = torch.zeros_like(score).scatter_add(1, rollout.turn.clamp(min=0), mask.to(score.dtype))
-            share = share.maximum(((tokens - (limit - ramp)) / ramp).clamp(0.0, 1.0))
+            limit = self.token_limits[agent]
+            long = overlong_fraction(rollout.response_mask, rollout.turn, limit=limit, ramp=config.truncation_ramp)
+            share[:, : long.shape[1]] = share[:, : long.shape[1]].maximum(long)
         return score - config.truncation_penalty * share
 
     def _bootstrap_truncated(self, rewards: Tensor, final_values: Tensor, rollout: Rollout) -> Tensor:
