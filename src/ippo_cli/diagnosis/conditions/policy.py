@@ -67,7 +67,7 @@ def find_large_updates(observations: Observations) -> Outcome:
         ),
         overrides=(
             f"actor.learning_rate={rate / 10:g}",
-            *(("algorithm.target_kl=0.02",) if config.algorithm.objective.value == "clip" else ()),
+            *(("algorithm.target_kl=0.02",) if config.algorithm.objective.has_ratio else ()),
             *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
         ),
     )
