@@ -1,8 +1,9 @@
 """Masked, clipped-weight and per-token clipped objectives: by hand, against loops, and against verl and TRL.
 
 The last part has the formulas of verl 0.9.1 (`verl/trainer/ppo/core_algos.py`: `compute_policy_loss_geo_mean`,
-`compute_policy_loss_dppo_tv`, `compute_policy_loss_dppo_kl`) and TRL 1.16.0 (`GRPOTrainer._compute_loss`). The functions
-of verl themselves, on random rows: gradients equal within 4e-9, and the losses of `cispo` and `geo_mean` within 2e-7.
+`compute_policy_loss_dppo_tv`, `compute_policy_loss_dppo_kl`) and TRL 1.16.0 (`GRPOTrainer._compute_loss`). With the
+functions of verl themselves, on random rows, gradients agreed within 4e-9, and losses of `cispo` and `geo_mean` within
+2e-7.
 """
 
 from __future__ import annotations
