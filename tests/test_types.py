@@ -48,6 +48,7 @@ def targets() -> Targets:
         value_mask=MASK,
         behavior_weights=numbered(B, R) + 0.5,
         sample_counts=torch.arange(B),
+        positive=torch.arange(B) % 2 == 0,
     )
 
 

@@ -69,7 +69,7 @@ ADJUSTMENTS = (
         reason="with random initial weights the critic has to learn as much as its actor",
     ),
     Adjustment(
-        variants=("dr_grpo/*", "rloo/*", "remax/*"),
+        variants=("dr_grpo/*", "dppo/*", "rloo/*", "remax/*"),
         task="probe_grid",
         overrides=("algorithm.entropy_coef=0.03",),
         reason="their advantages are differences of scores, a fifth of whitened ones, so the bonus is a fifth too",

@@ -275,6 +275,7 @@ class Targets:
     value_mask: Tensor  # [B, R] bool: where values are regressed: loss_mask, or only the last token of each turn
     behavior_weights: Tensor  # [B, R] float32: importance weight of the policy loss, 1 unless sampler and policy differ
     sample_counts: Tensor  # [B] int64: how often a row is trained on in an epoch; 1 without resampling by score
+    positive: Tensor  # [B] bool: rows with the likelihood term of `algorithm.positive_nll`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,6 +297,7 @@ class Minibatch:
     num_sequences: int  # over all ranks and micro-batches: rows with a non-empty loss_mask
     num_values: int  # over all ranks and micro-batches, where value_mask is set
     agent: Tensor  # [b] int64: index of each row's agent among the agents that are trained together
+    num_positive_tokens: int = 0  # over all ranks and micro-batches, where loss_mask is set in positive rows
 
     def select_rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Return some of the rows as a micro-batch, trimmed to their used columns, with the same global counts."""

@@ -432,6 +432,7 @@ def some_targets(own: Rollout) -> Targets:
         loss_mask=own.response_mask & (torch.rand(count) > 0.3)[:, None],
         value_mask=own.response_mask & (torch.rand(shape) > 0.5),
         sample_counts=torch.ones(count, dtype=torch.long),
+        positive=torch.zeros(count, dtype=torch.bool),
     )
 
 

@@ -71,6 +71,7 @@ def buffer(rows: slice) -> tuple[Rollout, Targets]:
         value_mask=mask,
         behavior_weights=mask.float(),
         sample_counts=COUNTS[rows],
+        positive=torch.zeros_like(COUNTS[rows], dtype=torch.bool),
     )
     return rollout, targets
 

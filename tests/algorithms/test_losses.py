@@ -9,6 +9,7 @@ import torch
 
 from ippo_cli.algorithms.losses import policy_objective, value_objective
 from ippo_cli.compose.load import load_config
+from ippo_cli.config.schema import PositiveNllConfig
 from ippo_cli.models.actor import PolicyOutput
 from ippo_cli.tasks.task import response_budgets
 from ippo_cli.types import Minibatch, Rollout, Targets
@@ -45,6 +46,7 @@ def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = 
         value_mask=ENDS if by_turn else MASK,
         behavior_weights=MASK.float() if weights is None else weights,
         sample_counts=torch.ones(2).long(),
+        positive=torch.tensor([True, False]),
     )
     return Minibatch(
         rollout=rollout,
@@ -123,6 +125,88 @@ def test_sequence_ratio_clips_all_tokens() -> None:
     assert loss.total.item() == pytest.approx((-2.0 * 3 * 1.2 + second) / 4)  # exp(.3) is beyond 1.2
     assert loss.sums["clip_fraction"].item() == 3
     assert loss.sums["ratio"].item() == pytest.approx(3 * torch.tensor(0.3).exp().item() + second)
+
+
+NEW = OLD + torch.tensor([[2.0, 0.5, 1.1, 1.0], [0.4, 1.0, 1.0, 1.0]]).log() * MASK
+"""Ratios 2, .5, 1.1 with advantage 2, and .4 with advantage -1."""
+
+
+RANGE = ("algorithm.clip_range_low=0.3", "algorithm.clip_range_high=0.5")
+
+
+def loss_of(*keys: str, rollout: dict[str, torch.Tensor] | None = None) -> tuple[float, torch.Tensor, float]:
+    """The loss with a mean over tokens, its gradient times the number of tokens, and the clip fraction's sum."""
+    config = load_config([*keys, "algorithm.loss_aggregation=token-mean", "algorithm.kl.loss.coef=0"]).algorithm
+    made, new = batch(by_turn=False), NEW.clone().requires_grad_()
+    made = replace(made, rollout=replace(made.rollout, **(rollout or {})))
+    loss = policy_objective(said(new), made, config, 4)
+    loss.total.backward()
+    return loss.total.item() * 4, new.grad * 4, loss.sums["clip_fraction"].item()
+
+
+def test_two_sided_mask() -> None:
+    """In [.7, 1.5]: the third token only, whatever the advantages' signs."""
+    total, gradient, outside = loss_of("algorithm=grpo", "algorithm.objective=mask", *RANGE)
+    assert (total, outside) == (pytest.approx(-2.2), 3)
+    torch.testing.assert_close(gradient, torch.tensor([[0.0, 0.0, -2.2, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+
+
+def test_clipped_weights_keep_gradients() -> None:
+    """Weights 1.5, .7, 1.1 and .7."""
+    total, gradient, outside = loss_of("algorithm=cispo", *RANGE)
+    expected = torch.tensor([[-3.0, -1.4, -2.2, 0.0], [0.7, 0.0, 0.0, 0.0]])
+    assert (total, outside) == (pytest.approx((expected * NEW).sum().item()), 3)
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize(("region", "kept"), [("tv", False), ("kl", False), ("tv", True)])
+def test_updates_that_leave_the_region(region: str, kept: bool) -> None:
+    """Probabilities .368 to .736, .135 to .068, .607 to .667 with advantage 2; .050 to .020 with -1.
+
+    The first has left the region and its update would move it further; the last two are inside. The second fell, and
+    its update would bring it back.
+    """
+    limit = 0.5 if kept else 0.15
+    keys = (f"algorithm.trust_region={region}", f"algorithm.clip_range_low={limit}")
+    total, gradient, outside = loss_of("algorithm=grpo", *keys, f"algorithm.clip_range_high={limit}")
+    first = -4.0 if kept else 0.0
+    expected = torch.tensor([[first, -1.0, -2.2, 0.0], [0.4, 0.0, 0.0, 0.0]])
+    assert (total, outside) == (pytest.approx(expected.sum().item()), 0 if kept else 1)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_ratios_clipped_before_pooling() -> None:
+    """GMPO: (1.5 * .5 * 1.1) ** (1/3), where the first token has no gradient, and .4 clipped to .7."""
+    keys = ("algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean", "algorithm.clip_level=token")
+    total, gradient, outside = loss_of("algorithm=grpo", *keys, *RANGE)
+    mean = (1.5 * 0.5 * 1.1) ** (1 / 3)
+    assert (total, outside) == (pytest.approx(-2 * 3 * mean + 0.7), 3)
+    torch.testing.assert_close(gradient, torch.tensor([[0.0, -2 * mean, -2 * mean, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+
+
+def test_ratio_to_the_sampler() -> None:
+    """With half the sampler's probabilities, ratios are twice as large."""
+    behavior = (OLD + torch.tensor(0.5).log()) * MASK
+    keys = ("algorithm=grpo", "algorithm.objective=mask", *RANGE, "algorithm.ratio_base=sampler")
+    total, gradient, outside = loss_of(*keys, rollout={"behavior_logprobs": behavior})
+    expected = torch.tensor([[0.0, -2.0, 0.0, 0.0], [0.8, 0.0, 0.0, 0.0]])
+    assert (total, outside) == (pytest.approx(-1.2), 2)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_likelihood_of_positive_responses() -> None:
+    """The mean over the three tokens of the positive response, of six such tokens in the step."""
+    keys = ["algorithm=vapo", "algorithm.positive_nll.coef=0.5"]
+    config, whole = load_config(keys).algorithm, replace(batch(by_turn=False), num_positive_tokens=6)
+    new = OLD.clone().requires_grad_()
+    loss = policy_objective(said(new), whole, config, 4)
+    plain = policy_objective(said(OLD), whole, replace(config, positive_nll=PositiveNllConfig(0.0, None)), 4)
+    assert loss.total.item() - plain.total.item() == pytest.approx(0.5 * 3.5 / 6)
+    assert (loss.sums["nll_loss"].item(), loss.sums["positive_fraction"].item()) == (pytest.approx(3.5), 3)
+    (loss.total - plain.total).backward()
+    expected = torch.tensor([[-2.0, -2.0, -2.0, 0.0], [1.0, 0.0, 0.0, 0.0]]) / 4
+    expected[0, :3] -= 0.5 / 6
+    torch.testing.assert_close(new.grad, expected)
 
 
 def test_router_loss_weighted_by_the_share_of_tokens() -> None:

@@ -42,7 +42,7 @@ UNBOUNDED = {
     "min_score",
     "max_score",
 }
-GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
+GRPO, HAPPO, CISPO = "algorithm=grpo", "algorithm=happo", "algorithm=cispo"
 SHARED = "team=shared_policy"
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
@@ -393,6 +393,24 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ),
     (("algorithm=turn_ppo",), {"algorithm.turn_value": "post", "algorithm.credit": "auto"}, 1, "algorithm.turn_value"),
     (("algorithm=ppo",), {"algorithm.behavior_correction.level": "token"}, 1, "algorithm.behavior_correction.level"),
+    (
+        ("algorithm=sao",),
+        {"rollout.recompute_logprobs": True},
+        1,
+        "rollout.recompute_logprobs=true computes log-probabilities that algorithm.ratio_base=sampler does not use",
+    ),
+    (
+        ("algorithm=sao",),
+        {"algorithm.behavior_correction.level": "token", "rollout.top_k": 3},
+        1,
+        "algorithm.behavior_correction.level=token would correct for the sampler twice",
+    ),
+    (
+        ("algorithm=sao", "critic=separate"),
+        {"deepspeed.tensor_parallel": 2},
+        2,
+        "deepspeed.tensor_parallel=2 critic.freeze=[*attn*] have not been verified together",
+    ),
     (
         ("algorithm=ppo",),
         {
@@ -851,6 +869,28 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((GRPO,), "critic_warmup", 1, "has no values"),
     ((GRPO,), "ratio_pooling", "sum", "ratio_level=token has no pooling"),
     ((GRPO,), "allow_off_policy_steps", True, "objective=clip always allows several steps"),
+    ((CISPO,), "allow_off_policy_steps", True, "objective=cispo always allows several steps"),
+    ((GRPO,), "clip_level", "token", "ratio_level=token pools no ratios"),
+    ((), "clip_level", "token", "objective=on_policy has no ratio"),
+    (
+        (CISPO, "algorithm.ratio_level=sequence", "algorithm.ratio_pooling=mean"),
+        "clip_level",
+        "token",
+        "clips no ratio",
+    ),
+    ((), "trust_region", "tv", "objective=on_policy has no ratio"),
+    ((CISPO,), "trust_region", "kl", "objective=cispo limits the ratio"),
+    (("algorithm=gspo",), "trust_region", "tv", "ratio_level=sequence limits the pooled ratio"),
+    ((), "ratio_base", "sampler", "objective=on_policy has no ratio"),
+    ((GRPO,), "ratio_cap", 20.0, "trust_region=ratio limits the ratio"),
+    ((), "ratio_cap", 20.0, "objective=on_policy has no ratio"),
+    ((), "dual_clip", 3.0, "objective=on_policy has no ratio"),
+    ((CISPO,), "dual_clip", 3.0, "objective=cispo clips no ratio"),
+    (("algorithm=dppo",), "dual_clip", 3.0, "trust_region=tv has ratio_cap"),
+    (("algorithm=gmpo",), "dual_clip", 3.0, "clip_level=token limits the ratio"),
+    ((GRPO, "algorithm.truncation=mask"), "truncation_penalty", 1.0, "truncation=mask subtracts nothing"),
+    ((), "truncation_ramp", 0.2, "truncation=none has no ramp"),
+    ((), "positive_nll.min_score", 1.0, "positive_nll.coef=0 has no likelihood term"),
     ((), "scale_by_std", True, "advantage=gae has no standard deviation"),
     (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out has no standard deviation"),
     (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one advantage"),
@@ -887,7 +927,7 @@ def test_algorithm_keys_without_effect(choices: tuple[str, ...], key: str, value
 
 def test_all_applicability_rules_have_a_case(config: Make) -> None:
     there = {key for key, *_ in applicability.applicability_rules(config())}
-    assert there - {key for _, key, _, _ in IDLE} == {"dual_clip", "needs_centralized_critic"}  # told apart from these
+    assert there - {key for _, key, _, _ in IDLE} == {"needs_centralized_critic"}  # told apart from these
 
 
 # Required keys of algorithms.
@@ -902,6 +942,11 @@ NEEDED = [
     (("algorithm=turn_ppo",), "ratio_pooling"),
     (("algorithm=pf_ppo",), "reweight.power"),
     (("algorithm=reinforce_plus_plus",), "gamma"),
+    ((CISPO,), "clip_range_high"),
+    (("algorithm=gspo",), "ratio_pooling"),
+    (("algorithm=dapo",), "truncation_penalty"),
+    (("algorithm=dapo",), "truncation_ramp"),
+    (("algorithm=vapo",), "positive_nll.min_score"),
 ]
 
 

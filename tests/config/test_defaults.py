@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 from ippo_cli.compose.load import compose_node, config_dir, iter_leaves, load_config, resolve_config
 from ippo_cli.compose.user_files import check_user_files
 from ippo_cli.config.checks import check_config
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, SeparateCriticConfig
 
 MODEL = ("actor=full", "actor.model=some/model")
 DATA = ("task=jsonl", "task.train=train.jsonl", "task.eval=test.jsonl")
@@ -173,6 +173,7 @@ def test_actor_defaults_are_known_keys() -> None:
     files = {"run": ""} | {
         group: f"{group}." for group in ("critic", "algorithm", "rollout", "evaluation", "checkpoint")
     }
+    files["length_adaptive"] = "algorithm."  # for presets with a lambda by response length
     assert {path.parent.name for path in by_actor.glob("*/*.yaml")} == {*files}
     assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {"actor"}
     kinds = {file.stem for file in (config_dir() / "base/actor").iterdir()}
@@ -189,6 +190,29 @@ def test_actor_defaults_are_known_keys() -> None:
             values = OmegaConf.to_container(OmegaConf.load(file))
             given = {f"{prefix}{name}" for name, _ in iter_leaves(values) if name != "defaults"}
             assert given <= known, file
+
+
+def test_sao_settings_of_critics() -> None:
+    """They depend on the critic, so they are looked up by the algorithm's name in the files of critics."""
+    for file in (config_dir() / "base" / "by_algorithm").glob("*/*.yaml"):
+        assert (config_dir() / "algorithm" / file.name).is_file()
+    for critic in ("separate", "centralized"):
+        made = composed("algorithm=sao", f"critic={critic}").critic
+        assert isinstance(made, SeparateCriticConfig)
+        assert (made.ppo_epochs, made.freeze) == (2, ["*attn*"])
+        for overrides in (("algorithm=sao", "critic.freeze=[]"), ("algorithm=vapo",)):
+            assert getattr(composed(*overrides, f"critic={critic}").critic, "freeze", None) == []
+    adapter = composed("algorithm=sao", "actor=tiny_lora", "critic=adapter").critic
+    assert getattr(adapter, "ppo_epochs", None) == 2
+    assert not hasattr(adapter, "freeze")
+
+
+def test_lambda_by_response_length_of_small_actors() -> None:
+    for name in ("sao", "vapo"):
+        small, large = composed(f"algorithm={name}"), composed(f"algorithm={name}", *DATA, *MODEL, *FUNCTION)
+        assert (small.algorithm.length_adaptive_alpha, large.algorithm.length_adaptive_alpha) == (2.5, 0.05)
+        assert small.algorithm.gae_lambda is None
+        assert large.algorithm.gae_lambda is None
 
 
 def test_user_actor_has_pretrained_defaults(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ def buffer(**changes: torch.Tensor) -> tuple[Rollout, Scores, Targets]:
         value_mask=MASK,
         behavior_weights=changes.get("weights", torch.ones(3, 3)),
         sample_counts=torch.tensor([2, 0, 1]),
+        positive=torch.zeros(3, dtype=torch.bool),
     )
     return rollout, scores, targets
 
@@ -235,6 +236,7 @@ def targets_of(values: torch.Tensor, returns: torch.Tensor, rewards: torch.Tenso
         value_mask=mask,
         behavior_weights=nothing + 1,
         sample_counts=mask.sum(dim=1),
+        positive=torch.zeros(len(mask), dtype=torch.bool),
     )
 
 

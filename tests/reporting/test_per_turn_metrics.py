@@ -65,6 +65,7 @@ def buffer() -> tuple[Rollout, Scores, Targets]:
         value_mask=MASK,
         behavior_weights=torch.ones(3, 4),
         sample_counts=torch.ones(3).long(),
+        positive=torch.zeros(3, dtype=torch.bool),
     )
     return rollout, scores, targets
 

@@ -73,6 +73,7 @@ def rows(prompts, lengths):
         value_mask=column,
         behavior_weights=numbers,
         sample_counts=torch.ones(count, dtype=torch.long),
+        positive=torch.zeros(count, dtype=torch.bool),
     )
     return rollout, targets
 

@@ -64,6 +64,7 @@ from ippo_cli.models.critic import (
     hidden_width,
     load_value_head,
 )
+from ippo_cli.models.freezing import freeze_parameters
 from ippo_cli.models.load import backbone_of, checkpoint_activations
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
@@ -347,6 +348,7 @@ def build_critic(
         critic = replace(critic, warm_start=str(saved / "critic"))
     args = unquantized_args(actor) if critic.model is None else {}
     model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3, args=args)
+    freeze_parameters(model, critic.freeze)
     _enable_checkpointing(model.backbone, critic.gradient_checkpointing)
     model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone, split=splits_rows(config))
     return model

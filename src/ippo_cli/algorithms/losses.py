@@ -8,16 +8,21 @@ import torch
 from torch import Tensor
 
 from ippo_cli.algorithms.advantages import turn_values
-from ippo_cli.config.schema import AlgorithmConfig, Credit, Objective, ValueUnit
+from ippo_cli.config.schema import AlgorithmConfig, ClipLevel, Credit, Objective, RatioBase, TrustRegion, ValueUnit
 from ippo_cli.formulas import (
     aggregate,
+    cispo_loss,
+    clip_logratio,
     clipped_policy_loss,
     kl_estimate,
+    masked_policy_loss,
     masked_sum,
     on_policy_loss,
+    outside_trust_region,
     pool_logratio,
     value_loss,
 )
+from ippo_cli.formulas.masked import keep
 from ippo_cli.models.actor import PolicyOutput
 from ippo_cli.types import Minibatch
 
@@ -42,32 +47,15 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
     """Policy loss, entropy bonus, KL term and router loss of one micro-batch."""
     rollout, targets, mask = batch.rollout, batch.targets, batch.targets.loss_mask
     new, old = output.logprobs, rollout.logprobs
-    logratio = pool_logratio(
-        new,
-        old,
-        rollout.response_mask,
-        rollout.turn,
-        level=config.ratio_level.value,
-        pooling="sum" if config.ratio_pooling is None else config.ratio_pooling.value,
-    )
+    if config.ratio_base is RatioBase.sampler:
+        old = rollout.behavior_logprobs
+    logratio = _pool(new, old, batch, config)
     logged: dict[str, Tensor] = {}
     if config.objective is Objective.on_policy:
         per_token = on_policy_loss(new, targets.advantages)
     else:
-        assert config.clip_range_low is not None
-        assert config.clip_range_high is not None
-        low, high = config.clip_range_low, config.clip_range_high
-        per_token = clipped_policy_loss(
-            new,
-            old,
-            targets.advantages,
-            clip_range_low=low,
-            clip_range_high=high,
-            dual_clip=config.dual_clip,
-            logratio=logratio,
-        )
-        ratio = logratio.detach().exp()
-        logged["clip_fraction"] = ((ratio < 1.0 - low) | (ratio > 1.0 + high)).float()
+        per_token, is_outside = _ratio_loss(new, old, logratio, batch, config)
+        logged["clip_fraction"] = is_outside.float()
     per_token = per_token * targets.behavior_weights
     assert output.entropy is not None
     total = per_token - config.entropy_coef * output.entropy if config.entropy_coef else per_token
@@ -86,10 +74,61 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         logged["approx_kl"] = kl_estimate(old, new, estimator="k3")
         deviation = torch.where(mask, (ratio - 1.0).abs(), 0.0).max()
     loss = _aggregate_loss(total, mask, batch.num_tokens, batch.num_sequences, config, response_budget)
+    if config.positive_nll.coef:
+        positive = mask & targets.positive[:, None]
+        counts = {"num_tokens": batch.num_positive_tokens, "num_sequences": 0}
+        loss = loss + config.positive_nll.coef * aggregate(-new, positive, mode="token-mean", **counts)
+        logged |= {"nll_loss": torch.where(positive, -new.detach(), 0.0), "positive_fraction": positive.float()}
     if output.router_loss is not None:  # no sum over tokens: weighted by the micro-batch's share of them
         loss = loss + config.router_loss_coef * output.router_loss * (mask.sum() / max(batch.num_tokens, 1))
         logged["router_loss"] = output.router_loss.detach().expand(mask.shape)
     return Loss(total=loss, mask=mask, per_token=logged, maxima={"ratio": deviation})
+
+
+def _pool(new: Tensor, old: Tensor, batch: Minibatch, config: AlgorithmConfig) -> Tensor:
+    """Log of the ratio of each token's unit."""
+    return pool_logratio(
+        new,
+        old,
+        batch.rollout.response_mask,
+        batch.rollout.turn,
+        level=config.ratio_level.value,
+        pooling="sum" if config.ratio_pooling is None else config.ratio_pooling.value,
+    )
+
+
+def _ratio_loss(
+    new: Tensor, old: Tensor, logratio: Tensor, batch: Minibatch, config: AlgorithmConfig
+) -> tuple[Tensor, Tensor]:
+    """The loss of an objective with a ratio, and the tokens outside of its trust region: both `[b, R]`."""
+    assert config.clip_range_low is not None
+    assert config.clip_range_high is not None
+    low, high, advantages = config.clip_range_low, config.clip_range_high, batch.targets.advantages
+    by_token = config.clip_level is ClipLevel.token
+    measured = keep(new - old, batch.rollout.response_mask) if by_token else logratio
+    below, above = outside_trust_region(new, old, measured, region=config.trust_region.value, low=low, high=high)
+    outside = below | above
+    if config.objective is Objective.cispo:
+        return cispo_loss(new, logratio, advantages, clip_range_low=low, clip_range_high=high), outside
+    if config.objective is Objective.mask:
+        return masked_policy_loss(logratio, advantages, ~outside, ratio_cap=config.ratio_cap), outside
+    if by_token:
+        clipped = clip_logratio(measured, advantages, low=low, high=high)
+        pooled = _pool(clipped, torch.zeros_like(clipped), batch, config)
+        return masked_policy_loss(pooled, advantages, batch.rollout.response_mask), outside
+    if config.trust_region is not TrustRegion.ratio:
+        kept = ~torch.where(advantages > 0, above, below)  # tokens that the update would not move further away
+        return masked_policy_loss(logratio, advantages, kept, ratio_cap=config.ratio_cap), outside
+    loss = clipped_policy_loss(
+        new,
+        old,
+        advantages,
+        clip_range_low=low,
+        clip_range_high=high,
+        dual_clip=config.dual_clip,
+        logratio=logratio,
+    )
+    return loss, outside
 
 
 def value_objective(

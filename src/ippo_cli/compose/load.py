@@ -23,9 +23,9 @@ from ippo_cli.compose.critic_runs import replace_critic_runs
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
+from ippo_cli.compose.resolvers import register_resolvers
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
 from ippo_cli.config import schema
-from ippo_cli.config.batch_sizes import fit_mini_batch
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.leaves import iter_leaves
 from ippo_cli.config.programs import PROGRAM, TEMPLATE
@@ -58,27 +58,9 @@ def config_dir() -> Path:
 def register_schemas() -> None:
     """Register all schemas with Hydra, so that YAML files can list them first, and register user option files."""
     register_option_files()
-    OmegaConf.register_new_resolver("fit_mini_batch", fit_mini_batch, replace=True)
-    OmegaConf.register_new_resolver("behavior_level", default_behavior_level, replace=True)
-    OmegaConf.register_new_resolver("behavior_cap", default_behavior_cap, replace=True)
-    OmegaConf.register_new_resolver("patience", default_patience, replace=True)
+    register_resolvers()
     for name, node in schema.SCHEMAS.items():
         _register_schema(name, node)
-
-
-def default_behavior_level(rollout: str) -> str:
-    """The default of `algorithm.behavior_correction.level`: engines round differently than the trainer."""
-    return "token" if rollout == "vllm" else "none"
-
-
-def default_behavior_cap(rollout: str, level: str) -> float | None:
-    """The default of `algorithm.behavior_correction.cap`."""
-    return 2.0 if rollout == "vllm" and level != "none" else None
-
-
-def default_patience(mode: str) -> int | None:
-    """The default of `evaluation.patience`: a critic is fitted until it stops improving."""
-    return 3 if mode == schema.Mode.critic.value else None
 
 
 @cache

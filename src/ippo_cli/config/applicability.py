@@ -11,6 +11,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import (
     Advantage,
     CentralizedCriticConfig,
+    ClipLevel,
     Config,
     ConversationConfig,
     Credit,
@@ -18,9 +19,11 @@ from ippo_cli.config.schema import (
     Objective,
     OptimizedCriticConfig,
     Processor,
+    RatioBase,
     RatioLevel,
     Reweight,
     Truncation,
+    TrustRegion,
     TurnValue,
     ValueUnit,
     WeightLevel,
@@ -147,13 +150,27 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     is_function = algorithm.advantage is Advantage.function
     pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
-    clipped = None if algorithm.objective is Objective.clip else "objective=on_policy has no ratio"
-    pooled = clipped or (None if algorithm.ratio_level is not RatioLevel.token else "ratio_level=token has no pooling")
+    objective, region = algorithm.objective, algorithm.trust_region
+    clipped = None if objective.has_ratio else "objective=on_policy has no ratio"
+    by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
+    pooled = clipped or ("ratio_level=token has no pooling" if by_token else None)
+    only_clip = clipped or (None if objective is Objective.clip else f"objective={objective.value} clips no ratio")
+    # A clipped weight needs limits of the ratio, and a probability belongs to one token.
+    measured = clipped or ("objective=cispo limits the ratio" if objective is Objective.cispo else None)
+    measured = measured or (None if by_token else f"ratio_level={algorithm.ratio_level.value} limits the pooled ratio")
+    dual = only_clip or (None if by_ratio else f"trust_region={region.value} has ratio_cap")
+    dual = dual or ("clip_level=token limits the ratio" if algorithm.clip_level is ClipLevel.token else None)
+    capped = clipped or ("trust_region=ratio limits the ratio" if by_ratio else None)
+    level_reason = only_clip or ("ratio_level=token pools no ratios" if by_token else None)
     fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
-    plain = None if algorithm.objective is Objective.on_policy else "objective=clip always allows several steps"
+    plain = None if not objective.has_ratio else f"objective={objective.value} always allows several steps"
     several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
     single = None if several_steps else "there is one optimizer step per buffer, which is never skipped"
-    unpenalised = None if algorithm.truncation is Truncation.penalty else f"truncation={algorithm.truncation.value}"
+    truncation = algorithm.truncation
+    subtracts = truncation in (Truncation.penalty, Truncation.soft_penalty)
+    unpenalised = None if subtracts else f"truncation={truncation.value} subtracts nothing"
+    unramped = None if truncation is Truncation.soft_penalty else f"truncation={truncation.value} has no ramp"
+    unlikely = None if algorithm.positive_nll.coef else "positive_nll.coef=0 has no likelihood term"
     method, level = algorithm.reweight.method, algorithm.behavior_correction.level
     unpowered = None if method is Reweight.pow else f"reweight.method={method.value} has no power"
     unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
@@ -171,11 +188,15 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("gae_lambda", None, fixed, "0.95"),
         ("length_adaptive_alpha", None, valued, None),
         ("critic_gae_lambda", None, valued, None),
+        ("trust_region", TrustRegion.ratio, measured, None),
+        ("ratio_base", RatioBase.policy, clipped, None),
         ("clip_range_low", None, clipped, "0.2"),
         ("clip_range_high", None, clipped, "0.2"),
-        ("dual_clip", None, clipped, None),
+        ("dual_clip", None, dual, None),
+        ("ratio_cap", None, capped, None),
         ("ratio_level", RatioLevel.token, clipped, None),
         ("ratio_pooling", None, pooled, "sum or mean"),
+        ("clip_level", ClipLevel.unit, level_reason, None),
         ("value_loss_coef", None, valued, "0.5"),
         ("needs_centralized_critic", False, valued, None),
         ("value_clip_range", None, valued, None),
@@ -184,6 +205,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("allow_off_policy_steps", False, plain, None),
         ("target_kl", None, single, None),
         ("truncation_penalty", None, unpenalised, "a positive number"),
+        ("truncation_ramp", None, unramped, "0.2"),
+        ("positive_nll.min_score", None, unlikely, "the score of a right response"),
         ("kl.reward.horizon", None, unadapted, "10000"),
         ("reweight.power", None, unpowered, "2.0"),
         ("behavior_correction.cap", None, uncorrected, None),
@@ -250,6 +273,25 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _check_ratio_base(config: Config) -> Iterator[ConfigError]:
+    """Requirements of a ratio to the sampler: its log-probabilities are in the ratio itself."""
+    if config.algorithm.ratio_base is not RatioBase.sampler:
+        return
+    if config.rollout.recompute_logprobs:
+        yield ConfigError(
+            "rollout.recompute_logprobs=true",
+            "computes log-probabilities that algorithm.ratio_base=sampler does not use",
+            "use false, or algorithm.ratio_base=policy",
+        )
+    level = config.algorithm.behavior_correction.level
+    if level is not WeightLevel.none:
+        yield ConfigError(
+            f"algorithm.behavior_correction.level={level.value}",
+            "would correct for the sampler twice: with algorithm.ratio_base=sampler the ratio is to the sampler",
+            "use none, or algorithm.ratio_base=policy",
+        )
+
+
 def _check_kl(config: Config) -> Iterator[ConfigError]:
     kl, size = config.algorithm.kl, config.rollout.buffer_size
     if kl.reward.coef and kl.loss.coef and not kl.allow_both:
@@ -279,5 +321,12 @@ def _check_kl(config: Config) -> Iterator[ConfigError]:
         )
 
 
-ALGORITHM_RULES = (_check_steps, _check_critic, _check_kl, _check_applicability, _check_buffer_requirements)
+ALGORITHM_RULES = (
+    _check_steps,
+    _check_critic,
+    _check_kl,
+    _check_applicability,
+    _check_ratio_base,
+    _check_buffer_requirements,
+)
 """Each rule yields all errors, or raises the first."""

@@ -40,6 +40,7 @@ from ippo_cli.config.schema import (
     ProgramConfig,
     RelayConfig,
     SamplingConfig,
+    SeparateCriticConfig,
     SignallingConfig,
     SortingConfig,
     TaskConfig,
@@ -412,6 +413,13 @@ def _check_tensor_parallel(config: Config, setting: str) -> Iterator[ConfigError
             "set checkpoint.reshard=false",
         )
     for name, agent in config.task.agents.items():
+        if isinstance(agent.critic, SeparateCriticConfig) and agent.critic.freeze and not agent.frozen:
+            yield ConfigError(
+                f"{setting} critic.freeze=[{','.join(agent.critic.freeze)}]",
+                f"have not been verified together (critic of {name})",
+                "set critic.freeze=[], or deepspeed.tensor_parallel=1",
+            )
+            return
         if isinstance(agent.actor, LoraActorConfig) and not agent.frozen:
             yield ConfigError(
                 setting,

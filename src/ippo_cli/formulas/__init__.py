@@ -14,11 +14,20 @@ from ippo_cli.formulas.aggregate import aggregate
 from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
 from ippo_cli.formulas.logprobs import selected_logprobs
 from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked_whiten
-from ippo_cli.formulas.policy_loss import behavior_weights, clipped_policy_loss, on_policy_loss, pool_logratio
+from ippo_cli.formulas.overlong import overlong_fraction
+from ippo_cli.formulas.policy_loss import (
+    behavior_weights,
+    cispo_loss,
+    clipped_policy_loss,
+    masked_policy_loss,
+    on_policy_loss,
+    pool_logratio,
+)
 from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
 from ippo_cli.formulas.router_loss import router_loss
 from ippo_cli.formulas.sequential import sequential_factor, step_logratio
+from ippo_cli.formulas.trust_region import clip_logratio, outside_trust_region
 from ippo_cli.formulas.value_loss import value_loss
 
 __all__ = [
@@ -26,6 +35,8 @@ __all__ = [
     "aggregate",
     "behavior_weights",
     "bradley_terry",
+    "cispo_loss",
+    "clip_logratio",
     "clipped_policy_loss",
     "full_kl",
     "gae",
@@ -33,10 +44,13 @@ __all__ = [
     "kl_estimate",
     "leave_one_out",
     "masked_mean",
+    "masked_policy_loss",
     "masked_sum",
     "masked_var",
     "masked_whiten",
     "on_policy_loss",
+    "outside_trust_region",
+    "overlong_fraction",
     "place_scores",
     "pool_logratio",
     "pool_values",

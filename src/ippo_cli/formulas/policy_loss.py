@@ -1,4 +1,4 @@
-"""Policy objectives per token, to be minimised and not yet reduced: plain policy gradient, clipped ratio, corrections.
+"""Policy objectives per token, to be minimised and not yet reduced: policy gradient, ratios, corrections.
 
 Inputs are finite everywhere (0 off the mask), so losses are 0 there; `aggregate` divides.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ippo_cli.formulas.masked import as_real, keep, turn_slots, turn_totals
-from ippo_cli.formulas.shapes import Mask, Real, Tokens, TurnNumbers
+from ippo_cli.formulas.shapes import Kept, Mask, Real, Tokens, TurnNumbers
 
 # exp(20) = 4.9e8: far outside any clip range, and still finite in float32 after multiplication by an advantage.
 MAX_LOGRATIO = 20.0
@@ -89,6 +89,40 @@ def clipped_policy_loss(
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
+
+
+def masked_policy_loss(logratio: Real, advantages: Real, kept: Kept, *, ratio_cap: float | None = None) -> Real:
+    """The ratio's loss on the kept tokens, and no loss and no gradient on the others: `-A rho`, `[B, R]`.
+
+    `kept` is where the update may move the policy (see `outside_trust_region`). With `ratio_cap`, larger ratios count
+    as the cap, in the loss and in the gradient's weight: `-A min(rho, cap)` with gradient `-A min(rho, cap) grad log
+    pi`; clamping the ratio would remove the gradient.
+
+    Ratio 3, A = 2: loss and gradient -6, with cap 2.5: -5; not kept: 0.
+
+    Source: SAO (arXiv 2607.07508), eq. 3, masks both sides of a range; DPPO (arXiv 2602.04879), eq. 11, masks updates
+    that leave the region, and truncates the ratio (section 5.4).
+    """
+    ratio = as_real(logratio).clamp(-MAX_LOGRATIO, MAX_LOGRATIO).exp()
+    if ratio_cap is not None:
+        ratio = ratio * (ratio.clamp(max=ratio_cap) / ratio).detach()
+    return torch.where(kept, -as_real(advantages) * ratio, 0.0)
+
+
+def cispo_loss(
+    new_logprobs: Real, logratio: Real, advantages: Real, *, clip_range_low: float, clip_range_high: float
+) -> Real:
+    """CISPO's loss per token, `[B, R]`: `-w A log pi_new`, with the detached weight `w = clip(rho, 1 - low, 1 + high)`.
+
+    Every token has a gradient, unlike with a clipped ratio; the range limits its weight only.
+
+    Ratio 3, A = 2, log pi -1, high = 1: w = 2, loss 4, gradient -4.
+
+    Source: MiniMax-M1 (arXiv 2506.13585), eq. 4 and 5.
+    """
+    ratio = as_real(logratio).detach().clamp(-MAX_LOGRATIO, MAX_LOGRATIO).exp()
+    weight = ratio.clamp(1.0 - clip_range_low, 1.0 + clip_range_high)
+    return -weight * as_real(advantages) * as_real(new_logprobs)
 
 
 @torch.no_grad()

@@ -19,6 +19,7 @@ from ippo_cli.config.schema import LoraConfig
 from ippo_cli.engine.tensor_parallel import count_split_elements, model_plan
 from ippo_cli.models.actor import format_model_setting
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
+from ippo_cli.models.freezing import frozen_names
 from ippo_cli.models.linear_maps import Widths, base_name, linear_maps, other_modules, targeted_maps
 from ippo_cli.models.load import backbone_of, load_error, missing_files_reason
 
@@ -42,6 +43,7 @@ class ModelShape:
     )
     quantized_bytes: float | None = None  # of all weights, if linear maps are quantised
     split_elements: int = 0  # elements of the linear maps that tensor parallelism splits
+    frozen_parameters: int = 0  # elements of a trained model that keep their initial values
     adapter: tuple[int, ...] | None = None  # sizes of the trained parameters of an adapter (and a head)
 
     @property
@@ -50,8 +52,13 @@ class ModelShape:
         return sum(self.sizes)
 
     @property
-    def trained_parameters(self) -> int:
+    def saved_parameters(self) -> int:
+        """Number of parameters of the engine's module."""
         return sum(self.sizes if self.adapter is None else self.adapter)
+
+    @property
+    def trained_parameters(self) -> int:
+        return self.saved_parameters - self.frozen_parameters
 
     def count_smaller_than(self, threshold: int) -> int:
         """Elements in parameters of at most `threshold` elements: those that ZeRO stage 3 does not shard."""
@@ -143,9 +150,14 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     return _make_shape(model.config, model, backbone_of(model))
 
 
-def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None) -> ModelShape:
-    """Shape of a critic: the backbone of a causal language model, and a value head."""
-    return add_value_head(_make_shape(lm.config, backbone_of(lm), backbone_of(lm)), lm.config, value_head_hidden_dim)
+def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None, freeze: Sequence[str] = ()) -> ModelShape:
+    """Shape of a critic: the backbone of a causal language model, and a value head. Raises `ConfigError` for patterns
+    of `freeze` that select no parameters.
+    """
+    shape = add_value_head(_make_shape(lm.config, backbone_of(lm), backbone_of(lm)), lm.config, value_head_hidden_dim)
+    sizes = {f"backbone.{name}": parameter.numel() for name, parameter in backbone_of(lm).named_parameters()}
+    frozen = frozen_names([*sizes, "value_head.out.weight"], freeze)
+    return replace(shape, frozen_parameters=sum(sizes[name] for name in frozen))
 
 
 def _parameter_sizes(module: nn.Module) -> tuple[int, ...]:

@@ -118,9 +118,8 @@ def checkpoint_bytes(config: Config, shapes: Mapping[str, AgentShapes], ranks: i
         stage = engine_stage(config, model.bytes_per_weight, ranks)
         # Adam moments and fp32 weights; below stage 3 also the weights in their own dtype.
         shards = 8 + (4 if stage else 0) + (model.bytes_per_weight if stage < 3 else 0)
-        total += model.shape.trained_parameters * (
-            model.bytes_per_weight + (shards if config.checkpoint.optimizer else 0)
-        )
+        total += model.shape.saved_parameters * model.bytes_per_weight
+        total += model.shape.trained_parameters * (shards if config.checkpoint.optimizer else 0)
         if model.shape.adapter is not None and config.checkpoint.weights is CheckpointWeights.full:
             total += 4 * model.shape.parameters  # merged models are saved in fp32
     for names in trained_agents_by_policy(config).values():
@@ -284,6 +283,8 @@ def _trained_model(
         offload_params=deepspeed.offload_params,
         on_host=device == "cpu",
     )
+    if shape.frozen_parameters:
+        memory = _add_frozen_weights(config, memory, shape, width, ranks)
     # A row longer than the token budget is a separate micro-batch.
     micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
     micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step) / deepspeed.sequence_parallel
@@ -315,6 +316,37 @@ def _trained_model(
         has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
         is_actor=decodes,
         is_stage3=engine_stage(config, width, ranks) == 3,
+    )
+
+
+def _add_frozen_weights(
+    config: Config, memory: EngineMemory, shape: ModelShape, width: int, ranks: int
+) -> EngineMemory:
+    """An engine's memory with its frozen parameters: weights without gradients and optimizer states."""
+    if engine_stage(config, width, ranks) < 3:
+        weights = float(width * shape.frozen_parameters)
+        return replace(memory, weights=memory.weights + weights, load_peak=memory.load_peak + weights)
+    deepspeed, sizes = config.deepspeed, {"width": width, "ranks": ranks, "largest": max(shape.sizes)}
+    own, all_weights = (
+        inference_memory(
+            parameters,
+            persistent=persistent,
+            live=live_elements(deepspeed.max_live_parameters, shape.saved_parameters),
+            offload_params=deepspeed.offload_params,
+            **sizes,
+        )
+        for parameters, persistent in (
+            (shape.frozen_parameters, 0),
+            (shape.saved_parameters, shape.count_smaller_than(deepspeed.persistence_threshold)),
+        )
+    )
+    return replace(
+        memory,
+        weights=memory.weights + own.weights,
+        load_peak=memory.load_peak + own.load_peak,
+        host=memory.host + own.host,
+        gathered_weights=all_weights.gathered_weights,
+        decode_weights=all_weights.decode_weights,
     )
 
 

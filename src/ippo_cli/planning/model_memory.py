@@ -93,7 +93,7 @@ class MemoryEstimate:
     @property
     def save_bytes(self) -> float:
         """Host memory on rank 0 while the largest model is gathered and saved."""
-        saved = (float(model.bytes_per_weight * model.shape.trained_parameters) for model in self.trained)
+        saved = (float(model.bytes_per_weight * model.shape.saved_parameters) for model in self.trained)
         return max(saved, default=0.0)
 
     @property

@@ -248,12 +248,13 @@ def _critic_shape(
     if critic.warm_start is not None:
         start = empty_backbone(warm_start_config(critic))
         check_model_parallel(start, deepspeed, f"critic.warm_start={critic.warm_start}")
-        return critic_shape(start, critic.value_head_hidden_dim)
+        return critic_shape(start, critic.value_head_hidden_dim, critic.freeze)
     if critic.model is None:
-        return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
+        lm = _get_empty_model(known, actor, revision, agent.actor)
+        return critic_shape(lm, critic.value_head_hidden_dim, critic.freeze)
     lm = _get_empty_model(known, critic.model, critic.revision)
     check_model_parallel(lm, deepspeed, f"critic.model={critic.model}")
-    return critic_shape(lm, critic.value_head_hidden_dim)
+    return critic_shape(lm, critic.value_head_hidden_dim, critic.freeze)
 
 
 def _critic_contexts(

@@ -166,7 +166,7 @@ def _show_rank_memory(memory: MemoryEstimate) -> None:
     for model in memory.trained:
         held = model.memory
         sizes[model.name] = (
-            model.shape.trained_parameters,
+            model.shape.saved_parameters,
             [held.weights, held.gradients, held.optimizer, held.buckets, held.host],
         )
     for frozen in memory.frozen:

@@ -8,7 +8,10 @@ import re
 UPDATE_METRICS = (
     *(
         f"policy/{name}"
-        for name in ("loss", "entropy", "kl_loss", "router_loss", "approx_kl", "ratio", "clip_fraction", "correction")
+        for name in (
+            *("loss", "entropy", "kl_loss", "nll_loss", "positive_fraction", "router_loss", "approx_kl", "ratio"),
+            *("clip_fraction", "correction"),
+        )
     ),
     "value/loss",
 )
@@ -82,6 +85,9 @@ METRICS: dict[str, str] = {
     "<learner>/policy/loss": "mean policy loss per token, without entropy and KL terms",
     "<learner>/policy/entropy": "mean entropy per token of the tempered distribution, nats",
     "<learner>/policy/kl_loss": "mean KL estimate in the loss, before its coefficient",
+    "<learner>/policy/nll_loss": "algorithm.positive_nll: -log pi of the tokens of positive responses, mean over all "
+    "tokens; divided by positive_fraction: their mean",
+    "<learner>/policy/positive_fraction": "algorithm.positive_nll: fraction of tokens in responses with its min_score",
     "<learner>/policy/router_loss": "algorithm.router_loss_coef: mean load-balancing loss of the micro-batches, before "
     "its coefficient; num_experts_per_tok if experts are used equally",
     "<learner>/policy/approx_kl": "mean KL (k3) from the sampling policy to the current one, over all steps; "
@@ -90,7 +96,8 @@ METRICS: dict[str, str] = {
     "<learner>/policy/ratio_max_deviation": "largest |ratio - 1| in the first epoch; approx_kl uses all epochs",
     "<learner>/policy/ratio_first_step_deviation": "largest |ratio - 1| before the first optimizer step: "
     "numerical noise: below 1e-4 in float32, for single tokens up to 0.6 in bf16",
-    "<learner>/policy/clip_fraction": "fraction of tokens with a ratio outside the clip range",
+    "<learner>/policy/clip_fraction": "fraction of tokens outside of the clip range, on either side; with "
+    "algorithm.objective=mask: of masked tokens",
     "<learner>/policy/grad_norm": "mean gradient norm before clipping",
     "<learner>/policy/steps": "optimizer steps in this iteration",
     "<learner>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",

@@ -107,16 +107,17 @@ def iterate_minibatches(
 
 
 def _build_minibatch(
-    rollout: Rollout, targets: Targets, agent: Tensor, rows: Tensor, counts: tuple[int, int, int]
+    rollout: Rollout, targets: Targets, agent: Tensor, rows: Tensor, counts: Sequence[int]
 ) -> Minibatch:
-    """Some of the rows, with the whole mini-batch's counts of tokens, sequences and values."""
-    tokens, sequences, values = counts
+    """Some of the rows, with the whole mini-batch's counts, see `_count_targets`."""
+    tokens, sequences, values, positive_tokens = counts
     return Minibatch(
         rollout=Rollout(**take_rows(rollout, rows)),
         targets=Targets(**take_rows(targets, rows)),
         num_tokens=tokens,
         num_sequences=sequences,
         num_values=values,
+        num_positive_tokens=positive_tokens,
         agent=agent[rows.to(agent.device)],
     )
 
@@ -136,15 +137,14 @@ def _draw_rows(counts_by_agent: Tensor, mini_batch_size: int, seed: int) -> list
     return [local_rows[part][local_rows[part] >= 0] for part in drawn[order].split(mini_batch_size)]
 
 
-def _count_targets(targets: Targets, drawn: Sequence[Tensor]) -> list[tuple[int, int, int]]:
-    """Tokens, sequences and values of each mini-batch over all ranks, with one reduction."""
+def _count_targets(targets: Targets, drawn: Sequence[Tensor]) -> list[list[int]]:
+    """Tokens, sequences, values and tokens of positive rows of each mini-batch over all ranks, with one reduction."""
     device = targets.loss_mask.device
     local_rows = [rows.to(device) for rows in drawn]
-    tokens = torch.stack([targets.loss_mask[rows].sum() for rows in local_rows])
-    sequences = torch.stack([targets.loss_mask[rows].any(dim=1).sum() for rows in local_rows])
-    values = torch.stack([targets.value_mask[rows].sum() for rows in local_rows])
-    total = distributed.all_sum(torch.stack([tokens, sequences, values], dim=1))
-    return [(int(row[0]), int(row[1]), int(row[2])) for row in total.tolist()]
+    row_tokens = targets.loss_mask.sum(dim=1)
+    by_row = [row_tokens, targets.loss_mask.any(dim=1), targets.value_mask.sum(dim=1), row_tokens * targets.positive]
+    counts = [torch.stack([numbers[rows].sum() for rows in local_rows]) for numbers in by_row]
+    return distributed.all_sum(torch.stack(counts, dim=1)).tolist()
 
 
 def partition(costs: Sequence[float], parts: int) -> list[int]:

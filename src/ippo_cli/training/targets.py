@@ -30,6 +30,7 @@ from ippo_cli.formulas import (
     behavior_weights,
     kl_estimate,
     masked_whiten,
+    overlong_fraction,
     place_scores,
     reweight,
     turn_ends,
@@ -44,6 +45,9 @@ class Algorithm:
     config: AlgorithmConfig
     num_generations: int  # consecutive sample indices that are responses to one prompt
     seed: int  # of the rows that `reweight` draws
+    token_limits: Mapping[str, int] = field(
+        default_factory=dict
+    )  # by agent: of a response, for truncation=soft_penalty
     kl_coef: dict[str, float] = field(default_factory=dict)  # adaptive coefficients of the reward's KL term, by agent
 
     @property
@@ -106,12 +110,13 @@ class Algorithm:
             pooled = config.value_unit is ValueUnit.turn
             values = (turn_values if pooled else substitute_final_values)(values, final_values, rollout, config)
         ref_logprobs = agent.ref_logprobs(rollout)
-        score = self._penalize_truncation(scores.score, rollout)
+        score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
         rewards = place_scores(score, mask, rollout.turn) - kl_penalty
         baseline, valid = torch.zeros_like(final_values), scores.valid
         if greedy is not None:
-            baseline, valid = self._penalize_truncation(greedy[1].score, greedy[0]).sum(dim=1), valid & greedy[1].valid
+            greedy_score = self._penalize_truncation(greedy[1].score, greedy[0], agent.name)
+            baseline, valid = greedy_score.sum(dim=1), valid & greedy[1].valid
         inputs = AdvantageInputs(
             rewards=self._bootstrap_truncated(rewards, final_values, rollout),
             values=values,
@@ -139,6 +144,7 @@ class Algorithm:
             sample_counts=draw_sample_counts(
                 score.sum(dim=1), trained, batch.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
             ),
+            positive=self._find_positive_rows(scores),
         )
         return targets, next_coef
 
@@ -153,13 +159,24 @@ class Algorithm:
             return advantages
         return masked_whiten(advantages, loss_mask, moments=distributed.masked_moments(advantages, actions))
 
-    def _penalize_truncation(self, score: Tensor, rollout: Rollout) -> Tensor:
-        if self.config.truncation is not Truncation.penalty:
+    def _penalize_truncation(self, score: Tensor, rollout: Rollout, agent: str) -> Tensor:
+        """The scores `[B, K]` by turn, less `truncation_penalty` for truncated responses.
+
+        With `soft_penalty`, a turn in the last part of its token limit loses a share of it, see `overlong_fraction`.
+        """
+        config = self.config
+        if config.truncation not in (Truncation.penalty, Truncation.soft_penalty):
             return score
-        assert self.config.truncation_penalty is not None
+        assert config.truncation_penalty is not None
         turn = rollout.turn.amax(dim=1).clamp(min=0)  # the truncated turn
         last = torch.nn.functional.one_hot(turn, score.shape[1]).to(score.dtype)
-        return score - self.config.truncation_penalty * (~rollout.finished)[:, None] * last
+        share = (~rollout.finished)[:, None] * last
+        if config.truncation is Truncation.soft_penalty:
+            assert config.truncation_ramp is not None
+            limit = self.token_limits[agent]
+            long = overlong_fraction(rollout.response_mask, rollout.turn, limit=limit, ramp=config.truncation_ramp)
+            share[:, : long.shape[1]] = share[:, : long.shape[1]].maximum(long)
+        return score - config.truncation_penalty * share
 
     def _bootstrap_truncated(self, rewards: Tensor, final_values: Tensor, rollout: Rollout) -> Tensor:
         """Add `gamma * final_value` to the last reward of truncated rows, which did not terminate."""
@@ -188,6 +205,13 @@ class Algorithm:
             if count:  # rows without response tokens do not count
                 next_coef = next_kl_coef(coef, total / count, settings, num_samples=int(count))
         return coef * kl, next_coef
+
+    def _find_positive_rows(self, scores: Scores) -> Tensor:
+        """The rows of which the likelihood is a term of the loss, `[B]`."""
+        limit = self.config.positive_nll.min_score
+        if limit is None:
+            return torch.zeros_like(scores.valid)
+        return scores.raw.sum(dim=1) >= limit
 
     def _compute_behavior_weights(self, rollout: Rollout) -> Tensor:
         settings = self.config.behavior_correction

@@ -27,6 +27,29 @@ from ippo_cli.config.schema.registry import option
 class Objective(str, Enum):
     on_policy = "on_policy"
     clip = "clip"
+    mask = "mask"
+    cispo = "cispo"
+
+    @property
+    def has_ratio(self) -> bool:
+        """Whether the loss has a probability ratio."""
+        return self is not Objective.on_policy
+
+
+class TrustRegion(str, Enum):
+    ratio = "ratio"
+    tv = "tv"
+    kl = "kl"
+
+
+class ClipLevel(str, Enum):
+    token = "token"
+    unit = "unit"
+
+
+class RatioBase(str, Enum):
+    policy = "policy"
+    sampler = "sampler"
 
 
 class Advantage(str, Enum):
@@ -103,6 +126,7 @@ class WeightLevel(str, Enum):
 class Truncation(str, Enum):
     bootstrap = "bootstrap"
     penalty = "penalty"
+    soft_penalty = "soft_penalty"
     mask = "mask"
     none = "none"
 
@@ -168,6 +192,14 @@ class SequentialCorrectionConfig:
 
 
 @dataclass
+class PositiveNllConfig:
+    """VAPO: the negative log-likelihood of responses with a high score, as a term of the policy loss."""
+
+    coef: Coefficient  # weight of the term; 0 switches it off
+    min_score: float | None  # unprocessed score from which a response counts; null without the term
+
+
+@dataclass
 class StepsConfig:
     """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
@@ -181,7 +213,9 @@ class StepsConfig:
 class AlgorithmConfig(StepsConfig):
     """Objective, advantages, KL terms and epochs. null: not used by this algorithm."""
 
-    objective: Objective  # on_policy (log-prob times advantage) | clip (PPO's clipped ratio)
+    objective: Objective  # on_policy (no ratio) | clip (PPO) | mask (both sides of the range) | cispo (clipped weight)
+    trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
+    ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
     advantage: Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | function
     advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
@@ -193,11 +227,13 @@ class AlgorithmConfig(StepsConfig):
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
     advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
-    clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # the ratio is clipped below 1 - this
-    clip_range_high: ClipRange | None  # the ratio is clipped above 1 + this
+    clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # limit of a decrease: a ratio of 1 - this
+    clip_range_high: ClipRange | None  # limit of an increase: a ratio of 1 + this, or the change in trust_region's unit
     dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
+    ratio_cap: Annotated[float, Range(1.0, open_low=True)] | None  # trust_region=tv or kl: larger ratios count as this
     ratio_level: RatioLevel  # unit of one probability ratio: token | turn | sequence
     ratio_pooling: Pooling | None  # log-ratios of a turn or sequence: sum (the product) | mean (GSPO); null for tokens
+    clip_level: ClipLevel  # what is clipped: the ratio of the unit | that of each token, before pooling (GMPO)
     value_clip_range: PositiveFloat | None  # clip range of the value update; null = off
     huber_delta: PositiveFloat | None  # Huber loss: linear beyond this value error; null = squared error
     value_loss_coef: Coefficient | None  # weight of the value loss
@@ -208,9 +244,12 @@ class AlgorithmConfig(StepsConfig):
     allow_off_policy_steps: bool  # allow several optimizer steps per iteration with objective=on_policy
     target_kl: KlLimit | None  # skip the rest of an iteration's policy steps above this KL estimate; null = never
     critic_warmup: NonNegativeInt  # first iterations in which only the critic is trained
-    truncation: Truncation  # responses cut at the limit: none (scored as is) | penalty | mask | bootstrap (adds V)
-    truncation_penalty: PositiveFloat | None  # subtracted from the score of a truncated response; truncation=penalty
+    truncation: Truncation  # cut responses: none (scored as is) | penalty | soft_penalty | mask | bootstrap (adds V)
+    truncation_penalty: PositiveFloat | None  # subtracted from the score of a truncated response
+    truncation_ramp: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
+    # soft_penalty: last part of the token limit in which the penalty grows to its full size
     reweight: ReweightConfig
+    positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig
     kl: KlConfig

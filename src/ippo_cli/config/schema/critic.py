@@ -68,6 +68,7 @@ class SeparateCriticConfig(OptimizedCriticConfig):
     revision: str | None  # commit, branch or tag of a hub model
     dtype: Frozen[Dtype]  # fp32 | bf16
     gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass
+    freeze: Frozen[list[str]]  # parameters that keep their initial values, by patterns of names such as *attn*
 
 
 @option("critic", "centralized")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean, median
 
-from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype
+from ippo_cli.config.schema import ActorKind, AgentConfig, Config, Dtype, RatioBase
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.config.text import join_names
@@ -67,7 +67,7 @@ def find_large_updates(observations: Observations) -> Outcome:
         ),
         overrides=(
             f"actor.learning_rate={rate / 10:g}",
-            *(("algorithm.target_kl=0.02",) if config.algorithm.objective.value == "clip" else ()),
+            *(("algorithm.target_kl=0.02",) if config.algorithm.objective.has_ratio else ()),
             *(("actor.max_grad_norm=1.0",) if agent.actor.max_grad_norm != 1.0 else ()),
         ),
     )
@@ -154,6 +154,8 @@ def _unchanged_reason(observations: Observations, name: str) -> tuple[str, tuple
 def find_sampler_mismatch(observations: Observations) -> Outcome:
     """Sampled tokens have other probabilities in the trained model than in the sampler."""
     rows, config = observations.rows, observations.config
+    if config.algorithm.ratio_base is RatioBase.sampler:
+        return NotChecked("with algorithm.ratio_base=sampler the difference is part of the ratio")
     names = [name for name in trained_agents(config) if _mismatch_evidence(config, rows, name)]
     if not names:
         has_ratios = any(key.endswith("/ratio_first_step_deviation") or "/prob_diff/sampler" in key for key in rows[-1])

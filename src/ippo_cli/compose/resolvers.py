@@ -1,0 +1,52 @@
+"""Defaults that depend on other keys: the functions that `conf/` calls as `${name:...}`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from ippo_cli.config.batch_sizes import fit_mini_batch
+from ippo_cli.config.schema import Mode
+
+
+def register_resolvers() -> None:
+    """Register all resolvers with OmegaConf."""
+    for name, resolver in RESOLVERS.items():
+        OmegaConf.register_new_resolver(name, resolver, replace=True)
+
+
+def default_behavior_level(rollout: str, ratio_base: str) -> str:
+    """The default of `algorithm.behavior_correction.level`: engines round differently than the trainer."""
+    return "token" if rollout == "vllm" and ratio_base == "policy" else "none"
+
+
+def default_behavior_cap(rollout: str, level: str) -> float | None:
+    """The default of `algorithm.behavior_correction.cap`."""
+    return 2.0 if rollout == "vllm" and level != "none" else None
+
+
+def default_recompute_logprobs(ratio_base: str) -> bool:
+    """The default of `rollout.recompute_logprobs` with an engine: a ratio to the sampler needs no second forward."""
+    return ratio_base == "policy"
+
+
+def default_max_sampler_gap(recompute_logprobs: bool) -> float | None:
+    """The default of `rollout.max_sampler_gap`, which compares both log-probabilities."""
+    return 0.5 if recompute_logprobs else None
+
+
+def default_patience(mode: str) -> int | None:
+    """The default of `evaluation.patience`: a critic is fitted until it stops improving."""
+    return 3 if mode == Mode.critic.value else None
+
+
+RESOLVERS: dict[str, Callable[..., Any]] = {
+    "fit_mini_batch": fit_mini_batch,
+    "behavior_level": default_behavior_level,
+    "behavior_cap": default_behavior_cap,
+    "recompute_logprobs": default_recompute_logprobs,
+    "max_sampler_gap": default_max_sampler_gap,
+    "patience": default_patience,
+}
