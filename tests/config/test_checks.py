@@ -88,6 +88,14 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "task.primary_metric=greedy/score needs",
     ),
     ((), {"evaluation.patience": 2, "evaluation.every": 0}, 1, "evaluation.patience=2 has no effect"),
+    (("algorithm=distill",), {}, 1, "task.agents.low.actor.reference=initial is the policy before training"),
+    (("algorithm=distill",), {"algorithm.kl.loss.coef": 0.0}, 1, "algorithm.advantage=none leaves the policy without"),
+    (
+        ("algorithm=grpo",),
+        {"algorithm.advantage": schema.Advantage.none, "algorithm.scale_by_std": None},
+        1,
+        "algorithm.objective=clip has no effect: advantage=none",
+    ),
     (("mode=critic", "algorithm=grpo"), {}, 1, "critic=none has no values to fit"),
     (
         ("mode=critic",),

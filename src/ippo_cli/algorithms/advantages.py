@@ -79,6 +79,12 @@ def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig)
     return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
 
+def zero_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+    """No advantages: other terms of the loss train the policy, such as the KL to a teacher."""
+    zeros = torch.zeros_like(inputs.rewards)
+    return AdvantageOutputs(advantages=zeros, returns=zeros, usable=inputs.valid)
+
+
 # Requirements of each: see the properties of `Advantage`.
 ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.gae: gae_advantages,
@@ -89,6 +95,7 @@ ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
     Advantage.greedy_baseline: greedy_baseline_advantages,
     Advantage.function: function_advantages,
+    Advantage.none: zero_advantages,
 }
 
 

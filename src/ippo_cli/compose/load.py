@@ -19,11 +19,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandat
 from yaml import YAMLError
 
 from ippo_cli.compose.aliases import find_suggestion
-from ippo_cli.compose.critic_runs import replace_critic_runs
 from ippo_cli.compose.former_keys import convert_config
 from ippo_cli.compose.mix import build_parts, complete_parts
 from ippo_cli.compose.path_keys import absolute_path, dump_yaml, load_yaml, make_absolute
 from ippo_cli.compose.resolvers import register_resolvers
+from ippo_cli.compose.run_weights import replace_runs
 from ippo_cli.compose.searchpath import BUILTIN_OPTIONS, register_option_files
 from ippo_cli.config import schema
 from ippo_cli.config.errors import ConfigError
@@ -103,7 +103,7 @@ def resolve_config(node: DictConfig) -> dict[str, Any]:
     _complete_reward_models(plain["reward"])
     check_secrets(plain)
     plain = _make_paths_absolute(plain)
-    replace_critic_runs(plain)
+    replace_runs(plain)
     return plain
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ippo_cli.config.batch_sizes import format_divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
     Advantage,
     CentralizedCriticConfig,
@@ -145,6 +146,9 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     algorithm = config.algorithm
     advantage = algorithm.advantage.value
     scored = None if algorithm.advantage.is_per_action else f"advantage={advantage} gives one advantage per response"
+    untrained = None
+    if algorithm.advantage is Advantage.none:
+        scored = untrained = "advantage=none has no advantages"
     valued = None if _has_values(config) else f"advantage={advantage} has no values"
     grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} has no standard deviation"
     is_function = algorithm.advantage is Advantage.function
@@ -185,6 +189,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
         ("gamma", None, scored, "1.0"),
+        ("advantage_normalization", False, untrained, None),
+        ("kl.reward.coef", 0.0, untrained, None),
         ("gae_lambda", None, fixed, "0.95"),
         ("length_adaptive_alpha", None, valued, None),
         ("critic_gae_lambda", None, valued, None),
@@ -273,6 +279,31 @@ def _check_buffer_requirements(config: Config) -> Iterator[ConfigError]:
         )
 
 
+def _check_terms(config: Config) -> Iterator[ConfigError]:
+    """Without advantages, another term of the loss has to train the policy, and its teacher is another policy."""
+    algorithm = config.algorithm
+    if algorithm.advantage is Advantage.none and not (algorithm.kl.loss.coef or algorithm.positive_nll.coef):
+        yield ConfigError(
+            "algorithm.advantage=none",
+            "leaves the policy without a loss",
+            "set algorithm.kl.loss.coef, for the KL to actor.reference, or algorithm.positive_nll.coef",
+        )
+    if algorithm.advantage is Advantage.none and algorithm.objective is not Objective.on_policy:
+        yield ConfigError(
+            f"algorithm.objective={algorithm.objective.value}",
+            "has no effect: advantage=none has no advantages",
+            "use on_policy",
+        )
+    if algorithm.advantage is Advantage.none and algorithm.kl.loss.coef and not algorithm.positive_nll.coef:
+        for name, agent in local_agents(config).items():
+            if not agent.frozen and is_default_reference(agent.actor):
+                yield ConfigError(
+                    f"task.agents.{name}.actor.reference={agent.actor.reference}",
+                    "is the policy before training, which has nothing to teach with algorithm.advantage=none",
+                    "use actor.reference=FOLDER with a teacher's model, or actor.reference=RUN",
+                )
+
+
 def _check_ratio_base(config: Config) -> Iterator[ConfigError]:
     """Requirements of a ratio to the sampler: its log-probabilities are in the ratio itself."""
     if config.algorithm.ratio_base is not RatioBase.sampler:
@@ -325,6 +356,7 @@ ALGORITHM_RULES = (
     _check_steps,
     _check_critic,
     _check_kl,
+    _check_terms,
     _check_applicability,
     _check_ratio_base,
     _check_buffer_requirements,

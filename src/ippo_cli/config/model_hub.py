@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError, PreflightError
+from ippo_cli.config.references import is_hub_reference
 from ippo_cli.config.rewards import rewards_with_prefixes
 from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriticConfig, ServerActorConfig
 from ippo_cli.config.served_agents import served_model_name
@@ -24,6 +25,8 @@ def find_model_keys(config: Config, *, agents: bool = True) -> Iterator[tuple[st
     for agent in config.task.agents.values() if agents else ():
         yield "actor.model", agent.actor, "model", "revision"
         yield "actor.tokenizer", agent.actor, "tokenizer", "tokenizer_revision"
+        if is_hub_reference(agent.actor.reference):
+            yield "actor.reference", agent.actor, "reference", None
         if isinstance(agent.critic, SeparateCriticConfig):
             yield "critic.model", agent.critic, "model", "revision"
             yield "critic.warm_start", agent.critic, "warm_start", None
@@ -43,12 +46,12 @@ def check_hub(config: Config) -> None:
 
 
 def download_models(config: Config, *, agents: bool = True) -> Config:
-    """Return the configuration with ModelScope names replaced by local folders; Hugging Face names are unchanged.
+    """Return the configuration with names at the hub replaced by local folders, with a cache for earlier downloads.
 
-    ModelScope's cache is used for models downloaded before.
+    Of Hugging Face, only references: transformers downloads all other models when they are loaded.
     """
     if config.hub is Hub.huggingface:
-        return config
+        return _download_references(config) if agents else config
     check_hub(config)
     config = copy.deepcopy(config)
     for setting, holder, key, revision in find_model_keys(config, agents=agents):
@@ -60,6 +63,23 @@ def download_models(config: Config, *, agents: bool = True) -> Config:
             setattr(holder, key, _download(setting, name, at, has_weights=has_weights))
             if revision is not None:
                 setattr(holder, revision, None)
+    return config
+
+
+def _download_references(config: Config) -> Config:
+    """Return the configuration with references at Hugging Face replaced by folders of its cache."""
+    if not any(is_hub_reference(agent.actor.reference) for agent in config.task.agents.values()):
+        return config
+    from huggingface_hub import snapshot_download
+
+    config = copy.deepcopy(config)
+    for agent in config.task.agents.values():
+        if is_hub_reference(name := agent.actor.reference):
+            try:
+                agent.actor.reference = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model"])
+            except Exception as error:
+                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+                raise PreflightError(f"actor.reference={name}: the model cannot be downloaded ({reason})") from error
     return config
 
 

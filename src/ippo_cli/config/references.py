@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 from ippo_cli.config.adapters import check_same_settings, find_reference_folder, read_adapter
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import ActorConfig, AdapterMismatch, Config, LoraActorConfig, ReferenceKind
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def is_hub_reference(reference: str) -> bool:
+    """Whether a reference is a hub id, `owner/name`, and no folder; it is downloaded after the checks."""
+    return _HUB_ID.fullmatch(reference) is not None and not Path(reference).exists()
 
 
 def check_references(config: Config) -> None:
@@ -55,7 +65,7 @@ def _starts_from_base(actor: ActorConfig) -> bool:
 
 def _check_reference(actor: ActorConfig, where: str) -> None:
     key = f"{where}.reference={actor.reference}"
-    if actor.reference == ReferenceKind.initial:
+    if actor.reference == ReferenceKind.initial or is_hub_reference(actor.reference):
         return
     if actor.reference == ReferenceKind.base:
         if not isinstance(actor, LoraActorConfig):
@@ -84,7 +94,8 @@ def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
         )
     if actor.reference in (ReferenceKind.initial, ReferenceKind.base):
         return
-    folder, is_adapter = find_reference_folder(actor.reference)
+    is_hub = is_hub_reference(actor.reference)
+    folder, is_adapter = (Path(actor.reference), False) if is_hub else find_reference_folder(actor.reference)
     if is_adapter is not isinstance(actor, LoraActorConfig):
         has, needs = ("an adapter", "whole models") if is_adapter else ("a whole model", "adapters")
         raise ConfigError(
@@ -99,7 +110,7 @@ def _check_update(config: Config, actor: ActorConfig, where: str) -> None:
 def _check_stage(config: Config, actor: ActorConfig, where: str) -> None:
     if config.deepspeed.stage != 3 or actor.reference in (ReferenceKind.initial, ReferenceKind.base):
         return
-    if find_reference_folder(actor.reference)[1]:
+    if not is_hub_reference(actor.reference) and find_reference_folder(actor.reference)[1]:
         raise ConfigError(
             f"{where}.reference={actor.reference}",
             "is an adapter with an unsharded base, and deepspeed.stage=3 shards models",

@@ -56,7 +56,7 @@ class ActorConfig(OptimizerConfig, PolicyConfig):
     dtype: EvalCompute[Frozen[Dtype]]  # fp32 | bf16 (the optimizer keeps fp32 master weights)
     gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass: less memory, more time
     reference: Frozen[Name]
-    # reference of KL terms: initial (initial weights) | base (the adapter's base model) | a folder
+    # of KL terms: initial (weights) | base (of the adapter) | a folder, a hub id, or a run (its agent of this name)
     reference_update_every: Frozen[PositiveInt | None]
     # iterations between copies of the actor to the reference; null = never
 
