@@ -69,6 +69,12 @@ ADJUSTMENTS = (
         reason="with random initial weights the critic has to learn as much as its actor",
     ),
     Adjustment(
+        variants=("dapo/*",),
+        task="probe_*",
+        overrides=("rollout.max_new_tokens=4",),
+        reason="a right response has 3 tokens, and would lose as much score as it has at a limit of 3",
+    ),
+    Adjustment(
         variants=("dr_grpo/*", "dppo/*", "rloo/*", "remax/*"),
         task="probe_grid",
         overrides=("algorithm.entropy_coef=0.03",),
