@@ -71,8 +71,12 @@ ADJUSTMENTS = (
     Adjustment(
         variants=("dapo/*",),
         task="probe_*",
-        overrides=("rollout.max_new_tokens=4",),
-        reason="a right response has 3 tokens, and would lose as much score as it has at a limit of 3",
+        overrides=(
+            "algorithm.truncation=none",
+            "algorithm.truncation_penalty=null",
+            "algorithm.truncation_ramp=null",
+        ),
+        reason="at a limit of 1 to 3 tokens most random responses are truncated, and the penalty outweighs the score",
     ),
     Adjustment(
         variants=("dr_grpo/*", "dppo/*", "rloo/*", "remax/*"),
