@@ -141,6 +141,7 @@ def loss_of(*keys: str, rollout: dict[str, torch.Tensor] | None = None) -> tuple
     made = replace(made, rollout=replace(made.rollout, **(rollout or {})))
     loss = policy_objective(said(new), made, config, 4)
     loss.total.backward()
+    assert new.grad is not None
     return loss.total.item() * 4, new.grad * 4, loss.sums["clip_fraction"].item()
 
 
