@@ -176,9 +176,15 @@ def default_choice(group: str) -> str:
 FITTED = " (fits a smaller buffer)"
 
 
+# Defaults of `rollout=vllm` that `algorithm.ratio_base` decides; here: policy.
+WITH_POLICY_RATIO = {"recompute_logprobs": True, "max_sampler_gap": 0.5}
+
+
 def shown(value: Any) -> str:
     if isinstance(value, str) and (preset := re.match(r"\$\{fit_mini_batch:(\d+),", value)):
         return preset[1] + FITTED
+    if isinstance(value, str) and (resolver := re.match(r"\$\{(\w+):", value)) and resolver[1] in WITH_POLICY_RATIO:
+        value = WITH_POLICY_RATIO[resolver[1]]
     text = "null" if value is None else str(getattr(value, "value", value)).replace("\n", "\\n")
     return {"True": "true", "False": "false"}.get(text, text)
 

@@ -69,6 +69,16 @@ ADJUSTMENTS = (
         reason="with random initial weights the critic has to learn as much as its actor",
     ),
     Adjustment(
+        variants=("dapo/*",),
+        task="probe_*",
+        overrides=(
+            "algorithm.truncation=none",
+            "algorithm.truncation_penalty=null",
+            "algorithm.truncation_ramp=null",
+        ),
+        reason="at a limit of 1 to 3 tokens most random responses are truncated, and the penalty outweighs the score",
+    ),
+    Adjustment(
         variants=("dr_grpo/*", "dppo/*", "rloo/*", "remax/*"),
         task="probe_grid",
         overrides=("algorithm.entropy_coef=0.03",),

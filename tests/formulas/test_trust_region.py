@@ -29,8 +29,9 @@ SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=30, deadline=None)
 
 
-def close(actual: Tensor, expected: Tensor | list) -> None:
+def close(actual: Tensor | None, expected: Tensor | list) -> None:
     """Assert equality within 1e-5, for any dtype."""
+    assert actual is not None
     torch.testing.assert_close(actual.double(), torch.as_tensor(expected, dtype=torch.float64), atol=1e-5, rtol=1e-5)
 
 

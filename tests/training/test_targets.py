@@ -38,10 +38,11 @@ def raise_values(trainer):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("truncation", ["none", "penalty", "mask", "bootstrap"])
+@pytest.mark.parametrize("truncation", ["none", "penalty", "soft_penalty", "mask", "bootstrap"])
 def test_truncation_modes(tmp_path, truncation):
     keys = [f"algorithm.truncation={truncation}", "algorithm.gamma=0.9"]
-    keys += ["algorithm.truncation_penalty=0.5"] if truncation == "penalty" else []
+    keys += ["algorithm.truncation_penalty=0.5"] if truncation.endswith("penalty") else []
+    keys += ["algorithm.truncation_ramp=0.5"] if truncation == "soft_penalty" else []
     with a_trainer(tmp_path, *RAGGED, *keys) as trainer:
         raise_values(trainer)
         rollouts, scores, targets, _ = corridor(trainer)
@@ -50,6 +51,10 @@ def test_truncation_modes(tmp_path, truncation):
         assert 0 < cut.sum() < len(cut), "the test needs both kinds of rows"
         expected = torch.zeros_like(found.rewards)
         given = scores["low"].score[:, 0] - (0.5 * cut if truncation == "penalty" else 0.0)
+        if truncation == "soft_penalty":  # the last two of four tokens
+            share = ((rollout.response_mask.sum(dim=1) - 2) / 2).clamp(0.0, 1.0)
+            assert {0.5, 1.0} <= set(share.tolist())
+            given = given - 0.5 * torch.where(cut, 1.0, share)
         expected[torch.arange(len(cut)), rollout.length - 1] = given
         assert torch.equal(found.rewards, expected)
         assert torch.equal(found.final_values, torch.full_like(found.final_values, 0.25))

@@ -117,8 +117,8 @@ def _ratio_loss(
         pooled = _pool(clipped, torch.zeros_like(clipped), batch, config)
         return masked_policy_loss(pooled, advantages, batch.rollout.response_mask), outside
     if config.trust_region is not TrustRegion.ratio:
-        kept = ~torch.where(advantages > 0, above, below)  # tokens that the update would not move further away
-        return masked_policy_loss(logratio, advantages, kept, ratio_cap=config.ratio_cap), outside
+        leaves = torch.where(advantages > 0, above, below)  # tokens that the update would move further away
+        return masked_policy_loss(logratio, advantages, ~leaves, ratio_cap=config.ratio_cap), outside
     loss = clipped_policy_loss(
         new,
         old,

@@ -91,14 +91,14 @@ def clipped_policy_loss(
     return torch.where(advantages < 0, torch.minimum(loss, -advantages * dual_clip), loss)
 
 
-def masked_policy_loss(logratio: Real, advantages: Real, kept: Kept, *, ratio_cap: float | None = None) -> Real:
-    """The ratio's loss on the kept tokens, and no loss and no gradient on the others: `-A rho`, `[B, R]`.
+def masked_policy_loss(logratio: Real, advantages: Real, mask: Kept, *, ratio_cap: float | None = None) -> Real:
+    """The ratio's loss on the mask, and no loss and no gradient off it: `-A rho`, `[B, R]`.
 
-    `kept` is where the update may move the policy (see `outside_trust_region`). With `ratio_cap`, larger ratios count
+    `mask` is where the update may move the policy (see `outside_trust_region`). With `ratio_cap`, larger ratios count
     as the cap, in the loss and in the gradient's weight: `-A min(rho, cap)` with gradient `-A min(rho, cap) grad log
     pi`; clamping the ratio would remove the gradient.
 
-    Ratio 3, A = 2: loss and gradient -6, with cap 2.5: -5; not kept: 0.
+    Ratio 3, A = 2: loss and gradient -6, with cap 2.5: -5; off the mask: 0.
 
     Source: SAO (arXiv 2607.07508), eq. 3, masks both sides of a range; DPPO (arXiv 2602.04879), eq. 11, masks updates
     that leave the region, and truncates the ratio (section 5.4).
@@ -106,7 +106,7 @@ def masked_policy_loss(logratio: Real, advantages: Real, kept: Kept, *, ratio_ca
     ratio = as_real(logratio).clamp(-MAX_LOGRATIO, MAX_LOGRATIO).exp()
     if ratio_cap is not None:
         ratio = ratio * (ratio.clamp(max=ratio_cap) / ratio).detach()
-    return torch.where(kept, -as_real(advantages) * ratio, 0.0)
+    return torch.where(mask.bool(), -as_real(advantages) * ratio, 0.0)
 
 
 def cispo_loss(
