@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import PolicyObjective, TrainingObjective, ValueFunction
+from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.rank_group import RankGroup
@@ -44,6 +45,9 @@ class Learner:
     layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
     consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
     remote_config: PretrainedConfig | None = None  # its model's configuration, on ranks without the engine
+    popart_beta: float | None = None  # weight of earlier buffers in `return_moments`; None: no normalisation
+    return_moments: ReturnMoments | None = None  # by which its values are normalised
+    has_new_head: bool = True  # whether its value head started at zero
     reads_packed_rows: bool = False  # whether a reference on ranks without the engine reads packed rows
 
     @property
@@ -71,6 +75,12 @@ class Learner:
         held = range(self.policy_groups) if self.objective.freezes_policy(iteration) else ()
         self.engine.set_learning_rate(factor, held)
         return factor
+
+    def set_return_moments(self, moments: ReturnMoments) -> None:
+        """Set the moments by which its values are normalised. Its weights remain, so that values change."""
+        self.return_moments = moments
+        if self.local_engine is not None:
+            self.engine.module.value_head.set_moments(moments.mean, moments.std)
 
     @property
     def stage(self) -> str:

@@ -12,6 +12,7 @@ from ippo_cli.config.schema import AlgorithmConfig, Credit, Objective, ValueUnit
 from ippo_cli.formulas import (
     aggregate,
     clipped_policy_loss,
+    hl_gauss_loss,
     kl_estimate,
     masked_sum,
     on_policy_loss,
@@ -19,6 +20,7 @@ from ippo_cli.formulas import (
     value_loss,
 )
 from ippo_cli.models.actor import PolicyOutput
+from ippo_cli.models.critic import ValueHead
 from ippo_cli.types import Minibatch
 
 
@@ -93,20 +95,30 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
 
 
 def value_objective(
-    new_values: Tensor, new_final_values: Tensor, batch: Minibatch, config: AlgorithmConfig, response_budget: int
+    outputs: Tensor,
+    final_outputs: Tensor,
+    batch: Minibatch,
+    config: AlgorithmConfig,
+    response_budget: int,
+    head: ValueHead | None = None,
 ) -> Loss:
-    """`value_loss_coef` times the (clipped, squared or Huber) error of one micro-batch."""
+    """`value_loss_coef` times the (clipped, squared or Huber) error or the cross-entropy of one micro-batch.
+
+    `outputs`, `final_outputs`: of the critic's head before each token and after all. Errors are of normalised values.
+    """
     targets, mask = batch.targets, batch.targets.value_mask
     # With credit=auto turns may equal tokens: then there are as many values as tokens.
     if config.value_unit is ValueUnit.turn and (config.credit is Credit.turn or batch.num_values < batch.num_tokens):
-        new_values = turn_values(new_values, new_final_values, batch.rollout, config)
-    per_value = value_loss(
-        new_values,
-        targets.values,
-        targets.returns,
-        value_clip_range=config.value_clip_range,
-        huber_delta=config.huber_delta,
-    )
+        outputs = turn_values(outputs, final_outputs, batch.rollout, config)
+    values, returns = targets.values, targets.returns
+    if head is not None:
+        values, returns = head.normalize(values), head.normalize(returns)
+    if head is None or head.bins is None:
+        per_value = value_loss(
+            outputs, values, returns, value_clip_range=config.value_clip_range, huber_delta=config.huber_delta
+        )
+    else:
+        per_value = hl_gauss_loss(outputs, returns, head.bins)
     assert config.value_loss_coef is not None
     total = _aggregate_loss(
         config.value_loss_coef * per_value, mask, batch.num_values, batch.num_sequences, config, response_budget

@@ -11,10 +11,12 @@ from ippo_cli.formulas.advantages import (
     turn_gae,
 )
 from ippo_cli.formulas.aggregate import aggregate
+from ippo_cli.formulas.hl_gauss import ValueBins, bin_probabilities, expected_values, hl_gauss_loss
 from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
 from ippo_cli.formulas.logprobs import selected_logprobs
 from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked_whiten
 from ippo_cli.formulas.policy_loss import behavior_weights, clipped_policy_loss, on_policy_loss, pool_logratio
+from ippo_cli.formulas.popart import rescale_output
 from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
 from ippo_cli.formulas.router_loss import router_loss
@@ -22,14 +24,18 @@ from ippo_cli.formulas.sequential import sequential_factor, step_logratio
 from ippo_cli.formulas.value_loss import value_loss
 
 __all__ = [
+    "ValueBins",
     "adaptive_kl_step",
     "aggregate",
     "behavior_weights",
+    "bin_probabilities",
     "bradley_terry",
     "clipped_policy_loss",
+    "expected_values",
     "full_kl",
     "gae",
     "group_normalized",
+    "hl_gauss_loss",
     "kl_estimate",
     "leave_one_out",
     "masked_mean",
@@ -40,6 +46,7 @@ __all__ = [
     "place_scores",
     "pool_logratio",
     "pool_values",
+    "rescale_output",
     "reward_to_go",
     "reweight",
     "router_loss",

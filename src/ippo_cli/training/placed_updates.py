@@ -74,12 +74,15 @@ class PlacedUpdates:
 
     def collect_stats(self) -> list[UpdateStats]:
         """The metrics of every learner, on every rank. Collective."""
-        own = [(self.stats[id(learner)], learner.consecutive_skips) for learner in self.team.learners]
+        own = [
+            (self.stats[id(learner)], learner.consecutive_skips, learner.return_moments)
+            for learner in self.team.learners
+        ]
         if all(learner.group.is_world for learner in self.team.learners):
-            return [stats for stats, _ in own]
+            return [stats for stats, *_ in own]
         gathered = distributed.gather_objects(own)
         found: list[UpdateStats] = []
         for place, learner in enumerate(self.team.learners):
-            stats, learner.consecutive_skips = gathered[learner.group.ranks[0]][place]
+            stats, learner.consecutive_skips, learner.return_moments = gathered[learner.group.ranks[0]][place]
             found.append(stats)
         return found

@@ -16,6 +16,7 @@ from ippo_cli.reporting.accumulator import MetricAccumulator
 from ippo_cli.reporting.iteration_metrics import add_prefix
 from ippo_cli.runs.faults import fault_point
 from ippo_cli.training.minibatches import OptimizerStep, iterate_steps
+from ippo_cli.training.return_normalization import update_normalization
 from ippo_cli.types import CriticView, Rollout, StepContext, Targets
 
 MAX_SKIPPED_IN_A_ROW = 5
@@ -43,6 +44,7 @@ def update_learner(
     if not is_resting and learner.objective.is_active(context):
         accumulator = MetricAccumulator.for_learner(learner.name, learner.agent_names, turns)
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):
+            stats |= update_normalization(learner, targets)
             steps = iterate_steps(learner, rollouts, targets, context, views)
             step_stats = _run_steps(learner, steps, context, accumulator)
             stats |= add_prefix(f"{learner.name}/{learner.stage}", step_stats) | accumulator.means()

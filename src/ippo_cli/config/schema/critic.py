@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from ippo_cli.config.constraints import LearningRate, Name, PositiveInt
+from ippo_cli.config.constraints import LearningRate, Name, PositiveInt, Range
 from ippo_cli.config.marks import Changeable, Frozen
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
@@ -40,6 +41,9 @@ class TrainedCriticConfig(CriticConfig):
     value_head_hidden_dim: PositiveInt | None  # width of a hidden layer in the value head; null = one linear map
     learning_rate: Changeable[LearningRate]
     # learning rate of the critic; with value_head, of the head's parameter group
+    popart_beta: Frozen[Annotated[float, Range(0.0, 1.0, open_low=True)] | None]
+    # PopArt: normalise returns by running moments, in which each buffer weighs this fraction of the next one (1 =
+    # all buffers alike); null = no normalisation
 
 
 @option("critic", "value_head")
