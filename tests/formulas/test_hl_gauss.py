@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def plain_probabilities(y: float, bins: ValueBins) -> list[float]:
     y = min(max(y, bins.low), bins.high)
     width = (bins.high - bins.low) / bins.count
     limits = [normal_cdf((bins.low + k * width - y) / (bins.sigma * width)) for k in range(bins.count + 1)]
-    return [(right - left) / (limits[-1] - limits[0]) for left, right in zip(limits[:-1], limits[1:], strict=True)]
+    return [(right - left) / (limits[-1] - limits[0]) for left, right in pairwise(limits)]
 
 
 def test_probabilities_by_hand() -> None:

@@ -27,7 +27,7 @@ from ippo_cli.config.schema import (
     TrainedCriticConfig,
 )
 from ippo_cli.models.actor import DTYPES
-from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, hidden_width
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, configured_head_keys, hidden_width
 from ippo_cli.models.load import checkpoint_activations
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.tasks.task import response_budgets
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # only imported with adapters: peft takes seconds to import
 
 def make_value_head(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> ValueHead:
     """A zero head for a language model."""
-    head = ValueHead(ValueHeadConfig(hidden_width(lm.config), critic.value_head_hidden_dim))
+    head = ValueHead(ValueHeadConfig(hidden_width(lm.config), **configured_head_keys(critic)))
     nn.Module.to(head, dtype=DTYPES[dtype])
     return head
 

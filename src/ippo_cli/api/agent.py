@@ -93,10 +93,9 @@ class RunAgent:
         return config, find_weights(self.folder, wanted, policy_by_agent(config), adapters_by_agent(config))
 
     def _critic_folder(self, config: Config, weights: EvaluatedWeights) -> Path:
-        from ippo_cli.config.teams import agents_by_critic, policy_by_agent
+        from ippo_cli.config.teams import critic_by_agent, policy_by_agent
 
-        by_agent = {agent: name for name, members in agents_by_critic(config).items() for agent in members}
-        holder = by_agent.get(self.name, policy_by_agent(config)[self.name])
+        holder = critic_by_agent(config).get(self.name, policy_by_agent(config)[self.name])
         folder = self.folder / "checkpoints" / weights.name / holder / "critic"
         if not folder.is_dir():
             raise ConfigError(

@@ -95,6 +95,11 @@ def agents_by_critic(config: Config) -> dict[str, tuple[str, ...]]:
     return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, OptimizedCriticConfig)}
 
 
+def critic_by_agent(config: Config) -> dict[str, str]:
+    """Name of the critic by agent; only critics with a separate optimizer."""
+    return {agent: critic for critic, agents in agents_by_critic(config).items() for agent in agents}
+
+
 def shares_critic(config: Config) -> bool:
     """Whether all agents share one centralised critic."""
     return isinstance(config.critic, CentralizedCriticConfig) and config.critic.shared

@@ -24,7 +24,7 @@ from ippo_cli.config.adapters import ADAPTER_CONFIG, ADAPTER_SUBFOLDER
 from ippo_cli.config.errors import ConfigError, StorageError, convert_storage_errors
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig, SamplingConfig
 from ippo_cli.config.served_agents import local_agents, served_agents
-from ippo_cli.config.teams import agents_by_critic, policy_by_agent
+from ippo_cli.config.teams import critic_by_agent, policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, adapters_by_agent, find_weights
 from ippo_cli.evaluation.model_card import model_card
@@ -149,7 +149,7 @@ def _find_critics(
     if "checkpoint" not in subject.metadata or not subject.metadata["iteration"]:
         raise ConfigError("critic=true", "exports critics, and initial weights have none", "remove it")
     root = request.run_folder / "checkpoints" / subject.name
-    own = {agent: name for name, members in agents_by_critic(config).items() for agent in members}
+    own = critic_by_agent(config)
     found = {name: root / own.get(name, policy_by_agent(config)[name]) / "critic" for name in agents}
     if lacking := [name for name, folder in found.items() if not folder.is_dir()]:
         raise ConfigError("critic=true", f"exports critics, and agent {lacking[0]} has none", "remove it")

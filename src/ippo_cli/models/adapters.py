@@ -16,7 +16,15 @@ from transformers.utils import CONFIG_NAME
 from ippo_cli.config.adapters import ADAPTER_SUBFOLDER, find_adapter_folder
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.actor import Policy, PolicyOutput
-from ippo_cli.models.critic import ValueHead, ValueModel, gather_states, head_keys, load_value_head, make_value_model
+from ippo_cli.models.critic import (
+    SHAPE_KEYS,
+    ValueHead,
+    ValueModel,
+    gather_states,
+    head_keys,
+    load_value_head,
+    make_value_model,
+)
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.load import backbone_of, save_model, submodule_weights
 from ippo_cli.models.lora import ADAPTER_PARAMETERS, Adapter, FrozenBase
@@ -148,11 +156,10 @@ class AdapterCritic(nn.Module):
             head = load_value_head(find_adapter_folder(folder, setting) / "value_head")
         except Exception as error:
             raise PreflightError(f"{where}: no value head could be loaded ({error})") from error
-        stored, required = (head_module.config.value_head_hidden_dim for head_module in (head, self.value_head))
-        if stored != required:
-            raise PreflightError(
-                f"{where}: its value_head_hidden_dim is {stored}, and critic.value_head_hidden_dim={required}"
-            )
+        for key in SHAPE_KEYS:
+            stored, required = (getattr(module.config, key) for module in (head, self.value_head))
+            if stored != required:
+                raise PreflightError(f"{where}: its {key} is {stored}, and critic.{key}={required}")
         self.value_head.copy_from(head)
 
     def _merged_model(self) -> ValueModel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ippo_cli.config.schema import TrainedCriticConfig
 from ippo_cli.formulas import ValueBins, expected_values, rescale_output
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import save_model
+from ippo_cli.models.load import UnusableModel, save_model
 from ippo_cli.models.packing import last_hidden_states
 
 
@@ -20,7 +22,8 @@ class ValueHeadConfig(PreTrainedConfig):
     """Configuration of `ValueHead`.
 
     `value_head_hidden_dim`: width of its hidden layer (None: one linear map). `value_mean`, `value_std`: by which its
-    values are normalised. `value_bins`: number of bins, from `value_min` to `value_max` (None: one number).
+    values are normalised. `value_bins`: number of bins, from `value_min` to `value_max` (None: one number);
+    `bin_sigma`: standard deviation of their targets, in bin widths.
     """
 
     model_type = "ippo_value_head"
@@ -34,6 +37,7 @@ class ValueHeadConfig(PreTrainedConfig):
         value_bins: int | None = None,
         value_min: float | None = None,
         value_max: float | None = None,
+        bin_sigma: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -44,6 +48,7 @@ class ValueHeadConfig(PreTrainedConfig):
         self.value_bins = value_bins
         self.value_min = value_min
         self.value_max = value_max
+        self.bin_sigma = bin_sigma
 
 
 class ValueModelConfig(PreTrainedConfig):
@@ -60,6 +65,7 @@ class ValueModelConfig(PreTrainedConfig):
         value_bins: int | None = None,
         value_min: float | None = None,
         value_max: float | None = None,
+        bin_sigma: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -70,15 +76,40 @@ class ValueModelConfig(PreTrainedConfig):
         self.value_bins = value_bins
         self.value_min = value_min
         self.value_max = value_max
+        self.bin_sigma = bin_sigma
 
 
 SHAPE_KEYS = ("value_head_hidden_dim", "value_bins", "value_min", "value_max")
-"""Keys of a head that the weights depend on."""
+"""Keys of a head that its weights depend on."""
+
+NORMALIZED_RANGE = (-5.0, 5.0)  # of bins of normalised values, where the configuration has none
+BIN_SIGMA = 0.75  # Farebrother et al. 2024, section 4.3
 
 
 def head_keys(config: PreTrainedConfig) -> dict[str, Any]:
     """The keys of a head in the configuration of a `ValueHead` or `ValueModel`."""
-    return {key: getattr(config, key) for key in (*SHAPE_KEYS, "value_mean", "value_std")}
+    return {key: getattr(config, key) for key in (*SHAPE_KEYS, "bin_sigma", "value_mean", "value_std")}
+
+
+def configured_head_keys(critic: TrainedCriticConfig) -> dict[str, Any]:
+    """The keys of a new head of this critic, as in `ValueHeadConfig`."""
+    keys: dict[str, Any] = {"value_head_hidden_dim": critic.value_head_hidden_dim, "value_bins": critic.value_bins}
+    if critic.value_bins is None:
+        return keys
+    low, high = NORMALIZED_RANGE
+    return keys | {
+        "value_min": low if critic.value_min is None else critic.value_min,
+        "value_max": high if critic.value_max is None else critic.value_max,
+        "bin_sigma": critic.bin_sigma or BIN_SIGMA,
+    }
+
+
+def check_head_shape(stored: Mapping[str, Any], critic: TrainedCriticConfig) -> None:
+    """Raise `UnusableModel` if a saved head, with these settings, has another shape than this critic's."""
+    wanted = configured_head_keys(critic)
+    for key in SHAPE_KEYS:
+        if stored.get(key) != wanted.get(key):
+            raise UnusableModel(f"its {key} is {stored.get(key)}, and that of this run is {wanted.get(key)}")
 
 
 class Float32Linear(nn.Linear):
@@ -134,7 +165,9 @@ class ValueHead(PreTrainedModel):
         """The bins of its values; None where it gives one number."""
         if self.config.value_bins is None:
             return None
-        return ValueBins(self.config.value_bins, self.config.value_min, self.config.value_max)
+        return ValueBins(
+            self.config.value_bins, self.config.value_min, self.config.value_max, self.config.bin_sigma or BIN_SIGMA
+        )
 
     def normalize(self, values: Tensor) -> Tensor:
         """Normalised values, from values in units of the reward."""
@@ -211,7 +244,9 @@ class ValueModel(PreTrainedModel):
         return gather_states(self.value_head.outputs(hidden), sequences)
 
 
-def make_value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None, **head_keys: Any) -> ValueModel:
+def make_value_model(
+    backbone: PreTrainedModel, value_head_hidden_dim: int | None = None, **head_keys: Any
+) -> ValueModel:
     """A critic on a loaded backbone, with a zero head; `head_keys`: others of `ValueHeadConfig`."""
     settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
     config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype, **head_keys)

@@ -186,7 +186,7 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
         earlier = agent.actor.adapter
         shape = add_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
     if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
-        shape = add_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
+        shape = add_value_head(shape, lm.config, agent.critic)
     return shape
 
 
@@ -239,18 +239,18 @@ def _critic_shape(
         lm = _get_empty_model(known, actor, revision, agent.actor)
         earlier = critic.warm_start
         shape = add_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
-        return add_value_head(shape, lm.config, critic.value_head_hidden_dim)
+        return add_value_head(shape, lm.config, critic)
     if not isinstance(critic, SeparateCriticConfig):
         return None
     if critic.warm_start is not None:
         start = empty_backbone(warm_start_config(critic))
         check_model_parallel(start, deepspeed, f"critic.warm_start={critic.warm_start}")
-        return critic_shape(start, critic.value_head_hidden_dim)
+        return critic_shape(start, critic)
     if critic.model is None:
-        return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic.value_head_hidden_dim)
+        return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic)
     lm = _get_empty_model(known, critic.model, critic.revision)
     check_model_parallel(lm, deepspeed, f"critic.model={critic.model}")
-    return critic_shape(lm, critic.value_head_hidden_dim)
+    return critic_shape(lm, critic)
 
 
 def _critic_contexts(

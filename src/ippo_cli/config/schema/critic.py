@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from ippo_cli.config.constraints import LearningRate, Name, PositiveInt, Range
+from ippo_cli.config.constraints import LearningRate, Name, PositiveFloat, PositiveInt, Range
 from ippo_cli.config.marks import Changeable, Frozen
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
@@ -44,6 +44,11 @@ class TrainedCriticConfig(CriticConfig):
     popart_beta: Frozen[Annotated[float, Range(0.0, 1.0, open_low=True)] | None]
     # PopArt: normalise returns by running moments, in which each buffer weighs this fraction of the next one (1 =
     # all buffers alike); null = no normalisation
+    value_bins: Frozen[Annotated[int, Range(2)] | None]
+    # HL-Gauss: the head gives a distribution over this many bins, trained by cross-entropy; null = one number
+    value_min: Frozen[float | None]  # start of the bins, of normalised values with popart_beta: null = -5 there
+    value_max: Frozen[float | None]  # end of the bins: null = 5 with popart_beta
+    bin_sigma: Frozen[PositiveFloat | None]  # standard deviation of a target in bin widths; null = 0.75
 
 
 @option("critic", "value_head")
