@@ -45,7 +45,7 @@ from ippo_cli.config.schema import (
     ServerActorConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import agents_by_critic, agents_by_policy, policy_by_agent, shares_critic
+from ippo_cli.config.teams import agents_by_critic, agents_by_policy, ensemble_names, policy_by_agent, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.models.actor import (
@@ -89,7 +89,7 @@ def build_team(
         place = None if saved is None else saved / holder
         member = _build_agent(config, holder, names, str(weights[holder]), place, frozen)
         built |= {name: replace(member, name=name) for name in names}
-        learners += [member.policy] if member.critic is None else [member.policy, member.critic]
+        learners += [member.policy, *member.critics]
     if shares_critic(config):
         ((name, names),) = agents_by_critic(config).items()
         place = None if saved is None else saved / name
@@ -195,18 +195,23 @@ def _build_agent(
     if reference is not None and policy is None:
         chunk_tokens = _count_chunk_tokens(config, reference)
     actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen)
-    critic = None
+    critics: list[Learner] = []
     if isinstance(agent.critic, OptimizedCriticConfig) and not shares_critic(config):
-        critic = build_critic_learner(config, holder, names, agent, weights, saved, frozen)
+        for name in ensemble_names(holder, agent.critic):
+            place = None if saved is None else saved.with_name(name)
+            critics.append(build_critic_learner(config, name, names, agent, weights, place, frozen))
     return Agent(
         name=names[0],
         tokenizer=tokenizer,
         policy=actor,
-        critic=critic,
+        critic=critics[0] if critics else None,
+        other_critics=tuple(critics[1:]),
         reference=reference,
         reference_engine=reference_engine,
         has_reference=needs_reference(config),
         reference_group=reference_group,
+        mask_agreement=getattr(agent.critic, "mask_agreement", None),
+        mask_entropy=getattr(agent.critic, "mask_entropy", None),
         reference_update_every=agent.actor.reference_update_every,
         temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,

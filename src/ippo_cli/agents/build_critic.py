@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ippo_cli.agents.critic_start import load_critic
-from ippo_cli.agents.learner import Learner, param_groups
+from ippo_cli.agents.learner import EnsembleMember, Learner, param_groups
 from ippo_cli.agents.references import FrozenWeights, get_shared_base, make_engine, splits_rows, tensor_plan
 from ippo_cli.algorithms.objectives import ValueObjective
 from ippo_cli.algorithms.return_moments import ReturnMoments
@@ -26,6 +26,7 @@ from ippo_cli.config.schema import (
     SeparateCriticConfig,
     TrainedCriticConfig,
 )
+from ippo_cli.config.teams import ensemble_names, policy_by_agent
 from ippo_cli.models.actor import DTYPES
 from ippo_cli.models.critic import ValueHead, ValueHeadConfig, ValueModel, configured_head_keys, hidden_width
 from ippo_cli.models.load import checkpoint_activations
@@ -116,7 +117,18 @@ def build_critic_learner(
         popart_beta=critic.popart_beta,
         return_moments=moments,
         has_new_head=critic.warm_start is None,
+        member=_ensemble_member(config, holder, names, critic),
     )
+
+
+def _ensemble_member(
+    config: Config, name: str, names: tuple[str, ...], critic: OptimizedCriticConfig
+) -> EnsembleMember | None:
+    """The part of the prompts of one of several critics."""
+    if not isinstance(critic, SeparateCriticConfig) or critic.ensemble == 1:
+        return None
+    members = ensemble_names(policy_by_agent(config)[names[0]], critic)
+    return EnsembleMember(members.index(name), len(members), config.rollout.num_generations)
 
 
 def initial_moments(head: ValueHead | None) -> ReturnMoments:

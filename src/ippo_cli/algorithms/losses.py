@@ -72,7 +72,9 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         logged["clip_fraction"] = ((ratio < 1.0 - low) | (ratio > 1.0 + high)).float()
     per_token = per_token * targets.behavior_weights
     assert output.entropy is not None
-    total = per_token - config.entropy_coef * output.entropy if config.entropy_coef else per_token
+    total = per_token
+    if config.entropy_coef:
+        total = total - config.entropy_coef * output.entropy * targets.entropy_mask
     logged |= {"loss": per_token.detach(), "entropy": output.entropy.detach()}
     if config.kl.loss.coef:
         if config.kl.loss.estimator == "full":

@@ -1,11 +1,18 @@
-"""Rules of `critic`: normalised returns and categorical values."""
+"""Rules of `critic`: categorical values and ensembles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Config, TrainedCriticConfig, ValueUnit
+from ippo_cli.config.schema import (
+    CentralizedCriticConfig,
+    Config,
+    SeparateCriticConfig,
+    TrainedCriticConfig,
+    ValueUnit,
+)
+from ippo_cli.config.teams import agents_by_policy, ensemble_names
 
 BIN_KEYS = ("value_min", "value_max", "bin_sigma")
 
@@ -19,6 +26,52 @@ def check_critics(config: Config) -> Iterator[ConfigError]:
             continue
         seen.append(critic)
         yield from _check_bins(config, critic)
+        if isinstance(critic, SeparateCriticConfig):
+            yield from _check_ensemble(config, critic)
+    for holder, names in agents_by_policy(config).items():
+        critic = config.task.agents[names[0]].critic
+        if isinstance(critic, SeparateCriticConfig):
+            for name in ensemble_names(holder, critic)[1:]:
+                if name in config.task.agents or name in agents_by_policy(config):
+                    yield ConfigError(
+                        f"critic.ensemble={critic.ensemble}",
+                        f"creates a critic named {name}, and an agent or a group has that name",
+                        "rename the agent or the group",
+                    )
+
+
+def _check_ensemble(config: Config, critic: SeparateCriticConfig) -> Iterator[ConfigError]:
+    setting = f"critic.ensemble={critic.ensemble}"
+    prompts = config.rollout.buffer_size // config.rollout.num_generations
+    if critic.ensemble == 1:
+        for key in ("mask_agreement", "mask_entropy"):
+            if (value := getattr(critic, key)) is not None:
+                yield ConfigError(
+                    f"critic.{key}={value:g}", f"has no effect: {setting} has no disagreement", "use null"
+                )
+        return
+    if isinstance(critic, CentralizedCriticConfig):
+        yield ConfigError(
+            setting,
+            "divides the prompts of one agent among its critics, and critic=centralized reads the rows of all agents",
+            "use critic.ensemble=1, or critic=separate",
+        )
+    if prompts < critic.ensemble:
+        yield ConfigError(
+            setting,
+            f"leaves a critic without data: rollout.buffer_size={config.rollout.buffer_size} has {prompts} prompts",
+            "use a larger buffer or fewer critics",
+        )
+    if config.algorithm.value_clip_range is not None:
+        yield ConfigError(
+            f"algorithm.value_clip_range={config.algorithm.value_clip_range:g}",
+            f"clips to the values of the rollout, and with {setting} these are means over critics",
+            "set algorithm.value_clip_range=null",
+        )
+    if critic.mask_entropy is not None and not config.algorithm.entropy_coef:
+        yield ConfigError(
+            f"critic.mask_entropy={critic.mask_entropy:g}", "has no effect: algorithm.entropy_coef=0", "use null"
+        )
 
 
 def _check_bins(config: Config, critic: TrainedCriticConfig) -> Iterator[ConfigError]:

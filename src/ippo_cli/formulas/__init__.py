@@ -11,6 +11,7 @@ from ippo_cli.formulas.advantages import (
     turn_gae,
 )
 from ippo_cli.formulas.aggregate import aggregate
+from ippo_cli.formulas.disagreement import disagreement_limits
 from ippo_cli.formulas.hl_gauss import ValueBins, bin_probabilities, expected_values, hl_gauss_loss
 from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
 from ippo_cli.formulas.logprobs import selected_logprobs
@@ -31,6 +32,7 @@ __all__ = [
     "bin_probabilities",
     "bradley_terry",
     "clipped_policy_loss",
+    "disagreement_limits",
     "expected_values",
     "full_kl",
     "gae",

@@ -116,6 +116,9 @@ METRICS: dict[str, str] = {
     },
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values before the update; null "
     "if all returns are equal",
+    "<agent>/value/disagreement": "critic.ensemble > 1: mean standard deviation of the critics' values per token",
+    "<agent>/value/masked_advantage_fraction": "critic.ensemble > 1: fraction of tokens with an advantage of 0",
+    "<agent>/value/masked_entropy_fraction": "critic.ensemble > 1: fraction of tokens without entropy bonus",
     "<agent>/value/read_tokens": "critic=centralized: mean critic input tokens per episode of the agent",
     "<agent>/value/truncated_context_fraction": "critic=centralized: fraction of episodes with an input truncated to "
     "the critic's context",

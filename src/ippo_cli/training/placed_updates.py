@@ -45,6 +45,9 @@ class PlacedUpdates:
 
     def _share_rows(self, learner: Learner, targets: Mapping[str, Targets]) -> LearnerRows:
         experience, result = self.experience, LearnerRows({}, {}, {})
+        if learner.member is not None:
+            index = experience.batch.index
+            targets = {name: learner.member.select_rows(targets[name], index) for name in learner.agent_names}
 
         def share(name: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
             rollout = experience.rollouts[name]

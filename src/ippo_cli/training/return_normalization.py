@@ -35,7 +35,8 @@ def update_normalization(learner: Learner, targets: Mapping[str, Targets]) -> di
     if learner.return_moments is None or learner.popart_beta is None:
         return {}
     own = [targets[name] for name in learner.agent_names]
-    returns = torch.cat([part.returns[part.value_mask] for part in own])
+    trained = [part.value_mask & (part.sample_counts > 0)[:, None] for part in own]
+    returns = torch.cat([part.returns[mask] for part, mask in zip(own, trained, strict=True)])
     before = learner.return_moments
     after = before.update(returns, torch.ones_like(returns, dtype=torch.bool), learner.popart_beta)
     head = learner.engine.module.value_head

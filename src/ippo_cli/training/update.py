@@ -42,7 +42,8 @@ def update_learner(
     factor = learner.set_learning_rate(context.iteration, context.num_iterations)
     stats = {f"{learner.name}/{learner.stage}/learning_rate": factor * learner.optimizer.learning_rate}
     if not is_resting and learner.objective.is_active(context):
-        accumulator = MetricAccumulator.for_learner(learner.name, learner.agent_names, turns)
+        is_named = learner.member is None or not learner.member.index  # metrics by agent are those of the first critic
+        accumulator = MetricAccumulator.for_learner(learner.name, learner.agent_names, turns if is_named else {})
         with record_function(f"ippo/update/{learner.name} {learner.stage}"):
             stats |= update_normalization(learner, targets)
             steps = iterate_steps(learner, rollouts, targets, context, views)

@@ -75,6 +75,11 @@ class SeparateCriticConfig(OptimizedCriticConfig):
 
     model: Frozen[Name | None]  # folder or hub id of the backbone; null = the actor's initial weights
     revision: str | None  # commit, branch or tag of a hub model
+    ensemble: Frozen[PositiveInt]  # number of critics, each trained on other prompts; values are their mean
+    mask_agreement: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
+    # fraction of action tokens, those on which an ensemble agrees most, whose advantage is set to 0; null = none
+    mask_entropy: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
+    # fraction of action tokens, those on which it agrees least, without entropy bonus; null = none
     dtype: Frozen[Dtype]  # fp32 | bf16
     gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass
 
