@@ -89,7 +89,7 @@ def test_values_remain_when_moments_change(tmp_path: Path, stage: str) -> None:
 def test_one_rank_and_two_agree(tmp_path: Path) -> None:
     overrides = (*PPO, *SCALED, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
     one = rows(train(tmp_path / "one", *overrides))
-    two = rows(train_on_two_ranks(tmp_path / "two", *overrides, "launch.num_processes=2"))
+    two = rows(train_on_two_ranks(tmp_path / "two", *overrides))
     assert_alike(one, two)
 
 
