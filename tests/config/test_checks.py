@@ -41,6 +41,8 @@ UNBOUNDED = {
     "weights",
     "min_score",
     "max_score",
+    "value_min",
+    "value_max",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
@@ -70,7 +72,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "critic.ensemble=3 leaves a critic without data",
     ),
     (("algorithm=ppo",), {"critic.ensemble": 2}, 1, "algorithm.value_clip_range=0.2 clips to the values"),
-    ((), {"critic.ensemble": 2, "critic.mask_entropy": 0.1}, 1, "critic.mask_entropy=0.1 has no effect"),
+    (
+        (),
+        {"critic.ensemble": 2, "critic.mask_entropy": 0.1, "algorithm.entropy_coef": 0.0},
+        1,
+        "critic.mask_entropy=0.1 has no effect",
+    ),
     ((), {"critic.bin_sigma": 0.5}, 1, "critic.bin_sigma=0.5 has no effect"),
     ((), {"critic.value_min": -1.0}, 1, "critic.value_min=-1 has no effect"),
     ((), {"critic.value_bins": 11}, 1, "critic.value_bins=11 needs the range of the returns"),
