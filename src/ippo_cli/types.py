@@ -276,6 +276,16 @@ class Targets:
     behavior_weights: Tensor  # [B, R] float32: importance weight of the policy loss, 1 unless sampler and policy differ
     sample_counts: Tensor  # [B] int64: how often a row is trained on in an epoch; 1 without resampling by score
     positive: Tensor  # [B] bool: rows with the likelihood term of `algorithm.positive_nll`
+    value_std: Tensor = field(default_factory=lambda: torch.empty(0))
+    # [B, R] float32: standard deviation over the critics of an ensemble; default 0
+    entropy_mask: Tensor = field(default_factory=lambda: torch.empty(0))
+    # [B, R] bool: where the entropy bonus applies; default everywhere
+
+    def __post_init__(self) -> None:
+        if self.value_std.shape != self.values.shape:
+            object.__setattr__(self, "value_std", torch.zeros_like(self.values))
+        if self.entropy_mask.shape != self.values.shape:
+            object.__setattr__(self, "entropy_mask", torch.ones_like(self.loss_mask))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

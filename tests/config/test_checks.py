@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import pytest
 
 from ippo_cli.compose.load import build_config, config_dir
-from ippo_cli.config import agent_checks, applicability, checks, data, reward_models, rewards, schema
+from ippo_cli.config import agent_checks, applicability, checks, critics, data, reward_models, rewards, schema
 from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.checks import check_config, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
@@ -41,6 +41,8 @@ UNBOUNDED = {
     "weights",
     "min_score",
     "max_score",
+    "value_min",
+    "value_max",
 }
 GRPO, HAPPO, CISPO = "algorithm=grpo", "algorithm=happo", "algorithm=cispo"
 SHARED = "team=shared_policy"
@@ -59,6 +61,56 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "max_iterations_this_run=1000 is never reached with num_iterations=10",
     ),
     ((), {"launch.watchdog_s": 60.0, "launch.watchdog_first_s": 5.0}, 1, "launch.watchdog_first_s=5 is shorter than"),
+    ((), {"critic.popart_beta": 0.0}, 1, "critic.popart_beta=0.0 is out of range"),
+    ((), {"critic.value_bins": 1, "critic.popart_beta": 0.9}, 1, "critic.value_bins=1 is out of range"),
+    ((), {"critic.mask_agreement": 0.5}, 1, "critic.mask_agreement=0.5 has no effect: critic.ensemble=1"),
+    (("critic=centralized",), {"critic.ensemble": 2}, 1, "critic.ensemble=2 divides the prompts of one agent"),
+    (
+        (),
+        {"critic.ensemble": 3, "rollout.buffer_size": 16, "rollout.num_generations": 8},
+        1,
+        "critic.ensemble=3 leaves a critic without data",
+    ),
+    (("algorithm=ppo",), {"critic.ensemble": 2}, 1, "algorithm.value_clip_range=0.2 clips to the values"),
+    (
+        (),
+        {"critic.ensemble": 2, "critic.mask_entropy": 0.1, "algorithm.entropy_coef": 0.0},
+        1,
+        "critic.mask_entropy=0.1 has no effect",
+    ),
+    ((), {"critic.bin_sigma": 0.5}, 1, "critic.bin_sigma=0.5 has no effect"),
+    ((), {"critic.value_min": -1.0}, 1, "critic.value_min=-1 has no effect"),
+    ((), {"critic.value_bins": 11}, 1, "critic.value_bins=11 needs the range of the returns"),
+    (
+        (),
+        {"critic.value_bins": 11, "critic.value_min": 1.0, "critic.value_max": 1.0},
+        1,
+        "critic.value_min=1 critic.value_max=1 are not a range",
+    ),
+    (
+        (),
+        {"critic.value_bins": 11, "critic.popart_beta": 1.0, "critic.value_min": 5.0},
+        1,
+        "critic.value_min=5 critic.value_max=null are not a range",
+    ),
+    (
+        ("algorithm=ppo",),
+        {"critic.value_bins": 11, "critic.popart_beta": 0.9},
+        1,
+        "algorithm.value_clip_range=0.2 is of the squared error",
+    ),
+    (
+        ("critic=value_head",),
+        {"critic.value_bins": 11, "critic.popart_beta": 0.9, "algorithm.huber_delta": 2.0},
+        1,
+        "algorithm.huber_delta=2 is of the squared error",
+    ),
+    (
+        ("algorithm=turn_ppo",),
+        {"critic.value_bins": 11, "critic.popart_beta": 0.9, "algorithm.value_clip_range": None},
+        1,
+        "algorithm.value_unit=turn pools the values",
+    ),
     ((), {"algorithm.loss_aggregation": "mean"}, 1, "algorithm.loss_aggregation=mean is not known"),
     ((), {"algorithm.kl.reward.estimator": "k1+"}, 1, "algorithm.kl.reward.estimator=k1+ is not known"),
     ((), {"algorithm.kl.loss.estimator": "full+"}, 1, "algorithm.kl.loss.estimator=full+ is not known"),
@@ -613,7 +665,7 @@ def test_broken_rules(case: int, config: Make) -> None:
 def test_all_rules_have_a_case(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, agent_checks, applicability, data, reward_models, rewards)
+        for module in (checks, agent_checks, applicability, critics, data, reward_models, rewards)
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise) and "ConfigError(" in ast.unparse(node)
     }

@@ -177,6 +177,27 @@ def bf16_micro_batches(_: Path) -> Any:
     return results
 
 
+@case
+def changed_parameters(_: Path) -> Any:
+    """By stage and dtype: weights after a step, after a change of two parameters, and after one more step."""
+    results = {}
+    for stage, dtype, offload in (
+        *((stage, "fp32", False) for stage in STAGES), (1, "bf16", False), (3, "bf16", False), (2, "fp32", True)
+    ):  # fmt: skip
+        engine = build(stage=stage, dtype=dtype, offload=offload)
+        states = []
+        update(engine)
+        states.append(weights_everywhere(engine))
+        down = engine.module.down
+        engine.change_parameters([down.weight, down.bias], lambda values: (2.0 * values[0], values[1] + 0.25))
+        states.append(weights_everywhere(engine))
+        update(engine)
+        states.append(weights_everywhere(engine))
+        results[stage, dtype, offload] = states
+        engine.destroy()
+    return results
+
+
 class WithUnreached(TinyLM):
     """The same model, with weights that no loss depends on."""
 

@@ -46,6 +46,20 @@ def test_weights_without_gradient_decay(results: dict[str, Any]) -> None:
         torch.testing.assert_close(after, before * (1 - 0.5 * 0.1), rtol=1e-6 if dtype == "fp32" else 1e-2, atol=0)
 
 
+def test_changed_parameters(results: dict[str, Any]) -> None:
+    expected = results["changed_parameters"][0, "fp32", False][2][0]
+    for (stage, dtype, offload), states in results["changed_parameters"].items():
+        by_rank = [[weights[rank] for weights in states] for rank in range(len(states[0]))]
+        for before, changed, after in by_rank:
+            tolerance = 1e-5 if dtype == "fp32" else 2e-2
+            wanted = before | {"down.weight": 2.0 * before["down.weight"], "down.bias": before["down.bias"] + 0.25}
+            assert_close(changed, wanted, tolerance)
+            # The next step starts from the changed master weights, with the optimizer's state.
+            own = {name: tensor.float() for name, tensor in after.items()}
+            assert_close(own, expected, 1e-4 if dtype == "fp32" else 0.1)
+            assert all(torch.equal(own[name], by_rank[0][2][name].float()) for name in own), (stage, dtype, offload)
+
+
 def test_clipping(results: dict[str, Any]) -> None:
     for (_stage, clip), (step, state) in results["clipping"].items():
         norm, expected = results["reference"][20.0, clip]

@@ -15,6 +15,7 @@ from rows import rollout
 from torch import Tensor, nn
 
 from ippo_cli.agents import build, references
+from ippo_cli.agents.build_critic import build_critic
 from ippo_cli.compose.load import build_config, compose_node, resolve_config
 from ippo_cli.config.schema import Dtype
 from ippo_cli.engine import distributed
@@ -99,7 +100,7 @@ def results(model: str) -> dict[str, Any]:
     del whole
     frozen = references.FrozenWeights(CPU)
     policy = build.build_policy(config, name, agent, model, None, frozen)
-    critic = build.build_critic(config, name, agent, model, None, frozen)
+    critic = build_critic(config, name, agent, model, None, frozen)
     found: dict[str, Any] = {"policy": unmapped(policy), "critic": unmapped(critic)}
     del policy, critic
     with Memory() as memory:

@@ -69,12 +69,15 @@ class Agent(SampledWeights):
     tokenizer: PreTrainedTokenizerBase
     policy: Learner
     critic: Learner | None  # None when the policy carries the value head, or without a value function
+    other_critics: tuple[Learner, ...] = ()  # of an ensemble, without the first
     reference: Policy | None  # the frozen policy of the KL terms; None without one, and on ranks that do not hold it
     has_reference: bool  # whether there is one, on any rank
     reference_group: RankGroup  # the ranks that hold it
     temperature: float
     chunk_tokens: int
     reference_engine: Engine[Policy] | None = None  # the engine that shards the reference over the ranks, if any
+    mask_agreement: float | None = None  # fraction of tokens, see `critic.mask_agreement`
+    mask_entropy: float | None = None
     reference_update_every: int | None = None  # iterations between copies of the policy into the reference
 
     @property
@@ -132,14 +135,27 @@ class Agent(SampledWeights):
             remote_config=self.model_config,
         )
 
+    @property
+    def critics(self) -> tuple[Learner, ...]:
+        """All learners of critics with a separate engine."""
+        return () if self.critic is None else (self.critic, *self.other_critics)
+
+    @torch.no_grad()
+    def member_values(self, rollout: Rollout, view: CriticView | None = None) -> list[tuple[Tensor, Tensor]]:
+        """The values of each critic of an ensemble, as `values`; of a single one otherwise."""
+        return [self._values(learner, rollout, view) for learner in self.critics or (self.policy,)]
+
     @torch.no_grad()
     def values(self, rollout: Rollout, view: CriticView | None = None) -> tuple[Tensor, Tensor]:
         """Values of the states before action tokens `[B, R]` (0 elsewhere) and after the last action token `[B]`.
 
-        All 0 without a value function. `view`: the critic's input that replaces the rows.
+        All 0 without a value function; of an ensemble, the mean. `view`: the critic's input that replaces the rows.
         """
+        before, after = zip(*self.member_values(rollout, view), strict=True)
+        return torch.stack(before).mean(dim=0), torch.stack(after).mean(dim=0)
+
+    def _values(self, learner: Learner, rollout: Rollout, view: CriticView | None) -> tuple[Tensor, Tensor]:
         read = rollout if view is None else view.rollout
-        learner = self._value_learner
         if self.has_values:
             before, after = compute_on_group(learner.group, read, learner.compute_values)
         else:

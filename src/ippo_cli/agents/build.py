@@ -8,12 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 
 from ippo_cli.agents.agent import Agent, FrozenAgent
+from ippo_cli.agents.build_critic import (
+    build_critic_learner,
+    enable_checkpointing,
+    initial_moments,
+    make_value_head,
+    response_budget,
+)
 from ippo_cli.agents.centralized import build_critic_layouts, critic_context
-from ippo_cli.agents.critic_start import load_critic
 from ippo_cli.agents.learner import Learner, param_groups
 from ippo_cli.agents.references import (
     FrozenWeights,
@@ -25,32 +30,26 @@ from ippo_cli.agents.references import (
     tensor_plan,
 )
 from ippo_cli.agents.team import Team
-from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective, ValueObjective
-from ippo_cli.config.batch_sizes import critic_mini_batch_size, mini_batch_size
+from ippo_cli.algorithms.objectives import JointObjective, PolicyObjective
+from ippo_cli.config.batch_sizes import mini_batch_size
 from ippo_cli.config.credit import needs_reference
 from ippo_cli.config.critic_fitting import policy_warmup
 from ippo_cli.config.errors import PreflightError
-from ippo_cli.config.model_args import unquantized_args
 from ippo_cli.config.placement import read_placement
 from ippo_cli.config.schema import (
-    AdapterCriticConfig,
     AgentConfig,
     CentralizedCriticConfig,
     Config,
-    Dtype,
     LoraActorConfig,
     OptimizedCriticConfig,
     ReferenceKind,
-    SeparateCriticConfig,
     ServerActorConfig,
-    TrainedCriticConfig,
     ValueHeadCriticConfig,
 )
-from ippo_cli.config.teams import agents_by_critic, agents_by_policy, policy_by_agent, shares_critic
+from ippo_cli.config.teams import agents_by_critic, agents_by_policy, ensemble_names, policy_by_agent, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.models.actor import (
-    DTYPES,
     Policy,
     check_readable_tokens,
     load_actor_lm,
@@ -59,20 +58,15 @@ from ippo_cli.models.actor import (
 )
 from ippo_cli.models.critic import (
     ValueHead,
-    ValueHeadConfig,
-    ValueModel,
-    hidden_width,
     load_value_head,
 )
-from ippo_cli.models.freezing import freeze_parameters
-from ippo_cli.models.load import backbone_of, checkpoint_activations
+from ippo_cli.models.load import backbone_of
 from ippo_cli.models.packing import enable_packing
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
-from ippo_cli.tasks.task import response_budgets
 
 if TYPE_CHECKING:  # only imported with adapters: peft takes seconds to import
-    from ippo_cli.models.adapters import AdapterCritic
+    pass
 
 LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; softmax and gradient of a chunk take a few times as much
 
@@ -96,13 +90,13 @@ def build_team(
         place = None if saved is None else saved / holder
         member = _build_agent(config, holder, names, str(weights[holder]), place, frozen)
         built |= {name: replace(member, name=name) for name in names}
-        learners += [member.policy] if member.critic is None else [member.policy, member.critic]
+        learners += [member.policy, *member.critics]
     if shares_critic(config):
         ((name, names),) = agents_by_critic(config).items()
         place = None if saved is None else saved / name
         first = config.task.agents[names[0]]
         initial = str(weights[policy_by_agent(config)[names[0]]])
-        member = _build_critic_learner(config, name, names, first, initial, place, frozen)
+        member = build_critic_learner(config, name, names, first, initial, place, frozen)
         built = {agent: replace(built[agent], critic=member) for agent in built}
         learners.append(member)
     team = Team(
@@ -202,18 +196,23 @@ def _build_agent(
     if reference is not None and policy is None:
         chunk_tokens = _count_chunk_tokens(config, reference)
     actor = _build_actor_learner(config, holder, names, policy, reference, chunk_tokens, frozen)
-    critic = None
+    critics: list[Learner] = []
     if isinstance(agent.critic, OptimizedCriticConfig) and not shares_critic(config):
-        critic = _build_critic_learner(config, holder, names, agent, weights, saved, frozen)
+        for name in ensemble_names(holder, agent.critic):
+            place = None if saved is None else saved.with_name(name)
+            critics.append(build_critic_learner(config, name, names, agent, weights, place, frozen))
     return Agent(
         name=names[0],
         tokenizer=tokenizer,
         policy=actor,
-        critic=critic,
+        critic=critics[0] if critics else None,
+        other_critics=tuple(critics[1:]),
         reference=reference,
         reference_engine=reference_engine,
         has_reference=needs_reference(config),
         reference_group=reference_group,
+        mask_agreement=getattr(agent.critic, "mask_agreement", None),
+        mask_entropy=getattr(agent.critic, "mask_entropy", None),
         reference_update_every=agent.actor.reference_update_every,
         temperature=agent.rollout.temperature,
         chunk_tokens=chunk_tokens,
@@ -248,8 +247,8 @@ def build_policy(
     lm = load_actor_lm(actor, source, revision, as_stored=spreads)
     policy = Policy(lm, _build_value_head(agent, lm), in_step=spreads)
     if saved is not None and policy.value_head is not None:
-        policy.value_head.load_state_dict(load_value_head(saved / "critic").state_dict())
-    _enable_checkpointing(lm, actor.gradient_checkpointing)
+        policy.value_head.copy_from(load_value_head(saved / "critic"))
+    enable_checkpointing(lm, actor.gradient_checkpointing)
     policy.packs = config.deepspeed.pack_sequences and enable_packing(backbone_of(lm), split=splits_rows(config))
     return policy
 
@@ -258,15 +257,9 @@ def _build_value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | No
     """The value head of a policy that carries one."""
     if not isinstance(agent.critic, ValueHeadCriticConfig):
         return None
-    head = _make_value_head(agent.critic, lm, agent.actor.dtype)
+    head = make_value_head(agent.critic, lm, agent.actor.dtype)
     if agent.critic.warm_start is not None:
-        head.load_state_dict(load_value_head(Path(agent.critic.warm_start)).state_dict())
-    return head
-
-
-def _make_value_head(critic: TrainedCriticConfig, lm: PreTrainedModel, dtype: Dtype) -> ValueHead:
-    head = ValueHead(ValueHeadConfig(hidden_width(lm.config), critic.value_head_hidden_dim))
-    nn.Module.to(head, dtype=DTYPES[dtype])
+        head.copy_from(load_value_head(Path(agent.critic.warm_start)))
     return head
 
 
@@ -283,6 +276,7 @@ def _build_actor_learner(
     agent = config.task.agents[names[0]]
     actor, critic = agent.actor, agent.critic
     kl_loss = config.algorithm.kl.loss
+    popart_beta = critic.popart_beta if isinstance(critic, ValueHeadCriticConfig) else None
     objective = JointObjective if isinstance(critic, ValueHeadCriticConfig) else PolicyObjective
     group, engine, policy_groups = frozen.groups[f"{names[0]}.actor"], None, 0
     if policy is not None:
@@ -308,7 +302,7 @@ def _build_actor_learner(
         local_engine=engine,
         objective=objective(
             config=config.algorithm,
-            response_budget=_response_budget(config, names),
+            response_budget=response_budget(config, names),
             temperature=agent.rollout.temperature,
             chunk_tokens=chunk_tokens,
             reference=reference if kl_loss.coef != 0.0 and kl_loss.estimator == "full" else None,
@@ -322,85 +316,7 @@ def _build_actor_learner(
         share_prefixes=config.deepspeed.share_prefixes,
         splits_rows=splits_rows(config),
         policy_groups=policy_groups,
+        popart_beta=popart_beta,
+        return_moments=None if popart_beta is None else initial_moments(None if policy is None else policy.value_head),
         reads_packed_rows=reference is not None and reference.packs,
     )
-
-
-def build_critic(
-    config: Config, holder: str, agent: AgentConfig, weights: str, saved: Path | None, frozen: FrozenWeights
-) -> ValueModel | AdapterCritic:
-    """A critic with a separate engine: an adapter on the actor's frozen base, or a model."""
-    critic, actor = agent.critic, agent.actor
-    if isinstance(critic, AdapterCriticConfig):
-        from ippo_cli.models.adapters import AdapterCritic
-
-        assert isinstance(actor, LoraActorConfig)
-        base = get_shared_base(config, holder, actor, weights, frozen)
-        adapter = base.add_adapter(critic, "critic", config.seed, earlier=critic.warm_start, key="critic.warm_start")
-        on_base = AdapterCritic(adapter, _make_value_head(critic, base.lm, actor.dtype))
-        if saved is not None:
-            on_base.load_saved(saved)
-        elif critic.warm_start is not None:
-            on_base.load(Path(critic.warm_start), "critic.warm_start")
-        return on_base
-    assert isinstance(critic, SeparateCriticConfig)
-    if saved is not None:
-        critic = replace(critic, warm_start=str(saved / "critic"))
-    args = unquantized_args(actor) if critic.model is None else {}
-    model = load_critic(critic, weights, actor.revision, as_stored=config.deepspeed.stage == 3, args=args)
-    freeze_parameters(model, critic.freeze)
-    _enable_checkpointing(model.backbone, critic.gradient_checkpointing)
-    model.packs = config.deepspeed.pack_sequences and enable_packing(model.backbone, split=splits_rows(config))
-    return model
-
-
-def _build_critic_learner(
-    config: Config,
-    holder: str,
-    names: tuple[str, ...],
-    agent: AgentConfig,
-    weights: str,
-    saved: Path | None,
-    frozen: FrozenWeights,
-) -> Learner:
-    """The learner of a critic with a separate engine; `agent` is the first of its agents."""
-    actor, critic = agent.actor, agent.critic
-    assert isinstance(critic, OptimizedCriticConfig)
-    dtype = critic.dtype if isinstance(critic, SeparateCriticConfig) else actor.dtype
-    group, engine = frozen.groups[f"{names[0]}.critic"], None
-    if group.is_member:
-        with group.activate():
-            model = build_critic(config, holder, agent, weights, saved, frozen)
-            engine = make_engine(
-                model,
-                param_groups(model, critic),
-                config.deepspeed,
-                dtype,
-                critic,
-                frozen.device,
-                tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
-            )
-    return Learner(
-        name=holder,
-        agent_names=names,
-        group=group,
-        local_engine=engine,
-        objective=ValueObjective(config=config.algorithm, response_budget=_response_budget(config, names)),
-        optimizer=critic,
-        mini_batch_size=len(names) * critic_mini_batch_size(config, agent),
-        ppo_epochs=critic.ppo_epochs or agent.algorithm.ppo_epochs,
-        micro_batch_tokens=config.deepspeed.micro_batch_tokens,
-        forward_batch_tokens=config.deepspeed.forward_batch_tokens,
-        share_prefixes=config.deepspeed.share_prefixes,
-        splits_rows=splits_rows(config),
-    )
-
-
-def _response_budget(config: Config, names: tuple[str, ...]) -> int:
-    """Token limit of one row: a constant of the loss, so it is the largest limit of all agents."""
-    return max(response_budgets(config)[name] for name in names)
-
-
-def _enable_checkpointing(model: PreTrainedModel, on: bool) -> None:
-    if on:
-        checkpoint_activations(model)

@@ -18,6 +18,8 @@ from ippo_cli.models.critic import (
     ValueHeadConfig,
     ValueModel,
     ValueModelConfig,
+    check_head_shape,
+    configured_head_keys,
     hidden_width,
     make_value_model,
 )
@@ -51,7 +53,7 @@ def load_critic(
     try:
         if critic.warm_start is None:
             backbone = load_pretrained(AutoModel, source, revision=source_revision, **options, **args)
-            return make_value_model(backbone, critic.value_head_hidden_dim)
+            return make_value_model(backbone, **configured_head_keys(critic))
         kind, _ = _read_warm_start(critic, critic.warm_start)
         if kind == "classifier":
             model = _load_from_classifier(critic.warm_start, **options)
@@ -76,11 +78,10 @@ def check_value_head_start(critic: ValueHeadCriticConfig, width: int) -> None:
             f"{setting}: it has no value head without a backbone; use a run with critic=value_head, or its critic/ "
             "folder in a checkpoint"
         )
-    if (inner := stored.get("value_head_hidden_dim")) != critic.value_head_hidden_dim:
-        raise PreflightError(
-            f"{setting}: its value_head_hidden_dim is {inner}, and critic.value_head_hidden_dim="
-            f"{critic.value_head_hidden_dim}"
-        )
+    try:
+        check_head_shape(stored, critic)
+    except UnusableModel as error:
+        raise PreflightError(f"{setting}: {error}; use the same keys of critic") from error
     if (stored_width := stored.get("hidden_size")) != width:
         raise PreflightError(
             f"{setting}: its value head reads states of width {stored_width}, and the actor's have {width}; use the "
@@ -124,9 +125,7 @@ def _read_warm_start(
     kind = stored.get("model_type")
     if kind == ValueModelConfig.model_type:
         own = dict(stored["backbone"])
-        inner = stored.get("value_head_hidden_dim")
-        if inner != critic.value_head_hidden_dim:
-            raise UnusableModel(f"its value_head_hidden_dim is {inner}")
+        check_head_shape(stored, critic)
         return "critic", AutoConfig.for_model(own.pop("model_type"), **own)
     if kind == ValueHeadConfig.model_type:
         raise UnusableModel(f"it has a value head without a backbone; use {REWARD_MODEL}")
@@ -139,12 +138,13 @@ def _read_warm_start(
     config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     if config.num_labels != 1:
         raise UnusableModel(f"it has {config.num_labels} labels, and a critic needs one; use {REWARD_MODEL}")
-    if critic.value_head_hidden_dim is not None:
-        raise ConfigError(
-            f"critic.value_head_hidden_dim={critic.value_head_hidden_dim}",
-            f"does not fit critic.warm_start={source}: a reward model computes its score with a single linear map",
-            "use critic.value_head_hidden_dim=null",
-        )
+    for key in ("value_head_hidden_dim", "value_bins"):
+        if getattr(critic, key) is not None:
+            raise ConfigError(
+                f"critic.{key}={getattr(critic, key)}",
+                f"does not fit critic.warm_start={source}: a reward model computes its score with a single linear map",
+                f"use critic.{key}=null",
+            )
     return "classifier", config
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +15,28 @@ from transformers import PretrainedConfig, PreTrainedTokenizerBase
 from ippo_cli.agents.critic_view import CriticLayout
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import PolicyObjective, TrainingObjective, ValueFunction
+from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.config.schema import OptimizerConfig, Schedule
 from ippo_cli.engine import distributed, progress
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import Policy
 from ippo_cli.models.layout import Sequences, build_sequences, row_token_counts, token_budget_batches
-from ippo_cli.types import Minibatch, Rollout, StepContext
+from ippo_cli.types import Minibatch, Rollout, StepContext, Targets
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleMember:
+    """The part of the prompts on which one of several critics is trained: every `size`-th one."""
+
+    index: int
+    size: int
+    num_generations: int  # consecutive sample indices that are responses to one prompt
+
+    def select_rows(self, targets: Targets, index: Tensor) -> Targets:
+        """The targets without rows of other members; `index` `[B]`: global sample indices."""
+        prompt = index.to(targets.sample_counts.device) // self.num_generations
+        return replace(targets, sample_counts=targets.sample_counts * (prompt % self.size == self.index))
 
 
 @dataclass(kw_only=True)
@@ -44,6 +59,10 @@ class Learner:
     layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
     consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
     remote_config: PretrainedConfig | None = None  # its model's configuration, on ranks without the engine
+    popart_beta: float | None = None  # weight of earlier buffers in `return_moments`; None: no normalisation
+    return_moments: ReturnMoments | None = None  # by which its values are normalised
+    member: EnsembleMember | None = None  # its part of the prompts, for one of several critics
+    has_new_head: bool = True  # whether its value head started at zero
     reads_packed_rows: bool = False  # whether a reference on ranks without the engine reads packed rows
 
     @property
@@ -71,6 +90,12 @@ class Learner:
         held = range(self.policy_groups) if self.objective.freezes_policy(iteration) else ()
         self.engine.set_learning_rate(factor, held)
         return factor
+
+    def set_return_moments(self, moments: ReturnMoments) -> None:
+        """Set the moments by which its values are normalised. Its weights remain, so that values change."""
+        self.return_moments = moments
+        if self.local_engine is not None:
+            self.engine.module.value_head.set_moments(moments.mean, moments.std)
 
     @property
     def stage(self) -> str:

@@ -14,6 +14,7 @@ from ippo_cli.formulas import (
     cispo_loss,
     clip_logratio,
     clipped_policy_loss,
+    hl_gauss_loss,
     kl_estimate,
     masked_policy_loss,
     masked_sum,
@@ -24,6 +25,7 @@ from ippo_cli.formulas import (
 )
 from ippo_cli.formulas.masked import keep
 from ippo_cli.models.actor import PolicyOutput
+from ippo_cli.models.critic import ValueHead
 from ippo_cli.types import Minibatch
 
 
@@ -58,7 +60,9 @@ def policy_objective(output: PolicyOutput, batch: Minibatch, config: AlgorithmCo
         logged["clip_fraction"] = is_outside.float()
     per_token = per_token * targets.behavior_weights
     assert output.entropy is not None
-    total = per_token - config.entropy_coef * output.entropy if config.entropy_coef else per_token
+    total = per_token
+    if config.entropy_coef:
+        total = total - config.entropy_coef * output.entropy * targets.entropy_mask
     logged |= {"loss": per_token.detach(), "entropy": output.entropy.detach()}
     if config.kl.loss.coef:
         if config.kl.loss.estimator == "full":
@@ -132,20 +136,30 @@ def _ratio_loss(
 
 
 def value_objective(
-    new_values: Tensor, new_final_values: Tensor, batch: Minibatch, config: AlgorithmConfig, response_budget: int
+    outputs: Tensor,
+    final_outputs: Tensor,
+    batch: Minibatch,
+    config: AlgorithmConfig,
+    response_budget: int,
+    head: ValueHead | None = None,
 ) -> Loss:
-    """`value_loss_coef` times the (clipped, squared or Huber) error of one micro-batch."""
+    """`value_loss_coef` times the (clipped, squared or Huber) error or the cross-entropy of one micro-batch.
+
+    `outputs`, `final_outputs`: of the critic's head before each token and after all. Errors are of normalised values.
+    """
     targets, mask = batch.targets, batch.targets.value_mask
     # With credit=auto turns may equal tokens: then there are as many values as tokens.
     if config.value_unit is ValueUnit.turn and (config.credit is Credit.turn or batch.num_values < batch.num_tokens):
-        new_values = turn_values(new_values, new_final_values, batch.rollout, config)
-    per_value = value_loss(
-        new_values,
-        targets.values,
-        targets.returns,
-        value_clip_range=config.value_clip_range,
-        huber_delta=config.huber_delta,
-    )
+        outputs = turn_values(outputs, final_outputs, batch.rollout, config)
+    values, returns = targets.values, targets.returns
+    if head is not None:
+        values, returns = head.normalize(values), head.normalize(returns)
+    if head is None or head.bins is None:
+        per_value = value_loss(
+            outputs, values, returns, value_clip_range=config.value_clip_range, huber_delta=config.huber_delta
+        )
+    else:
+        per_value = hl_gauss_loss(outputs, returns, head.bins)
     assert config.value_loss_coef is not None
     total = _aggregate_loss(
         config.value_loss_coef * per_value, mask, batch.num_values, batch.num_sequences, config, response_budget

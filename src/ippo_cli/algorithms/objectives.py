@@ -128,10 +128,11 @@ class ValueObjective:
     def losses(
         self, engine: Engine[Any], sequences: Sequences, batch: Minibatch, context: StepContext
     ) -> dict[str, Loss]:
-        return {"value": value_objective(*self.values(engine, sequences), batch, self.config, self.response_budget)}
+        outputs, head = split_values(engine(sequences), sequences), engine.module.value_head
+        return {"value": value_objective(*outputs, batch, self.config, self.response_budget, head)}
 
     def values(self, engine: Engine[Any], sequences: Sequences) -> tuple[Tensor, Tensor]:
-        return split_values(engine(sequences), sequences)
+        return split_values(engine.module.value_head.to_values(engine(sequences)), sequences)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,9 +161,19 @@ class JointObjective(PolicyObjective):
         policy = policy_objective(output, batch, self.config, self.response_budget)
         if head_alone:  # the policy's term stays in the graph with weight 0
             policy = replace(policy, total=0.0 * policy.total)
-        value = value_objective(output.values, output.final_values, batch, self.config, self.response_budget)
+        value = value_objective(
+            output.values,
+            output.final_values,
+            batch,
+            self.config,
+            self.response_budget,
+            engine.module.value_head,
+        )
         return {"policy": policy, "value": value}
 
     def values(self, engine: Engine[Any], sequences: Sequences) -> tuple[Tensor, Tensor]:
-        output = engine(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens)
-        return output.values, output.final_values
+        output: PolicyOutput = engine(sequences, temperature=self.temperature, chunk_tokens=self.chunk_tokens)
+        head, mask = engine.module.value_head, sequences.response_mask
+        assert output.values is not None
+        assert output.final_values is not None
+        return head.to_values(output.values).masked_fill(~mask, 0.0), head.to_values(output.final_values)

@@ -55,7 +55,7 @@ class RunAgent:
         import torch
 
         from ippo_cli.config.schema import CriticKind
-        from ippo_cli.models.critic import ValueModel, load_value_head, make_value_model
+        from ippo_cli.models.critic import ValueModel, attach_value_head, load_value_head
         from ippo_cli.models.load import backbone_of
 
         config, weights = self._find_weights(checkpoint)
@@ -67,10 +67,7 @@ class RunAgent:
         model: Any
         if kind is CriticKind.value_head:
             head = load_value_head(folder)
-            model = make_value_model(
-                backbone_of(self.load_actor(checkpoint, device=device)), head.config.value_head_hidden_dim
-            )
-            model.value_head.load_state_dict(head.state_dict())
+            model = attach_value_head(backbone_of(self.load_actor(checkpoint, device=device)), head)
         else:
             model = ValueModel.from_pretrained(folder, use_safetensors=True)
         return model.to(torch.device(device)).eval()

@@ -18,6 +18,7 @@ from ippo_cli.config.schema import (
     LoraConfig,
     OptimizedCriticConfig,
     OptimizerConfig,
+    SeparateCriticConfig,
     SharedBaseConfig,
     SharedPolicyConfig,
 )
@@ -86,19 +87,34 @@ def policy_by_agent(config: Config) -> dict[str, str]:
     return {agent: holder for holder, agents in agents_by_policy(config).items() for agent in agents}
 
 
-def value_holders(config: Config) -> dict[str, str]:
-    """By agent: the name of the weights with its values, which are those of its policy for `critic=value_head`."""
-    own = {agent: name for name, names in agents_by_critic(config).items() for agent in names}
-    return policy_by_agent(config) | own
-
-
 def agents_by_critic(config: Config) -> dict[str, tuple[str, ...]]:
-    """Agents by critic, in the task's order; only critics with a separate optimizer."""
+    """Agents by critic, in the task's order; only critics with a separate optimizer, each of an ensemble."""
     agents = config.task.agents
     if shares_critic(config):
         return {TEAM_CRITIC: tuple(name for name, agent in agents.items() if not agent.frozen)}
-    learning = trained_agents_by_policy(config)
-    return {name: own for name, own in learning.items() if isinstance(agents[own[0]].critic, OptimizedCriticConfig)}
+    found: dict[str, tuple[str, ...]] = {}
+    for name, own in trained_agents_by_policy(config).items():
+        critic = agents[own[0]].critic
+        if isinstance(critic, OptimizedCriticConfig):
+            found |= dict.fromkeys(ensemble_names(name, critic), own)
+    return found
+
+
+def ensemble_names(holder: str, critic: OptimizedCriticConfig) -> tuple[str, ...]:
+    """The names of the critics of a policy; the first is that of the policy."""
+    size = critic.ensemble if isinstance(critic, SeparateCriticConfig) else 1
+    return (holder, *(f"{holder}_critic{number}" for number in range(2, size + 1)))
+
+
+def critic_by_agent(config: Config) -> dict[str, str]:
+    """Name of the critic by agent, of an ensemble the first; only critics with a separate optimizer."""
+    by_critic = reversed(agents_by_critic(config).items())
+    return {agent: critic for critic, agents in by_critic for agent in agents}
+
+
+def value_holders(config: Config) -> dict[str, str]:
+    """By agent: the name of the weights with its values, which are those of its policy for `critic=value_head`."""
+    return policy_by_agent(config) | critic_by_agent(config)
 
 
 def shares_critic(config: Config) -> bool:

@@ -117,18 +117,24 @@ def restore_shards(module: nn.Module, shards: Shards, zero: Any, optimizer: torc
     for name, whole in shards:
         if name not in missing:
             raise RuntimeError(f"the checkpoint is of another module: {name} is not trained here")
-        _write_parameter(params[name], whole, zero, optimizer, rank)
+        write_parameter(params[name], whole, zero, optimizer, rank)
         missing.remove(name)
     if missing:
         raise RuntimeError(f"the checkpoint is of another module: {len(missing)} names are missing")
-    if persistent := getattr(zero, "persistent_parameters", None):  # of stage 3, unsharded on every rank
+    refresh_persistent(zero)
+
+
+def refresh_persistent(zero: Any) -> None:
+    """Update the parameters that stage 3 keeps unsharded on every rank from their shards. Collective."""
+    if persistent := getattr(zero, "persistent_parameters", None):
         persistent[0].partition(persistent)
         persistent[0].all_gather(persistent)
 
 
-def _write_parameter(
+def write_parameter(
     param: nn.Parameter, whole: FullState, zero: Any, optimizer: torch.optim.Optimizer, rank: int
 ) -> None:
+    """Write this rank's part of a parameter and of its optimizer state, and the parameter in the model's dtype."""
     if hasattr(param, "ds_tensor"):
         _write_partition(param, whole, zero, rank)
         return

@@ -14,7 +14,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ippo_cli.engine import distributed
 from ippo_cli.engine.optimizers import make_client_optimizer
-from ippo_cli.engine.reshard import Shards, restore_shards
+from ippo_cli.engine.reshard import VALUE, Shards, refresh_persistent, restore_shards, write_parameter
 from ippo_cli.engine.tensor_parallel import gather_layers, split_layers
 
 M = TypeVar("M", bound=nn.Module)
@@ -267,6 +267,22 @@ class Engine(Generic[M]):
             return contextlib.nullcontext()
         return _gather_parameters([parameter])
 
+    @torch.no_grad()
+    def change_parameters(
+        self, parameters: Sequence[nn.Parameter], compute: Callable[[list[Tensor]], Sequence[Tensor]]
+    ) -> None:
+        """Replace whole trained parameters between steps by `compute` of their float32 values. Collective.
+
+        Optimizer states remain. `compute` gives the same result on every rank.
+        """
+        assert self._optimizer is not None
+        _select_ranks()
+        if self._stage == 3:  # weights that the last forward left gathered would not be written
+            self._ds.optimizer.empty_partition_cache()
+        for param, values in zip(parameters, compute([_read_fp32(param) for param in parameters]), strict=True):
+            write_parameter(param, {VALUE: values.flatten()}, self._ds.optimizer, self._optimizer, distributed.rank())
+        refresh_persistent(self._ds.optimizer)
+
     def full_state_dict(self) -> dict[str, Tensor] | None:
         """The module's full state on rank 0, as new CPU tensors in the module's dtype; None on other ranks.
 
@@ -453,6 +469,14 @@ def _partition_module(module: nn.Module, config: dict[str, Any], device: torch.d
         init._convert_to_deepspeed_param(param)
         param.partition()  # pyright: ignore[reportAttributeAccessIssue]
         distributed.scatter(values, param.ds_tensor, device)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _read_fp32(param: nn.Parameter) -> Tensor:
+    """A whole parameter as the optimizer has it: in float32, whatever the model's dtype. Collective."""
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    values = safe_get_full_fp32_param(param)
+    return param.detach().float() if values is None else values
 
 
 def _gather_parameters(params: list[nn.Parameter]) -> contextlib.AbstractContextManager[None]:

@@ -35,8 +35,8 @@ from ippo_cli.models.critic import (
     ValueHeadConfig,
     ValueModel,
     ValueModelConfig,
+    attach_value_head,
     load_value_head,
-    make_value_model,
 )
 from ippo_cli.models.load import backbone_of
 from ippo_cli.rollout.decode import stop_ids
@@ -294,10 +294,7 @@ def _write_critic(
                     f"{target}: the copy of {file.name} differs from the checkpoint; nothing is exported"
                 )
     else:
-        model = make_value_model(
-            AutoModel.from_pretrained(target.parent, dtype="auto"), head.config.value_head_hidden_dim
-        )
-        model.value_head.load_state_dict(head.state_dict())
+        model = attach_value_head(AutoModel.from_pretrained(target.parent, dtype="auto"), head)
         model.save_pretrained(target)
         policy.tokenizer.save_pretrained(target)
     if _model_type(target) != ValueModelConfig.model_type:

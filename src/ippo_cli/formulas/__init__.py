@@ -11,6 +11,8 @@ from ippo_cli.formulas.advantages import (
     turn_gae,
 )
 from ippo_cli.formulas.aggregate import aggregate
+from ippo_cli.formulas.disagreement import disagreement_limits
+from ippo_cli.formulas.hl_gauss import ValueBins, bin_probabilities, expected_values, hl_gauss_loss
 from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
 from ippo_cli.formulas.logprobs import selected_logprobs
 from ippo_cli.formulas.masked import masked_mean, masked_sum, masked_var, masked_whiten
@@ -23,6 +25,7 @@ from ippo_cli.formulas.policy_loss import (
     on_policy_loss,
     pool_logratio,
 )
+from ippo_cli.formulas.popart import rescale_output
 from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
 from ippo_cli.formulas.router_loss import router_loss
@@ -31,16 +34,21 @@ from ippo_cli.formulas.trust_region import clip_logratio, outside_trust_region
 from ippo_cli.formulas.value_loss import value_loss
 
 __all__ = [
+    "ValueBins",
     "adaptive_kl_step",
     "aggregate",
     "behavior_weights",
+    "bin_probabilities",
     "bradley_terry",
     "cispo_loss",
     "clip_logratio",
     "clipped_policy_loss",
+    "disagreement_limits",
+    "expected_values",
     "full_kl",
     "gae",
     "group_normalized",
+    "hl_gauss_loss",
     "kl_estimate",
     "leave_one_out",
     "masked_mean",
@@ -54,6 +62,7 @@ __all__ = [
     "place_scores",
     "pool_logratio",
     "pool_values",
+    "rescale_output",
     "reward_to_go",
     "reweight",
     "router_loss",

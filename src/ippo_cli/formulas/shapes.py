@@ -22,6 +22,7 @@ Rows = Float[Tensor, "B"]
 Games = Float[Tensor, "N N"]
 Players = Float[Tensor, "N"]
 Labels = Int[Tensor, "B"]
+Binned = Float[Tensor, "*shape K"]  # K bins of a value
 Hidden = Float[Tensor, "*shape H"]
 Routers = Float[Tensor, "_ E"]
 ReferenceHidden = Float[Tensor, "*shape H2"]

@@ -53,8 +53,8 @@ class PolicyOutput(NamedTuple):
 
     logprobs: Tensor  # [b, R] float32, tempered
     entropy: Tensor | None  # [b, R] float32, of the tempered distribution; None if not requested
-    values: Tensor | None  # [b, R] float32 where the policy carries a value head
-    final_values: Tensor | None  # [b]
+    values: Tensor | None  # [b, R] or [b, R, K] float32: outputs of the value head, where the policy has one
+    final_values: Tensor | None  # [b] or [b, K]: those after the last token
     full_kl: Tensor | None  # [b, R] float32, KL(policy || reference) over the vocabulary; None without a reference
     router_loss: Tensor | None = None  # scalar, over the states before action tokens; None if not requested
 
@@ -146,7 +146,9 @@ class Policy(nn.Module):
         values = final_values = None
         if self.value_head is not None:
             read_by_head = hidden.detach() if head_alone else hidden
-            values, final_values = split_values(gather_states(self.value_head(read_by_head), sequences), sequences)
+            values, final_values = split_values(
+                gather_states(self.value_head.outputs(read_by_head), sequences), sequences
+            )
         return PolicyOutput(
             logprobs=join(logprobs),
             entropy=None if entropy is None else join(entropy),

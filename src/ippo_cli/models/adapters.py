@@ -16,7 +16,15 @@ from transformers.utils import CONFIG_NAME
 from ippo_cli.config.adapters import ADAPTER_SUBFOLDER, find_adapter_folder
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.actor import Policy, PolicyOutput
-from ippo_cli.models.critic import ValueHead, ValueModel, gather_states, load_value_head, make_value_model
+from ippo_cli.models.critic import (
+    SHAPE_KEYS,
+    ValueHead,
+    ValueModel,
+    gather_states,
+    head_keys,
+    load_value_head,
+    make_value_model,
+)
 from ippo_cli.models.layout import Sequences
 from ippo_cli.models.load import backbone_of, save_model, submodule_weights
 from ippo_cli.models.lora import ADAPTER_PARAMETERS, Adapter, FrozenBase
@@ -98,7 +106,7 @@ class AdapterPolicy(Policy):
         self.adapter.load(folder / "actor", "checkpoint")
         self.copies += 1
         if self.value_head is not None:
-            self.value_head.load_state_dict(load_value_head(folder / "critic").state_dict())
+            self.value_head.copy_from(load_value_head(folder / "critic"))
 
 
 class AdapterCritic(nn.Module):
@@ -110,10 +118,10 @@ class AdapterCritic(nn.Module):
         self.packs = adapter.base.packs
 
     def forward(self, sequences: Sequences) -> Tensor:
-        """The values `[b, R + 1]` of every state, see `Sequences.state`."""
+        """The outputs of the head in every state, see `ValueModel`."""
         with self.adapter.activate():
             hidden = last_hidden_states(backbone_of(self.adapter.base.lm), sequences.input_ids, sequences.packing)
-        return gather_states(self.value_head(hidden), sequences)
+        return gather_states(self.value_head.outputs(hidden), sequences)
 
     def train(self, mode: bool = True) -> AdapterCritic:
         super().train(mode)
@@ -148,18 +156,17 @@ class AdapterCritic(nn.Module):
             head = load_value_head(find_adapter_folder(folder, setting) / "value_head")
         except Exception as error:
             raise PreflightError(f"{where}: no value head could be loaded ({error})") from error
-        stored, required = (head_module.config.value_head_hidden_dim for head_module in (head, self.value_head))
-        if stored != required:
-            raise PreflightError(
-                f"{where}: its value_head_hidden_dim is {stored}, and critic.value_head_hidden_dim={required}"
-            )
-        self.value_head.load_state_dict(head.state_dict())
+        for key in SHAPE_KEYS:
+            stored, required = (getattr(module.config, key) for module in (head, self.value_head))
+            if stored != required:
+                raise PreflightError(f"{where}: its {key} is {stored}, and critic.{key}={required}")
+        self.value_head.copy_from(head)
 
     def _merged_model(self) -> ValueModel:
         """A model of the same kind without memory for its weights, for its configuration."""
         backbone = backbone_of(self.adapter.base.lm)
         with torch.device("meta"):
-            return make_value_model(type(backbone)(backbone.config), self.value_head.config.value_head_hidden_dim)
+            return make_value_model(type(backbone)(backbone.config), **head_keys(self.value_head.config))
 
     def _merged_state(self, own: Mapping[str, Tensor], head: Mapping[str, Tensor]) -> dict[str, Tensor]:
         base = self.adapter.base

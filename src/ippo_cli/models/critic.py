@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,33 +11,105 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ippo_cli.config.schema import TrainedCriticConfig
+from ippo_cli.formulas import ValueBins, expected_values, rescale_output
 from ippo_cli.models.layout import Sequences
-from ippo_cli.models.load import save_model
+from ippo_cli.models.load import UnusableModel, save_model
 from ippo_cli.models.packing import last_hidden_states
 
 
 class ValueHeadConfig(PreTrainedConfig):
-    """Configuration of `ValueHead`: input width, and width of its hidden layer (None: one linear map)."""
+    """Configuration of `ValueHead`.
+
+    `value_head_hidden_dim`: width of its hidden layer (None: one linear map). `value_mean`, `value_std`: by which its
+    values are normalised. `value_bins`: number of bins, from `value_min` to `value_max` (None: one number);
+    `bin_sigma`: standard deviation of their targets, in bin widths.
+    """
 
     model_type = "ippo_value_head"
 
-    def __init__(self, hidden_size: int = 0, value_head_hidden_dim: int | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        hidden_size: int = 0,
+        value_head_hidden_dim: int | None = None,
+        value_mean: float = 0.0,
+        value_std: float = 1.0,
+        value_bins: int | None = None,
+        value_min: float | None = None,
+        value_max: float | None = None,
+        bin_sigma: float | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.hidden_size = hidden_size
         self.value_head_hidden_dim = value_head_hidden_dim
+        self.value_mean = value_mean
+        self.value_std = value_std
+        self.value_bins = value_bins
+        self.value_min = value_min
+        self.value_max = value_max
+        self.bin_sigma = bin_sigma
 
 
 class ValueModelConfig(PreTrainedConfig):
-    """Configuration of `ValueModel`: the backbone's configuration as a dict, and the head's hidden width."""
+    """Configuration of `ValueModel`: the backbone's configuration as a dict, and the keys of its head."""
 
     model_type = "ippo_value_model"
 
     def __init__(
-        self, backbone: dict[str, Any] | None = None, value_head_hidden_dim: int | None = None, **kwargs: Any
+        self,
+        backbone: dict[str, Any] | None = None,
+        value_head_hidden_dim: int | None = None,
+        value_mean: float = 0.0,
+        value_std: float = 1.0,
+        value_bins: int | None = None,
+        value_min: float | None = None,
+        value_max: float | None = None,
+        bin_sigma: float | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.backbone = backbone or {}
         self.value_head_hidden_dim = value_head_hidden_dim
+        self.value_mean = value_mean
+        self.value_std = value_std
+        self.value_bins = value_bins
+        self.value_min = value_min
+        self.value_max = value_max
+        self.bin_sigma = bin_sigma
+
+
+SHAPE_KEYS = ("value_head_hidden_dim", "value_bins", "value_min", "value_max")
+"""Keys of a head that its weights depend on."""
+
+NORMALIZED_RANGE = (-5.0, 5.0)  # of bins of normalised values, where the configuration has none
+BIN_SIGMA = 0.75  # Farebrother et al. 2024, section 4.3
+
+
+def head_keys(config: PreTrainedConfig) -> dict[str, Any]:
+    """The keys of a head in the configuration of a `ValueHead` or `ValueModel`."""
+    return {key: getattr(config, key) for key in (*SHAPE_KEYS, "bin_sigma", "value_mean", "value_std")}
+
+
+def configured_head_keys(critic: TrainedCriticConfig) -> dict[str, Any]:
+    """The keys of a new head of this critic, as in `ValueHeadConfig`."""
+    keys: dict[str, Any] = {"value_head_hidden_dim": critic.value_head_hidden_dim, "value_bins": critic.value_bins}
+    if critic.value_bins is None:
+        return keys
+    low, high = NORMALIZED_RANGE
+    return keys | {
+        "value_min": low if critic.value_min is None else critic.value_min,
+        "value_max": high if critic.value_max is None else critic.value_max,
+        "bin_sigma": critic.bin_sigma or BIN_SIGMA,
+    }
+
+
+def check_head_shape(stored: Mapping[str, Any], critic: TrainedCriticConfig) -> None:
+    """Raise `UnusableModel` if a saved head, with these settings, has another shape than this critic's."""
+    wanted = configured_head_keys(critic)
+    for key in SHAPE_KEYS:
+        if stored.get(key) != wanted.get(key):
+            raise UnusableModel(f"its {key} is {stored.get(key)}, and that of this run is {wanted.get(key)}")
 
 
 class Float32Linear(nn.Linear):
@@ -50,6 +123,9 @@ class Float32Linear(nn.Linear):
 class ValueHead(PreTrainedModel):
     """Maps hidden states `[..., H]` to values `[...]` in float32. The last layer is zero-initialised.
 
+    The last layer gives a normalised value (`critic.popart_beta`), or the logits of bins of it (`critic.value_bins`). A
+    value is the normalised one times `value_std`, plus `value_mean`.
+
     Weights have the model's dtype and the computation is in float32: bfloat16 has 8 bits, so values around 5 would be
     multiples of 1/32, and this rounding would enter advantages as noise.
     """
@@ -61,7 +137,7 @@ class ValueHead(PreTrainedModel):
         super().__init__(config)
         inner = config.value_head_hidden_dim
         self.hidden = Float32Linear(config.hidden_size, inner) if inner else None
-        self.out = Float32Linear(inner or config.hidden_size, 1)
+        self.out = Float32Linear(inner or config.hidden_size, config.value_bins or 1)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -70,13 +146,64 @@ class ValueHead(PreTrainedModel):
             nn.init.zeros_(self.out.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
+        return self.to_values(self.outputs(hidden))
+
+    def outputs(self, hidden: Tensor) -> Tensor:
+        """Outputs of the last layer: normalised values `[...]`, or logits `[..., K]` of K bins."""
         if self.hidden is not None:
             hidden = torch.tanh(self.hidden(hidden))
-        return self.out(hidden).squeeze(-1)
+        outputs = self.out(hidden)
+        return outputs.squeeze(-1) if self.bins is None else outputs
+
+    def to_values(self, outputs: Tensor) -> Tensor:
+        """Values in units of the reward, `[...]`, from `outputs`."""
+        values = outputs if self.bins is None else expected_values(outputs, self.bins)
+        return values * self.config.value_std + self.config.value_mean if self.is_normalized else values
+
+    @property
+    def bins(self) -> ValueBins | None:
+        """The bins of its values; None where it gives one number."""
+        if self.config.value_bins is None:
+            return None
+        return ValueBins(
+            self.config.value_bins, self.config.value_min, self.config.value_max, self.config.bin_sigma or BIN_SIGMA
+        )
+
+    def normalize(self, values: Tensor) -> Tensor:
+        """Normalised values, from values in units of the reward."""
+        return (values - self.config.value_mean) / self.config.value_std if self.is_normalized else values
+
+    @property
+    def is_normalized(self) -> bool:
+        """Whether normalised values differ from values."""
+        return (self.config.value_mean, self.config.value_std) != (0.0, 1.0)
+
+    def set_moments(self, mean: float, std: float) -> None:
+        """Set the mean and standard deviation of normalisation. The weights remain, so that values change."""
+        self.config.value_mean, self.config.value_std = mean, std
+
+    @torch.no_grad()
+    def copy_from(self, other: ValueHead) -> None:
+        """Copy the weights and moments of a head of the same shape."""
+        self.load_state_dict(other.state_dict())
+        self.set_moments(other.config.value_mean, other.config.value_std)
+
+    @torch.no_grad()
+    def remove_normalization(self) -> None:
+        """Fold the moments into the weights; values remain. For a head without bins, outside of an engine."""
+        old = self.config.value_mean, self.config.value_std
+        weight, bias = rescale_output(self.out.weight, self.out.bias, old, (0.0, 1.0))
+        self.out.weight.copy_(weight)
+        self.out.bias.copy_(bias)
+        self.set_moments(0.0, 1.0)
 
 
 class ValueModel(PreTrainedModel):
-    """A backbone and a value head. `forward` returns the values `[b, R + 1]` of every state, see `Sequences.state`."""
+    """A backbone and a value head.
+
+    `forward` returns the head's outputs in every state, `[b, R + 1]` or `[b, R + 1, K]`: see `Sequences.state` and
+    `ValueHead.outputs`.
+    """
 
     config_class = ValueModelConfig
     base_model_prefix = "backbone"
@@ -92,7 +219,7 @@ class ValueModel(PreTrainedModel):
         self.backbone: PreTrainedModel = backbone
         self.packs = False  # whether it receives packed rows, see `enable_packing`
         width = hidden_width(backbone.config)
-        self.value_head = ValueHead(ValueHeadConfig(width, config.value_head_hidden_dim))
+        self.value_head = ValueHead(ValueHeadConfig(width, **head_keys(config)))
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -106,19 +233,34 @@ class ValueModel(PreTrainedModel):
         tokenizer.save_pretrained(folder / "critic")
         return [folder / "critic"]
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """As in transformers; the configuration has the head's current moments."""
+        for key, value in head_keys(self.value_head.config).items():
+            setattr(self.config, key, value)
+        super().save_pretrained(*args, **kwargs)
+
     def forward(self, sequences: Sequences) -> Tensor:
         hidden = last_hidden_states(self.backbone, sequences.input_ids, sequences.packing)
-        return gather_states(self.value_head(hidden), sequences)
+        return gather_states(self.value_head.outputs(hidden), sequences)
 
 
-def make_value_model(backbone: PreTrainedModel, value_head_hidden_dim: int | None) -> ValueModel:
-    """A critic on a loaded backbone, with a zero head."""
+def make_value_model(
+    backbone: PreTrainedModel, value_head_hidden_dim: int | None = None, **head_keys: Any
+) -> ValueModel:
+    """A critic on a loaded backbone, with a zero head; `head_keys`: others of `ValueHeadConfig`."""
     settings = backbone.config.to_diff_dict() | {"model_type": backbone.config.model_type}
-    config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype)
+    config = ValueModelConfig(settings, value_head_hidden_dim, dtype=backbone.config.dtype, **head_keys)
     model = ValueModel(config, backbone)
     announced = backbone.config.dtype  # the dtype of the backbone's weights, if its configuration gives it
     dtype = announced if isinstance(announced, torch.dtype) else backbone.dtype
     nn.Module.to(model.value_head, dtype=dtype)  # not of the backbone: its buffers remain float32
+    return model
+
+
+def attach_value_head(backbone: PreTrainedModel, head: ValueHead) -> ValueModel:
+    """A critic of a loaded backbone and a copy of a head."""
+    model = make_value_model(backbone, **head_keys(head.config))
+    model.value_head.copy_from(head)
     return model
 
 
@@ -127,14 +269,14 @@ def load_value_head(folder: Path) -> ValueHead:
     return ValueHead.from_pretrained(folder, use_safetensors=True)
 
 
-def gather_states(values: Tensor, sequences: Sequences) -> Tensor:
-    """Gather values of all tokens read by this rank, `[n]`, at the states `[b, R + 1]` of the sequences."""
+def gather_states(outputs: Tensor, sequences: Sequences) -> Tensor:
+    """Gather outputs of all tokens read by this rank, `[n, ...]`, at the states of the sequences, `[b, R + 1, ...]`."""
     state, shard = sequences.state, sequences.shard
     if shard is None:
-        return values.index_select(0, state.flatten()).view(state.shape)
+        return outputs.index_select(0, state.flatten()).unflatten(0, state.shape)
     places = (state - shard.start).clamp(0, shard.size - 1)
-    local = values.index_select(0, places.flatten()).view(state.shape)
-    return sequences.join_shards(local.masked_fill(~shard.holds(state), 0.0))
+    local = outputs.index_select(0, places.flatten()).unflatten(0, state.shape)
+    return sequences.join_shards(local.masked_fill(~_expand(shard.holds(state), local), 0.0))
 
 
 def hidden_width(config: PreTrainedConfig) -> int:
@@ -143,7 +285,14 @@ def hidden_width(config: PreTrainedConfig) -> int:
     return int(text.word_embed_proj_dim if hasattr(text, "word_embed_proj_dim") else text.hidden_size)
 
 
-def split_values(values: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
-    """Split values of all states `[b, R + 1]`: before action tokens `[b, R]` (0 elsewhere), after all `[b]`."""
-    before = values[:, :-1].masked_fill(~sequences.response_mask, 0.0)
-    return before, values.gather(1, sequences.lengths[:, None]).squeeze(1)
+def split_values(outputs: Tensor, sequences: Sequences) -> tuple[Tensor, Tensor]:
+    """Split outputs in all states, `[b, R + 1, ...]`: before action tokens `[b, R, ...]` (0 elsewhere), after all
+    `[b, ...]`.
+    """
+    before = outputs[:, :-1].masked_fill(~_expand(sequences.response_mask, outputs), 0.0)
+    return before, outputs[torch.arange(len(outputs), device=outputs.device), sequences.lengths]
+
+
+def _expand(mask: Tensor, like: Tensor) -> Tensor:
+    """A mask `[b, R]` with as many axes as `like`."""
+    return mask.view(*mask.shape, *(1,) * (like.dim() - mask.dim()))

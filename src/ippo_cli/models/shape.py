@@ -15,10 +15,10 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ippo_cli.config.adapters import rank_for_module, resolve_initial_settings
 from ippo_cli.config.model_args import check_model_config_overrides
-from ippo_cli.config.schema import LoraConfig
+from ippo_cli.config.schema import LoraConfig, SeparateCriticConfig, TrainedCriticConfig
 from ippo_cli.engine.tensor_parallel import count_split_elements, model_plan
 from ippo_cli.models.actor import format_model_setting
-from ippo_cli.models.critic import ValueHead, ValueHeadConfig, hidden_width
+from ippo_cli.models.critic import ValueHead, ValueHeadConfig, configured_head_keys, hidden_width
 from ippo_cli.models.freezing import frozen_names
 from ippo_cli.models.linear_maps import Widths, base_name, linear_maps, other_modules, targeted_maps
 from ippo_cli.models.load import backbone_of, load_error, missing_files_reason
@@ -110,10 +110,10 @@ def actor_shape(lm: PreTrainedModel) -> ModelShape:
     return _make_shape(lm.config, lm, backbone_of(lm))
 
 
-def add_value_head(shape: ModelShape, config: PreTrainedConfig, value_head_hidden_dim: int | None) -> ModelShape:
-    """The shape with a value head on it."""
+def add_value_head(shape: ModelShape, config: PreTrainedConfig, critic: TrainedCriticConfig) -> ModelShape:
+    """The shape with a critic's value head on it."""
     with torch.device("meta"):
-        head = ValueHead(ValueHeadConfig(hidden_width(config), value_head_hidden_dim))
+        head = ValueHead(ValueHeadConfig(hidden_width(config), **configured_head_keys(critic)))
     if shape.adapter is not None:
         return replace(shape, adapter=shape.adapter + _parameter_sizes(head))
     return replace(shape, sizes=shape.sizes + _parameter_sizes(head))
@@ -150,13 +150,13 @@ def model_shape(model: PreTrainedModel) -> ModelShape:
     return _make_shape(model.config, model, backbone_of(model))
 
 
-def critic_shape(lm: PreTrainedModel, value_head_hidden_dim: int | None, freeze: Sequence[str] = ()) -> ModelShape:
+def critic_shape(lm: PreTrainedModel, critic: SeparateCriticConfig) -> ModelShape:
     """Shape of a critic: the backbone of a causal language model, and a value head. Raises `ConfigError` for patterns
-    of `freeze` that select no parameters.
+    of `critic.freeze` that select no parameters.
     """
-    shape = add_value_head(_make_shape(lm.config, backbone_of(lm), backbone_of(lm)), lm.config, value_head_hidden_dim)
+    shape = add_value_head(_make_shape(lm.config, backbone_of(lm), backbone_of(lm)), lm.config, critic)
     sizes = {f"backbone.{name}": parameter.numel() for name, parameter in backbone_of(lm).named_parameters()}
-    frozen = frozen_names([*sizes, "value_head.out.weight"], freeze)
+    frozen = frozen_names([*sizes, "value_head.out.weight"], critic.freeze)
     return replace(shape, frozen_parameters=sum(sizes[name] for name in frozen))
 
 

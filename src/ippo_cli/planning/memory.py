@@ -18,10 +18,12 @@ from ippo_cli.config.schema import (
     CheckpointWeights,
     Config,
     ContextMode,
+    CriticConfig,
     Dtype,
     LoraActorConfig,
     OptimizedCriticConfig,
     SeparateCriticConfig,
+    TrainedCriticConfig,
     ValueHeadCriticConfig,
     VllmRolloutConfig,
     Zero3Gather,
@@ -42,6 +44,9 @@ from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 GIB = 2**30
 PROMPT_TOKENS = 8192  # per prefill batch, see `rollout/decode.py`
 LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
+# Bytes per token and bin of a categorical value head: float32 outputs, in states, and their softmax; in training also
+# masked, with log-probabilities, targets and gradients.
+BIN_BYTES, TRAINED_BIN_BYTES = 12, 28
 
 
 def estimate_memory(
@@ -180,6 +185,7 @@ def _actor_model(
             response_tokens=min(max(response_tokens(config, name, shapes[name].length) for name in names), longest),
             rows=len(names) * place.rows(names[0], component),
             rows_per_step=len(names) * max(-(-mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
+            value_bins=_count_bins(settings.critic) if carried else 0,
             has_scoring=carried or config.rollout.recompute_logprobs or needs_reference(config),
         ),
         checkpointed=actor.gradient_checkpointing,
@@ -216,6 +222,7 @@ def _critic_model(
             rows_per_step=len(names)
             * max(-(-critic_mini_batch_size(config, settings) // count_groups(config, ranks)), 1),
             has_scoring=True,
+            value_bins=_count_bins(settings.critic),
         ),
         checkpointed=model.gradient_checkpointing,
         decodes=False,
@@ -247,6 +254,7 @@ class _EngineInput:
     rows: int  # per iteration
     rows_per_step: int  # rows per optimizer step, of a model-parallel group
     has_scoring: bool  # whether it also runs forward passes without gradients
+    value_bins: int = 0  # outputs of a categorical value head per token
 
     @property
     def response_fraction(self) -> float:
@@ -296,6 +304,7 @@ def _trained_model(
     entropy = config.algorithm.entropy_coef != 0.0
     in_fp32 = uses_fp32_attention(device, width < 4, read.max_row_tokens)
     forward = scored * forward_bytes(shape, width)
+    forward += scored * read.value_bins * BIN_BYTES
     forward += min(chunk, scored * written) * shape.vocabulary * logit_bytes(width, trains=False, entropy=entropy)
     return TrainedModel(
         name=name,
@@ -312,6 +321,7 @@ def _trained_model(
             longest=read.max_row_tokens,
             tensor_parallel=ranks_per_replica,
         )
+        + micro * read.value_bins * TRAINED_BIN_BYTES
         + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
         has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
         is_actor=decodes,
@@ -348,6 +358,10 @@ def _add_frozen_weights(
         gathered_weights=all_weights.gathered_weights,
         decode_weights=all_weights.decode_weights,
     )
+
+
+def _count_bins(critic: CriticConfig) -> int:
+    return critic.value_bins or 0 if isinstance(critic, TrainedCriticConfig) else 0
 
 
 def response_tokens(config: Config, name: str, length: EpisodeLength) -> int:

@@ -187,7 +187,7 @@ def _actor_shape(agent: AgentConfig, lm: PreTrainedModel, source: str) -> ModelS
         earlier = agent.actor.adapter
         shape = add_adapter(shape, lm, agent.actor, "actor", source, earlier=earlier, key="actor.adapter")
     if isinstance(agent.critic, ValueHeadCriticConfig) and not agent.frozen:
-        shape = add_value_head(shape, lm.config, agent.critic.value_head_hidden_dim)
+        shape = add_value_head(shape, lm.config, agent.critic)
     return shape
 
 
@@ -240,7 +240,7 @@ def _critic_shape(
         lm = _get_empty_model(known, actor, revision, agent.actor)
         earlier = critic.warm_start
         shape = add_adapter(actor_shape(lm), lm, critic, "critic", actor, earlier=earlier, key="critic.warm_start")
-        return add_value_head(shape, lm.config, critic.value_head_hidden_dim)
+        return add_value_head(shape, lm.config, critic)
     if isinstance(critic, ValueHeadCriticConfig) and critic.warm_start is not None:
         check_value_head_start(critic, hidden_width(_get_empty_model(known, actor, revision, agent.actor).config))
     if not isinstance(critic, SeparateCriticConfig):
@@ -248,13 +248,12 @@ def _critic_shape(
     if critic.warm_start is not None:
         start = empty_backbone(warm_start_config(critic))
         check_model_parallel(start, deepspeed, f"critic.warm_start={critic.warm_start}")
-        return critic_shape(start, critic.value_head_hidden_dim, critic.freeze)
+        return critic_shape(start, critic)
     if critic.model is None:
-        lm = _get_empty_model(known, actor, revision, agent.actor)
-        return critic_shape(lm, critic.value_head_hidden_dim, critic.freeze)
+        return critic_shape(_get_empty_model(known, actor, revision, agent.actor), critic)
     lm = _get_empty_model(known, critic.model, critic.revision)
     check_model_parallel(lm, deepspeed, f"critic.model={critic.model}")
-    return critic_shape(lm, critic.value_head_hidden_dim, critic.freeze)
+    return critic_shape(lm, critic)
 
 
 def _critic_contexts(

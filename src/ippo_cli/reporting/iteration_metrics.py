@@ -47,6 +47,8 @@ def iteration_row(
         if agent.has_values:
             gamma = agent.policy.objective.config.gamma
             row[f"{name}/value/explained_variance"] = explained_variance(targets[name], gamma)
+        if agent.other_critics:
+            row |= add_prefix(f"{name}/value", disagreement_metrics(targets[name]))
         if name in experience.views:
             row |= add_prefix(name, view_metrics(experience.views[name], current_mask))
         if rollout is not sampled:
@@ -218,6 +220,15 @@ def sampler_prob_diff(sampled: Rollout, rescored: Rollout) -> dict[str, float]:
         "rollout/prob_diff/sampler": ratio(total, tokens),
         "rollout/prob_diff/sampler_max": float(distributed.all_max(gap.max())),
     }
+
+
+def disagreement_metrics(targets: Targets) -> dict[str, float]:
+    """Metrics of the critics of an ensemble, over all ranks."""
+    mask = targets.loss_mask
+    sums = [targets.value_std * mask, mask & (targets.advantages == 0), mask & ~targets.entropy_mask, mask]
+    *found, tokens = distributed.all_sum(torch.stack([part.double().sum() for part in sums])).tolist()
+    names = ("disagreement", "masked_advantage_fraction", "masked_entropy_fraction")
+    return {name: ratio(value, tokens) for name, value in zip(names, found, strict=True)}
 
 
 def target_metrics(rollout: Rollout, targets: Targets, *, has_values: bool) -> dict[str, float]:

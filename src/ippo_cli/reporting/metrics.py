@@ -106,7 +106,10 @@ METRICS: dict[str, str] = {
     "<learner>/policy/correction": "team.update_order=sequential: mean factor of the advantages per token",
     "<learner>/policy/correction_max": "team.update_order=sequential: the largest such factor",
     "<learner>/value/learning_rate": "the critic's learning rate in this iteration",
-    "<learner>/value/loss": "mean value loss per token, before value_loss_coef",
+    "<learner>/value/loss": "mean value loss per token, before value_loss_coef; of normalised values with "
+    "critic.popart_beta, cross-entropy with critic.value_bins",
+    "<learner>/value/return_mean": "critic.popart_beta: the running mean by which values are normalised",
+    "<learner>/value/return_std": "critic.popart_beta: the running standard deviation",
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
     "<learner>/value/steps": "optimizer steps in this iteration",
     "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
@@ -120,6 +123,9 @@ METRICS: dict[str, str] = {
     },
     "<agent>/value/explained_variance": "1 - Var(return - value) / Var(return) of the values before the update; null "
     "if all returns are equal",
+    "<agent>/value/disagreement": "critic.ensemble > 1: mean standard deviation of the critics' values per token",
+    "<agent>/value/masked_advantage_fraction": "critic.ensemble > 1: fraction of tokens with an advantage of 0",
+    "<agent>/value/masked_entropy_fraction": "critic.ensemble > 1: fraction of tokens without entropy bonus",
     "<agent>/value/read_tokens": "critic=centralized: mean critic input tokens per episode of the agent",
     "<agent>/value/truncated_context_fraction": "critic=centralized: fraction of episodes with an input truncated to "
     "the critic's context",

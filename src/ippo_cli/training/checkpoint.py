@@ -18,6 +18,7 @@ from typing import Any
 
 from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.team import Team
+from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.config.errors import (
     IppoError,
     PreflightError,
@@ -215,6 +216,9 @@ class CheckpointManager:
             if optimizers:
                 self._load_engine(learner, stored, folder)
             learner.consecutive_skips = stored["skipped_in_a_row"][learner.name][learner.stage]
+            if learner.return_moments is not None:
+                moments = stored["return_moments"][learner.name][learner.stage]
+                learner.set_return_moments(ReturnMoments(**moments))
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.pool.load_state_dict(stored["partners"])
@@ -365,9 +369,12 @@ def _format_mib(size: int) -> str:
 def _state_dict(state: TrainingState) -> dict[str, Any]:
     skipped: dict[str, dict[str, int]] = {}
     ranks: dict[str, dict[str, list[int]]] = {}
+    return_moments: dict[str, dict[str, Any]] = {}
     for learner in state.team.learners:
         ranks.setdefault(learner.name, {})[learner.stage] = list(learner.group.ranks)
         skipped.setdefault(learner.name, {})[learner.stage] = learner.consecutive_skips
+        if learner.return_moments is not None:
+            return_moments.setdefault(learner.name, {})[learner.stage] = asdict(learner.return_moments)
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": distributed.world_size(),
@@ -375,6 +382,7 @@ def _state_dict(state: TrainingState) -> dict[str, Any]:
         "progress": asdict(state.progress),
         "kl_coef": dict(state.algorithm.kl_coef),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
+        "return_moments": return_moments,
         "skipped_in_a_row": skipped,
         "partners": state.pool.state_dict(),
         "run": {

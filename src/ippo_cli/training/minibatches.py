@@ -133,7 +133,7 @@ def _draw_rows(counts_by_agent: Tensor, mini_batch_size: int, seed: int) -> list
     places = torch.arange(total).view(agents, -1)[:, distributed.local_row_slice(counts_by_agent)].flatten()
     local_rows = torch.full((total,), -1).scatter(0, places, torch.arange(len(places)))  # this rank's row at each place
     drawn = torch.repeat_interleave(torch.arange(total), counts)
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(drawn), generator=torch.Generator().manual_seed(seed))
     return [local_rows[part][local_rows[part] >= 0] for part in drawn[order].split(mini_batch_size)]
 
 

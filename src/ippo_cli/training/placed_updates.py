@@ -45,6 +45,9 @@ class PlacedUpdates:
 
     def _share_rows(self, learner: Learner, targets: Mapping[str, Targets]) -> LearnerRows:
         experience, result = self.experience, LearnerRows({}, {}, {})
+        if learner.member is not None:
+            index = experience.batch.index
+            targets = {name: learner.member.select_rows(targets[name], index) for name in learner.agent_names}
 
         def share(name: str, source: Mapping[str, Any], target: dict[str, Any]) -> None:
             rollout = experience.rollouts[name]
@@ -74,12 +77,15 @@ class PlacedUpdates:
 
     def collect_stats(self) -> list[UpdateStats]:
         """The metrics of every learner, on every rank. Collective."""
-        own = [(self.stats[id(learner)], learner.consecutive_skips) for learner in self.team.learners]
+        own = [
+            (self.stats[id(learner)], learner.consecutive_skips, learner.return_moments)
+            for learner in self.team.learners
+        ]
         if all(learner.group.is_world for learner in self.team.learners):
-            return [stats for stats, _ in own]
+            return [stats for stats, *_ in own]
         gathered = distributed.gather_objects(own)
         found: list[UpdateStats] = []
         for place, learner in enumerate(self.team.learners):
-            stats, learner.consecutive_skips = gathered[learner.group.ranks[0]][place]
+            stats, learner.consecutive_skips, learner.return_moments = gathered[learner.group.ranks[0]][place]
             found.append(stats)
         return found

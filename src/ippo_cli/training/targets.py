@@ -28,6 +28,7 @@ from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
     adaptive_kl_step,
     behavior_weights,
+    disagreement_limits,
     kl_estimate,
     masked_whiten,
     overlong_fraction,
@@ -105,10 +106,7 @@ class Algorithm:
         view: CriticView | None,
     ) -> tuple[Targets, float]:
         config, mask = self.config, rollout.response_mask
-        values, final_values = agent.values(rollout, view)
-        if by_turn and config.advantage.needs_critic:
-            pooled = config.value_unit is ValueUnit.turn
-            values = (turn_values if pooled else substitute_final_values)(values, final_values, rollout, config)
+        values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
         ref_logprobs = agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
@@ -130,13 +128,14 @@ class Algorithm:
         outputs = ADVANTAGES[config.advantage](inputs, config)
         trained = outputs.usable & rollout.finished if config.truncation is Truncation.mask else outputs.usable
         loss_mask = mask & trained[:, None]
+        masks = _DisagreementMasks.compute(agent, value_std, loss_mask)
         actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
         targets = Targets(
             rewards=rewards,
             values=values,
             final_values=final_values,
             ref_logprobs=ref_logprobs,
-            advantages=self._whiten_advantages(outputs.advantages, loss_mask, actions),
+            advantages=self._whiten_advantages(outputs.advantages, loss_mask, actions).masked_fill(masks.agreed, 0.0),
             returns=outputs.returns,
             loss_mask=loss_mask,
             value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
@@ -145,8 +144,32 @@ class Algorithm:
                 score.sum(dim=1), trained, batch.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
             ),
             positive=self._find_positive_rows(scores),
+            value_std=value_std,
+            entropy_mask=~masks.disagreed,
         )
         return targets, next_coef
+
+    def _compute_values(
+        self, agent: Agent, by_turn: bool, rollout: Rollout, view: CriticView | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Values before action tokens or of their turns `[B, R]`, after the last `[B]`, and their standard deviation
+        `[B, R]` over an ensemble of critics.
+        """
+        config, before = self.config, list[Tensor]()
+        members = agent.member_values(rollout, view)
+        for values, final_values in members:
+            if by_turn and config.advantage.needs_critic:
+                pooled = config.value_unit is ValueUnit.turn
+                values = (turn_values if pooled else substitute_final_values)(values, final_values, rollout, config)
+            before.append(values)
+        if len(members) == 1:
+            return before[0], members[0][1], torch.zeros_like(before[0])
+        stacked = torch.stack(before)
+        return (
+            stacked.mean(dim=0),
+            torch.stack([final for _, final in members]).mean(dim=0),
+            stacked.std(0, correction=0),
+        )
 
     def _has_turn_actions(self, rollout: Rollout) -> bool:
         """Whether turns are the actions; with `credit=auto`, if any row of the buffer has several turns."""
@@ -228,6 +251,24 @@ class Algorithm:
             cap=math.inf if settings.cap is None else settings.cap,
             band=band,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _DisagreementMasks:
+    """Tokens on which an ensemble of critics agrees most and least, `[B, R]` each."""
+
+    agreed: Tensor
+    disagreed: Tensor
+
+    @classmethod
+    def compute(cls, agent: Agent, value_std: Tensor, loss_mask: Tensor) -> _DisagreementMasks:
+        """The masks of `critic.mask_agreement` and `critic.mask_entropy`, over the buffer of all ranks. Collective."""
+        if agent.mask_agreement is None and agent.mask_entropy is None:
+            nothing = torch.zeros_like(loss_mask)
+            return cls(nothing, nothing)
+        everywhere = distributed.all_gather_rows(value_std[loss_mask])
+        low, high = disagreement_limits(everywhere, agent.mask_agreement, agent.mask_entropy)
+        return cls((value_std < low) & loss_mask, (value_std > high) & loss_mask)
 
 
 def draw_sample_counts(

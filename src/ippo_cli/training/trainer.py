@@ -37,6 +37,7 @@ from ippo_cli.training.experience import CollectResult, ExperienceCollector
 from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.resume_point import ResumePoint
+from ippo_cli.training.return_normalization import start_normalization
 from ippo_cli.training.team_update import update_team
 from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
@@ -157,6 +158,7 @@ class Trainer:
         self._warn_about_experience(collected, iteration)
         with clock("targets"):
             fault_point("targets")
+            start_normalization(team, experience.scores)
             targets, kl_coef = algorithm.compute_targets(
                 team, experience, after_agent=self.preemption.raise_if_any_rank_requested
             )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from ippo_cli.config.constraints import LearningRate, Name, PositiveInt
+from ippo_cli.config.constraints import LearningRate, Name, PositiveFloat, PositiveInt, Range
 from ippo_cli.config.marks import Changeable, Frozen
 from ippo_cli.config.schema.lora import LoraConfig
 from ippo_cli.config.schema.optimizer import Dtype, OptimizerConfig
@@ -42,6 +43,14 @@ class TrainedCriticConfig(CriticConfig):
     # learning rate of the critic; with value_head, of the head's parameter group
     warm_start: Changeable[Name | None]
     # initial weights, head included: a run (each agent's own critic), a `critic/` folder, or a reward model (one label)
+    popart_beta: Frozen[Annotated[float, Range(0.0, 1.0, open_low=True)] | None]
+    # PopArt: normalise returns by running moments, in which each buffer weighs this fraction of the next one (1 =
+    # all buffers alike); null = no normalisation
+    value_bins: Frozen[Annotated[int, Range(2)] | None]
+    # HL-Gauss: the head gives a distribution over this many bins, trained by cross-entropy; null = one number
+    value_min: Frozen[float | None]  # start of the bins, of normalised values with popart_beta: null = -5 there
+    value_max: Frozen[float | None]  # end of the bins: null = 5 with popart_beta
+    bin_sigma: Frozen[PositiveFloat | None]  # standard deviation of a target in bin widths; null = 0.75
 
 
 @option("critic", "value_head")
@@ -66,6 +75,11 @@ class SeparateCriticConfig(OptimizedCriticConfig):
 
     model: Frozen[Name | None]  # folder or hub id of the backbone; null = the actor's initial weights
     revision: str | None  # commit, branch or tag of a hub model
+    ensemble: Frozen[PositiveInt]  # number of critics, each trained on other prompts; values are their mean
+    mask_agreement: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
+    # fraction of action tokens, those on which an ensemble agrees most, whose advantage is set to 0; null = none
+    mask_entropy: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
+    # fraction of action tokens, those on which it agrees least, without entropy bonus; null = none
     dtype: Frozen[Dtype]  # fp32 | bf16
     gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass
     freeze: Frozen[list[str]]  # parameters that keep their initial values, by patterns of names such as *attn*

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from ippo_cli.config.schema import Config, CriticKind, Reweight, ValueUnit
+from ippo_cli.config.teams import critic_by_agent, policy_by_agent
 from ippo_cli.config.text import join_names
 from ippo_cli.diagnosis.finding import (
     Certainty,
@@ -44,15 +45,15 @@ def find_far_values(observations: Observations) -> Outcome:
         agents=tuple(names),
         text=f"values of {join_names(names)} are off by {max(errors.values()):.2g} but change by at "
         f"most algorithm.value_clip_range={clip_range:g} per buffer",
-        advice="scale rewards (reward.processor) or increase it",
+        advice="normalise returns (critic.popart_beta), scale rewards (reward.processor) or increase it",
         evidence=tuple(metric_evidence(rows, f"{name}/value/loss") for name in names),
-        overrides=("reward.processor=[running_zscore]", "algorithm.value_clip_range=null"),
+        overrides=("critic.popart_beta=0.9", "reward.processor=[running_zscore]", "algorithm.value_clip_range=null"),
         certainty=Certainty.certain,
     )
 
 
 def _value_error(config: Config, rows: Sequence[Row], name: str) -> float:
-    """Typical value error, computed from the mean loss: half the square, or Huber's loss beyond `huber_delta`."""
+    """Typical error of normalised values, from the mean loss: half the square, or Huber's loss beyond `huber_delta`."""
     losses = [row.get(f"{name}/value/loss", 0.0) for row in rows]
     loss = fmean(0.0 if math.isnan(value) else max(value, 0.0) for value in losses)
     delta = config.algorithm.huber_delta
@@ -143,13 +144,16 @@ def _is_biased(config: Config, rows: Sequence[Row], name: str) -> bool:
 
     Values that are trained on resampled rows have the mean return of these rows, not of all.
     """
-    if config.algorithm.reweight.method is not Reweight.none:
-        return False
+    critic = config.task.agents[name].critic
+    if config.algorithm.reweight.method is not Reweight.none or getattr(critic, "value_bins", None) is not None:
+        return False  # the loss of bins is no squared error
     shifts = [
         (row.get(f"{name}/targets/return", math.nan) - row.get(f"{name}/targets/value", math.nan)) ** 2
         for row in rows[-LAST_ROWS:]
     ]
-    squares = [_value_error(config, [row], name) ** 2 for row in rows[-LAST_ROWS:]]
+    learner = critic_by_agent(config).get(name, policy_by_agent(config)[name])
+    stds = [row.get(f"{learner}/value/return_std", 1.0) for row in rows[-LAST_ROWS:]]
+    squares = [(std * _value_error(config, [row], name)) ** 2 for std, row in zip(stds, rows[-LAST_ROWS:], strict=True)]
     return len(shifts) == LAST_ROWS and all(
         shift > BIASED * square > 0 for shift, square in zip(shifts, squares, strict=True)
     )

@@ -1,0 +1,87 @@
+"""`critic.value_bins`: critics with a distribution over bins, in runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from small import (
+    a_trainer,
+    assert_alike,
+    experience_of,
+    final_weights,
+    rows,
+    small_config,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
+
+from ippo_cli.config.errors import PreflightError
+from ippo_cli.models.critic import ValueModel
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
+
+BINS = ("algorithm=ppo", "algorithm.value_clip_range=null", "critic.value_bins=11", "actor.warmup_iterations=0")
+RANGE = ("critic.value_min=-0.5", "critic.value_max=1.5")
+SHORT = ("num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "task=sorting_solo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("critic", ["separate", "value_head"])
+def test_values_start_in_the_middle_and_learn(tmp_path: Path, critic: str) -> None:
+    run = train(tmp_path, *BINS, *RANGE, *SHORT, f"critic={critic}", "critic.learning_rate=3e-3", "num_iterations=12")
+    (name,) = {key.split("/")[0] for key in rows(run)[1] if key.endswith("value/loss")}
+    first, last = rows(run)[1], rows(run)[-1]
+    assert first[f"{name}/targets/value"] == pytest.approx(0.5, abs=1e-5)  # a zero head: all bins alike
+    assert last[f"{name}/value/loss"] < first[f"{name}/value/loss"] <= math.log(11) + 1e-3
+    distances = [abs(row[f"{name}/targets/value"] - row[f"{name}/targets/return"]) for row in (first, last)]
+    assert distances[1] < 0.7 * distances[0]
+
+
+@pytest.mark.slow
+def test_bins_of_normalised_returns(tmp_path: Path) -> None:
+    scaled = ("reward.processor=[scale,shift]", "reward.scale=100", "reward.shift=500", "critic.popart_beta=0.9")
+    with a_trainer(tmp_path, *BINS, *SHORT, *scaled) as trainer:
+        trainer.step()
+        trainer.step()
+        (agent,) = trainer.state.team.values()
+        (rollout,) = experience_of(trainer, 2).rollouts.values()
+        values = agent.values(rollout)[0][rollout.response_mask]
+        assert agent.critic is not None
+        assert agent.critic.return_moments is not None
+        assert ((values - agent.critic.return_moments.mean).abs() < 5 * agent.critic.return_moments.std).all()
+        assert values.min() > 400
+
+
+@pytest.mark.slow
+def test_resume_is_exact_and_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    overrides = (*stopping_reward(tmp_path), *BINS, *RANGE)
+    whole = train(tmp_path, *overrides)
+    resumed = stopped_and_resumed(tmp_path, monkeypatch, *overrides)
+    assert rows(resumed) == rows(whole)
+    expected, found = final_weights(whole), final_weights(resumed)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    short = (*BINS, *RANGE, "num_iterations=2", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero3")
+    one, two = train(tmp_path / "one", *short), train_on_two_ranks(tmp_path / "two", *short)
+    assert_alike(rows(one), rows(two))
+
+
+@pytest.mark.slow
+def test_saved_critic_has_its_bins(tmp_path: Path) -> None:
+    run = train(tmp_path, *BINS, *RANGE, *SHORT)
+    checkpoint = newest_intact_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    (folder,) = checkpoint.glob("*/critic")
+    saved = ValueModel.from_pretrained(folder)
+    values = saved.value_head(saved.backbone(input_ids=torch.arange(5, 13)[None]).last_hidden_state)
+    assert values.shape == (1, 8)
+    assert ((values > -0.5) & (values < 1.5)).all()
+    small_config(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}")
+    with (
+        pytest.raises(PreflightError, match="its value_bins is 11, and that of this run is 12"),
+        a_trainer(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.value_bins=12"),
+    ):
+        pass
