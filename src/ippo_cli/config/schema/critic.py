@@ -43,7 +43,7 @@ class TrainedCriticConfig(CriticConfig):
     # learning rate of the critic; with value_head, of the head's parameter group
     popart_beta: Frozen[Annotated[float, Range(0.0, 1.0, open_low=True)] | None]
     # PopArt: normalise returns by running moments, in which each buffer weighs this fraction of the next one (1 =
-    # all buffers alike); null = no normalisation
+    # all buffers equally); null = no normalisation
     value_bins: Frozen[Annotated[int, Range(2)] | None]
     # HL-Gauss: the head gives a distribution over this many bins, trained by cross-entropy; null = one number
     value_min: Frozen[float | None]  # start of the bins, of normalised values with popart_beta: null = -5 there
@@ -77,7 +77,7 @@ class SeparateCriticConfig(OptimizedCriticConfig):
     revision: str | None  # commit, branch or tag of a hub model
     ensemble: Frozen[PositiveInt]  # number of critics, each trained on other prompts; values are their mean
     mask_agreement: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
-    # fraction of action tokens, those on which an ensemble agrees most, whose advantage is set to 0; null = none
+    # fraction of action tokens, those on which an ensemble agrees most, with an advantage of 0; null = none
     mask_entropy: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
     # fraction of action tokens, those on which it agrees least, without entropy bonus; null = none
     dtype: Frozen[Dtype]  # fp32 | bf16
