@@ -42,8 +42,7 @@ class TrainedCriticConfig(CriticConfig):
     learning_rate: Changeable[LearningRate]
     # learning rate of the critic; with value_head, of the head's parameter group
     popart_beta: Frozen[Annotated[float, Range(0.0, 1.0, open_low=True)] | None]
-    # PopArt: normalise returns by running moments, in which each buffer weighs this fraction of the next one (1 =
-    # all buffers equally); null = no normalisation
+    # PopArt: normalise returns by running moments; a buffer has this fraction of the next one's weight; null = off
     value_bins: Frozen[Annotated[int, Range(2)] | None]
     # HL-Gauss: the head gives a distribution over this many bins, trained by cross-entropy; null = one number
     value_min: Frozen[float | None]  # start of the bins, of normalised values with popart_beta: null = -5 there
