@@ -1,4 +1,4 @@
-"""PopArt: the output layer of a value function whose targets are normalised."""
+"""PopArt: the output layer of a value function with normalised targets."""
 
 from __future__ import annotations
 

@@ -44,8 +44,7 @@ class TrainedCriticConfig(CriticConfig):
     warm_start: Changeable[Name | None]
     # initial weights, head included: a run (each agent's own critic), a `critic/` folder, or a reward model (one label)
     popart_beta: Frozen[Annotated[float, Range(0.0, 1.0, open_low=True)] | None]
-    # PopArt: normalise returns by running moments, in which each buffer weighs this fraction of the next one (1 =
-    # all buffers alike); null = no normalisation
+    # PopArt: running moments normalise returns; weight of a buffer over the next one's; null = off
     value_bins: Frozen[Annotated[int, Range(2)] | None]
     # HL-Gauss: the head gives a distribution over this many bins, trained by cross-entropy; null = one number
     value_min: Frozen[float | None]  # start of the bins, of normalised values with popart_beta: null = -5 there
@@ -77,9 +76,9 @@ class SeparateCriticConfig(OptimizedCriticConfig):
     revision: str | None  # commit, branch or tag of a hub model
     ensemble: Frozen[PositiveInt]  # number of critics, each trained on other prompts; values are their mean
     mask_agreement: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
-    # fraction of action tokens, those on which an ensemble agrees most, whose advantage is set to 0; null = none
+    # fraction of tokens with an advantage of 0: those on which an ensemble agrees most
     mask_entropy: Annotated[float, Range(0.0, 1.0, open_low=True, open_high=True)] | None
-    # fraction of action tokens, those on which it agrees least, without entropy bonus; null = none
+    # fraction of tokens without entropy bonus: those on which it agrees least
     dtype: Frozen[Dtype]  # fp32 | bf16
     gradient_checkpointing: Changeable[bool]  # recompute activations in the backward pass
     freeze: Frozen[list[str]]  # parameters that keep their initial values, by patterns of names such as *attn*
