@@ -124,6 +124,7 @@ def prepare(
         seed=config.seed,
         prompts_per_iteration=batch_sizes.prompts_per_iteration,
         num_generations=config.rollout.num_generations,
+        refill_rounds=config.rollout.refill_rounds,
     )
     formats = build_prompt_formats(config, batch_sizes, task, schedule, specs)
     checkpoint_bytes, disk_bytes = required_disk_bytes(config, specs, ranks)

@@ -17,6 +17,11 @@ def rank_range(total: int, rank: int, world_size: int) -> range:
     return range(total * rank // world_size, total * (rank + 1) // world_size)
 
 
+def rank_of_row(row: int, total: int, world_size: int) -> int:
+    """Return the rank whose `rank_range` has this row."""
+    return ((row + 1) * world_size - 1) // total
+
+
 class Mixture:
     """Weighted mixture of sources: maps a prompt position to a row, as a function of (seed, position) only.
 
@@ -84,41 +89,68 @@ class ExampleSchedule:
     """
 
     def __init__(
-        self, examples: Sequence[Example], *, seed: int, prompts_per_iteration: int, num_generations: int
+        self,
+        examples: Sequence[Example],
+        *,
+        seed: int,
+        prompts_per_iteration: int,
+        num_generations: int,
+        refill_rounds: int = 0,
     ) -> None:
         self.examples = examples
         self.seed = seed
         self.prompts_per_iteration = prompts_per_iteration
         self.num_generations = num_generations
+        self.refill_rounds = refill_rounds
+        self.curriculum = None
         self._pass_order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
         is_weighted = isinstance(examples, JoinedRows) and examples.weights is not None
         self._mixture = Mixture(examples.sizes, examples.weights, seed) if is_weighted else None  # pyright: ignore
 
     def batch(self, iteration: int, rank: int, world_size: int) -> Batch:
         """Return this rank's rows of an iteration (counted from 0); generations of one example are adjacent."""
-        size = self.prompts_per_iteration * self.num_generations
-        rows = rank_range(size, rank, world_size)
-        first = iteration * self.prompts_per_iteration
+        first = self.first_position(iteration)
+        return self.batch_at(range(first, first + self.prompts_per_iteration), rank, world_size)
+
+    def first_position(self, iteration: int) -> int:
+        """Return the position of an iteration's first prompt, if earlier iterations have drawn no additional ones."""
+        return iteration * self.prompts_per_iteration
+
+    def select(self, start: int, count: int) -> tuple[list[int], int]:
+        """Return the positions of the next `count` prompts from `start` on, and the position after the last one."""
+        return list(range(start, start + count)), start + count
+
+    def batch_at(self, positions: Sequence[int], rank: int, world_size: int) -> Batch:
+        """Return this rank's rows of the prompts at these positions of the schedule."""
+        size = self.num_generations
+        rows = [divmod(row, size) for row in rank_range(len(positions) * size, rank, world_size)]
         return Batch(
-            examples=[self._example(first + row // self.num_generations) for row in rows],
-            index=torch.tensor([iteration * size + row for row in rows], dtype=torch.long),
+            examples=[self.example_at(positions[prompt]) for prompt, _ in rows],
+            index=torch.tensor(
+                [positions[prompt] * size + generation for prompt, generation in rows], dtype=torch.long
+            ),
         )
 
+    def example_at(self, position: int) -> Example:
+        """Return the example at a position of the schedule."""
+        return self.examples[self.row_at(position)]
+
+    def row_at(self, position: int) -> int:
+        """Return the example's index in the data, for a position of the schedule."""
+        if self._mixture is not None:
+            return self._mixture.row_at(position)
+        number, offset = divmod(position, len(self.examples))
+        return int(self._order_for_pass(number)[offset])
+
     def scheduled_examples(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
-        """Yield the distinct training rows of the first `num_iterations` iterations, as (index, example)."""
-        count = num_iterations * self.prompts_per_iteration
+        """Yield the distinct training rows that the first `num_iterations` may use, as (index, example)."""
+        count = num_iterations * self.prompts_per_iteration * (1 + self.refill_rounds)
         if self._mixture is not None:
             places = dict.fromkeys(map(self._mixture.row_at, range(count)))
             return ((place, self.examples[place]) for place in sorted(places))
         if count >= len(self.examples):
             return enumerate(self.examples)
         return ((row, self.examples[row]) for row in self._order_for_pass(0)[:count].tolist())
-
-    def _example(self, position: int) -> Example:
-        if self._mixture is not None:
-            return self.examples[self._mixture.row_at(position)]
-        number, offset = divmod(position, len(self.examples))
-        return self.examples[int(self._order_for_pass(number)[offset])]
 
     def _order_for_pass(self, number: int) -> torch.Tensor:
         """The row order of one pass over the data."""

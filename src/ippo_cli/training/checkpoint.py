@@ -63,6 +63,7 @@ class TrainingProgress:
     iteration: int = 0  # completed updates
     row: dict[str, float] | None = None  # metrics of that iteration until it is evaluated and logged
     metrics_bytes: int | None = 0  # length of metrics.jsonl at this state; None while rows are not yet written
+    extra_prompts: int = 0  # positions of the schedule that iterations have used beyond their own number of prompts
     history: str = ""  # chain of history.jsonl at this state; empty in checkpoints of earlier versions
 
     @classmethod
