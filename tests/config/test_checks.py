@@ -41,6 +41,7 @@ UNBOUNDED = {
     "weights",
     "min_score",
     "max_score",
+    "success_score",
 }
 GRPO, HAPPO = "algorithm=grpo", "algorithm=happo"
 SHARED = "team=shared_policy"
@@ -116,6 +117,25 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         {"rollout.refill_rounds": 2} | POOL,
         1,
         "rollout.refill_rounds=2 team.opponent_pool.every=2 does not support",
+    ),
+    ((), {"task.curriculum.band_low": 0.2}, 1, "task.curriculum.band_low=0.2 band_high=None are not an interval"),
+    (
+        (),
+        {"task.curriculum.band_low": 0.8, "task.curriculum.band_high": 0.2},
+        1,
+        "task.curriculum.band_low=0.8 band_high=0.2 are not an interval",
+    ),
+    (
+        (),
+        {"task.curriculum.levels": ["1", "2"]},
+        1,
+        "task.curriculum.level_field=None task.curriculum.levels=['1', '2'] name levels and no field",
+    ),
+    (
+        (),
+        {"task.curriculum.level_field": "level", "task.curriculum.levels": ["1", "1"]},
+        1,
+        "task.curriculum.level_field=level task.curriculum.levels=['1', '1'] need at least two",
     ),
     ((), {"task.length": 11}, 1, "task.length=11 is more than the 10 letters"),
     ((), {"task.alphabet": "aabb", "task.length": 3}, 1, "task.length=3 is more than the 2 letters"),

@@ -14,6 +14,7 @@ from ippo_cli.config.applicability import ALGORITHM_RULES
 from ippo_cli.config.batch_sizes import format_divisors
 from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
+from ippo_cli.config.curriculum import check_curriculum
 from ippo_cli.config.data import check_data
 from ippo_cli.config.dynamic_sampling import check_refill
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
@@ -74,7 +75,11 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(_check_rollout, config, world_size),
         partial(check_openai_server, config, training=training),
         partial(check_served_agents, config, training=training),
-        *([partial(check_ahead, config), partial(check_refill, config)] if training else []),
+        *(
+            [partial(check_ahead, config), partial(check_refill, config), partial(check_curriculum, config)]
+            if training
+            else []
+        ),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(_check_deepspeed, config),
         *([partial(_check_model_parallel, config, world_size)] if training else []),

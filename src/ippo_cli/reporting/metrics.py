@@ -130,6 +130,15 @@ METRICS: dict[str, str] = {
     "refill/all_right_fraction": "rollout.refill_rounds: fraction of drawn groups with only scores of 1; null unless "
     "all scores are 0 or 1",
     "refill/all_wrong_fraction": "rollout.refill_rounds: the same for scores of 0",
+    "curriculum/success_rate": "task.curriculum: mean success rate of the prompts drawn so far, each with its smoothed "
+    "rate",
+    "curriculum/seen_fraction": "task.curriculum: fraction of training rows drawn so far",
+    "curriculum/too_hard_fraction": "task.curriculum: fraction of these rows with a success rate below the band",
+    "curriculum/too_easy_fraction": "task.curriculum: the same above the band",
+    "curriculum/effective_prompts": "task.curriculum: effective number of training rows, (sum w)^2 / sum w^2 of their "
+    "weights; rows of locked levels included",
+    "curriculum/skipped_fraction": "task.curriculum: fraction of scheduled prompts that this iteration skipped",
+    "curriculum/levels": "task.curriculum.levels: number of unlocked levels",
     "team/opponents/iteration": "team.opponent_pool: the iteration of the snapshot that played in this one",
     "team/opponents/fraction": "team.opponent_pool: fraction of episodes with the snapshot",
     "team/opponents/size": "team.opponent_pool: snapshots in the pool",

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ippo_cli.config.data import MIX_RESOLUTION
+from ippo_cli.tasks.curriculum import Curriculum
 from ippo_cli.tasks.rows import JoinedRows
 from ippo_cli.types import Batch, Example
 
@@ -83,7 +84,7 @@ def _make_generator(*key: object) -> torch.Generator:
 
 
 class ExampleSchedule:
-    """The examples of any iteration, as a function of (seed, global index) only.
+    """The examples of any iteration, as a function of (seed, global index) and, with a curriculum, of earlier scores.
 
     The data is traversed in passes, shuffled per pass; the world size only decides which rank gets which rows.
     """
@@ -96,13 +97,14 @@ class ExampleSchedule:
         prompts_per_iteration: int,
         num_generations: int,
         refill_rounds: int = 0,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self.examples = examples
         self.seed = seed
         self.prompts_per_iteration = prompts_per_iteration
         self.num_generations = num_generations
         self.refill_rounds = refill_rounds
-        self.curriculum = None
+        self.curriculum = curriculum
         self._pass_order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
         is_weighted = isinstance(examples, JoinedRows) and examples.weights is not None
         self._mixture = Mixture(examples.sizes, examples.weights, seed) if is_weighted else None  # pyright: ignore
@@ -117,8 +119,22 @@ class ExampleSchedule:
         return iteration * self.prompts_per_iteration
 
     def select(self, start: int, count: int) -> tuple[list[int], int]:
-        """Return the positions of the next `count` prompts from `start` on, and the position after the last one."""
-        return list(range(start, start + count)), start + count
+        """Return the positions of the next `count` prompts from `start` on, and the position after the last one.
+
+        A curriculum may skip prompts. After two passes without one, the next prompt is drawn.
+        """
+        if self.curriculum is None:
+            return list(range(start, start + count)), start + count
+        chosen: list[int] = []
+        position, skipped = start, 0
+        while len(chosen) < count:
+            if skipped >= 2 * len(self.examples) or self.curriculum.accepts(position, self.row_at(position)):
+                chosen.append(position)
+                skipped = 0
+            else:
+                skipped += 1
+            position += 1
+        return chosen, position
 
     def batch_at(self, positions: Sequence[int], rank: int, world_size: int) -> Batch:
         """Return this rank's rows of the prompts at these positions of the schedule."""
@@ -144,6 +160,8 @@ class ExampleSchedule:
 
     def scheduled_examples(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
         """Yield the distinct training rows that the first `num_iterations` may use, as (index, example)."""
+        if self.curriculum is not None:
+            return enumerate(self.examples)
         count = num_iterations * self.prompts_per_iteration * (1 + self.refill_rounds)
         if self._mixture is not None:
             places = dict.fromkeys(map(self._mixture.row_at, range(count)))

@@ -49,6 +49,7 @@ class CollectResult:
     failure: str | None  # why rows have no reward; the same on all ranks
     environment_seconds: float  # spent in resetting and stepping environments
     following: EpisodeCollection | None  # in progress: the next iteration's episodes
+    start: int  # the position in the schedule of this iteration's first prompt
     end: int  # the position in the schedule after this iteration's prompts
     drawn: DrawnGroups | None  # all groups, replaced ones included; None without refills and curriculum
 
@@ -135,9 +136,10 @@ class ExperienceCollector:
         return CollectResult(
             experience=experience,
             moments=scored.moments,
-            failure=scored.failure if drawn is None else drawn.failure,
+            failure=drawn.failure if drawn is not None and drawn.rounds else scored.failure,
             environment_seconds=environment_seconds,
             following=following,
+            start=start,
             end=end,
             drawn=drawn,
         )

@@ -169,6 +169,10 @@ class Trainer:
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, collected.moments
         state.progress.iteration, state.progress.row, state.collection = iteration + 1, row, collected.following
+        if state.curriculum is not None and collected.drawn is not None:
+            schedule, drawn = self.collector.schedule, collected.drawn
+            rates = state.curriculum.success_rates(drawn.scores.joint.tolist())
+            state.curriculum.record([schedule.row_at(position) for position in drawn.positions], rates)
         state.progress.extra_prompts = collected.end - planned(iteration + 1)
         self._set_resume_point()
         progress.record_iteration()
@@ -192,6 +196,9 @@ class Trainer:
         drawn = collected.drawn
         if drawn is not None and self.config.rollout.refill_rounds:
             row |= drawn_group_metrics(drawn, list(team), self.plan.prompts_per_iteration)
+        if self.state.curriculum is not None and drawn is not None:
+            skipped = collected.end - collected.start - len(drawn.positions)
+            row |= self.state.curriculum.metrics(skipped, len(drawn.positions))
         row |= tool_metrics(agents_with_tools(self.config.task), experience.episodes)
         started = self.state.collection
         row |= timing_metrics(

@@ -129,6 +129,7 @@ from ippo_cli.config.schema.sweep import (
 from ippo_cli.config.schema.task import (
     PROTOCOLS,
     ConversationConfig,
+    CurriculumConfig,
     Data,
     DataConfig,
     GridConfig,
