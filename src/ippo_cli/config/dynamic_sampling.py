@@ -31,7 +31,7 @@ def check_refill(config: Config) -> Iterator[ConfigError]:
     if config.reward.credit_assignment is not CreditAssignment.none:
         yield ConfigError(
             f"{setting} reward.credit_assignment={config.reward.credit_assignment.value}",
-            "would discard groups of equal scores, whose credit may differ",
+            "would discard groups of equal scores, and their credit may differ",
             "use reward.credit_assignment=none, or rollout.refill_rounds=0",
         )
     if needs_whole_batch(config.reward):

@@ -36,7 +36,7 @@ class Curriculum:
     def __init__(self, settings: CurriculumConfig, examples: Sequence[Example], seed: int) -> None:
         self._settings, self._examples, self._seed = settings, examples, seed
         self.rates: dict[int, float] = {}  # by row, in the order of first visits
-        self.unlocked = 1  # levels whose prompts are drawn
+        self.unlocked = 1  # number of levels that are drawn
         self._levels: dict[int, int] = {}  # by row; a cache
 
     def accepts(self, position: int, row: int) -> bool:

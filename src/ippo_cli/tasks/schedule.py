@@ -19,7 +19,7 @@ def rank_range(total: int, rank: int, world_size: int) -> range:
 
 
 def rank_of_row(row: int, total: int, world_size: int) -> int:
-    """Return the rank whose `rank_range` has this row."""
+    """Return the rank that has a row in its `rank_range`."""
     return ((row + 1) * world_size - 1) // total
 
 
