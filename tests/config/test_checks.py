@@ -43,6 +43,7 @@ UNBOUNDED = {
     "max_score",
     "value_min",
     "value_max",
+    "success_score",
 }
 GRPO, HAPPO, CISPO = "algorithm=grpo", "algorithm=happo", "algorithm=cispo"
 SHARED = "team=shared_policy"
@@ -156,6 +157,55 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "task.agents.low.critic=none has no values to fit",
     ),
     (("mode=critic",), {"evaluation.sampled": False, "task.primary_metric": "greedy/score"}, 1, "evaluation.sampled=f"),
+    (
+        (GRPO,),
+        {"rollout.refill_rounds": 2, "rollout.num_generations": 1, "algorithm.advantage": "function"},
+        1,
+        "rollout.refill_rounds=2 rollout.num_generations=1 replaces groups",
+    ),
+    (
+        ("algorithm=ppo",),
+        {"rollout.refill_rounds": 2, "rollout.num_generations": 8},
+        1,
+        "rollout.refill_rounds=2 algorithm.advantage=gae would discard",
+    ),
+    (
+        (GRPO,),
+        {"rollout.refill_rounds": 2, "reward.credit_assignment": "leave_out"},
+        1,
+        "rollout.refill_rounds=2 reward.credit_assignment=leave_out would discard",
+    ),
+    (
+        (GRPO, FUNCTION),
+        {"rollout.refill_rounds": 2, "reward.function": "a.py:f", "reward.whole_batch": True},
+        1,
+        "rollout.refill_rounds=2 reward.whole_batch=true compares",
+    ),
+    (
+        (GRPO,),
+        {"rollout.refill_rounds": 2} | POOL,
+        1,
+        "rollout.refill_rounds=2 team.opponent_pool.every=2 does not support",
+    ),
+    ((), {"task.curriculum.band_low": 0.2}, 1, "task.curriculum.band_low=0.2 band_high=None are not an interval"),
+    (
+        (),
+        {"task.curriculum.band_low": 0.8, "task.curriculum.band_high": 0.2},
+        1,
+        "task.curriculum.band_low=0.8 band_high=0.2 are not an interval",
+    ),
+    (
+        (),
+        {"task.curriculum.levels": ["1", "2"]},
+        1,
+        "task.curriculum.level_field=None task.curriculum.levels=['1', '2'] name levels and no field",
+    ),
+    (
+        (),
+        {"task.curriculum.level_field": "level", "task.curriculum.levels": ["1", "1"]},
+        1,
+        "task.curriculum.level_field=level task.curriculum.levels=['1', '1'] need at least two",
+    ),
     ((), {"task.length": 11}, 1, "task.length=11 is more than the 10 letters"),
     ((), {"task.alphabet": "aabb", "task.length": 3}, 1, "task.length=3 is more than the 2 letters"),
     ((JSONL,), {"task.train": None}, 1, "task.train=null names no data"),

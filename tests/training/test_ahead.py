@@ -179,6 +179,14 @@ def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
         ),
         (["reward.reward_batch_rows=4"], "would call the reward for the next iteration's episodes"),
         (["reward.measure_credit_every=2"], "does not support credit from replays"),
+        (
+            ["algorithm=grpo", "rollout.num_generations=4", "rollout.refill_rounds=2"],
+            "rollout.refill_rounds=2 rollout.ahead=1 does not support",
+        ),
+        (
+            ["task.curriculum.band_low=0.2", "task.curriculum.band_high=0.8"],
+            "the next prompts depend on the scores of this iteration",
+        ),
         (["algorithm=remax"], "needs greedy responses of the same weights"),
         (["launch.processes=2", "+launch.placement={low.actor:0}"], "collects episodes on each rank separately"),
         (["actor=lora", "actor.model=m", "rollout.in_flight_updates=true"], "does not support the adapters of"),

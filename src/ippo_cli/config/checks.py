@@ -16,7 +16,9 @@ from ippo_cli.config.constraints import Constraint, constraints
 from ippo_cli.config.credit import check_credit
 from ippo_cli.config.critic_fitting import check_critic_mode
 from ippo_cli.config.critics import check_critics
+from ippo_cli.config.curriculum import check_curriculum
 from ippo_cli.config.data import check_data
+from ippo_cli.config.dynamic_sampling import check_refill
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
 from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
@@ -76,7 +78,11 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(_check_rollout, config, world_size),
         partial(check_openai_server, config, training=training),
         partial(check_served_agents, config, training=training),
-        *([partial(check_ahead, config)] if training else []),
+        *(
+            [partial(check_ahead, config), partial(check_refill, config), partial(check_curriculum, config)]
+            if training
+            else []
+        ),
         *(partial(rule, config) for rule in ALGORITHM_RULES),
         partial(check_critics, config),
         partial(_check_deepspeed, config),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import pickle
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -421,6 +422,29 @@ def gather_objects(obj: Any) -> list[Any]:
     boxes: list[Any] = [None] * world_size()
     dist.all_gather_object(boxes, obj, group=_process_group())
     return boxes
+
+
+def exchange_objects(parts: Sequence[Any]) -> list[Any]:
+    """Send `parts[r]` to rank `r`; return the parts received, in rank order (pickled; only between our own ranks)."""
+    own = rank()
+    if world_size() == 1:
+        return list(parts)
+    # Not `all_gather_object`: parts may be large, and each is for one rank only.
+    sent = [b"" if number == own else pickle.dumps(part) for number, part in enumerate(parts)]
+    sizes = gather_objects([len(part) for part in sent])
+    arriving = [row[own] for row in sizes]
+    received = torch.empty(sum(arriving), dtype=torch.uint8)
+    dist.all_to_all_single(
+        received,
+        torch.frombuffer(bytearray(b"".join(sent)), dtype=torch.uint8) if any(sent) else torch.empty(0).byte(),
+        arriving,
+        [len(part) for part in sent],
+        group=_process_group(),
+    )
+    pieces = received.split(arriving)
+    return [
+        parts[number] if number == own else pickle.loads(piece.numpy().tobytes()) for number, piece in enumerate(pieces)
+    ]
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

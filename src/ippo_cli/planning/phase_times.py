@@ -164,6 +164,7 @@ class _PhaseTimes:
         if not isinstance(config.rollout, VllmRolloutConfig) and config.deepspeed.stage == 3:
             gathers = 1 if config.rollout.zero3_gather is Zero3Gather.all else batches * (answer + 1)
             seconds += gathers * self._gather_seconds(shape, width, self.placement.of(name, ACTOR))
+        seconds *= self._rounds
         return Phase(name=f"{name} rollout", stage=Stage.rollout, seconds=seconds, devices=frozenset(devices))
 
     def _scoring(self, rewards: Sequence[FrozenModel]) -> Iterator[Phase]:
@@ -187,7 +188,13 @@ class _PhaseTimes:
                 yield self._pass(f"{name} {kind}", FORWARD * parameters * rows * tokens, ranks)
         for model in rewards:
             tokens = rows * sum(agent.length.row_tokens for agent in self.shapes.values())
-            yield self._pass(model.name, FORWARD * model.shape.parameters * tokens, self.placement.ranks[REWARD])
+            operations = FORWARD * model.shape.parameters * tokens * self._rounds
+            yield self._pass(model.name, operations, self.placement.ranks[REWARD])
+
+    @property
+    def _rounds(self) -> int:
+        """The most rounds of sampling in an iteration, each with at most the rows of the buffer."""
+        return 1 + self.config.rollout.refill_rounds
 
     def _pass(self, name: str, operations: float, ranks: Sequence[int]) -> Phase:
         seconds = operations / (len(ranks) * self.speeds.compute)

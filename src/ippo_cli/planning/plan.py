@@ -103,6 +103,10 @@ def _show_sizes(prepared: Prepared) -> None:
         f"{sizes.num_iterations}, each {sizes.prompts_per_iteration} prompts x "
         f"{config.rollout.num_generations} generations x {len(config.task.agents)} agents",
     )
+    if rounds := config.rollout.refill_rounds:
+        _print_labelled(
+            "", f"up to {(1 + rounds) * sizes.prompts_per_iteration} prompts with rollout.refill_rounds={rounds}"
+        )
     fewest, most = sizes.samples_per_rank
     _print_labelled(
         "ranks", f"{ranks}, each {fewest if fewest == most else f'{fewest} to {most}'} samples per iteration"
@@ -248,7 +252,9 @@ def _show_timeline(prepared: Prepared) -> None:
     _print_labelled(
         "time line",
         f"computed, not measured; assumes {plan.mfu:.0%} of {plan.peak_tflops:g} TFLOP/s, decoding at "
-        f"{plan.decode_efficiency:.0%} of {plan.memory_bandwidth:g} GB/s, and responses of maximum length",
+        f"{plan.decode_efficiency:.0%} of {plan.memory_bandwidth:g} GB/s, "
+        + ("as many prompts as possible in all refill rounds, " if config.rollout.refill_rounds else "")
+        + "and responses of maximum length",
     )
     for line in format_chart(timeline, ranks, placement.rollout_devices):
         print(line)

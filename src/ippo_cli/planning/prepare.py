@@ -34,6 +34,7 @@ from ippo_cli.rewards.contract import (
 )
 from ippo_cli.rewards.processors import check_processor_functions
 from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.curriculum import build_curriculum
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.tasks.task import Task, load_held_out, load_task
 
@@ -124,6 +125,8 @@ def prepare(
         seed=config.seed,
         prompts_per_iteration=batch_sizes.prompts_per_iteration,
         num_generations=config.rollout.num_generations,
+        refill_rounds=config.rollout.refill_rounds,
+        curriculum=build_curriculum(config.task.curriculum, task.train, config.seed),
     )
     formats = build_prompt_formats(config, batch_sizes, task, schedule, specs)
     checkpoint_bytes, disk_bytes = required_disk_bytes(config, specs, ranks)

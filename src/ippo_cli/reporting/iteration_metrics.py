@@ -70,16 +70,20 @@ def timing_metrics(
     seconds: Mapping[str, float],
     saving_seconds: float,
     ahead_seconds: float | None = None,
+    generated_tokens: float | None = None,
 ) -> dict[str, float]:
     """Timings and rates of an iteration.
 
     `saving_seconds`: duration of the last save, 0 if none. `ahead_seconds`: duration of a collection that ran during
-    the training of the iteration before.
+    the training of the iteration before. `generated_tokens`: of all drawn rows, if some were replaced; default: those
+    of the buffer.
     """
     total = sum(seconds.values())
     saving = {"checkpoint": saving_seconds} if saving_seconds else {}
     ahead = {} if ahead_seconds is None else {"ahead": ahead_seconds}
-    tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
+    tokens = generated_tokens
+    if tokens is None:
+        tokens = sum(row[f"{name}/rollout/response_length"] for name in agents) * buffer_size
     return add_prefix("time", {**seconds, **ahead, "iteration": total, **saving}) | {
         "perf/tokens_per_second": tokens / (ahead_seconds or seconds["rollout"]),
         "perf/samples_per_second": buffer_size * len(agents) / total,

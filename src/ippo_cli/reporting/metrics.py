@@ -134,6 +134,24 @@ METRICS: dict[str, str] = {
     "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
     "<learner>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
     "<learner>/joint/stopped_early": "critic=value_head: 1 if target_kl stopped the iteration's steps",
+    "<agent>/score/drawn": "rollout.refill_rounds: mean score of all drawn rows, replaced groups included; "
+    "<agent>/score/mean is that of the buffer",
+    "refill/rounds": "rollout.refill_rounds: additional rounds of this iteration",
+    "refill/prompts": "rollout.refill_rounds: prompts drawn in all rounds",
+    "refill/responses_per_row": "rollout.refill_rounds: responses generated per row of the buffer",
+    "refill/uniform_fraction": "rollout.refill_rounds: fraction of drawn groups in which each agent's scores are equal",
+    "refill/all_right_fraction": "rollout.refill_rounds: fraction of drawn groups with only scores of 1; null unless "
+    "all scores are 0 or 1",
+    "refill/all_wrong_fraction": "rollout.refill_rounds: the same for scores of 0",
+    "curriculum/success_rate": "task.curriculum: mean success rate of the prompts drawn so far, each with its smoothed "
+    "rate",
+    "curriculum/seen_fraction": "task.curriculum: fraction of training rows drawn so far",
+    "curriculum/too_hard_fraction": "task.curriculum: fraction of these rows with a success rate below the band",
+    "curriculum/too_easy_fraction": "task.curriculum: the same above the band",
+    "curriculum/effective_prompts": "task.curriculum: effective number of training rows, (sum w)^2 / sum w^2 of their "
+    "weights; rows of locked levels included",
+    "curriculum/skipped_fraction": "task.curriculum: fraction of scheduled prompts that this iteration skipped",
+    "curriculum/levels": "task.curriculum.levels: number of unlocked levels",
     "team/opponents/iteration": "team.opponent_pool: the iteration of the snapshot that played in this one",
     "team/opponents/fraction": "team.opponent_pool: fraction of episodes with the snapshot",
     "team/opponents/size": "team.opponent_pool: snapshots in the pool",
@@ -177,7 +195,7 @@ METRICS: dict[str, str] = {
     "time/evaluation": "seconds of the evaluation",
     "time/checkpoint": "seconds of the last checkpoint before this iteration",
     "perf/tokens_per_second": "generated tokens per second of the rollout (rollout.ahead=1: of time/ahead), all agents "
-    "and ranks",
+    "and ranks; tokens of replaced groups included",
     "perf/samples_per_second": "rows (one agent's part of an episode) per second of the whole iteration, all ranks",
     "perf/peak_memory_mib": "largest resident (CPU) or allocated (CUDA) memory of any rank so far",
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from ippo_cli.engine import distributed
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.rewards.contract import Reward, RewardFunction, select_rows
-from ippo_cli.rewards.retry import RewardRetry
+from ippo_cli.rewards.retry import merge_rewards
 from ippo_cli.tasks.schedule import rank_range
 from ippo_cli.types import Episode
 
@@ -43,11 +43,11 @@ def score_on_group(
                 answer, failure = score([everything[place] for place in own])
     answers = [answer for answer in distributed.gather_objects(answer) if answer is not None]
     first = sum(map(len, gathered[: distributed.rank()]))
-    found = RewardRetry(call=lambda _: Reward(), splittable=False, failure_limit=0.0)
+    found: list[tuple[list[int], Reward]] = []
     for number, part in enumerate(answers):
         scored = rank_range(len(everything), number, group.size)
         places = [place for place in scored if first <= place < first + len(episodes)]
         if places:
             rows = [place - first for place in places]
-            found.parts.append((rows, select_rows(part, [place - scored.start for place in places])))
-    return found.merge(agents, episodes), failure
+            found.append((rows, select_rows(part, [place - scored.start for place in places])))
+    return merge_rewards(found, agents, episodes), failure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ippo_cli.config.errors import IppoError
 from ippo_cli.rewards.contract import LengthError, Numbers, Reward, select_rows
@@ -56,58 +56,8 @@ class RewardRetry:
         self.failure = self.failure or error
 
     def merge(self, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
-        """One `Reward` of all rows: failed rows are NaN and not valid; numbers that only other parts have are NaN."""
-        if len(self.parts) == 1 and self.parts[0][0] == list(range(len(episodes))):
-            return self.parts[0][1]
-
-        def merge_numbers(pick: Callable[[Reward], Numbers | None]) -> list[float]:
-            numbers = [math.nan] * len(episodes)
-            for part, reward in self.parts:
-                for row, number in zip(part, pick(reward) or [math.nan] * len(part), strict=True):
-                    numbers[row] = number
-            return numbers
-
-        def merge_nested(
-            lengths: Sequence[int], pick: Callable[[Reward], Sequence[Numbers] | None]
-        ) -> list[list[float]]:
-            numbers = [[math.nan] * length for length in lengths]
-            for part, reward in self.parts:
-                for row, own in zip(part, pick(reward) or [numbers[row] for row in part], strict=True):
-                    numbers[row] = list(own)
-            return numbers
-
-        valid = [False] * len(episodes)
-        for part, reward in self.parts:
-            for row, usable in zip(part, [True] * len(part) if reward.valid is None else reward.valid, strict=True):
-                valid[row] = usable
-        answers = [reward for _, reward in self.parts]
-        names = sorted({name for reward in answers for name in reward.parts})
-        components = list(dict.fromkeys(name for reward in answers for name in reward.components))
-        steps = [num_steps(episode) for episode in episodes]
-        turns = {name: [len(episode.turns_of_agent(name)) for episode in episodes] for name in agents}
-        # Without any result, `team` and `agent` are both NaN.
-        team = not answers or any(reward.team is not None for reward in answers)
-        own = not answers or any(reward.agent for reward in answers)
-        by_step = any(reward.team_by_step is not None for reward in answers)
-        by_turn = any(reward.agent_by_turn for reward in answers)
-        turn_numbers = {
-            name: merge_nested(turns[name], lambda reward, name=name: reward.agent_by_turn.get(name)) for name in agents
-        }
-        return Reward(
-            team=merge_numbers(lambda reward: reward.team) if team else None,
-            agent={name: merge_numbers(lambda reward, name=name: reward.agent.get(name)) for name in agents}
-            if own
-            else {},
-            team_by_step=merge_nested(steps, lambda reward: reward.team_by_step) if by_step else None,
-            agent_by_turn=turn_numbers if by_turn else {},
-            parts={name: merge_numbers(lambda reward, name=name: reward.parts.get(name)) for name in names},
-            valid=valid,
-            components={name: self._merge_component(name, agents, episodes) for name in components},
-        )
-
-    def _merge_component(self, name: str, agents: Sequence[str], episodes: Sequence[Episode]) -> Reward:
-        parts = [(rows, reward.components[name]) for rows, reward in self.parts if name in reward.components]
-        return replace(self, parts=parts).merge(agents, episodes)
+        """One `Reward` of all rows; see `merge_rewards`."""
+        return merge_rewards(self.parts, agents, episodes)
 
     def _attempt(self, rows: list[int]) -> Exception | None:
         try:
@@ -152,6 +102,65 @@ class RewardRetry:
                 self.count_failed(half, error)
             elif (own := self._attempt(half)) is not None:
                 self._split_rows(half, own)
+
+
+def merge_rewards(
+    parts: Sequence[tuple[list[int], Reward]], agents: Sequence[str], episodes: Sequence[Episode]
+) -> Reward:
+    """One `Reward` of all rows, from parts with their row indices.
+
+    Rows in no part are NaN and not valid; numbers that only other parts have are NaN.
+    """
+    if len(parts) == 1 and parts[0][0] == list(range(len(episodes))):
+        return parts[0][1]
+
+    # A part without any result has NaN for kinds of numbers that the reward may not have.
+    parts = [(rows, reward) for rows, reward in parts if reward.valid is None or any(reward.valid)]
+
+    def merge_numbers(pick: Callable[[Reward], Numbers | None]) -> list[float]:
+        numbers = [math.nan] * len(episodes)
+        for part, reward in parts:
+            for row, number in zip(part, pick(reward) or [math.nan] * len(part), strict=True):
+                numbers[row] = number
+        return numbers
+
+    def merge_nested(lengths: Sequence[int], pick: Callable[[Reward], Sequence[Numbers] | None]) -> list[list[float]]:
+        numbers = [[math.nan] * length for length in lengths]
+        for part, reward in parts:
+            for row, own in zip(part, pick(reward) or [numbers[row] for row in part], strict=True):
+                numbers[row] = list(own)
+        return numbers
+
+    valid = [False] * len(episodes)
+    for part, reward in parts:
+        for row, usable in zip(part, [True] * len(part) if reward.valid is None else reward.valid, strict=True):
+            valid[row] = usable
+    answers = [reward for _, reward in parts]
+    names = sorted({name for reward in answers for name in reward.parts})
+    components = list(dict.fromkeys(name for reward in answers for name in reward.components))
+    steps = [num_steps(episode) for episode in episodes]
+    turns = {name: [len(episode.turns_of_agent(name)) for episode in episodes] for name in agents}
+    # Without any result, `team` and `agent` are both NaN.
+    team = not answers or any(reward.team is not None for reward in answers)
+    own = not answers or any(reward.agent for reward in answers)
+    by_step = any(reward.team_by_step is not None for reward in answers)
+    by_turn = any(reward.agent_by_turn for reward in answers)
+    turn_numbers = {
+        name: merge_nested(turns[name], lambda reward, name=name: reward.agent_by_turn.get(name)) for name in agents
+    }
+    return Reward(
+        team=merge_numbers(lambda reward: reward.team) if team else None,
+        agent={name: merge_numbers(lambda reward, name=name: reward.agent.get(name)) for name in agents} if own else {},
+        team_by_step=merge_nested(steps, lambda reward: reward.team_by_step) if by_step else None,
+        agent_by_turn=turn_numbers if by_turn else {},
+        parts={name: merge_numbers(lambda reward, name=name: reward.parts.get(name)) for name in names},
+        valid=valid,
+        components={name: merge_rewards(_component_parts(parts, name), agents, episodes) for name in components},
+    )
+
+
+def _component_parts(parts: Sequence[tuple[list[int], Reward]], name: str) -> list[tuple[list[int], Reward]]:
+    return [(rows, reward.components[name]) for rows, reward in parts if name in reward.components]
 
 
 def as_failure(error: BaseException) -> Exception:

@@ -97,6 +97,18 @@ def compute_raw_scores(
     `streamed` returns the parts that were scored during collection.
     """
     rewards, failure = call_reward(reward, episodes, list(weights), config, streamed)
+    return combine_raw_scores(rewards, failure, episodes, weights, wanted, config)
+
+
+def combine_raw_scores(
+    rewards: Reward,
+    failure: Exception | None,
+    episodes: Sequence[Episode],
+    weights: Weights,
+    wanted: Sequence[str],
+    config: RewardConfig,
+) -> RawScores:
+    """Combine a reward's numbers for the agents in `wanted`; `failure` as returned by `call_reward`. Collective."""
     numbers = combine_rewards(rewards, episodes, weights, wanted)
     normalized = None
     if isinstance(config, MixRewardConfig) and config.normalize:
@@ -183,17 +195,19 @@ def call_reward(
     agents: Sequence[str],
     config: RewardConfig,
     streamed: StreamedRewards | None = None,
+    earlier_rows: int = 0,
 ) -> tuple[Reward, Exception | None]:
     """Call the reward with retries; returns its numbers, with failed rows not valid, and the first failure.
 
     Failed episodes have no reward and are not passed to it. Rows of `streamed` are retried only if they failed. All
-    ranks return the same `parts`, with NaN for parts that a rank does not have. Collective.
+    ranks return the same `parts`, with NaN for parts that a rank does not have. `earlier_rows`: rows of all ranks that
+    were scored before and count for the failure budget. Collective.
     """
     group = find_reward_group(reward)
     if group is None:
-        return _call_reward(reward, episodes, agents, config, streamed)
+        return _call_reward(reward, episodes, agents, config, streamed, earlier_rows)
     return score_on_group(
-        group, episodes, agents, lambda part: _call_reward(reward, part, agents, config, streamed=None)
+        group, episodes, agents, lambda part: _call_reward(reward, part, agents, config, None, earlier_rows)
     )
 
 
@@ -203,6 +217,7 @@ def _call_reward(
     agents: Sequence[str],
     config: RewardConfig,
     streamed: StreamedRewards | None,
+    earlier_rows: int,
 ) -> tuple[Reward, Exception | None]:
     def ask(part: list[int]) -> Reward:
         selected = [episodes[row] for row in part]
@@ -210,7 +225,7 @@ def _call_reward(
 
     rows = len(episodes)
     whole = isinstance(config, FunctionRewardConfig) and config.whole_batch  # a mix splits its parts itself
-    max_rows = (rows + 1) * distributed.world_size()  # ranks differ by at most one row
+    max_rows = earlier_rows + (rows + 1) * distributed.world_size()  # ranks differ by at most one row
     retry = RewardRetry(call=ask, splittable=not whole, failure_limit=config.failure_budget * max_rows)
     with distributed.synchronize_errors():
         early = streamed() if streamed is not None else []

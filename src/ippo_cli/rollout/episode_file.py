@@ -57,7 +57,7 @@ def write_collection(path: Path, collection: Collection) -> None:
         "iterations": collection.iterations,
         "seconds": collection.seconds,
         "environment_seconds": collection.environment_seconds,
-        "episodes": [_to_json(episode) for episode in collection.wait()],
+        "episodes": [episode_to_json(episode) for episode in collection.wait()],
     }
     path.write_text(json.dumps(stored))
 
@@ -73,7 +73,9 @@ def read_collection(paths: Sequence[Path], batch: Batch) -> StoredCollection:
     if missing := [index for index in indices if index not in by_index]:
         raise ValueError(f"has no episode of sample {missing[0]}, which the task's next batch has")
     return StoredCollection(
-        episodes=[_from_json(by_index[index], example) for index, example in zip(indices, batch.examples, strict=True)],
+        episodes=[
+            episode_from_json(by_index[index], example) for index, example in zip(indices, batch.examples, strict=True)
+        ],
         iterations={
             agent: {int(version): iteration for version, iteration in labels.items()}
             for agent, labels in stored[0]["iterations"].items()
@@ -83,7 +85,8 @@ def read_collection(paths: Sequence[Path], batch: Batch) -> StoredCollection:
     )
 
 
-def _to_json(episode: Episode) -> dict[str, Any]:
+def episode_to_json(episode: Episode) -> dict[str, Any]:
+    """An episode without its example as values of JSON."""
     return {
         "index": episode.index,
         "turns": [_turn_to_json(turn) for turn in episode.turns],
@@ -99,7 +102,8 @@ def _to_json(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _from_json(stored: Mapping[str, Any], example: Mapping[str, Any]) -> Episode:
+def episode_from_json(stored: Mapping[str, Any], example: Mapping[str, Any]) -> Episode:
+    """An episode from `episode_to_json`, equal to the bit."""
     failure = stored["failure"]
     return Episode(
         example=example,

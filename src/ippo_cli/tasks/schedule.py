@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ippo_cli.config.data import MIX_RESOLUTION
+from ippo_cli.tasks.curriculum import Curriculum
 from ippo_cli.tasks.rows import JoinedRows
 from ippo_cli.types import Batch, Example
 
@@ -15,6 +16,11 @@ from ippo_cli.types import Batch, Example
 def rank_range(total: int, rank: int, world_size: int) -> range:
     """Return the contiguous part of `range(total)` of a rank; sizes differ by at most one."""
     return range(total * rank // world_size, total * (rank + 1) // world_size)
+
+
+def rank_of_row(row: int, total: int, world_size: int) -> int:
+    """Return the rank that has a row in its `rank_range`."""
+    return ((row + 1) * world_size - 1) // total
 
 
 class Mixture:
@@ -78,47 +84,91 @@ def _make_generator(*key: object) -> torch.Generator:
 
 
 class ExampleSchedule:
-    """The examples of any iteration, as a function of (seed, global index) only.
+    """The examples of any iteration, as a function of (seed, global index) and, with a curriculum, of earlier scores.
 
     The data is traversed in passes, shuffled per pass; the world size only decides which rank gets which rows.
     """
 
     def __init__(
-        self, examples: Sequence[Example], *, seed: int, prompts_per_iteration: int, num_generations: int
+        self,
+        examples: Sequence[Example],
+        *,
+        seed: int,
+        prompts_per_iteration: int,
+        num_generations: int,
+        refill_rounds: int = 0,
+        curriculum: Curriculum | None = None,
     ) -> None:
         self.examples = examples
         self.seed = seed
         self.prompts_per_iteration = prompts_per_iteration
         self.num_generations = num_generations
+        self.refill_rounds = refill_rounds
+        self.curriculum = curriculum
         self._pass_order: tuple[int, torch.Tensor] = (-1, torch.empty(0))
         is_weighted = isinstance(examples, JoinedRows) and examples.weights is not None
         self._mixture = Mixture(examples.sizes, examples.weights, seed) if is_weighted else None  # pyright: ignore
 
     def batch(self, iteration: int, rank: int, world_size: int) -> Batch:
         """Return this rank's rows of an iteration (counted from 0); generations of one example are adjacent."""
-        size = self.prompts_per_iteration * self.num_generations
-        rows = rank_range(size, rank, world_size)
-        first = iteration * self.prompts_per_iteration
+        first = self.first_position(iteration)
+        return self.batch_at(range(first, first + self.prompts_per_iteration), rank, world_size)
+
+    def first_position(self, iteration: int) -> int:
+        """Return the position of an iteration's first prompt, if earlier iterations have drawn no additional ones."""
+        return iteration * self.prompts_per_iteration
+
+    def select(self, start: int, count: int) -> tuple[list[int], int]:
+        """Return the positions of the next `count` prompts from `start` on, and the position after the last one.
+
+        A curriculum may skip prompts. After two passes without one, the next prompt is drawn.
+        """
+        if self.curriculum is None:
+            return list(range(start, start + count)), start + count
+        chosen: list[int] = []
+        position, skipped = start, 0
+        while len(chosen) < count:
+            if skipped >= 2 * len(self.examples) or self.curriculum.accepts(position, self.row_at(position)):
+                chosen.append(position)
+                skipped = 0
+            else:
+                skipped += 1
+            position += 1
+        return chosen, position
+
+    def batch_at(self, positions: Sequence[int], rank: int, world_size: int) -> Batch:
+        """Return this rank's rows of the prompts at these positions of the schedule."""
+        size = self.num_generations
+        rows = [divmod(row, size) for row in rank_range(len(positions) * size, rank, world_size)]
         return Batch(
-            examples=[self._example(first + row // self.num_generations) for row in rows],
-            index=torch.tensor([iteration * size + row for row in rows], dtype=torch.long),
+            examples=[self.example_at(positions[prompt]) for prompt, _ in rows],
+            index=torch.tensor(
+                [positions[prompt] * size + generation for prompt, generation in rows], dtype=torch.long
+            ),
         )
 
+    def example_at(self, position: int) -> Example:
+        """Return the example at a position of the schedule."""
+        return self.examples[self.row_at(position)]
+
+    def row_at(self, position: int) -> int:
+        """Return the example's index in the data, for a position of the schedule."""
+        if self._mixture is not None:
+            return self._mixture.row_at(position)
+        number, offset = divmod(position, len(self.examples))
+        return int(self._order_for_pass(number)[offset])
+
     def scheduled_examples(self, num_iterations: int) -> Iterator[tuple[int, Example]]:
-        """Yield the distinct training rows of the first `num_iterations` iterations, as (index, example)."""
-        count = num_iterations * self.prompts_per_iteration
+        """Yield the distinct training rows that the first `num_iterations` may use, as (index, example)."""
+        if self.curriculum is not None:
+            return enumerate(self.examples)
+        count = num_iterations * self.prompts_per_iteration * (1 + self.refill_rounds)
         if self._mixture is not None:
             places = dict.fromkeys(map(self._mixture.row_at, range(count)))
             return ((place, self.examples[place]) for place in sorted(places))
         if count >= len(self.examples):
             return enumerate(self.examples)
         return ((row, self.examples[row]) for row in self._order_for_pass(0)[:count].tolist())
-
-    def _example(self, position: int) -> Example:
-        if self._mixture is not None:
-            return self.examples[self._mixture.row_at(position)]
-        number, offset = divmod(position, len(self.examples))
-        return self.examples[int(self._order_for_pass(number)[offset])]
 
     def _order_for_pass(self, number: int) -> torch.Tensor:
         """The row order of one pass over the data."""

@@ -115,6 +115,7 @@ def _build_from_task(context: RunContext, task: Task, reward: RewardFunction) ->
     checkpoints = _build_checkpoint_manager(context, prepared)
     checkpoint = _find_checkpoint(context, prepared, checkpoints)
     state = _build_state(context, weights, checkpoint)
+    state.curriculum = prepared.schedule.curriculum
     fault_point("init")
     opponents = _build_opponents(context, state)
     if checkpoint is not None:

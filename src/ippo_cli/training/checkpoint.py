@@ -48,12 +48,14 @@ from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.folder import check_world_size, checkpoint_name, list_checkpoints, print_warning
 from ippo_cli.runs.metric_names import present_metric_name
 from ippo_cli.runs.random_streams import restore_rng
+from ippo_cli.tasks.curriculum import Curriculum
 from ippo_cli.training.opponents import PoolState
 from ippo_cli.training.targets import Algorithm
 
 SCHEMA_VERSION = 2
 MAX_FAILURES_IN_A_ROW = 3
 REFERENCE_FOLDER = "reference"  # in an agent's weights folder: its KL reference, if the reference was updated
+CURRICULUM_FILE = "curriculum.json"  # success rates of prompts
 INITIAL = "initial"  # value of `best.json` while no iteration is better than the initial weights
 
 
@@ -64,6 +66,7 @@ class TrainingProgress:
     iteration: int = 0  # completed updates
     row: dict[str, float] | None = None  # metrics of that iteration until it is evaluated and logged
     metrics_bytes: int | None = 0  # length of metrics.jsonl at this state; None while rows are not yet written
+    extra_prompts: int = 0  # positions of the schedule that iterations have used beyond their own number of prompts
     history: str = ""  # chain of history.jsonl at this state; empty in checkpoints of earlier versions
 
     @classmethod
@@ -85,6 +88,7 @@ class TrainingState:
     run: RunState
     rng: dict[str, Any]  # this rank's global random streams at `progress`
     pool: PoolState = field(default_factory=PoolState)  # opponent pool; empty if the run has none
+    curriculum: Curriculum | None = None  # success rates of prompts; None if the run has no curriculum
     collection: EpisodeCollection | None = None  # of the next iteration's episodes; saved when it has ended
 
 
@@ -222,6 +226,8 @@ class CheckpointManager:
         state.algorithm.kl_coef = dict(stored["kl_coef"])
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.pool.load_state_dict(stored["partners"])
+        if state.curriculum is not None:
+            state.curriculum.load_state_dict(json.loads((folder / CURRICULUM_FILE).read_text()))
         state.progress = TrainingProgress.from_saved(stored["progress"])
         for key, value in stored["run"].items():
             setattr(state.run, key, value)
@@ -275,6 +281,9 @@ class CheckpointManager:
             if distributed.is_main():
                 written.append(temporary / "state.json")
                 written[-1].write_text(json.dumps(_state_dict(state), indent=1))
+                if state.curriculum is not None:
+                    written.append(temporary / CURRICULUM_FILE)
+                    written[-1].write_text(json.dumps(state.curriculum.state_dict()))
         listed: FileManifest = {}
         if not failures:
             with collect_failures(failures):

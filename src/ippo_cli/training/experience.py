@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,8 +19,8 @@ from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import RawScores, compute_raw_scores, process_scores, score
-from ippo_cli.rewards.streaming import streaming_reward
+from ippo_cli.rewards.score import RawScores, call_reward, combine_raw_scores, process_scores, score
+from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
 from ippo_cli.rollout.collect import OnEpisodes, collect
 from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
@@ -32,6 +34,7 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.credit import CreditBaselines, compute_credit_baselines
+from ippo_cli.training.dynamic_sampling import DrawnGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.sampler_gap import check_sampler_gap
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
@@ -46,16 +49,9 @@ class CollectResult:
     failure: str | None  # why rows have no reward; the same on all ranks
     environment_seconds: float  # spent in resetting and stepping environments
     following: EpisodeCollection | None  # in progress: the next iteration's episodes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampledEpisodes:
-    """An iteration's episodes, each agent's rollout, and the raw scores."""
-
-    episodes: list[Episode]
-    rollouts: dict[str, Rollout]
-    raw_scores: RawScores
-    following: EpisodeCollection | None  # in progress: the next iteration's episodes
+    start: int  # the position in the schedule of this iteration's first prompt
+    end: int  # the position in the schedule after this iteration's prompts
+    drawn: DrawnGroups | None  # all groups, replaced ones included; None without refills and curriculum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,24 +92,38 @@ class ExperienceCollector:
         moments: Mapping[str, ScoreMoments],
         clock: Stopwatch,
         started: EpisodeCollection | None = None,
+        start: int | None = None,
     ) -> CollectResult:
         """Collect and score an iteration's episodes. Collective.
 
-        `started`: the collection of these episodes, if an earlier iteration has started it.
+        `started`: the collection of these episodes, if an earlier iteration has started it. `start`: the position of
+        the first prompt in the schedule; default: earlier iterations have drawn no additional prompts.
         """
         seconds_before = self.environments.seconds
-        batch, draws = self._batch(iteration), self._draws(iteration)
+        draws = self._draws(iteration)
+        if start is None:
+            start = self.schedule.first_position(iteration)
+        positions, end = self.schedule.select(start, self.schedule.prompts_per_iteration)
+        batch = self._batch_at(positions)
         greedy_episodes: list[Episode] = []
         if self.needs_greedy:
             with clock("rollout"):  # same purpose, so environments use the same random numbers
                 greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
-        collected = self._collect_sampled(iteration, batch, draws, clock, started)
-        episodes, sampled = collected.episodes, collected.rollouts
+        rewarded, following = self._collect_sampled(iteration, batch, draws, clock, started)
+        drawn = None
+        if self.config.rollout.refill_rounds or self.schedule.curriculum is not None:
+            refilled = self._refill(rewarded, positions, end, draws, clock)
+            rewarded, drawn, end = refilled.rewarded, refilled.drawn, refilled.end
+            batch = self._batch_at(refilled.positions)
+        episodes = rewarded.episodes
+        with clock("rollout"):
+            sampled = self._build_rollouts(episodes)
+        raw_scores = self._combine_rewards(rewarded, clock)
         self.preemption.raise_if_any_rank_requested()
         credit_baselines = self._credit_baselines(iteration, batch, draws, episodes, clock)
         with clock("score"):
             scored = process_scores(
-                collected.raw_scores, episodes, self.config.reward, moments, credit_baselines, device=self.device
+                raw_scores, episodes, self.config.reward, moments, credit_baselines, device=self.device
             )
         greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
         rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
@@ -132,14 +142,17 @@ class ExperienceCollector:
         environment_seconds = self.environments.seconds - seconds_before
         if started is not None:
             environment_seconds += started.environment_seconds
-        if collected.following is not None:
-            environment_seconds -= collected.following.environment_seconds
+        if following is not None:
+            environment_seconds -= following.environment_seconds
         return CollectResult(
             experience=experience,
             moments=scored.moments,
-            failure=scored.failure,
+            failure=drawn.failure if drawn is not None and drawn.rounds else scored.failure,
             environment_seconds=environment_seconds,
-            following=collected.following,
+            following=following,
+            start=start,
+            end=end,
+            drawn=drawn,
         )
 
     def collect_held_out(self, batch: Batch, draws: SamplingStream) -> HeldOutEpisodes:
@@ -235,20 +248,29 @@ class ExperienceCollector:
         close_reward(self.reward)
 
     def _batch(self, iteration: int) -> Batch:
-        """This rank's examples of an iteration. Collective."""
+        """This rank's examples of an iteration, if earlier ones have drawn no additional prompts. Collective."""
+        first = self.schedule.first_position(iteration)
+        return self._batch_at(range(first, first + self.schedule.prompts_per_iteration))
+
+    def _batch_at(self, positions: Sequence[int]) -> Batch:
+        """This rank's examples of prompts at these positions of the schedule. Collective."""
         with distributed.synchronize_errors():
-            return self.schedule.batch(iteration, distributed.rank(), distributed.world_size())
+            return self.schedule.batch_at(positions, distributed.rank(), distributed.world_size())
         raise AssertionError("unreachable: the block above returns or raises")
 
     def _draws(self, iteration: int) -> SamplingStream:
         return SamplingStream(seed=self.config.seed, purpose=f"train/{iteration}")
 
     def _collect_sampled(
-        self, iteration: int, batch: Batch, draws: SamplingStream, clock: Stopwatch, started: EpisodeCollection | None
-    ) -> SampledEpisodes:
-        """An iteration's episodes with rollouts and raw scores; then starts the collection of the next ones."""
-        names, config = self.team.names, self.config.reward
-        with streaming_reward(self.reward, list(names), config.reward_batch_rows) as streaming:
+        self,
+        iteration: int,
+        batch: Batch,
+        draws: SamplingStream,
+        clock: Stopwatch,
+        started: EpisodeCollection | None,
+    ) -> tuple[RewardedEpisodes, EpisodeCollection | None]:
+        """The rewarded episodes of the first round; between episodes and rewards, starts to collect the next ones."""
+        with self._streaming_reward() as streaming:
             with clock("rollout"):
                 if started is not None:
                     episodes = started.wait(self.report_waiting)
@@ -256,13 +278,60 @@ class ExperienceCollector:
                     on_finished = streaming.on_finished if streaming else None
                     episodes = self._play_iteration(iteration, batch, draws, on_finished)
                 following = self.start_collection(iteration + 1, num_updates=iteration)
-                sampled = self._build_rollouts(episodes)
-            with clock("score"):
-                fault_point("score")
-                streamed = self.preemption.make_interruptible(streaming.wait_for_rewards) if streaming else None
-                reward = self.preemption.make_interruptible(self.reward)
-                raw_scores = compute_raw_scores(reward, episodes, reward_weights(self.config), names, config, streamed)
-        return SampledEpisodes(episodes=episodes, rollouts=sampled, raw_scores=raw_scores, following=following)
+            return self._call_reward(episodes, streaming, clock), following
+
+    def _refill(
+        self, first: RewardedEpisodes, positions: Sequence[int], end: int, draws: SamplingStream, clock: Stopwatch
+    ) -> RefilledBuffer:
+        """Replace groups with equal scores by groups of further prompts, in up to `refill_rounds` rounds."""
+
+        def draw(positions: Sequence[int], earlier_rows: int) -> RewardedEpisodes:
+            self.preemption.raise_if_any_rank_requested()
+            batch = self._batch_at(positions)
+            with self._streaming_reward() as streaming:
+                with clock("rollout"):
+                    episodes = self.play_episodes(batch, draws, streaming.on_finished if streaming else None)
+                return self._call_reward(episodes, streaming, clock, earlier_rows)
+
+        return refill_buffer(
+            first,
+            positions,
+            end,
+            rounds=self.config.rollout.refill_rounds,
+            schedule=self.schedule,
+            agents=list(self.team),
+            all_agents=self.team.names,
+            draw=draw,
+            combine=partial(self._combine_rewards, clock=clock),
+            settings=self.config.reward,
+        )
+
+    def _streaming_reward(self) -> AbstractContextManager[StreamingReward | None]:
+        return streaming_reward(self.reward, self.team.names, self.config.reward.reward_batch_rows)
+
+    def _call_reward(
+        self, episodes: list[Episode], streaming: StreamingReward | None, clock: Stopwatch, earlier_rows: int = 0
+    ) -> RewardedEpisodes:
+        with clock("score"):
+            fault_point("score")
+            streamed = self.preemption.make_interruptible(streaming.wait_for_rewards) if streaming else None
+            reward = self.preemption.make_interruptible(self.reward)
+            rewards, failure = call_reward(
+                reward, episodes, self.team.names, self.config.reward, streamed, earlier_rows
+            )
+        return RewardedEpisodes(episodes=episodes, rewards=rewards, failure=failure)
+
+    def _combine_rewards(self, rewarded: RewardedEpisodes, clock: Stopwatch) -> RawScores:
+        with clock("score"):
+            return combine_raw_scores(
+                rewarded.rewards,
+                rewarded.failure,
+                rewarded.episodes,
+                reward_weights(self.config),
+                self.team.names,
+                self.config.reward,
+            )
+        raise AssertionError("unreachable: the block above returns or raises")
 
     def _play_iteration(
         self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None

@@ -28,6 +28,7 @@ from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.sampling import uniforms
 from ippo_cli.runs.checkpoint_files import FileManifest, file_sha256, fsync_folder, fsync_folders, list_files
 from ippo_cli.runs.folder import checkpoint_name, list_checkpoints
+from ippo_cli.tasks.schedule import rank_range
 from ippo_cli.training.elo import GameResults, count_results, snapshot_name
 from ippo_cli.types import Batch, Episode
 
@@ -182,7 +183,6 @@ class OpponentPool:
         """Play one episode per example of this rank, some of them with opponents. Collective."""
         generations = self._config.rollout.num_generations
         assert self._settings.share is not None
-        first = iteration * self._config.rollout.buffer_size
         seats = assign_learner(
             self._config.seed,
             iteration,
@@ -190,7 +190,8 @@ class OpponentPool:
             self._settings.share,
             self._agents,
         )
-        own = [seats[(index - first) // generations] for index in batch.index.tolist()]
+        rows = rank_range(self._config.rollout.buffer_size, distributed.rank(), distributed.world_size())
+        own = [seats[row // generations] for row in rows]
         found: dict[int, Episode] = {}
         for seat in (None, *self._agents):
             if seat not in seats:

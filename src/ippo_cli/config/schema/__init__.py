@@ -133,6 +133,7 @@ from ippo_cli.config.schema.sweep import (
 from ippo_cli.config.schema.task import (
     PROTOCOLS,
     ConversationConfig,
+    CurriculumConfig,
     Data,
     DataConfig,
     GridConfig,

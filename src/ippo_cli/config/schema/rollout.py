@@ -55,6 +55,8 @@ class RolloutConfig(SamplingConfig):
     num_generations: Frozen[PositiveInt]  # responses per prompt and agent, aligned by index across agents
     decode_batch_size: EvalCompute[PositiveInt]
     # rows decoded in one batch, per rank; changes samples by rounding only (in bf16)
+    refill_rounds: NonNegativeInt
+    # dynamic sampling: up to this many rounds replace prompts for which all scores are equal; 0 = off
     max_prompt_tokens: InEval[PositiveInt]
     # a longer first prompt is an error; later (context=last_only) it ends the episode
     context_limit: InEval[Annotated[int, Range(2)] | None]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated, Any
 
-from ippo_cli.config.constraints import NotEmpty, PositiveInt, Range
+from ippo_cli.config.constraints import Name, NotEmpty, PositiveInt, Range, UnitFloat
 from ippo_cli.config.marks import InEval, InModelEval
 from ippo_cli.config.schema.agent import AgentConfig
 from ippo_cli.config.schema.registry import option
@@ -23,12 +23,33 @@ Data = Annotated[Any, NotEmpty()]  # a name, a list of names, or None
 
 
 @dataclass
+class CurriculumConfig:
+    """Training prompts by their success rates: prompts outside of a band become rare, levels of difficulty unlock."""
+
+    band_low: UnitFloat | None  # prompts with a lower success rate are too hard; null = no band
+    band_high: UnitFloat | None  # prompts with a higher success rate are too easy; set both or neither
+    outside_weight: UnitFloat  # how often prompts outside of the band are drawn, relative to others; 0 = never again
+    success_score: float  # a response with at least this score (before the processors, mean over agents) is a success
+    smoothing: Annotated[float, Range(0.0, 1.0, open_high=True)]
+    # weight of a prompt's earlier success rate when it is drawn again; the rest is that of the new responses
+    level_field: Name | None  # field of rows that names their level of difficulty; null = no levels
+    levels: list[str]  # values of that field, the easiest first
+    unlock_rate: UnitFloat  # mean success rate of a level's drawn prompts that unlocks the next level
+
+    @property
+    def is_active(self) -> bool:
+        """Whether success rates decide anything."""
+        return self.band_low is not None or self.level_field is not None
+
+
+@dataclass
 class TaskConfig:
     """The source of examples, and the agents that work on them."""
 
     kind: InEval[str]  # kind of the task; choose it with task=
     agents: dict[str, AgentConfig]  # agents by name
     primary_metric: InEval[str]  # evaluation metric that ranks checkpoints and jobs: `sampled/...` or `greedy/...`
+    curriculum: CurriculumConfig
 
 
 @dataclass

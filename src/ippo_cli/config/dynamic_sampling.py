@@ -1,0 +1,54 @@
+"""Checks of dynamic sampling, `rollout.refill_rounds`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.rewards import needs_whole_batch
+from ippo_cli.config.schema import Advantage, Config, CreditAssignment
+from ippo_cli.config.vllm import collects_ahead
+
+
+def check_refill(config: Config) -> Iterator[ConfigError]:
+    """Settings with which groups of equal scores have a signal, or that need the prompts of an iteration in advance."""
+    rounds, advantage = config.rollout.refill_rounds, config.algorithm.advantage
+    if not rounds:
+        return
+    setting = f"rollout.refill_rounds={rounds}"
+    if config.rollout.num_generations < 2:
+        yield ConfigError(
+            f"{setting} rollout.num_generations={config.rollout.num_generations}",
+            "replaces groups of responses with equal scores, and a group of one response has no differences",
+            "use rollout.num_generations=8, or rollout.refill_rounds=0",
+        )
+    if not advantage.needs_group and advantage is not Advantage.function:
+        yield ConfigError(
+            f"{setting} algorithm.advantage={advantage.value}",
+            "would discard groups of equal scores, from which this advantage learns too",
+            "use an algorithm with advantage=group or leave_one_out, such as grpo, or rollout.refill_rounds=0",
+        )
+    if config.reward.credit_assignment is not CreditAssignment.none:
+        yield ConfigError(
+            f"{setting} reward.credit_assignment={config.reward.credit_assignment.value}",
+            "would discard groups of equal scores, and their credit may differ",
+            "use reward.credit_assignment=none, or rollout.refill_rounds=0",
+        )
+    if needs_whole_batch(config.reward):
+        yield ConfigError(
+            f"{setting} reward.whole_batch=true",
+            "compares the rows of a batch, and additional rounds are scored separately",
+            "set reward.whole_batch=false, or rollout.refill_rounds=0",
+        )
+    if config.team.opponent_pool.every:
+        yield ConfigError(
+            f"{setting} team.opponent_pool.every={config.team.opponent_pool.every}",
+            "does not support earlier policies as opponents, which are assigned to an iteration's prompts in advance",
+            "set team.opponent_pool.every=0, or rollout.refill_rounds=0",
+        )
+    if collects_ahead(config):
+        yield ConfigError(
+            f"{setting} rollout.ahead=1",
+            "does not support collection ahead: the next prompts are known when this iteration's rounds have ended",
+            "use rollout.ahead=0, or rollout.refill_rounds=0",
+        )
