@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -39,6 +39,7 @@ from ippo_cli.config.schema import (
     Dtype,
     LoraActorConfig,
     OptimizedCriticConfig,
+    OptimizerConfig,
     ReferenceKind,
     SeparateCriticConfig,
     ServerActorConfig,
@@ -47,7 +48,9 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy, policy_by_agent, shares_critic
 from ippo_cli.engine import distributed
+from ippo_cli.engine.forward_engine import ForwardEngine
 from ippo_cli.engine.rank_group import RankGroup
+from ippo_cli.engine.zero import Engine
 from ippo_cli.models.actor import (
     DTYPES,
     Policy,
@@ -76,14 +79,19 @@ LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; softmax and gradient of a chu
 
 
 def build_team(
-    config: Config, weights: Mapping[str, Path | str], device: torch.device, saved: Path | None = None
+    config: Config,
+    weights: Mapping[str, Path | str],
+    device: torch.device,
+    saved: Path | None = None,
+    *,
+    trains: bool = True,
 ) -> Team:
     """Build the models and engines of all agents, in the same order on every rank; a rank builds those placed on it.
 
     `weights`: initial weights of each actor, by name of the weights. `saved`: a checkpoint that replaces them; the KL
-    reference remains the initial model.
+    reference remains the initial model. `trains`: False for models without optimizers, which only compute.
     """
-    frozen = FrozenWeights(device, create_groups(config))
+    frozen = FrozenWeights(device, create_groups(config), trains=trains)
     built: dict[str, Agent] = {}
     agents_frozen: dict[str, FrozenAgent | ServedPolicy] = {}
     learners: list[Learner] = []
@@ -287,14 +295,8 @@ def _build_actor_learner(
             assert policy.value_head is not None
             groups += param_groups(policy.value_head, actor, critic.learning_rate)
         with group.activate():
-            engine = make_engine(
-                policy,
-                groups,
-                config.deepspeed,
-                actor.dtype,
-                actor,
-                frozen.device,
-                tensor_plan=tensor_plan(config, backbone_of(policy.lm)),
+            engine = _make_engine(
+                policy, groups, config, actor.dtype, actor, frozen, tensor_plan(config, backbone_of(policy.lm))
             )
     return Learner(
         name=holder,
@@ -364,15 +366,8 @@ def _build_critic_learner(
     if group.is_member:
         with group.activate():
             model = build_critic(config, holder, agent, weights, saved, frozen)
-            engine = make_engine(
-                model,
-                param_groups(model, critic),
-                config.deepspeed,
-                dtype,
-                critic,
-                frozen.device,
-                tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
-            )
+            plan = tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None
+            engine = _make_engine(model, param_groups(model, critic), config, dtype, critic, frozen, plan)
     return Learner(
         name=holder,
         agent_names=names,
@@ -387,6 +382,21 @@ def _build_critic_learner(
         share_prefixes=config.deepspeed.share_prefixes,
         splits_rows=splits_rows(config),
     )
+
+
+def _make_engine(
+    module: nn.Module,
+    groups: list[dict[str, Any]],
+    config: Config,
+    dtype: Dtype,
+    optimizer: OptimizerConfig,
+    frozen: FrozenWeights,
+    plan: Mapping[str, str] | None,
+) -> Engine[Any]:
+    """The engine of an agent's model: with an optimizer, or for forwards only."""
+    if not frozen.trains:
+        return ForwardEngine(module, frozen.device)
+    return make_engine(module, groups, config.deepspeed, dtype, optimizer, frozen.device, tensor_plan=plan)
 
 
 def _response_budget(config: Config, names: tuple[str, ...]) -> int:

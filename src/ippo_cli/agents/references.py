@@ -51,6 +51,7 @@ class FrozenWeights:
     # By weights; with the engine that shards them, at ZeRO stage 3.
     references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
     bases: dict[str, Any] = field(default_factory=dict)  # by name, for adapters
+    trains: bool = True  # whether the models of agents have optimizers
 
 
 def splits_rows(config: Config) -> bool:
