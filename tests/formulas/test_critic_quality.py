@@ -77,7 +77,7 @@ def test_exact_critic_has_perfect_corrected_numbers() -> None:
     assert found["rank_correlation_within_corrected"].value == pytest.approx(1.0, abs=0.05)
     assert found["slope"].value == pytest.approx(1.0, abs=0.05)
     assert found["bias"].low < 0 < found["bias"].high
-    assert found["clear_pair_accuracy"].value > 0.97 > found["pair_accuracy"].value
+    assert found["clear_pair_accuracy"].value > 0.93 > found["pair_accuracy"].value
 
 
 def test_shuffled_critic_ranks_by_chance() -> None:

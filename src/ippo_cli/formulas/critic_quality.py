@@ -153,7 +153,9 @@ def _sums_within(states: ValuedStates, rows: Tensor) -> list[float]:
     ranks = [float((x * y).sum()) for x, y in [*products, (b_rank, b_rank)]]
     one, other = torch.triu_indices(len(rows), len(rows), 1)
     by_reference, by_value = r[one] - r[other], v[one] - v[other]
-    error = (states.noise[rows].double()[one] + states.noise[rows].double()[other]).sqrt()
+    # Few continuations often agree by chance: an estimate below the mean noise is not trusted.
+    noise = states.noise[rows].double().clamp(min=float(states.noise.double().mean()))
+    error = (noise[one] + noise[other]).sqrt()
     differs = by_reference.abs() > TINY
     clear = differs & (by_reference.abs() > CLEAR_ERRORS * error)
     numbers = rows.tolist()
