@@ -27,13 +27,14 @@ KEYS = (
     "task=probe_conditional",
     "algorithm=ppo",
     "rollout.max_new_tokens=3",
-    "rollout.top_k=3",
+    "rollout.top_k=2",
     "num_iterations=1",
     "actor.warm_start_steps=12",
     "evaluation.every=0",
+    "task.eval_size=16",
 )
-SAMPLED = CriticReportSettings(states=48, responses=4, continuations=32)
-EXACT = CriticReportSettings(states=48, responses=4, continuations=4096, reference=ValueReference.exact)
+SAMPLED = CriticReportSettings(states=96, responses=4, continuations=32)
+EXACT = CriticReportSettings(states=96, responses=4, continuations=4096, reference=ValueReference.exact)
 Key = tuple[str, int, int, int]
 
 
@@ -79,7 +80,7 @@ def test_sampled_references_agree_with_exact_ones(run: Path) -> None:
     _, exact = report(run, EXACT)
     record, sampled = report(run, SAMPLED)
     assert exact.keys() <= sampled.keys()
-    assert len(exact) > 40
+    assert len(exact) > 50
     distances = [(sampled[key]["reference"] - exact[key]["reference"]) for key in exact]
     errors = [sampled[key]["standard_error"] for key in exact]
     assert sum(distance**2 for distance in distances) < 1.6 * sum(error**2 for error in errors)
@@ -106,7 +107,7 @@ def test_exact_critic_scores_one_and_shuffled_critic_nothing(run: Path, monkeypa
         assert found["explained_variance_corrected"] > found["explained_variance"]
         assert found["explained_variance_corrected"] == pytest.approx(1.0, abs=0.2)
     ranks = []
-    for seed in range(6):
+    for seed in range(4):
         source = torch.Generator().manual_seed(seed)
         for agent in record["agents"]:
             own = [key for key in known if key[0] == agent]
@@ -115,7 +116,7 @@ def test_exact_critic_scores_one_and_shuffled_critic_nothing(run: Path, monkeypa
             found = numbers(report(run, EXACT)[0], agent)
             ranks.append(found["rank_correlation"])
             assert found["pair_accuracy"] < 0.85
-    assert sum(ranks) / len(ranks) == pytest.approx(0.0, abs=0.15)
+    assert sum(ranks) / len(ranks) == pytest.approx(0.0, abs=0.2)
 
 
 @pytest.mark.slow
@@ -130,7 +131,7 @@ def test_exact_critic_scores_one_and_shuffled_critic_nothing(run: Path, monkeypa
     ids=["value head", "centralized with KL", "discounted", "several turns"],
 )
 def test_kinds_of_critics_and_targets(keys: tuple[str, ...], tmp_path: Path) -> None:
-    base = [key for key in KEYS if not any(key.startswith("task=") for _ in (1,)) or "task=sorting" not in keys]
+    base = [key for key in KEYS if not (key.startswith("task=") and "task=sorting" in keys)]
     folder = train(tmp_path, *base, *keys)
     config, _ = small_config(tmp_path, *base, *keys)
     settings = CriticReportSettings(states=12, responses=2, continuations=4)

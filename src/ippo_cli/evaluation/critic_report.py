@@ -180,7 +180,7 @@ def table_lines(reports: Sequence[AgentReport]) -> list[str]:
 def _select_prompts(exam: EvaluationTask, settings: CriticReportSettings) -> tuple[Batch, list[int]]:
     """The episodes to sample, and the prompt of each: the held-out row."""
     rows = exam.row_indices
-    count = count_prompts(settings.states, settings.responses, len(rows))
+    count = count_prompts(settings.states, len(rows))
     chosen = [rows[number * len(rows) // count] for number in range(count)]
     prompts = [row for row in chosen for _ in range(settings.responses)]
     index = [row + number * len(exam.held_out) for row in chosen for number in range(settings.responses)]

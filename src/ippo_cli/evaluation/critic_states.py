@@ -9,13 +9,13 @@ from collections.abc import Hashable, Sequence
 from ippo_cli.rollout.continuations import State
 from ippo_cli.types import Episode
 
-STATES_PER_RESPONSE = 4
-"""States of one response, if there are enough prompts: few, since states of a response resemble each other."""
+STATES_PER_PROMPT = 8
+"""States of one prompt, if there are enough prompts: intervals are over prompts, and ranks are within a prompt."""
 
 
-def count_prompts(states: int, responses: int, available: int) -> int:
+def count_prompts(states: int, available: int) -> int:
     """The number of prompts for a number of states."""
-    return min(available, math.ceil(states / (responses * STATES_PER_RESPONSE)))
+    return min(available, math.ceil(states / STATES_PER_PROMPT))
 
 
 def choose_states(
