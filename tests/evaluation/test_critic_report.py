@@ -126,18 +126,25 @@ def test_exact_critic_scores_one_and_shuffled_critic_nothing(run: Path, monkeypa
         ("critic=value_head",),
         ("critic=centralized", "algorithm.kl.reward.coef=0.1"),
         ("critic=separate", "algorithm.gamma=0.5", "algorithm.truncation=bootstrap"),
-        ("critic=separate", "task=sorting", "task.protocol=dialogue", "task.num_turns=2", "reward=steps"),
+        ("critic=separate", "task=ladder", "task.train_size=16", "task.eval_size=4"),
+        ("critic=separate", "task=ladder", "task.train_size=16", "task.eval_size=4", "algorithm=turn_ppo"),
     ],
-    ids=["value head", "centralized with KL", "discounted", "several turns"],
+    ids=["value head", "centralized with KL", "discounted", "several turns", "actions are turns"],
 )
 def test_kinds_of_critics_and_targets(keys: tuple[str, ...], tmp_path: Path) -> None:
-    base = [key for key in KEYS if not (key.startswith("task=") and "task=sorting" in keys)]
+    base = [key for key in KEYS if "task=ladder" not in keys or not key.startswith(("task=", "rollout.top_k"))]
     folder = train(tmp_path, *base, *keys)
     config, _ = small_config(tmp_path, *base, *keys)
     settings = CriticReportSettings(states=12, responses=2, continuations=4)
-    record = json.loads(report_critic(config, folder, "latest", settings, []).read_text())
+    target = report_critic(config, folder, "latest", settings, [])
+    record = json.loads(target.read_text())
     for agent in record["agents"].values():
-        assert agent["states"] >= 6
+        assert agent["states"] >= 4
+        assert agent["tokens"] > 0
+    rows = [json.loads(line) for line in states_file(target).read_text().splitlines()]
+    if "task=ladder" in keys:
+        assert len({row["turn"] for row in rows}) > 1
+        assert any(row["position"] for row in rows) == ("algorithm=turn_ppo" not in keys)
     if "algorithm.gamma=0.5" in keys:
         assert record["critic"]["compared_with"].endswith("discounted by gamma=0.5")
     if "algorithm.kl.reward.coef=0.1" in keys:
