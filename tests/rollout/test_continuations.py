@@ -70,16 +70,16 @@ def test_given_tokens_continue_as_whole_response(settings: dict[str, Any]) -> No
     whole = complete(None)
     assert max(len(completion.ids) for completion in whole) > 3
     for count in (1, 2, 3):
-        given = [tuple(completion.ids[: min(count, len(completion.ids) - 1)].tolist()) for completion in whole]
-        for found, wanted, tokens in zip(complete(given), whole, given, strict=True):
+        first = [tuple(completion.ids[: min(count, len(completion.ids) - 1)].tolist()) for completion in whole]
+        for found, wanted, tokens in zip(complete(first), whole, first, strict=True):
             assert (found.ids.tolist(), found.text, found.finished) == (
                 wanted.ids.tolist(),
                 wanted.text,
                 wanted.finished,
             )
-            first = len(tokens)
-            assert not found.logprobs[:first].any()
-            torch.testing.assert_close(found.logprobs[first:], wanted.logprobs[first:], atol=1e-5, rtol=0)
+            count_given = len(tokens)
+            assert not found.logprobs[:count_given].any()
+            torch.testing.assert_close(found.logprobs[count_given:], wanted.logprobs[count_given:], atol=1e-5, rtol=0)
 
 
 def test_continuations_replay_earlier_steps(players: Players, episodes: list[Episode]) -> None:

@@ -17,7 +17,7 @@ SHOWN = {
     "pair_accuracy": "pair accuracy",
 }
 
-Drawn = tuple[str, ValuedStates, Mapping[str, tuple[int, Mapping[str, Estimate]]]]
+AgentPicture = tuple[str, ValuedStates, Mapping[str, tuple[int, Mapping[str, Estimate]]]]
 """An agent, its states, and the numbers of its groups."""
 
 
@@ -26,12 +26,12 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
-def draw_critics(reports: Sequence[Drawn], file: Path) -> None:
+def draw_critics(reports: Sequence[AgentPicture], file: Path) -> None:
     """One row per agent: values against references with their calibration, and the numbers of each group."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "critic", "svg.fonttype": "path"}):
+    with rc_context({"svg.hashsalt": "critic", "svg.fonttype": "none"}):
         figure = Figure(figsize=(9.0, 3.6 * len(reports)), layout="constrained")
         axes = figure.subplots(len(reports), 2, squeeze=False)
         for (agent, states, groups), (left, right) in zip(reports, axes, strict=True):

@@ -125,8 +125,8 @@ def _enumerate_episodes(
     origin, rollout = session.episodes[state.episode], session.config.rollout
     responses: dict[str, WeightedResponses] = {}
     for turn in origin.turns:
-        given = tuple(turn.completion.ids[: state.position].tolist()) if turn.agent == agent else ()
-        key = (turn.agent, tuple(turn.prompt), given)
+        first_tokens = tuple(turn.completion.ids[: state.position].tolist()) if turn.agent == agent else ()
+        key = (turn.agent, tuple(turn.prompt), first_tokens)
         if key not in known:
             policy = session.team.generation_policies[turn.agent]
             with policy.generation_mode(rollout.zero3_gather.value) as generating:
@@ -134,7 +134,7 @@ def _enumerate_episodes(
                     generating.lm,
                     policy.tokenizer,
                     turn.prompt,
-                    given,
+                    first_tokens,
                     make_sampling(session.config.task.agents[turn.agent].rollout),
                     context_limit=context_limit(policy.model_config, rollout),
                     max_count=max_episodes,

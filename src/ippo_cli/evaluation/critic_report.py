@@ -277,29 +277,29 @@ def _build_report(
     prompts: Sequence[int],
 ) -> AgentReport:
     known = torch.isfinite(references.means)
-    kept = [state for state, is_known in zip(states, known.tolist(), strict=True) if is_known]
-    if len(kept) < 2:
+    known_states = [state for state, is_known in zip(states, known.tolist(), strict=True) if is_known]
+    if len(known_states) < 2:
         raise PreflightError(f"critic=true: fewer than two states of {agent} have a reference value")
     compared = ValuedStates(
         values=values[known],
         references=references.means[known],
         noise=references.noise[known],
         halves=references.halves[known],
-        prompts=torch.tensor([prompts[state.episode] for state in kept]),
-        places=[(state.turn, state.position) for state in kept],
+        prompts=torch.tensor([prompts[state.episode] for state in known_states]),
+        places=[(state.turn, state.position) for state in known_states],
     )
     seed = session.config.evaluation.seed
     groups = {
         name: (int(mask.sum()), critic_quality(compared.select(mask), seed))
-        for name, mask in _group_masks(agent, kept).items()
+        for name, mask in _group_masks(agent, known_states).items()
         if int(mask.sum()) > 1
     }
     return AgentReport(
         agent=agent,
-        states=kept,
+        states=known_states,
         compared=compared,
         groups=groups,
-        num_excluded=len(states) - len(kept),
+        num_excluded=len(states) - len(known_states),
         num_tokens=references.num_tokens,
     )
 

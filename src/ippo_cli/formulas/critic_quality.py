@@ -88,8 +88,10 @@ def critic_quality(states: ValuedStates, seed: int) -> dict[str, Estimate]:
     at_once = max(RESAMPLE_CHUNK // count, 1)
     for start in range(0, RESAMPLES, at_once):
         rows = min(at_once, RESAMPLES - start)
-        drawn = torch.randint(count, (rows, count), generator=generator)
-        times = torch.zeros(rows, count, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn).double())
+        choices = torch.randint(count, (rows, count), generator=generator)
+        times = torch.zeros(rows, count, dtype=torch.float64).scatter_add_(
+            1, choices, torch.ones_like(choices).double()
+        )
         parts.append(_statistics(times @ sums))
     estimates: dict[str, Estimate] = {}
     for name, value in found.items():

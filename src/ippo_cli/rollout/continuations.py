@@ -141,7 +141,7 @@ class ContinuationGenerator:
             self.diverged.add(request.episode)
         return turns[request.turn].completion
 
-    def _given(self, request: Request) -> Completion | None:
+    def _original(self, request: Request) -> Completion | None:
         """The completion of which the first tokens are given; None for a turn that is sampled from its start."""
         state, _ = self._branches[request.episode]
         if (request.agent, request.turn) != (state.agent, state.turn):
@@ -154,23 +154,23 @@ class ContinuationGenerator:
     def _continue(self, request: Request) -> Request:
         """The request with the tokens before the state, and with an index of its own for the random numbers."""
         state, number = self._branches[request.episode]
-        given = self._given(request)
+        original = self._original(request)
         name = f"{request.index}/{state.agent}/{state.turn}/{state.position}/{number}"
         index = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
-        response = () if given is None else tuple(given.ids[: state.position].tolist())
+        response = () if original is None else tuple(original.ids[: state.position].tolist())
         return replace(request, index=index, response=response)
 
     def _finish(self, request: Request, completion: Completion) -> Completion:
         """The completion with the log-probabilities of its given tokens."""
         self.num_tokens += len(completion.ids)
         state, _ = self._branches[request.episode]
-        given = self._given(request)
-        if given is None:
+        original = self._original(request)
+        if original is None:
             return completion
         first = state.position
         self.num_tokens -= first
-        logprobs = torch.cat([given.logprobs[:first], completion.logprobs[first:]])
+        logprobs = torch.cat([original.logprobs[:first], completion.logprobs[first:]])
         behavior = logprobs
         if completion.behavior_logprobs is not completion.logprobs:
-            behavior = torch.cat([given.behavior_logprobs[:first], completion.behavior_logprobs[first:]])
+            behavior = torch.cat([original.behavior_logprobs[:first], completion.behavior_logprobs[first:]])
         return replace(completion, logprobs=logprobs, behavior_logprobs=behavior)

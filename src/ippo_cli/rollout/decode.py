@@ -84,16 +84,16 @@ def decode(
     lengths = np.array([len(prompt) for prompt in ids], dtype=np.int64)
     if len(lengths) and lengths.min() == 0:
         raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a prompt needs at least one")
-    given = None if responses is None else [np.asarray(response, dtype=np.int64) for response in responses]
+    first_tokens = None if responses is None else [np.asarray(response, dtype=np.int64) for response in responses]
     limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
     if max_new_tokens is not None:
         limits = np.minimum(limits, max_new_tokens)
     device = next(model.parameters()).device
     state = DecodeState(
-        ids, limits, sampling, uniforms, stop_ids(model, tokenizer), stop_strings, tokenizer, device, given
+        ids, limits, sampling, uniforms, stop_ids(model, tokenizer), stop_strings, tokenizer, device, first_tokens
     )
-    if given is not None:
-        ids = [np.concatenate(parts) for parts in zip(ids, given, strict=True)]  # what is read before the first token
+    if first_tokens is not None:
+        ids = [np.concatenate(parts) for parts in zip(ids, first_tokens, strict=True)]  # what is read first
     runner, rows = model_runner_for(model), np.flatnonzero(limits > state.lengths)
     turns = None
     if prefixes is not None:

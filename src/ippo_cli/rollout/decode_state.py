@@ -30,18 +30,18 @@ class DecodeState:
         stop_strings: Sequence[tuple[str, ...]] | None,
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
-        given: Sequence[np.ndarray] | None = None,
+        first_tokens: Sequence[np.ndarray] | None = None,
     ) -> None:
-        """`given`: the first tokens of each response."""
+        """`first_tokens`: the first tokens of each response."""
         shape = len(limits), sampling.max_new_tokens
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.is_filtered else self.logprobs
         self.lengths = np.zeros(len(limits), dtype=np.int64)
-        if given is not None:
-            self.lengths += [len(tokens) for tokens in given]
+        if first_tokens is not None:
+            self.lengths += [len(tokens) for tokens in first_tokens]
             columns = torch.arange(shape[1]) < torch.from_numpy(self.lengths)[:, None]
-            self.ids[columns.to(device)] = torch.from_numpy(np.concatenate(given)).to(device)
+            self.ids[columns.to(device)] = torch.from_numpy(np.concatenate(first_tokens)).to(device)
         self.finished = np.zeros(len(limits), dtype=bool)
         self.rows = np.zeros(0, dtype=np.int64)
         self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest token of every live row

@@ -185,12 +185,12 @@ class EngineGenerator:
 
     def _request_sampling(self, request: Request, draws: SamplingStream) -> Sampling:
         """The agent's settings with the request's own limits, without the tokens that are given."""
-        sampling, given = self._sampling[request.agent], len(request.response)
+        sampling, length = self._sampling[request.agent], len(request.response)
         return replace(
             sampling,
             greedy=draws.greedy,
-            max_new_tokens=min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens) - given,
-            min_new_tokens=max(0, sampling.min_new_tokens - given),
+            max_new_tokens=min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens) - length,
+            min_new_tokens=max(0, sampling.min_new_tokens - length),
             stop_strings=(*sampling.stop_strings, *request.stop_strings),
         )
 
@@ -308,8 +308,8 @@ class EngineGenerator:
         request = self._pending.pop(output.key)
         stop_strings = (*self._sampling[request.agent].stop_strings, *request.stop_strings)
         tokenizer = self._policies[request.agent].tokenizer
-        given = list(request.response)
-        all_ids, all_logprobs = [*given, *output.ids], [*[0.0] * len(given), *output.logprobs]
+        response = list(request.response)
+        all_ids, all_logprobs = [*response, *output.ids], [*[0.0] * len(response), *output.logprobs]
         length = _length_to_stop_string(all_ids, stop_strings, tokenizer)
         ids, logprobs = all_ids[:length], torch.tensor(all_logprobs[:length], dtype=torch.float32)
         if not torch.isfinite(logprobs).all():
@@ -327,7 +327,7 @@ class EngineGenerator:
             behavior_logprobs=logprobs,
             text=text,
             finished=finished,
-            versions=torch.tensor([*output.versions[:1] * len(given), *output.versions][:length], dtype=torch.long),
+            versions=torch.tensor([*output.versions[:1] * len(response), *output.versions][:length], dtype=torch.long),
         )
 
     def _aborting_on_error(self) -> _Abort:

@@ -40,7 +40,7 @@ def enumerate_responses(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompt: Sequence[int],
-    given: Sequence[int],
+    first_tokens: Sequence[int],
     sampling: Sampling,
     *,
     context_limit: int,
@@ -57,24 +57,24 @@ def enumerate_responses(
     limit = min(sampling.max_new_tokens, context_limit - len(prompt))
     stops = torch.tensor(stop_ids(model, tokenizer), dtype=torch.long, device=device)
     alive = _Prefixes(
-        torch.tensor([list(given)], dtype=torch.long, device=device),
-        torch.zeros(1, len(given), device=device),
+        torch.tensor([list(first_tokens)], dtype=torch.long, device=device),
+        torch.zeros(1, len(first_tokens), device=device),
         torch.ones(1, dtype=torch.float64, device=device),
     )
     found: list[tuple[_Prefixes, bool]] = []
     dropped, count = 0.0, 0
-    for length in range(len(given), limit):
+    for length in range(len(first_tokens), limit):
         alive, behavior = _extend(model, prompt, alive, sampling, stops)
-        kept = behavior > 0
-        allowance = MAX_DROPPED * (length + 1 - len(given)) / (limit - len(given)) - dropped
+        remains = behavior > 0
+        allowance = MAX_DROPPED * (length + 1 - len(first_tokens)) / (limit - len(first_tokens)) - dropped
         order = torch.argsort(behavior)
         least = order[behavior[order].cumsum(0) <= allowance]
         dropped += float(behavior[least].sum())
-        kept[least] = False
+        remains[least] = False
         ended = torch.isin(alive.ids[:, -1], stops)
-        done = kept & ended if length + 1 < limit else kept
+        done = remains & ended if length + 1 < limit else remains
         found += [(_select(alive, done & ended), True), (_select(alive, done & ~ended), False)]
-        alive = _select(alive, kept & ~done)
+        alive = _select(alive, remains & ~done)
         count += int(done.sum())
         if count + len(alive.ids) > max_count:
             return None

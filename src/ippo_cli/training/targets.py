@@ -90,7 +90,7 @@ class Algorithm:
         return targets, kl_coef
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
-        """The agents whose actions are turns; others act by token. Collective."""
+        """The agents with turns as actions; others act by token. Collective."""
         by_turn = {agent.value_name for name, agent in agents.items() if self._has_turn_actions(rollouts[name])}
         return {name for name, agent in agents.items() if agent.value_name in by_turn}
 
