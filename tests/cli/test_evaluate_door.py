@@ -274,3 +274,34 @@ def test_model_requires_task(ippo_eval: Call, tmp_path: Path) -> None:
 
 def test_empty_run_list_rejected(ippo_eval: Call) -> None:
     assert ippo_eval("run=[]") == (2, "ippo: run=[] contains no run; use the folder of a run, run=outputs/NAME/DATE-ID")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["critic=maybe"], "critic=maybe is neither true nor false"),
+        (["critic_states=9"], "critic_states=9 requires critic=true"),
+        (["critic=true", "critic_states=1"], "critic_states=1 is not an integer of at least 2"),
+        (["critic=true", "critic_reference=best"], "critic_reference=best is unknown; use monte_carlo or exact"),
+        (["critic=true", "compare=initial"], "compare=initial is another report"),
+        (["critic=true", "crossplay=true"], "crossplay=true is another report"),
+    ],
+)
+def test_keys_of_critic_reports(ippo_eval: Call, run: Path, keys: list[str], message: str) -> None:
+    code, output = ippo_eval(f"run={run}", *keys)
+    assert code == 2
+    assert output.startswith(f"ippo: {message}")
+
+
+def test_critic_reports_need_a_run_with_values(ippo_eval: Call, run: Path) -> None:
+    code, output = ippo_eval("model=PATH", "critic=true", "task=sorting")
+    assert (code, output.split(";")[0]) == (
+        2,
+        "ippo: model=PATH is not a run, and critic=true reads the critic of a run",
+    )
+    overrides = ["algorithm=grpo", "rollout.num_generations=4"]
+    (run / "config.yaml").write_text(to_yaml(resolve_config(compose_node(overrides))))
+    (run / "overrides.json").write_text(json.dumps(overrides))
+    code, output = ippo_eval(f"run={run}", "critic=true")
+    assert code == 2
+    assert "no agent has one (critic=none)" in output

@@ -60,3 +60,13 @@ def test_comparison_and_cross_play_rows(tmp_path: Path) -> None:
     lines = render_report(tmp_path, "csv").splitlines()
     assert lines[2] == "sampled/score,low,a,b,0.25,0.25"
     assert len(lines) == 5
+
+
+def test_critic_rows() -> None:
+    bias = {"value": 0.5, "low": 0.25, "high": None}
+    groups = {"low": {"states": 3, "bias": bias}, "low, token 1": {"states": 2, "bias": bias}}
+    record = {"critic": {}, "models": {"low": {}}, "agents": {"low": {"groups": groups}}}
+    assert report_rows(record)[1:] == [
+        ["low", "all", "bias", "0.5", "0.25", ""],
+        ["low", "token 1", "bias", "0.5", "0.25", ""],
+    ]

@@ -25,7 +25,7 @@ from ippo_cli.agents.references import (
     get_shared_base,
     load_initial_policy,
     load_reference_policy,
-    make_engine,
+    make_learner_engine,
     splits_rows,
     tensor_plan,
 )
@@ -72,14 +72,19 @@ LOGIT_CHUNK_ELEMENTS = 1 << 26  # 256 MiB in fp32; softmax and gradient of a chu
 
 
 def build_team(
-    config: Config, weights: Mapping[str, Path | str], device: torch.device, saved: Path | None = None
+    config: Config,
+    weights: Mapping[str, Path | str],
+    device: torch.device,
+    saved: Path | None = None,
+    *,
+    trains: bool = True,
 ) -> Team:
     """Build the models and engines of all agents, in the same order on every rank; a rank builds those placed on it.
 
     `weights`: initial weights of each actor, by name of the weights. `saved`: a checkpoint that replaces them; the KL
-    reference remains the initial model.
+    reference remains the initial model. `trains`: False for models without optimizers, which only compute.
     """
-    frozen = FrozenWeights(device, create_groups(config))
+    frozen = FrozenWeights(device, create_groups(config), trains=trains)
     built: dict[str, Agent] = {}
     agents_frozen: dict[str, FrozenAgent | ServedPolicy] = {}
     learners: list[Learner] = []
@@ -260,6 +265,8 @@ def _build_value_head(agent: AgentConfig, lm: PreTrainedModel) -> ValueHead | No
     head = make_value_head(agent.critic, lm, agent.actor.dtype)
     if agent.critic.warm_start is not None:
         head.copy_from(load_value_head(Path(agent.critic.warm_start)))
+    if agent.critic.popart_beta is None and head.is_normalized:
+        head.remove_normalization()
     return head
 
 
@@ -286,14 +293,8 @@ def _build_actor_learner(
             assert policy.value_head is not None
             groups += param_groups(policy.value_head, actor, critic.learning_rate)
         with group.activate():
-            engine = make_engine(
-                policy,
-                groups,
-                config.deepspeed,
-                actor.dtype,
-                actor,
-                frozen.device,
-                tensor_plan=tensor_plan(config, backbone_of(policy.lm)),
+            engine = make_learner_engine(
+                policy, groups, config, actor.dtype, actor, frozen, tensor_plan(config, backbone_of(policy.lm))
             )
     return Learner(
         name=holder,
@@ -317,6 +318,7 @@ def _build_actor_learner(
         splits_rows=splits_rows(config),
         policy_groups=policy_groups,
         popart_beta=popart_beta,
+        has_new_head=not isinstance(critic, ValueHeadCriticConfig) or critic.warm_start is None,
         return_moments=None if popart_beta is None else initial_moments(None if policy is None else policy.value_head),
         reads_packed_rows=reference is not None and reference.packs,
     )

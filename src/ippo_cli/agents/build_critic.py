@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from ippo_cli.agents.critic_start import load_critic
 from ippo_cli.agents.learner import EnsembleMember, Learner, param_groups
-from ippo_cli.agents.references import FrozenWeights, get_shared_base, make_engine, splits_rows, tensor_plan
+from ippo_cli.agents.references import FrozenWeights, get_shared_base, make_learner_engine, splits_rows, tensor_plan
 from ippo_cli.algorithms.objectives import ValueObjective
 from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.config.batch_sizes import critic_mini_batch_size
@@ -92,15 +92,8 @@ def build_critic_learner(
             model = build_critic(config, holder, agent, weights, saved, frozen)
             if critic.popart_beta is None and model.value_head.is_normalized:
                 model.value_head.remove_normalization()
-            engine = make_engine(
-                model,
-                param_groups(model, critic),
-                config.deepspeed,
-                dtype,
-                critic,
-                frozen.device,
-                tensor_plan=tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None,
-            )
+            plan = tensor_plan(config, model.backbone) if isinstance(model, ValueModel) else None
+            engine = make_learner_engine(model, param_groups(model, critic), config, dtype, critic, frozen, plan)
     if critic.popart_beta is not None:
         moments = initial_moments(None if engine is None else engine.module.value_head)
     return Learner(

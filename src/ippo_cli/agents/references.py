@@ -24,6 +24,7 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import base_by_policy
 from ippo_cli.engine import distributed
+from ippo_cli.engine.forward_engine import ForwardEngine
 from ippo_cli.engine.rank_group import RankGroup
 from ippo_cli.engine.tensor_parallel import model_plan, tensor_parallel_config
 from ippo_cli.engine.zero import Engine
@@ -51,6 +52,7 @@ class FrozenWeights:
     # By weights; with the engine that shards them, at ZeRO stage 3.
     references: dict[str, tuple[Policy, Engine[Policy] | None]] = field(default_factory=dict)
     bases: dict[str, Any] = field(default_factory=dict)  # by name, for adapters
+    trains: bool = True  # whether the models of agents have optimizers
 
 
 def splits_rows(config: Config) -> bool:
@@ -120,6 +122,21 @@ def make_engine(
     if tensor_plan is not None:
         settings["tensor_parallel"] = tensor_parallel_config(ranks_per_replica, tensor_plan)
     return Engine(module, groups, zero=settings, device=device)
+
+
+def make_learner_engine(
+    module: nn.Module,
+    groups: list[dict[str, Any]],
+    config: Config,
+    dtype: Dtype,
+    optimizer: OptimizerConfig,
+    frozen: FrozenWeights,
+    plan: Mapping[str, str] | None,
+) -> Engine[Any]:
+    """The engine of an agent's model: with an optimizer, or for forwards only."""
+    if not frozen.trains:
+        return ForwardEngine(module, frozen.device)
+    return make_engine(module, groups, config.deepspeed, dtype, optimizer, frozen.device, tensor_plan=plan)
 
 
 def load_initial_policy(

@@ -21,7 +21,21 @@ PROGRAMS = ("ippo-train", *RUN_KEY_PROGRAMS, *FOLDER_PROGRAMS)
 TRAIN_FLAGS = ("--cfg", "--completion", "--config-dir=", "--diff", "--explain", "--help", "--info", "--multirun")
 TRAIN_FLAGS += ("--new-task", "--version", "-m")
 OWN_KEYS = {
-    "ippo-eval": ("run", "model", "checkpoint", "crossplay", "checkpoints", "compare", "compare_checkpoint", "format"),
+    "ippo-eval": (
+        "run",
+        "model",
+        "checkpoint",
+        "crossplay",
+        "checkpoints",
+        "compare",
+        "compare_checkpoint",
+        "critic",
+        "critic_reference",
+        "critic_states",
+        "critic_responses",
+        "critic_continuations",
+        "format",
+    ),
     "ippo-export": ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic"),
     "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port"),
     "ippo-sweep": ("to",),
@@ -41,6 +55,7 @@ CHECKPOINT_KEYS = ("checkpoint", "compare_checkpoint")
 OWN_VALUES = {
     "format": ("table", "json", "csv", "markdown", "latex"),
     "dtype": ("fp32", "bf16"),
+    "critic_reference": ("monte_carlo", "exact"),
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(

@@ -37,6 +37,11 @@ COMMAND_KEYS = (
     "checkpoints",
     "compare",
     "compare_checkpoint",
+    "critic",
+    "critic_reference",
+    "critic_states",
+    "critic_responses",
+    "critic_continuations",
     "format",
     "json",
 )
@@ -98,6 +103,8 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
             "selects a checkpoint of compare=, which is missing",
             "add compare=RUN",
         )
+    if _is_critic_report(own):
+        return _report_critic(own, overrides)
     if _is_cross_play(own):
         return _run_cross_play(own, overrides)
     if "checkpoint" in own and own.get("model"):
@@ -111,6 +118,36 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     if own.get("run"):
         return _evaluate_run(own["run"], own.get("checkpoint", "latest"), overrides)
     return _evaluate_model(own["model"], overrides)
+
+
+def _is_critic_report(own: dict[str, str]) -> bool:
+    """Whether `critic=true` is set. Raises `ConfigError` for keys that contradict it or require it."""
+    from ippo_cli.config.critic_reports import SETTING_KEYS
+    from ippo_cli.config.errors import ConfigError
+
+    wanted = parse_bool_key(own, "critic", False)
+    for key in SETTING_KEYS:
+        if key in own and not wanted:
+            raise ConfigError(f"{key}={own[key]}", "requires critic=true", "add critic=true, or remove it")
+    for key in ("model", "compare", "crossplay", "checkpoints") if wanted else ():
+        if key in own and own[key] != "false":
+            rule = "is not a run, and critic=true reads the critic of a run" if key == "model" else "is another report"
+            raise ConfigError(f"{key}={own[key]}", rule, "use run= and checkpoint= with critic=true")
+    return wanted
+
+
+def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:
+    from ippo_cli.config.critic_reports import check_critic_report, parse_report_settings
+
+    settings = parse_report_settings(own)
+    (name,) = parse_paths(own["run"])
+    folder = Path(name).absolute()
+    config = load_run_config(folder, name, overrides)
+    check_critic_report(config, settings)
+    _start_output()
+    from ippo_cli.evaluation.critic_report import report_critic
+
+    return report_critic(config, folder, own.get("checkpoint", "latest"), settings, overrides)
 
 
 def _start_output() -> None:

@@ -20,11 +20,13 @@ def render_report(path: Path, output_format: str) -> str:
 
 
 def report_rows(record: Mapping[str, Any]) -> Rows:
-    """The table of scores, of the differences of a comparison, or of the pairings of cross-play."""
+    """The table of scores, of the differences of a comparison, of the pairings of cross-play, or of critics."""
     if "tables" in record:
         return _pairing_rows(record)
     if "differences" in record:
         return _difference_rows(record)
+    if "critic" in record:
+        return _critic_rows(record)
     return _score_rows(record)
 
 
@@ -71,4 +73,17 @@ def _pairing_rows(record: Mapping[str, Any]) -> Rows:
             for column, partner in enumerate(names):
                 cell = (table[key][row][column] for key in ("scores", "standard_errors"))
                 rows.append([table["metric"], table["agent"], origin, partner, *map(format_number, cell)])
+    return rows
+
+
+def _critic_rows(record: Mapping[str, Any]) -> Rows:
+    """One row per agent, group of states and number."""
+    rows = [["agent", "states", "part", "value", "low", "high"]]
+    for agent, report in record["agents"].items():
+        for group, numbers in report["groups"].items():
+            where = group.removeprefix(agent).removeprefix(", ") or "all"
+            for name, estimate in numbers.items():
+                if name != "states":
+                    cells = [format_number(estimate[key]) for key in ("value", "low", "high")]
+                    rows.append([agent, where, name, *cells])
     return rows

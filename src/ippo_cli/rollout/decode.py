@@ -43,6 +43,7 @@ def decode(
     context_limit: int,
     max_new_tokens: Sequence[int] | None = None,
     stop_strings: Sequence[tuple[str, ...]] | None = None,
+    responses: Sequence[Sequence[int]] | None = None,
     poll: Poll | None = None,
     on_finished: OnRowsFinished | None = None,
     any_rank: AnyRank | None = None,
@@ -60,6 +61,9 @@ def decode(
 
     `max_new_tokens` and `stop_strings` are those of each row: a limit below that of `sampling`, and stop strings beside
     its own.
+
+    `responses` are the first tokens of each row's response, which are given: limits count them, and their
+    log-probabilities are 0.
 
     With `prefixes` every finished row is stored under its key of `keys`, and a later prompt of the same key reads only
     the tokens after the stored ones. This changes samples only by rounding; models that do not support it read every
@@ -80,12 +84,17 @@ def decode(
     lengths = np.array([len(prompt) for prompt in ids], dtype=np.int64)
     if len(lengths) and lengths.min() == 0:
         raise ValueError(f"prompt {int(lengths.argmin())} has no tokens; a prompt needs at least one")
+    first_tokens = None if responses is None else [np.asarray(response, dtype=np.int64) for response in responses]
     limits = np.minimum(sampling.max_new_tokens, context_limit - lengths)
     if max_new_tokens is not None:
         limits = np.minimum(limits, max_new_tokens)
     device = next(model.parameters()).device
-    state = DecodeState(ids, limits, sampling, uniforms, stop_ids(model, tokenizer), stop_strings, tokenizer, device)
-    runner, rows = model_runner_for(model), np.flatnonzero(limits > 0)
+    state = DecodeState(
+        ids, limits, sampling, uniforms, stop_ids(model, tokenizer), stop_strings, tokenizer, device, first_tokens
+    )
+    if first_tokens is not None:
+        ids = [np.concatenate(parts) for parts in zip(ids, first_tokens, strict=True)]  # what is read first
+    runner, rows = model_runner_for(model), np.flatnonzero(limits > state.lengths)
     turns = None
     if prefixes is not None:
         assert keys is not None

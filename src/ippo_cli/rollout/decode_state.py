@@ -30,12 +30,18 @@ class DecodeState:
         stop_strings: Sequence[tuple[str, ...]] | None,
         tokenizer: PreTrainedTokenizerBase,
         device: torch.device,
+        first_tokens: Sequence[np.ndarray] | None = None,
     ) -> None:
+        """`first_tokens`: the first tokens of each response."""
         shape = len(limits), sampling.max_new_tokens
         self.ids = torch.zeros(shape, dtype=torch.long, device=device)
         self.logprobs = torch.zeros(shape, device=device)
         self.behavior_logprobs = torch.zeros(shape, device=device) if sampling.is_filtered else self.logprobs
         self.lengths = np.zeros(len(limits), dtype=np.int64)
+        if first_tokens is not None:
+            self.lengths += [len(tokens) for tokens in first_tokens]
+            columns = torch.arange(shape[1]) < torch.from_numpy(self.lengths)[:, None]
+            self.ids[columns.to(device)] = torch.from_numpy(np.concatenate(first_tokens)).to(device)
         self.finished = np.zeros(len(limits), dtype=bool)
         self.rows = np.zeros(0, dtype=np.int64)
         self.tokens = torch.zeros(0, dtype=torch.long, device=device)  # the newest token of every live row
@@ -120,9 +126,14 @@ class DecodeState:
             return
         self.rows = np.concatenate([self.rows, rows])
         places = torch.from_numpy(rows).to(device)
-        self._flat = torch.cat([self._flat, places * self.ids.shape[1]])
+        starts = torch.from_numpy(self.lengths[rows]).to(device)
+        self._flat = torch.cat([self._flat, places * self.ids.shape[1] + starts])
         if self._sampling.repetition_penalty != 1:
-            prompts = [self._prompts[row] for row in rows]
+            responses = self.ids[places].cpu().numpy()
+            prompts = [
+                np.concatenate([self._prompts[row], response[:length]])
+                for row, response, length in zip(rows, responses, self.lengths[rows].tolist(), strict=True)
+            ]
             place = np.repeat(np.arange(len(rows)), [len(prompt) for prompt in prompts])
             seen = torch.zeros(len(rows), vocabulary, dtype=torch.bool, device=device)
             seen[torch.from_numpy(place).to(device), torch.from_numpy(np.concatenate(prompts)).to(device)] = True

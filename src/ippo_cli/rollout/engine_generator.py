@@ -173,10 +173,10 @@ class EngineGenerator:
         self._source_of[request.agent].engine.submit(
             EngineRequest(
                 key=key,
-                prompt=request.prompt,
+                prompt=[*request.prompt, *request.response],
                 sampling=sampling,
                 stop_ids=self._stop_ids[request.agent],
-                max_new_tokens=min(sampling.max_new_tokens, room),
+                max_new_tokens=min(sampling.max_new_tokens, room - len(request.response)),
                 seed=request_seed(draws, request),
                 adapter=self._adapter_of[request.agent],
             )
@@ -184,12 +184,13 @@ class EngineGenerator:
         return key
 
     def _request_sampling(self, request: Request, draws: SamplingStream) -> Sampling:
-        """The agent's settings with the request's own limits."""
-        sampling = self._sampling[request.agent]
+        """The agent's settings with the request's own limits, without the tokens that are given."""
+        sampling, length = self._sampling[request.agent], len(request.response)
         return replace(
             sampling,
             greedy=draws.greedy,
-            max_new_tokens=min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens),
+            max_new_tokens=min(sampling.max_new_tokens, request.max_new_tokens or sampling.max_new_tokens) - length,
+            min_new_tokens=max(0, sampling.min_new_tokens - length),
             stop_strings=(*sampling.stop_strings, *request.stop_strings),
         )
 
@@ -307,8 +308,10 @@ class EngineGenerator:
         request = self._pending.pop(output.key)
         stop_strings = (*self._sampling[request.agent].stop_strings, *request.stop_strings)
         tokenizer = self._policies[request.agent].tokenizer
-        length = _length_to_stop_string(output.ids, stop_strings, tokenizer)
-        ids, logprobs = output.ids[:length], torch.tensor(output.logprobs[:length], dtype=torch.float32)
+        response = list(request.response)
+        all_ids, all_logprobs = [*response, *output.ids], [*[0.0] * len(response), *output.logprobs]
+        length = _length_to_stop_string(all_ids, stop_strings, tokenizer)
+        ids, logprobs = all_ids[:length], torch.tensor(all_logprobs[:length], dtype=torch.float32)
         if not torch.isfinite(logprobs).all():
             raise NonFiniteError(f"{request.agent}: the engine's log-probabilities are not finite numbers")
         stops = self._stop_ids[request.agent]
@@ -324,7 +327,7 @@ class EngineGenerator:
             behavior_logprobs=logprobs,
             text=text,
             finished=finished,
-            versions=torch.tensor(output.versions[:length], dtype=torch.long),
+            versions=torch.tensor([*output.versions[:1] * len(response), *output.versions][:length], dtype=torch.long),
         )
 
     def _aborting_on_error(self) -> _Abort:

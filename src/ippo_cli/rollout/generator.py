@@ -35,7 +35,11 @@ SYNCHRONIZED_ERRORS: Mapping[Zero3Gather, tuple[type[BaseException], ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A prompt to complete. The sample depends only on (seed, purpose, agent, index, turn or seed of the request)."""
+    """A prompt to complete. The sample depends only on (seed, purpose, agent, index, turn or seed of the request).
+
+    The first tokens of the `response` may be given. The completion includes them, with log-probabilities of 0, and all
+    limits count them.
+    """
 
     agent: str
     prompt: list[int]
@@ -45,6 +49,7 @@ class Request:
     max_new_tokens: int | None = None  # if less than the agent's setting
     stop_strings: tuple[str, ...] = ()  # in addition to the agent's
     seed: int | None = None  # selects the random numbers in place of the turn
+    response: tuple[int, ...] = ()  # the first tokens of the response, which are given
 
     @property
     def stream(self) -> str:
@@ -224,12 +229,14 @@ class HfGenerator:
         with record_function(f"ippo/rollout/{names}"), self._batch_model(agents) as (model, select):
             numbers = None if draws.greedy else draws.uniforms(requests, sampling.max_new_tokens)
             places = {agent: place for place, agent in enumerate(agents)}
+            responses = [request.response for request in requests]
             try:
                 return decode(
                     model.lm,
                     self._policies[agents[0]].tokenizer,
                     [request.prompt for request in requests],
                     sampling,
+                    responses=responses if any(responses) else None,
                     uniforms=numbers,
                     max_new_tokens=[request.max_new_tokens or sampling.max_new_tokens for request in requests],
                     stop_strings=[request.stop_strings for request in requests],

@@ -121,8 +121,7 @@ def sample_tokens(
     `banned [n, V]` those that are not allowed yet.
     """
     logits = logits.float()
-    tempered = logits if sampling.divisor == 1 else logits / sampling.divisor
-    logprobs = torch.log_softmax(tempered, dim=-1)
+    logprobs = tempered_logprobs(logits, sampling)
     allowed = _filter_logits(logits, sampling, seen, banned) if sampling.is_filtered else None
     drawn_from = logprobs if allowed is None else torch.log_softmax(allowed, dim=-1)
     if sampling.greedy:
@@ -134,6 +133,18 @@ def sample_tokens(
     chosen = logprobs.gather(1, tokens).squeeze(1)
     behavior = chosen if allowed is None else drawn_from.gather(1, tokens).squeeze(1)
     return SampledTokens(tokens.squeeze(1), chosen, behavior)
+
+
+def tempered_logprobs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Log-probabilities of the next token before any filter, `[n, V]`."""
+    return torch.log_softmax(logits.float() / sampling.divisor, dim=-1)
+
+
+def behavior_logprobs(logits: Tensor, sampling: Sampling, *, banned: Tensor | None) -> Tensor:
+    """Log-probabilities of the next token as it is sampled, without a repetition penalty, `[n, V]`."""
+    if not sampling.is_filtered:
+        return tempered_logprobs(logits, sampling)
+    return torch.log_softmax(_filter_logits(logits.float(), sampling, None, banned), dim=-1)
 
 
 def _sample_inverse_cdf(logprobs: Tensor, uniform: Tensor) -> Tensor:

@@ -159,13 +159,13 @@ class ExperienceCollector:
         """Play held-out examples with the current policies, and call the reward. Collective."""
         episodes = self.play_episodes(batch, draws)
         reward = self.preemption.make_interruptible(self.reward)
+        names, weights = list(self.team.names), reward_weights(self.config)
+        rewards, failure = call_reward(reward, episodes, names, self.config.reward)
         return HeldOutEpisodes(
             batch=batch,
             episodes=episodes,
             rollouts=self._build_rollouts(episodes),
-            raw_scores=compute_raw_scores(
-                reward, episodes, reward_weights(self.config), self.team.names, self.config.reward
-            ),
+            raw_scores=combine_raw_scores(rewards, failure, episodes, weights, names, self.config.reward),
             credit_baselines=self._credit_baselines(0, batch, draws, episodes, Stopwatch()),
         )
 

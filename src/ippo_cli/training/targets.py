@@ -79,12 +79,11 @@ class Algorithm:
         """
         targets: dict[str, Targets] = {}
         kl_coef: dict[str, float] = {}
-        own = {name: self._has_turn_actions(experience.rollouts[name]) for name in agents}
-        by_turn = {agent.value_name for name, agent in agents.items() if own[name]}
+        by_turn = self.agents_with_turn_actions(agents, experience.rollouts)
         for name, agent in agents.items():
             targets[name], kl_coef[name] = self._compute_agent_targets(
                 agent,
-                agent.value_name in by_turn,
+                name in by_turn,
                 experience.batch,
                 experience.rollouts[name],
                 experience.scores[name],
@@ -94,6 +93,11 @@ class Algorithm:
             if after_agent is not None:
                 after_agent()
         return targets, kl_coef
+
+    def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
+        """The agents with turns as actions; others act by token. Collective."""
+        by_turn = {agent.value_name for name, agent in agents.items() if self._has_turn_actions(rollouts[name])}
+        return {name for name, agent in agents.items() if agent.value_name in by_turn}
 
     def _compute_agent_targets(
         self,

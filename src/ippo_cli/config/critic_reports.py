@@ -1,0 +1,148 @@
+"""Settings and rules of `ippo-eval critic=true`, which compares a critic's values with reference values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from ippo_cli.config.errors import ConfigError, combine_errors
+from ippo_cli.config.rewards import needs_whole_batch
+from ippo_cli.config.schema import (
+    Config,
+    ConversationConfig,
+    Credit,
+    CreditAssignment,
+    CriticKind,
+    MixRewardConfig,
+    Processor,
+    ServerActorConfig,
+    TurnValue,
+)
+from ippo_cli.config.text import join_names
+
+KEY = "critic=true"
+
+
+class ValueReference(str, Enum):
+    monte_carlo = "monte_carlo"
+    exact = "exact"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CriticReportSettings:
+    """What a report compares, and its cost."""
+
+    reference: ValueReference = ValueReference.monte_carlo
+    states: int = 256  # of each agent, at most
+    responses: int = 4  # sampled per prompt: states of different responses to a prompt are compared
+    continuations: int = 16  # of each state; with exact references, episodes of each state at most
+
+
+DEFAULT_EXACT_EPISODES = 4096
+"""Episodes that an exact reference enumerates, if `critic_continuations` is not set."""
+SETTING_KEYS = ("critic_reference", "critic_states", "critic_responses", "critic_continuations")
+MINIMA = {"critic_states": 2, "critic_responses": 1, "critic_continuations": 2}
+
+
+def parse_report_settings(own: Mapping[str, str]) -> CriticReportSettings:
+    """The settings of the command's keys. Raises `ConfigError`."""
+    reference = own.get("critic_reference", ValueReference.monte_carlo.value)
+    kinds = [kind.value for kind in ValueReference]
+    if reference not in kinds:
+        raise ConfigError(f"critic_reference={reference}", "is unknown", f"use {' or '.join(kinds)}")
+    numbers: dict[str, int] = {}
+    for key, least in MINIMA.items():
+        if (text := own.get(key)) is None:
+            continue
+        if not text.isdecimal() or int(text) < least:
+            raise ConfigError(f"{key}={text}", f"is not an integer of at least {least}", f"use {key}={max(least, 16)}")
+        numbers[key.removeprefix("critic_")] = int(text)
+    if reference == ValueReference.exact.value:
+        numbers.setdefault("continuations", DEFAULT_EXACT_EPISODES)
+    return CriticReportSettings(reference=ValueReference(reference), **numbers)
+
+
+def agents_with_values(config: Config) -> list[str]:
+    """The trained agents with a critic."""
+    agents = config.task.agents.items()
+    return [name for name, agent in agents if not agent.frozen and agent.critic.kind is not CriticKind.none]
+
+
+def check_critic_report(config: Config, settings: CriticReportSettings) -> None:
+    """Raise `ConfigError` with every reason why the values of this run cannot be compared."""
+    if errors := [*_check_values(config), *_check_scores(config), *_check_exact(config, settings)]:
+        raise combine_errors(errors)
+
+
+def _check_values(config: Config) -> Iterator[ConfigError]:
+    algorithm = config.algorithm
+    if not agents_with_values(config):
+        yield ConfigError(
+            KEY, f"compares values of a critic, and no agent has one (critic={config.critic.kind.value})", "remove it"
+        )
+    pooled = algorithm.turn_value not in (None, TurnValue.first) and algorithm.credit is not Credit.token
+    if pooled and algorithm.turn_value is not None:
+        yield ConfigError(
+            KEY,
+            f"compares values of states before a turn, and with algorithm.turn_value={algorithm.turn_value.value} the "
+            "value of a turn depends on its tokens",
+            "evaluate a run with algorithm.turn_value=first",
+        )
+
+
+def _check_scores(config: Config) -> Iterator[ConfigError]:
+    """Scores of continuations must be those that the critic learned from."""
+    reward = config.reward
+    moving = {Processor.zscore.value, Processor.running_zscore.value} & set(reward.processor)
+    if moving:
+        yield ConfigError(
+            KEY,
+            f"compares values with scores, and reward.processor=[{','.join(reward.processor)}] standardises the scores "
+            "that the critic learns by moments that change from buffer to buffer",
+            f"evaluate a run without {join_names(sorted(moving))}",
+        )
+    if needs_whole_batch(reward) or (isinstance(reward, MixRewardConfig) and reward.normalize):
+        key = "normalize" if isinstance(reward, MixRewardConfig) and reward.normalize else "whole_batch"
+        yield ConfigError(
+            KEY,
+            f"scores continuations, and reward.{key}=true compares the responses of a buffer with each other",
+            "evaluate a run without it",
+        )
+    if reward.credit_assignment is not CreditAssignment.none:
+        yield ConfigError(
+            KEY,
+            f"compares values with scores, and reward.credit_assignment={reward.credit_assignment.value} subtracts a "
+            "baseline from the scores that the critic learns",
+            "evaluate a run with reward.credit_assignment=none",
+        )
+
+
+def _check_exact(config: Config, settings: CriticReportSettings) -> Iterator[ConfigError]:
+    """Responses of one step can be enumerated; later steps depend on an environment."""
+    if settings.reference is not ValueReference.exact:
+        return
+    key, task = "critic_reference=exact", config.task
+    is_one_step = False
+    if isinstance(task, ConversationConfig):
+        is_one_step = task.num_turns == 1 and (task.protocol == "parallel" or len(task.agents) == 1)
+    if not is_one_step or any(agent.tools is not None for agent in task.agents.values()):
+        yield ConfigError(
+            key,
+            "enumerates the responses of one step, and an episode of this task may have several",
+            "use critic_reference=monte_carlo",
+        )
+    for name, agent in task.agents.items():
+        sampling = agent.rollout
+        if sampling.stop_strings or sampling.repetition_penalty != 1.0:
+            yield ConfigError(
+                key,
+                f"does not support rollout.stop_strings and rollout.repetition_penalty, which {name} uses",
+                "use critic_reference=monte_carlo",
+            )
+        if isinstance(agent.actor, ServerActorConfig):
+            yield ConfigError(
+                key,
+                f"computes probabilities of all responses, and the model of {name} is at a server",
+                "use critic_reference=monte_carlo",
+            )
