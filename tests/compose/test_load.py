@@ -87,6 +87,7 @@ def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pyt
     serves_evaluation_only = choice == "rollout=openai_server"
     more = ["rollout.server.url=[http://127.0.0.1:8000]"] if serves_evaluation_only else []
     more += ["task.program=play.py:play"] if choice == "task=program" else []
+    more += ["actor.reference=owner/teacher"] if choice == "algorithm=distill" else []
     made = config([choice, "mode=plan", *more])  # mode=plan needs no local models
     check_config(made, world_size=1, training=not serves_evaluation_only)
     group, _, option = choice.partition("=")
@@ -162,6 +163,7 @@ def test_yaml_keys_are_schema_keys(choice: str) -> None:
 
 def test_base_values_are_schema_keys() -> None:
     known = {name.partition(".")[2] for _, name, _ in LEAVES}
+    known |= {name.rpartition(".")[2] for _, name, _ in LEAVES if name.startswith("task.curriculum.")}
     for file in config_dir().glob("base/*.yaml"):
         given = {name for name, _ in iter_leaves(OmegaConf.to_container(OmegaConf.load(file)))}
         of_groups = {name for _, name, _ in LEAVES} if "@package _global_" in file.read_text() else set()

@@ -150,12 +150,6 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "algorithm.objective=clip has no effect: advantage=none",
     ),
     (("mode=critic", "algorithm=grpo"), {}, 1, "critic=none has no values to fit"),
-    (
-        ("mode=critic",),
-        {"task.agents.low.critic.kind": schema.CriticKind.none},
-        1,
-        "task.agents.low.critic=none has no values to fit",
-    ),
     (("mode=critic",), {"evaluation.sampled": False, "task.primary_metric": "greedy/score"}, 1, "evaluation.sampled=f"),
     (
         (GRPO,),
@@ -965,7 +959,10 @@ def test_epochs_round_up_to_iterations(epochs: float, rows: int, iterations: int
 
 
 # Keys of `algorithm` without effect: choices, key, value, reason.
+DISTILL = ("algorithm=distill", "actor.reference=owner/teacher")
 IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
+    (DISTILL, "advantage_normalization", True, "advantage=none has no advantages"),
+    ((*DISTILL, "algorithm.kl.allow_both=true"), "kl.reward.coef", 0.1, "advantage=none has no advantages"),
     ((GRPO,), "credit", "turn", "advantage=group gives one advantage per response"),
     ((GRPO,), "gamma", 0.9, "advantage=group gives one advantage"),
     ((GRPO,), "gae_lambda", 0.9, "has no values"),
@@ -1068,7 +1065,7 @@ def test_required_algorithm_keys(choices: tuple[str, ...], key: str, config: Mak
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml")))
 def test_algorithm_presets_pass_the_checks(name: str, config: Make) -> None:
-    made = config((f"algorithm={name}",))
+    made = config((f"algorithm={name}", *(["actor.reference=owner/teacher"] if name == "distill" else [])))
     check_config(made, 2)
     assert made.rollout.buffer_size == 512
     assert (made.critic.kind.value == "none") != made.algorithm.advantage.needs_critic

@@ -46,7 +46,15 @@ def test_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
         (["rollout.temperature=2.5"], r"temperature=2.5 is more than vLLM allows"),
         (["rollout.min_new_tokens=2", "rollout.stop_strings=[x]"], r"min_new_tokens=2 delays stop strings"),
         (["rollout.recompute_logprobs=false", "rollout.top_k=3"], r"recompute_logprobs=false leaves low without"),
-        (["rollout.recompute_logprobs=false"], r"max_sampler_gap=0.5 needs the trainer's"),
+        (["rollout.recompute_logprobs=false"], r"behavior_correction.level=token has no effect"),
+        (
+            [
+                "rollout.recompute_logprobs=false",
+                "algorithm.behavior_correction.level=none",
+                "rollout.max_sampler_gap=0.5",
+            ],
+            r"max_sampler_gap=0.5 needs the trainer's",
+        ),
         (["rollout.zero3_gather=layer", "deepspeed=zero3"], r"zero3_gather=layer has no effect with rollout=vllm"),
         (["rollout.vllm.url=[http://localhost:8000]"], r"rollout.vllm.url names servers"),
         (["rollout.vllm.ranks_per_server=2"], r"ranks_per_server=2 has an effect on servers"),

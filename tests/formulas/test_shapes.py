@@ -14,6 +14,7 @@ from ippo_cli import formulas
 X, MASK, TURN = torch.ones(2, 3), torch.ones(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long)
 WIDE, ROWS, LABELS = torch.ones(2, 4), torch.ones(2), torch.zeros(2, dtype=torch.long)
 HEAD = nn.Linear(5, 7)
+BINS = formulas.ValueBins(3, 0.0, 1.0)
 CLIP = {"clip_range_low": 0.2, "clip_range_high": 0.2}
 GAE = {"gamma": 1.0, "gae_lambda": 1.0}
 CHUNKS = {"temperature": 1.0, "chunk_tokens": 4}
@@ -44,6 +45,12 @@ WRONG: dict[str, Callable[[], object]] = {
     "step_logratio": lambda: formulas.step_logratio(X, WIDE, MASK, TURN, steps=1, pooling="sum"),
     "sequential_factor": lambda: formulas.sequential_factor(ROWS, MASK, TURN, cap=2.0),
     "bradley_terry": lambda: formulas.bradley_terry(X),
+    "ValueBins": lambda: formulas.ValueBins("3", 0.0, 1.0),  # type: ignore[arg-type]
+    "bin_probabilities": lambda: formulas.bin_probabilities(TURN, BINS),
+    "hl_gauss_loss": lambda: formulas.hl_gauss_loss(TURN, X, BINS),
+    "expected_values": lambda: formulas.expected_values(TURN, BINS),
+    "disagreement_limits": lambda: formulas.disagreement_limits([1.0], 0.2, 0.2),  # type: ignore[arg-type]
+    "rescale_output": lambda: formulas.rescale_output(X, 1.0, (0.0, 1.0), (0.0, 1.0)),  # type: ignore[arg-type]
     "value_loss": lambda: formulas.value_loss(X, X, ROWS[:, None]),
     "kl_estimate": lambda: formulas.kl_estimate(X, WIDE, estimator="k1"),
     "full_kl": lambda: formulas.full_kl(torch.ones(2, 5), HEAD, torch.ones(3, 5), HEAD, **CHUNKS),

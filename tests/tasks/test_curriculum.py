@@ -122,7 +122,7 @@ def test_inactive_without_band_and_levels() -> None:
 def test_metrics() -> None:
     curriculum = Curriculum(build_settings(level_field="level", levels=LEVELS, outside_weight=0.0), ROWS, seed=3)
     curriculum.record([0, 1, 2, 3], [0.0, 0.5, 1.0, 0.9])
-    assert curriculum.metrics(num_skipped=1, num_drawn=3) == {
+    assert curriculum.metrics(num_skipped=1, num_visited=3) == {
         "curriculum/success_rate": pytest.approx(0.6),
         "curriculum/seen_fraction": 0.1,
         "curriculum/too_hard_fraction": 0.25,

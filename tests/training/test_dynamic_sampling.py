@@ -24,7 +24,7 @@ from small import (
 from ippo_cli.config.errors import Preempted, RewardError
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.runs.checkpoint_files import MANIFEST, newest_intact_checkpoint
-from ippo_cli.training.dynamic_sampling import DrawnGroups, GroupScores, drawn_group_metrics
+from ippo_cli.training.dynamic_sampling import CandidateGroups, GroupScores, candidate_metrics
 from ippo_cli.training.process import run_training
 from ippo_cli.types import Experience
 
@@ -134,9 +134,9 @@ def test_places_keep_their_groups_when_no_round_is_left(tmp_path: Path) -> None:
     assert positions(collected.experience) == list(range(PROMPTS))
     assert found[2] == found[0]
     assert collected.end == 3 * PROMPTS
-    assert collected.drawn is not None
-    assert collected.drawn.positions == list(range(3 * PROMPTS))
-    assert collected.drawn.rounds == 2
+    assert collected.candidates is not None
+    assert collected.candidates.positions == list(range(3 * PROMPTS))
+    assert collected.candidates.rounds == 2
 
 
 def test_next_iteration_starts_after_the_drawn_prompts(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_metrics_describe_the_drawn_groups(tmp_path: Path) -> None:
         clock = Stopwatch()
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, clock)
         experience, _ = trainer.step()
-        row, drawn = trainer.state.progress.row, collected.drawn
+        row, drawn = trainer.state.progress.row, collected.candidates
         assert row is not None
         assert drawn is not None
         scores = drawn.scores.scores
@@ -180,8 +180,10 @@ def test_fractions_of_all_right_and_all_wrong_groups_need_scores_of_0_and_1(
 ) -> None:
     low, high = scores
     groups = torch.tensor([[low, low], [high, high], [low, high], [high, low]], dtype=torch.float64)[:, :, None]
-    drawn = DrawnGroups(positions=[0, 1, 2, 3], scores=GroupScores(scores=groups), rounds=0, tokens=0.0, failure=None)
-    row = drawn_group_metrics(drawn, ["solo"], 4)
+    drawn = CandidateGroups(
+        positions=[0, 1, 2, 3], scores=GroupScores(scores=groups), rounds=0, tokens=0.0, failure=None
+    )
+    row = candidate_metrics(drawn, ["solo"], 4)
     for name, expected in (("right", right), ("wrong", wrong)):
         value = row[f"refill/all_{name}_fraction"]
         assert value == expected if expected is not None else math.isnan(value)
@@ -207,8 +209,8 @@ def test_failed_rows_of_all_rounds_count_for_the_budget(tmp_path: Path) -> None:
     keys = overrides(tmp_path, name="failing")
     with a_trainer(tmp_path, *keys, "reward.failure_budget=0.9") as trainer:
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
-        assert collected.drawn is not None
-        scores = collected.drawn.scores.scores
+        assert collected.candidates is not None
+        scores = collected.candidates.scores.scores
         failed, rows_drawn = int(scores[:, :, 0].isnan().sum()), scores.shape[0] * SIZE
         assert collected.failure is not None
         assert collected.failure.startswith(f"{failed} of {rows_drawn} rows have no reward")
@@ -275,8 +277,8 @@ def test_episodes_with_turns_are_replaced_whole(tmp_path: Path) -> None:
     with a_trainer(tmp_path, *keys) as trainer:
         collected = trainer.collector.collect_iteration(0, trainer.state.moments, Stopwatch())
         experience = collected.experience
-        assert collected.drawn is not None
-        assert collected.drawn.rounds > 0
+        assert collected.candidates is not None
+        assert collected.candidates.rounds > 0
         assert set(positions(experience)) != set(range(PROMPTS))
         (name,) = experience.scores
         assert max(len(episode.turns) for episode in experience.episodes) > 1

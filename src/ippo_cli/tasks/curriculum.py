@@ -61,18 +61,18 @@ class Curriculum:
 
     def record(self, rows: Sequence[int], rates: Sequence[float]) -> None:
         """Add visits, in the order of their prompts, and unlock levels. Unknown rates (NaN) are ignored."""
-        kept = self._settings.smoothing
+        decay = self._settings.smoothing
         for row, rate in zip(rows, rates, strict=True):
             if not math.isnan(rate):
-                self.rates[row] = kept * self.rates[row] + (1 - kept) * rate if row in self.rates else rate
+                self.rates[row] = decay * self.rates[row] + (1 - decay) * rate if row in self.rates else rate
         while self._settings.level_field is not None and self.unlocked < len(self._settings.levels):
             own = [rate for row, rate in self.rates.items() if self._level(row) == self.unlocked - 1]
             if not own or sum(own) / len(own) < self._settings.unlock_rate:
                 break
             self.unlocked += 1
 
-    def metrics(self, num_skipped: int, num_drawn: int) -> dict[str, float]:
-        """Metrics of the rates; `num_skipped` and `num_drawn`: prompts of this iteration."""
+    def metrics(self, num_skipped: int, num_visited: int) -> dict[str, float]:
+        """Metrics of the rates; `num_skipped` and `num_visited`: prompts of this iteration."""
         places = [self._place(rate) for rate in self.rates.values()]
         seen, outside = len(places), sum(place != 0 for place in places)
         total = len(self._examples) - outside + outside * self._settings.outside_weight
@@ -83,7 +83,7 @@ class Curriculum:
             "curriculum/too_hard_fraction": places.count(-1) / seen if seen else math.nan,
             "curriculum/too_easy_fraction": places.count(1) / seen if seen else math.nan,
             "curriculum/effective_prompts": total**2 / squares if squares else 0.0,
-            "curriculum/skipped_fraction": num_skipped / (num_skipped + num_drawn),
+            "curriculum/skipped_fraction": num_skipped / (num_skipped + num_visited),
         } | ({} if self._settings.level_field is None else {"curriculum/levels": float(self.unlocked)})
 
     def state_dict(self) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class GroupScores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DrawnGroups:
+class CandidateGroups:
     """All groups that an iteration has drawn, replaced ones included; the same on all ranks."""
 
     positions: list[int]  # of their prompts in the schedule
@@ -65,7 +65,7 @@ class RefilledBuffer:
 
     positions: list[int]  # of all ranks' prompts in the schedule
     rewarded: RewardedEpisodes  # of this rank's rows
-    drawn: DrawnGroups
+    candidates: CandidateGroups
     end: int  # the position in the schedule after the last drawn prompt
 
 
@@ -108,18 +108,18 @@ def refill_buffer(
     def check_failures() -> str | None:
         return check_failure_budget(torch.cat(failed), failures[0] if failures else None, settings)
 
-    drawn, done = list(positions), 0
+    candidates, done = list(positions), 0
     places = [place for place, has_signal in enumerate(measure(first)) if not has_signal]
     failure = check_failures()
     while places and done < rounds:
         done += 1
         more, end = schedule.select(end, len(places))
-        rewarded = draw(more, len(drawn) * size)
-        is_kept = measure(rewarded)
+        rewarded = draw(more, len(candidates) * size)
+        has_signal = measure(rewarded)
         failure = check_failures()
-        buffer.replace_groups(places, more, rewarded, is_kept)
-        places = [place for place, kept in zip(places, is_kept, strict=True) if not kept]
-        drawn += more
+        buffer.replace_groups(places, more, rewarded, has_signal)
+        places = [place for place, found in zip(places, has_signal, strict=True) if not found]
+        candidates += more
     return RefilledBuffer(
         positions=buffer.positions,
         rewarded=RewardedEpisodes(
@@ -127,8 +127,8 @@ def refill_buffer(
             rewards=buffer.merge_rewards(all_agents) if done else first.rewards,
             failure=failures[0] if failures else None,
         ),
-        drawn=DrawnGroups(
-            positions=drawn,
+        candidates=CandidateGroups(
+            positions=candidates,
             scores=GroupScores(scores=torch.cat([part.scores for part in found])),
             rounds=done,
             tokens=tokens,
@@ -153,9 +153,9 @@ def gather_group_scores(
     return GroupScores(scores=rows.reshape(-1, num_generations, len(agents)))
 
 
-def drawn_group_metrics(drawn: DrawnGroups, agents: Sequence[str], num_prompts: int) -> dict[str, float]:
+def candidate_metrics(candidates: CandidateGroups, agents: Sequence[str], num_prompts: int) -> dict[str, float]:
     """Metrics of dynamic sampling; `num_prompts`: of the buffer."""
-    scores, uniform = drawn.scores.scores, ~drawn.scores.has_signal
+    scores, uniform = candidates.scores.scores, ~candidates.scores.has_signal
     known = ~scores.isnan()
     is_binary = bool(((scores == 0) | (scores == 1) | ~known).all())
 
@@ -164,9 +164,9 @@ def drawn_group_metrics(drawn: DrawnGroups, agents: Sequence[str], num_prompts: 
         return float(groups.double().mean()) if is_binary else math.nan
 
     return {
-        "refill/rounds": float(drawn.rounds),
-        "refill/prompts": float(len(drawn.positions)),
-        "refill/responses_per_row": len(drawn.positions) / num_prompts,
+        "refill/rounds": float(candidates.rounds),
+        "refill/prompts": float(len(candidates.positions)),
+        "refill/responses_per_row": len(candidates.positions) / num_prompts,
         "refill/uniform_fraction": float(uniform.double().mean()),
         "refill/all_right_fraction": fraction_all(1.0),
         "refill/all_wrong_fraction": fraction_all(0.0),
@@ -211,7 +211,7 @@ class _GroupBuffer:
         )
 
     def replace_groups(
-        self, places: Sequence[int], positions: Sequence[int], drawn: RewardedEpisodes, is_kept: Sequence[bool]
+        self, places: Sequence[int], positions: Sequence[int], rewarded: RewardedEpisodes, has_signal: Sequence[bool]
     ) -> None:
         """Replace the groups at `places` by those of the prompts at `positions` that are kept.
 
@@ -222,15 +222,15 @@ class _GroupBuffer:
         moves: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]  # by rank: row here, row of the buffer
         for here, row in enumerate(rank_range(len(places) * size, rank, ranks)):
             group, generation = divmod(row, size)
-            if is_kept[group]:
+            if has_signal[group]:
                 target = places[group] * size + generation
                 moves[rank_of_row(target, total, ranks)].append((here, target))
-        for place, position, keep in zip(places, positions, is_kept, strict=True):
+        for place, position, keep in zip(places, positions, has_signal, strict=True):
             if keep:
                 self.positions[place] = position
-        self._part_names |= set(drawn.rewards.parts)
+        self._part_names |= set(rewarded.rewards.parts)
         for parcel in distributed.exchange_objects(
-            [_pack(drawn, move, stays=number == rank) for number, move in enumerate(moves)]
+            [_pack(rewarded, move, stays=number == rank) for number, move in enumerate(moves)]
         ):
             self._unpack(parcel, rank_range(total, rank, ranks).start)
 
@@ -254,12 +254,12 @@ class _GroupBuffer:
         return replace(merged, parts={name: merged.parts.get(name, missing) for name in sorted(self._part_names)})
 
 
-def _pack(drawn: RewardedEpisodes, moves: Sequence[tuple[int, int]], *, stays: bool) -> _Parcel:
+def _pack(rewarded: RewardedEpisodes, moves: Sequence[tuple[int, int]], *, stays: bool) -> _Parcel:
     here = [row for row, _ in moves]
     return _Parcel(
         rows=[row for _, row in moves],
-        episodes=[drawn.episodes[row] if stays else episode_to_json(drawn.episodes[row]) for row in here],
-        rewards=select_rows(drawn.rewards, here),
+        episodes=[rewarded.episodes[row] if stays else episode_to_json(rewarded.episodes[row]) for row in here],
+        rewards=select_rows(rewarded.rewards, here),
     )
 
 

@@ -34,7 +34,7 @@ from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.credit import CreditBaselines, compute_credit_baselines
-from ippo_cli.training.dynamic_sampling import DrawnGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
+from ippo_cli.training.dynamic_sampling import CandidateGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.sampler_gap import check_sampler_gap
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
@@ -51,7 +51,7 @@ class CollectResult:
     following: EpisodeCollection | None  # in progress: the next iteration's episodes
     start: int  # the position in the schedule of this iteration's first prompt
     end: int  # the position in the schedule after this iteration's prompts
-    drawn: DrawnGroups | None  # all groups, replaced ones included; None without refills and curriculum
+    candidates: CandidateGroups | None  # all groups, replaced ones included; None without refills and curriculum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,10 +110,10 @@ class ExperienceCollector:
             with clock("rollout"):  # same purpose, so environments use the same random numbers
                 greedy_episodes = self._play_iteration(iteration, batch, replace(draws, greedy=True))
         rewarded, following = self._collect_sampled(iteration, batch, draws, clock, started)
-        drawn = None
+        candidates = None
         if self.config.rollout.refill_rounds or self.schedule.curriculum is not None:
             refilled = self._refill(rewarded, positions, end, draws, clock)
-            rewarded, drawn, end = refilled.rewarded, refilled.drawn, refilled.end
+            rewarded, candidates, end = refilled.rewarded, refilled.candidates, refilled.end
             batch = self._batch_at(refilled.positions)
         episodes = rewarded.episodes
         with clock("rollout"):
@@ -147,12 +147,12 @@ class ExperienceCollector:
         return CollectResult(
             experience=experience,
             moments=scored.moments,
-            failure=drawn.failure if drawn is not None and drawn.rounds else scored.failure,
+            failure=candidates.failure if candidates is not None and candidates.rounds else scored.failure,
             environment_seconds=environment_seconds,
             following=following,
             start=start,
             end=end,
-            drawn=drawn,
+            candidates=candidates,
         )
 
     def collect_held_out(self, batch: Batch, draws: SamplingStream) -> HeldOutEpisodes:

@@ -31,7 +31,7 @@ from ippo_cli.runs.folder import resume_command
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.task import Task, agents_with_tools, max_turns_by_agent
 from ippo_cli.training.checkpoint import CheckpointManager, TrainingState
-from ippo_cli.training.dynamic_sampling import drawn_group_metrics
+from ippo_cli.training.dynamic_sampling import candidate_metrics
 from ippo_cli.training.evaluate import Evaluation, evaluate
 from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import CollectResult, ExperienceCollector
@@ -180,10 +180,10 @@ class Trainer:
         self.saving_seconds = 0.0
         algorithm.kl_coef, state.moments = kl_coef, collected.moments
         state.progress.iteration, state.progress.row, state.collection = iteration + 1, row, collected.following
-        if state.curriculum is not None and collected.drawn is not None:
-            schedule, drawn = self.collector.schedule, collected.drawn
-            rates = state.curriculum.success_rates(drawn.scores.joint.tolist())
-            state.curriculum.record([schedule.row_at(position) for position in drawn.positions], rates)
+        if state.curriculum is not None and collected.candidates is not None:
+            schedule, candidates = self.collector.schedule, collected.candidates
+            rates = state.curriculum.success_rates(candidates.scores.joint.tolist())
+            state.curriculum.record([schedule.row_at(position) for position in candidates.positions], rates)
         state.progress.extra_prompts = collected.end - planned(iteration + 1)
         self._set_resume_point()
         progress.record_iteration()
@@ -204,12 +204,12 @@ class Trainer:
         coefs = self.state.algorithm.active_kl_coefs(team)
         row = iteration_row(iteration + 1, team, experience, targets, coefs, stats, self.max_turns)
         row |= per_turn_metrics(team, experience, targets, turns)
-        drawn = collected.drawn
-        if drawn is not None and self.config.rollout.refill_rounds:
-            row |= drawn_group_metrics(drawn, list(team), self.plan.prompts_per_iteration)
-        if self.state.curriculum is not None and drawn is not None:
-            skipped = collected.end - collected.start - len(drawn.positions)
-            row |= self.state.curriculum.metrics(skipped, len(drawn.positions))
+        candidates = collected.candidates
+        if candidates is not None and self.config.rollout.refill_rounds:
+            row |= candidate_metrics(candidates, list(team), self.plan.prompts_per_iteration)
+        if self.state.curriculum is not None and candidates is not None:
+            skipped = collected.end - collected.start - len(candidates.positions)
+            row |= self.state.curriculum.metrics(skipped, len(candidates.positions))
         row |= tool_metrics(agents_with_tools(self.config.task), experience.episodes)
         started = self.state.collection
         row |= timing_metrics(
@@ -219,7 +219,7 @@ class Trainer:
             clock.seconds,
             self.saving_seconds,
             None if started is None else started.seconds,
-            None if drawn is None else drawn.tokens,
+            None if candidates is None else candidates.tokens,
         )
         if started is not None:
             row |= staleness_metrics(team.names, experience.episodes, started.iterations, iteration)

@@ -217,9 +217,8 @@ class AlgorithmConfig(StepsConfig):
     objective: Objective  # on_policy (no ratio) | clip (PPO) | mask (both sides of the range) | cispo (clipped weight)
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
-    advantage: (
-        Advantage  # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | function | none
-    )
+    advantage: Advantage
+    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | function | none (other terms only)
     advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
