@@ -331,12 +331,15 @@ class Trainer:
         return self.run.record_evaluation(iteration, metric, found.metrics)
 
     def _is_last(self, iteration: int) -> bool:
-        return iteration == self.plan.last_iteration or self._has_stopped_improving(iteration)
+        return iteration >= self.plan.last_iteration or self._has_stopped_improving(iteration)
 
     def _has_stopped_improving(self, iteration: int) -> bool:
-        """Whether `evaluation.patience` evaluations in a row up to this iteration have not been the best so far."""
+        """Whether `evaluation.patience` evaluations in a row up to this iteration have not been the best so far.
+
+        False if only some iterations are evaluated, when a run is verified.
+        """
         patience, every = self.config.evaluation.patience, self.config.evaluation.every
-        if patience is None or not every:
+        if patience is None or not every or self.evaluate_at is not None:
             return False
         best = self.run.state.evaluation["best"]["iteration"]
         return iteration // every - best // every >= patience
