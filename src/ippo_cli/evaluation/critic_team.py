@@ -26,9 +26,7 @@ def load_critic_team(
     saved = None if weights.name == INITIAL else folder / "checkpoints" / weights.name
     initial = {policy: _initial_model(folder, base) for policy, base in base_by_policy(config).items()}
     team = build_team(config, initial, device, saved, trains=False)
-    algorithm = Algorithm(
-        config=config.algorithm, num_generations=config.rollout.num_generations, seed=config.evaluation.seed
-    )
+    algorithm = Algorithm.from_config(config, config.evaluation.seed)
     if saved is not None:
         algorithm.kl_coef = dict(json.loads((saved / "state.json").read_text())["kl_coef"])
         for holder, agent in team.updated_references(int(weights.metadata["iteration"])).items():

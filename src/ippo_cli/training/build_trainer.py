@@ -193,12 +193,7 @@ def _build_state(context: RunContext, weights: dict[str, Path | str], checkpoint
     team = build_team(config, weights, context.device, saved)
     return TrainingState(
         team=team,
-        algorithm=Algorithm(
-            config=config.algorithm,
-            num_generations=config.rollout.num_generations,
-            token_limits={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
-            seed=config.seed,
-        ),
+        algorithm=Algorithm.from_config(config, config.seed),
         moments={name: ScoreMoments() for name in team.names},
         progress=TrainingProgress(),
         run=context.log.state,

@@ -18,7 +18,6 @@ from ippo_cli.tasks.task import Task
 from ippo_cli.training.checkpoint import TrainingState
 from ippo_cli.training.evaluate import Evaluation, evaluation_batch
 from ippo_cli.training.experience import ExperienceCollector, HeldOutEpisodes
-from ippo_cli.training.targets import Algorithm
 
 
 @dataclass(kw_only=True)
@@ -44,11 +43,10 @@ class CriticEvaluator:
             with seeded_generators(settings.seed):  # a resumed run collects again, and continues with its own numbers
                 self.held_out = self.collector.collect_held_out(batch, draws)
         experience = self.collector.score_held_out(self.held_out, state.moments)
-        algorithm = Algorithm(
+        algorithm = replace(
+            state.algorithm,
             config=use_monte_carlo_returns(self.config.algorithm),
             num_generations=settings.num_generations,
-            seed=self.config.seed,
-            kl_coef=dict(state.algorithm.kl_coef),
         )
         targets, _ = algorithm.compute_targets(state.team, experience)
         metrics: dict[str, float] = {}

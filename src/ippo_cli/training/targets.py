@@ -16,6 +16,7 @@ from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, substitu
 from ippo_cli.config.schema import (
     Advantage,
     AlgorithmConfig,
+    Config,
     Credit,
     KlRewardConfig,
     Reweight,
@@ -46,10 +47,18 @@ class Algorithm:
     config: AlgorithmConfig
     num_generations: int  # consecutive sample indices that are responses to one prompt
     seed: int  # of the rows that `reweight` draws
-    token_limits: Mapping[str, int] = field(
-        default_factory=dict
-    )  # by agent: of a response, for truncation=soft_penalty
+    token_limits: Mapping[str, int] = field(default_factory=dict)  # by agent: of a response; for soft_penalty
     kl_coef: dict[str, float] = field(default_factory=dict)  # adaptive coefficients of the reward's KL term, by agent
+
+    @classmethod
+    def from_config(cls, config: Config, seed: int) -> Algorithm:
+        """The algorithm of a run at its start."""
+        return cls(
+            config=config.algorithm,
+            num_generations=config.rollout.num_generations,
+            token_limits={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
+            seed=seed,
+        )
 
     @property
     def needs_greedy(self) -> bool:
