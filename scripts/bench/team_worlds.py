@@ -13,7 +13,14 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import product
 from typing import Any
 
-from ippo_cli.config.schema import AgentConfig, IllegalMove, ObservationForm, Opponent, PettingzooConfig
+from ippo_cli.config.schema import (
+    AgentConfig,
+    CurriculumConfig,
+    IllegalMove,
+    ObservationForm,
+    Opponent,
+    PettingzooConfig,
+)
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.environments.build import make_environment_factory
 
@@ -252,6 +259,16 @@ def _one_side(env_id: str) -> PettingzooConfig:
         kind="pettingzoo",
         agents={"side": AgentConfig(template="{observation}")},
         primary_metric="sampled/score",
+        curriculum=CurriculumConfig(
+            band_low=None,
+            band_high=None,
+            outside_weight=0.1,
+            success_score=1.0,
+            smoothing=0.5,
+            level_field=None,
+            levels=[],
+            unlock_rate=0.7,
+        ),
         train_size=1,
         eval_size=1,
         num_workers=1,

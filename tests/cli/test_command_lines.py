@@ -78,7 +78,7 @@ TRAIN = [
     (["rollout.top_k=1.5"], ["must be a whole number"]),
     (["deterministic=perhaps"], ["must be true or false"]),
     (["seed=null"], ["must not be null"]),
-    (["mode=plann"], ["use one of train plan"]),
+    (["mode=plann"], ["use one of train critic plan"]),
     (
         ["task=jsonl", "task.train=a.jsonl", "task.eval=b.jsonl"],
         ["answer=null leaves actor=tiny no reference answers", "vocabulary"],

@@ -6,7 +6,9 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
+from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import SeparateCriticConfig
 from ippo_cli.models.critic import make_value_model
 from ippo_cli.models.freezing import freeze_parameters, frozen_names
 from ippo_cli.models.load import backbone_of
@@ -21,6 +23,12 @@ LLAMA = LlamaConfig(
     num_attention_heads=2,
     num_key_value_heads=2,
 )
+
+
+def critic(pattern: str) -> SeparateCriticConfig:
+    found = load_config([f"critic.freeze=[{pattern}]"]).critic
+    assert isinstance(found, SeparateCriticConfig)
+    return found
 
 
 def test_patterns_select_names() -> None:
@@ -48,7 +56,7 @@ def test_frozen_parameters_have_no_gradient_and_no_optimizer_state() -> None:
     freeze_parameters(model, ["*attn*"])
     frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     assert frozen == {name for name, _ in model.named_parameters() if "self_attn" in name}
-    shape = critic_shape(empty_model(LLAMA), None, ["*attn*"])
+    shape = critic_shape(empty_model(LLAMA), critic("*attn*"))
     assert shape.frozen_parameters == 2 * 4 * 8 * 8
     assert shape.saved_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert shape.trained_parameters == sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -57,4 +65,4 @@ def test_frozen_parameters_have_no_gradient_and_no_optimizer_state() -> None:
 
 def test_shape_of_unknown_pattern_rejected() -> None:
     with pytest.raises(ConfigError, match=r"matches no parameter of the critic; names are as backbone\."):
-        critic_shape(empty_model(LLAMA), None, ["*self_attention*"])
+        critic_shape(empty_model(LLAMA), critic("*self_attention*"))

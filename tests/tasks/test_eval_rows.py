@@ -7,7 +7,9 @@ from ippo_cli.tasks.eval_rows import count_eval_episodes, generations_by_mode, s
 
 
 def settings(size: int | None = None, seed: int = 1234, n: int = 1, greedy: bool = True) -> EvaluationConfig:
-    return EvaluationConfig(every=0, size=size, seed=seed, sampled=True, num_generations=n, greedy=greedy)
+    return EvaluationConfig(
+        every=0, patience=None, size=size, seed=seed, sampled=True, num_generations=n, greedy=greedy
+    )
 
 
 def test_all_rows_are_selected_without_smaller_size() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import datasets
 import pyarrow.parquet
 import pytest
+from no_curriculum import NO_CURRICULUM
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError, PreflightError
@@ -48,6 +49,7 @@ def config(train: str | None, held_out: str | None, **changes: Any) -> JsonlConf
         protocol="parallel",
         num_turns=1,
         primary_metric="sampled/score",
+        curriculum=NO_CURRICULUM,
         train=train,
         train_split="train",
         eval=held_out,

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from no_curriculum import NO_CURRICULUM
 from spoken import spoken_once
 
 from ippo_cli.compose.load import load_config
@@ -22,6 +23,7 @@ LETTERS = LettersConfig(
     protocol="parallel",
     num_turns=1,
     primary_metric="sampled/score",
+    curriculum=NO_CURRICULUM,
     alphabet="abcdef",
     length=4,
     train_size=500,
@@ -33,6 +35,7 @@ GRID = GridConfig(
     protocol="parallel",
     num_turns=1,
     primary_metric="sampled/score",
+    curriculum=NO_CURRICULUM,
     size=4,
     train_size=192,
     eval_size=48,

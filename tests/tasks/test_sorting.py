@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from no_curriculum import NO_CURRICULUM
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import SortingConfig
@@ -17,6 +18,7 @@ def config(**changes: object) -> SortingConfig:
         protocol="parallel",
         num_turns=1,
         primary_metric="sampled/score",
+        curriculum=NO_CURRICULUM,
         **{**values, **changes},
     )  # type: ignore[arg-type]
 

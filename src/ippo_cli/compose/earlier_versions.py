@@ -26,8 +26,9 @@ def fill_missing_keys(plain: dict[str, Any], today: dict[str, Any]) -> dict[str,
         now = today["task"]["agents"].get(name, {})
         _fill_dataclass(schema.AgentPromptConfig, agent, _agent_defaults() | now)
         for group in PER_AGENT:
-            value = agent.setdefault(group, copy.deepcopy(now.get(group, {})))
-            _fill_group(group, value, now.get(group, {}), KEYS_PER_AGENT.get(group))
+            values = today[group] | now.get(group, {})  # an agent that the composition does not have gets the group's
+            value = agent.setdefault(group, copy.deepcopy(values))
+            _fill_group(group, value, values, KEYS_PER_AGENT.get(group))
     for name, part in (whole["reward"].get("parts") or {}).items():
         _fill_group("reward", part, (today["reward"].get("parts") or {}).get(name, {}))
     _fill_dataclass(schema.RunConfig, whole, today)

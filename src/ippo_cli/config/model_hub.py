@@ -11,7 +11,7 @@ from typing import Any
 from ippo_cli.config.errors import ConfigError, PreflightError
 from ippo_cli.config.references import is_hub_reference
 from ippo_cli.config.rewards import rewards_with_prefixes
-from ippo_cli.config.schema import Config, Hub, ModelRewardConfig, SeparateCriticConfig, ServerActorConfig
+from ippo_cli.config.schema import ActorConfig, Config, Hub, ModelRewardConfig, SeparateCriticConfig, ServerActorConfig
 from ippo_cli.config.served_agents import served_model_name
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf")
@@ -25,7 +25,7 @@ def find_model_keys(config: Config, *, agents: bool = True) -> Iterator[tuple[st
     for agent in config.task.agents.values() if agents else ():
         yield "actor.model", agent.actor, "model", "revision"
         yield "actor.tokenizer", agent.actor, "tokenizer", "tokenizer_revision"
-        if is_hub_reference(agent.actor.reference):
+        if isinstance(agent.actor, ActorConfig) and is_hub_reference(agent.actor.reference):
             yield "actor.reference", agent.actor, "reference", None
         if isinstance(agent.critic, SeparateCriticConfig):
             yield "critic.model", agent.critic, "model", "revision"
@@ -68,15 +68,17 @@ def download_models(config: Config, *, agents: bool = True) -> Config:
 
 def _download_references(config: Config) -> Config:
     """Return the configuration with references at Hugging Face replaced by folders of its cache."""
-    if not any(is_hub_reference(agent.actor.reference) for agent in config.task.agents.values()):
+    named = [key for key in find_model_keys(config) if key[0] == "actor.reference"]
+    if not named:
         return config
     from huggingface_hub import snapshot_download
 
     config = copy.deepcopy(config)
-    for agent in config.task.agents.values():
-        if is_hub_reference(name := agent.actor.reference):
+    for setting, actor, _, _ in find_model_keys(config):
+        if setting == "actor.reference":
+            name = actor.reference
             try:
-                agent.actor.reference = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model"])
+                actor.reference = snapshot_download(name, allow_patterns=["*.json", "*.safetensors", "*.model"])
             except Exception as error:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise PreflightError(f"actor.reference={name}: the model cannot be downloaded ({reason})") from error

@@ -114,9 +114,6 @@ def merge_rewards(
     if len(parts) == 1 and parts[0][0] == list(range(len(episodes))):
         return parts[0][1]
 
-    # A part without any result has NaN for kinds of numbers that the reward may not have.
-    parts = [(rows, reward) for rows, reward in parts if reward.valid is None or any(reward.valid)]
-
     def merge_numbers(pick: Callable[[Reward], Numbers | None]) -> list[float]:
         numbers = [math.nan] * len(episodes)
         for part, reward in parts:
@@ -135,7 +132,9 @@ def merge_rewards(
     for part, reward in parts:
         for row, usable in zip(part, [True] * len(part) if reward.valid is None else reward.valid, strict=True):
             valid[row] = usable
-    answers = [reward for _, reward in parts]
+    # A part without any result has NaN for kinds of numbers that the reward may not have.
+    answers = [reward for _, reward in parts if reward.valid is None or any(reward.valid)]
+    answers = answers or [reward for _, reward in parts]
     names = sorted({name for reward in answers for name in reward.parts})
     components = list(dict.fromkeys(name for reward in answers for name in reward.components))
     steps = [num_steps(episode) for episode in episodes]

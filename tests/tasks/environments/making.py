@@ -6,6 +6,8 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
+from no_curriculum import NO_CURRICULUM
+
 from ippo_cli.config.schema import (
     AgentConfig,
     EnvironmentTaskConfig,
@@ -32,6 +34,7 @@ def common(kind: str, agents: str, **values: Any) -> dict[str, Any]:
         "kind": kind,
         "agents": named,
         "primary_metric": "sampled/score",
+        "curriculum": NO_CURRICULUM,
         "train_size": 1000,
         "eval_size": 10,
         "num_workers": 1,

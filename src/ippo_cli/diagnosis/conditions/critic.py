@@ -45,7 +45,7 @@ def find_far_values(observations: Observations) -> Outcome:
         agents=tuple(names),
         text=f"values of {join_names(names)} are off by {max(errors.values()):.2g} but change by at "
         f"most algorithm.value_clip_range={clip_range:g} per buffer",
-        advice="normalise returns (critic.popart_beta), scale rewards (reward.processor) or increase it",
+        advice="use critic.popart_beta, or increase it",
         evidence=tuple(metric_evidence(rows, f"{name}/value/loss") for name in names),
         overrides=("critic.popart_beta=0.9", "reward.processor=[running_zscore]", "algorithm.value_clip_range=null"),
         certainty=Certainty.certain,
