@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.util
 import json
 import os
@@ -143,13 +144,22 @@ def overrides_of(agents: list[str], *others: str) -> list[str]:
     ]
 
 
+def find_spawners() -> list[psutil.Process]:
+    """The running processes of this one that start programs."""
+    children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if "spawner" in " ".join(child.cmdline())]
+
+
 def play_episodes(root: Path, overrides: list[str]) -> list[Episode]:
     """The episodes of the first iteration; no process and no file of them is left."""
     folders = Path(os.environ["HOME"], ".cache", "verifiers", "runtimes", "subprocess")
+    gc.collect()  # a spawner ends with its last environment
+    psutil.wait_procs(find_spawners(), timeout=10)
+    assert find_spawners() == []
     with a_trainer(root, *overrides) as trainer:
         others = set(folders.iterdir())  # of the trial before training, which ends an episode early
         episodes = trainer.collector.play_episodes(trainer.collector._batch(0), trainer.collector._draws(0))
-        (spawner,) = [child for child in psutil.Process().children() if "spawner" in " ".join(child.cmdline())]
+        (spawner,) = find_spawners()
         psutil.wait_procs(spawner.children(recursive=True), timeout=10)
         assert spawner.children(recursive=True) == []
     assert set(folders.iterdir()) == others
