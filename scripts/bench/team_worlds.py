@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import product
 from typing import Any
 
+import yaml
+
+from ippo_cli.compose.load import config_dir
 from ippo_cli.config.schema import (
     AgentConfig,
     CurriculumConfig,
@@ -24,6 +27,7 @@ from ippo_cli.config.schema import (
 from ippo_cli.tasks.environment import Action
 from ippo_cli.tasks.environments.build import make_environment_factory
 
+NO_CURRICULUM = CurriculumConfig(**yaml.safe_load((config_dir() / "base" / "curriculum.yaml").read_text()))
 AGENTS = ("first", "second")
 LETTERS = "abc"  # the letters to copy
 SIGNS = "abcd"  # both agents should choose the same one
@@ -259,16 +263,7 @@ def _one_side(env_id: str) -> PettingzooConfig:
         kind="pettingzoo",
         agents={"side": AgentConfig(template="{observation}")},
         primary_metric="sampled/score",
-        curriculum=CurriculumConfig(
-            band_low=None,
-            band_high=None,
-            outside_weight=0.1,
-            success_score=1.0,
-            smoothing=0.5,
-            level_field=None,
-            levels=[],
-            unlock_rate=0.7,
-        ),
+        curriculum=NO_CURRICULUM,
         train_size=1,
         eval_size=1,
         num_workers=1,

@@ -151,7 +151,7 @@ def _assign_agents(agents: list[str]) -> vf.EnvConfig:
 
 
 def _assign_agent(role: vf.AgentConfig, model: str) -> vf.AgentConfig:
-    """A role played by an agent. Without a harness of its own it has no tools on this machine: it chats."""
+    """A role played by an agent. Without a harness in its configuration it has no tools on this machine: it chats."""
     update: dict[str, Any] = {"model": model}
     harness = role.harness or default_agent_harness(CONFIG.taskset.id)
     if harness.id == "null" or (role.harness is None and harness.id == "bash"):

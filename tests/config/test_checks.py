@@ -15,7 +15,18 @@ from typing import Annotated, Any, get_args, get_type_hints
 import pytest
 
 from ippo_cli.compose.load import build_config, config_dir
-from ippo_cli.config import agent_checks, applicability, checks, critics, data, reward_models, rewards, schema
+from ippo_cli.config import (
+    agent_checks,
+    applicability,
+    checks,
+    critic_fitting,
+    critics,
+    data,
+    evaluation_checks,
+    reward_models,
+    rewards,
+    schema,
+)
 from ippo_cli.config.batch_sizes import compute_batch_sizes
 from ippo_cli.config.checks import check_config, constrained_leaves
 from ippo_cli.config.constraints import OneOf, PositiveInt, Range, constraints
@@ -709,7 +720,17 @@ def test_broken_rules(case: int, config: Make) -> None:
 def test_all_rules_have_a_case(config: Make, plain: Make) -> None:
     rules = {
         (Path(module.__file__), range(node.lineno, (node.end_lineno or node.lineno) + 1))
-        for module in (checks, agent_checks, applicability, critics, data, reward_models, rewards)
+        for module in (
+            checks,
+            agent_checks,
+            applicability,
+            critic_fitting,
+            critics,
+            data,
+            evaluation_checks,
+            reward_models,
+            rewards,
+        )
         for node in ast.walk(ast.parse(Path(module.__file__).read_text()))
         if isinstance(node, ast.Raise) and "ConfigError(" in ast.unparse(node)
     }

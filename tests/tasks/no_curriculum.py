@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
+import yaml
+
+from ippo_cli.compose.load import config_dir
 from ippo_cli.config.schema import CurriculumConfig
 
-NO_CURRICULUM = CurriculumConfig(
-    band_low=None,
-    band_high=None,
-    outside_weight=0.1,
-    success_score=1.0,
-    smoothing=0.5,
-    level_field=None,
-    levels=[],
-    unlock_rate=0.7,
-)
+NO_CURRICULUM = CurriculumConfig(**yaml.safe_load((config_dir() / "base" / "curriculum.yaml").read_text()))

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import CHAT_HELP
 from ippo_cli.compose.configured import (
@@ -19,7 +20,7 @@ from ippo_cli.compose.configured import (
 from ippo_cli.config.commands import parse_path
 from ippo_cli.runs.output import print_status
 
-COMMAND_KEYS = ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port")
+COMMAND_KEYS = OWN_KEYS["ippo-chat"]
 API_KEY_VARIABLE = "IPPO_API_KEY"
 MAX_PORT = 65535
 OVERRIDE_PREFIXES = (

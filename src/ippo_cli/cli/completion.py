@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.help import KEYS_FILE
 
 SCRIPT_FLAG, QUERY_FLAG = "--completion", "--complete"
@@ -20,30 +21,6 @@ FOLDER_PROGRAMS = ("ippo-sweep", "ippo-verify", "ippo-report", "ippo-runs", "ipp
 PROGRAMS = ("ippo-train", *RUN_KEY_PROGRAMS, *FOLDER_PROGRAMS)
 TRAIN_FLAGS = ("--cfg", "--completion", "--config-dir=", "--diff", "--explain", "--help", "--info", "--multirun")
 TRAIN_FLAGS += ("--new-task", "--version", "-m")
-OWN_KEYS = {
-    "ippo-eval": (
-        "run",
-        "model",
-        "checkpoint",
-        "crossplay",
-        "checkpoints",
-        "compare",
-        "compare_checkpoint",
-        "critic",
-        "critic_reference",
-        "critic_states",
-        "critic_responses",
-        "critic_continuations",
-        "format",
-    ),
-    "ippo-export": ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic"),
-    "ippo-chat": ("run", "model", "checkpoint", "agent", "greedy", "seed", "raw", "serve", "host", "port"),
-    "ippo-sweep": ("to",),
-    "ippo-verify": ("iterations", "count", "seed", "span", "to"),
-    "ippo-report": ("to", "title"),
-    "ippo-runs": ("state", "name", "seed", "sort", "json", "metrics", "confirm", "older_than_days"),
-    "ippo-doctor": ("output_dir", "network"),
-}
 OWN_FLAGS = {
     "ippo-train": TRAIN_FLAGS,
     "ippo-report": ("--csv", "--help", "--latex", "--markdown", "--png", "--version"),

@@ -9,6 +9,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EVAL_HELP
 from ippo_cli.compose.configured import (
@@ -29,22 +30,7 @@ if TYPE_CHECKING:
     from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 
 # Keys of this command; all other keys are overrides of the configuration.
-COMMAND_KEYS = (
-    "run",
-    "model",
-    "checkpoint",
-    "crossplay",
-    "checkpoints",
-    "compare",
-    "compare_checkpoint",
-    "critic",
-    "critic_reference",
-    "critic_states",
-    "critic_responses",
-    "critic_continuations",
-    "format",
-    "json",
-)
+COMMAND_KEYS = OWN_KEYS["ippo-eval"]
 FORMATS = ("table", "json", "csv", "markdown", "latex")
 CHECKPOINT_PATTERN = re.compile(r"latest|best|initial|\d+")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import EXPORT_HELP
 from ippo_cli.compose.configured import load_run_config, parse_bool_key, resolve_run, split_command_keys, split_names
@@ -12,7 +13,7 @@ from ippo_cli.config.commands import parse_path
 from ippo_cli.config.secrets import mask_secrets, redact_text
 from ippo_cli.runs.output import ignore_closed_output, print_status
 
-COMMAND_KEYS = ("run", "checkpoint", "to", "agent", "merged", "dtype", "critic")
+COMMAND_KEYS = OWN_KEYS["ippo-export"]
 
 
 def main() -> NoReturn:

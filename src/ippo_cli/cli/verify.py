@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
+from ippo_cli.cli.command_keys import OWN_KEYS
 from ippo_cli.cli.entry import run_command
 from ippo_cli.cli.help import VERIFY_HELP
 from ippo_cli.runs.output import ignore_closed_output, print_status
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     from ippo_cli.verification.verify import Selection
 
-KEYS = ("iterations", "count", "seed", "span", "to")
+KEYS = OWN_KEYS["ippo-verify"]
 
 
 def main() -> NoReturn:

@@ -20,6 +20,7 @@ from ippo_cli.config.curriculum import check_curriculum
 from ippo_cli.config.data import check_data
 from ippo_cli.config.dynamic_sampling import check_refill
 from ippo_cli.config.errors import Check, ConfigError, collect_errors, combine_errors
+from ippo_cli.config.evaluation_checks import check_patience, check_primary_metric
 from ippo_cli.config.faults import parse_fault
 from ippo_cli.config.hardware import check_plan
 from ippo_cli.config.learning_order import check_learning_order
@@ -184,28 +185,6 @@ def _check_agents(config: Config) -> None:
         raise ConfigError("task.agents={}", "has no agents", "name at least one agent in the task file")
 
 
-def _check_primary_metric(config: Config) -> None:
-    mode, _, metric = config.task.primary_metric.partition("/")
-    if mode not in ("sampled", "greedy") or not metric:
-        raise ConfigError(
-            f"task.primary_metric={config.task.primary_metric}",
-            "is not an evaluation metric",
-            "use sampled/METRIC or greedy/METRIC, such as sampled/score",
-        )
-    if mode == "greedy" and not config.evaluation.greedy:
-        raise ConfigError(
-            f"task.primary_metric={config.task.primary_metric}",
-            "needs the greedy evaluation",
-            "set evaluation.greedy=true, or a primary_metric that starts with sampled/",
-        )
-    if mode == "sampled" and not config.evaluation.sampled:
-        raise ConfigError(
-            f"task.primary_metric={config.task.primary_metric}",
-            "needs the sampled evaluation",
-            f"set evaluation.sampled=true, or task.primary_metric=greedy/{metric}",
-        )
-
-
 RUN_RULES = (
     _check_resume,
     _check_iterations,
@@ -213,7 +192,8 @@ RUN_RULES = (
     _check_name,
     check_plan,
     _check_agents,
-    _check_primary_metric,
+    check_primary_metric,
+    check_patience,
     check_critic_mode,
 )
 

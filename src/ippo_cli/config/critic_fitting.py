@@ -33,16 +33,7 @@ def stored_primary_metric(plain: Mapping[str, Any]) -> str | None:
 
 
 def check_critic_mode(config: Config) -> None:
-    """Raise `ConfigError` for `mode=critic` without a critic, or with held-out rows that are not sampled.
-
-    Also for `evaluation.patience` without evaluations during training.
-    """
-    if config.evaluation.patience is not None and not config.evaluation.every:
-        raise ConfigError(
-            f"evaluation.patience={config.evaluation.patience}",
-            "has no effect with evaluation.every=0, which evaluates at both ends only",
-            "use evaluation.every=10, or evaluation.patience=null",
-        )
+    """Raise `ConfigError` for `mode=critic` without a critic, or with held-out rows that are not sampled."""
     if config.mode is not Mode.critic:
         return
     for name, agent in local_agents(config).items():

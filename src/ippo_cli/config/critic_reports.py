@@ -92,7 +92,7 @@ def _check_values(config: Config) -> Iterator[ConfigError]:
 
 
 def _check_scores(config: Config) -> Iterator[ConfigError]:
-    """Scores of continuations must be those that the critic learned from."""
+    """Scores of continuations must equal the scores that the critic learned from."""
     reward = config.reward
     moving = {Processor.zscore.value, Processor.running_zscore.value} & set(reward.processor)
     if moving:

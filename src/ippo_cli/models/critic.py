@@ -18,19 +18,16 @@ from ippo_cli.models.load import UnusableModel, save_model
 from ippo_cli.models.packing import last_hidden_states
 
 
-class ValueHeadConfig(PreTrainedConfig):
-    """Configuration of `ValueHead`.
+class HeadConfig(PreTrainedConfig):
+    """The keys of a value head.
 
     `value_head_hidden_dim`: width of its hidden layer (None: one linear map). `value_mean`, `value_std`: by which its
     values are normalised. `value_bins`: number of bins, from `value_min` to `value_max` (None: one number);
     `bin_sigma`: standard deviation of their targets, in bin widths.
     """
 
-    model_type = "ippo_value_head"
-
     def __init__(
         self,
-        hidden_size: int = 0,
         value_head_hidden_dim: int | None = None,
         value_mean: float = 0.0,
         value_std: float = 1.0,
@@ -41,7 +38,6 @@ class ValueHeadConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.hidden_size = hidden_size
         self.value_head_hidden_dim = value_head_hidden_dim
         self.value_mean = value_mean
         self.value_std = value_std
@@ -51,32 +47,26 @@ class ValueHeadConfig(PreTrainedConfig):
         self.bin_sigma = bin_sigma
 
 
-class ValueModelConfig(PreTrainedConfig):
+class ValueHeadConfig(HeadConfig):
+    """Configuration of `ValueHead`: the width of its input, and the keys of a head."""
+
+    model_type = "ippo_value_head"
+
+    def __init__(self, hidden_size: int = 0, value_head_hidden_dim: int | None = None, **kwargs: Any) -> None:
+        super().__init__(value_head_hidden_dim, **kwargs)
+        self.hidden_size = hidden_size
+
+
+class ValueModelConfig(HeadConfig):
     """Configuration of `ValueModel`: the backbone's configuration as a dict, and the keys of its head."""
 
     model_type = "ippo_value_model"
 
     def __init__(
-        self,
-        backbone: dict[str, Any] | None = None,
-        value_head_hidden_dim: int | None = None,
-        value_mean: float = 0.0,
-        value_std: float = 1.0,
-        value_bins: int | None = None,
-        value_min: float | None = None,
-        value_max: float | None = None,
-        bin_sigma: float | None = None,
-        **kwargs: Any,
+        self, backbone: dict[str, Any] | None = None, value_head_hidden_dim: int | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(value_head_hidden_dim, **kwargs)
         self.backbone = backbone or {}
-        self.value_head_hidden_dim = value_head_hidden_dim
-        self.value_mean = value_mean
-        self.value_std = value_std
-        self.value_bins = value_bins
-        self.value_min = value_min
-        self.value_max = value_max
-        self.bin_sigma = bin_sigma
 
 
 SHAPE_KEYS = ("value_head_hidden_dim", "value_bins", "value_min", "value_max")

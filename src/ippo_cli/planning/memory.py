@@ -29,24 +29,20 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent, trained_agents_by_policy
-from ippo_cli.engine.zero_config import bucket_elements, effective_stage, live_elements
-from ippo_cli.engine.zero_memory import EngineMemory, engine_memory, inference_memory
-from ippo_cli.models.packing import uses_fp32_attention
+from ippo_cli.engine.zero_config import live_elements
+from ippo_cli.engine.zero_memory import EngineMemory, inference_memory
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
 from ippo_cli.planning.episode_length import EpisodeLength
 from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedModel
-from ippo_cli.planning.pass_memory import activation_bytes, forward_bytes, kv_bytes, logit_bytes
+from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
+from ippo_cli.planning.trained_memory import EngineInput, engine_stage, estimate_trained_model
 from ippo_cli.rollout.kv_cache import COLUMNS_AHEAD
 from ippo_cli.rollout.prefix_cache import MAX_BYTES as PREFIX_CACHE_BYTES
 
 GIB = 2**30
 PROMPT_TOKENS = 8192  # per prefill batch, see `rollout/decode.py`
-LOGIT_CHUNK_ELEMENTS = 1 << 26  # see `agents/build.py`
-# Bytes per token and bin of a categorical value head: float32 outputs, in states, and their softmax; in training also
-# masked, with log-probabilities, targets and gradients.
-BIN_BYTES, TRAINED_BIN_BYTES = 12, 28
 
 
 def estimate_memory(
@@ -174,13 +170,13 @@ def _actor_model(
     actor, ranks = settings.actor, place.ranks(names[0], component)
     longest = max(shapes[name].length.row_tokens for name in names)
     carried = isinstance(settings.critic, ValueHeadCriticConfig)
-    return _trained_model(
+    return estimate_trained_model(
         config,
         f"{holder} actor",
         agent.actor,
         actor.dtype,
         ranks,
-        _EngineInput(
+        EngineInput(
             max_row_tokens=longest,
             response_tokens=min(max(response_tokens(config, name, shapes[name].length) for name in names), longest),
             rows=len(names) * place.rows(names[0], component),
@@ -209,13 +205,13 @@ def _critic_model(
     assert shape is not None
     # An adapter critic uses the actor's base and dtype.
     model = settings.critic if isinstance(settings.critic, SeparateCriticConfig) else settings.actor
-    return _trained_model(
+    return estimate_trained_model(
         config,
         f"{name} critic",
         shape,
         model.dtype,
         ranks,
-        _EngineInput(
+        EngineInput(
             max_row_tokens=max(shapes[agent].critic_row_tokens or shapes[agent].length.row_tokens for agent in names),
             response_tokens=0,
             rows=len(names) * place.rows(names[0], CRITIC),
@@ -243,121 +239,6 @@ def _frozen_scoring_bytes(
     )
     gathered = max((model.gathered_bytes for model in frozen), default=0.0)
     return max((bytes_ + gathered for bytes_ in passes), default=0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _EngineInput:
-    """The input sizes of an engine on one rank."""
-
-    max_row_tokens: int  # maximum tokens of a row
-    response_tokens: int  # of these, the ones with logits
-    rows: int  # per iteration
-    rows_per_step: int  # rows per optimizer step, of a model-parallel group
-    has_scoring: bool  # whether it also runs forward passes without gradients
-    value_bins: int = 0  # outputs of a categorical value head per token
-
-    @property
-    def response_fraction(self) -> float:
-        return self.response_tokens / self.max_row_tokens
-
-
-def _trained_model(
-    config: Config,
-    name: str,
-    shape: ModelShape,
-    dtype: Dtype,
-    ranks: int,
-    read: _EngineInput,
-    *,
-    checkpointed: bool,
-    decodes: bool,
-    device: str,
-) -> TrainedModel:
-    deepspeed, width = config.deepspeed, bytes_per_weight(dtype)
-    ranks_per_replica = deepspeed.tensor_parallel
-    # Bytes of a rank's whole linear maps beside its shares, outside of training passes.
-    gathered = float(width * shape.split_elements) if ranks_per_replica > 1 else 0.0
-    parameters = shape.trained_parameters - shape.split_elements * (ranks_per_replica - 1) // ranks_per_replica
-    memory = engine_memory(
-        parameters,
-        stage=engine_stage(config, width, ranks),
-        width=width,
-        ranks=ranks // ranks_per_replica,
-        bucket=bucket_elements(deepspeed.reduce_bucket_size, parameters),
-        largest=max(shape.sizes if shape.adapter is None else shape.adapter),
-        persistent=shape.count_smaller_than(deepspeed.persistence_threshold),
-        live=live_elements(deepspeed.max_live_parameters, shape.trained_parameters),
-        offload_optimizer=deepspeed.offload_optimizer,
-        offload_params=deepspeed.offload_params,
-        on_host=device == "cpu",
-    )
-    if shape.frozen_parameters:
-        memory = _add_frozen_weights(config, memory, shape, width, ranks)
-    # A row longer than the token budget is a separate micro-batch.
-    micro_batch_limit = max(deepspeed.micro_batch_tokens, read.max_row_tokens)
-    micro = min(micro_batch_limit, read.max_row_tokens * read.rows_per_step) / deepspeed.sequence_parallel
-    scored = min(max(deepspeed.forward_batch_tokens, read.max_row_tokens), read.max_row_tokens * read.rows)
-    chunk, written = (
-        deepspeed.logit_chunk_tokens or max(LOGIT_CHUNK_ELEMENTS // shape.vocabulary, 1),
-        read.response_fraction,
-    )
-    entropy = config.algorithm.entropy_coef != 0.0
-    in_fp32 = uses_fp32_attention(device, width < 4, read.max_row_tokens)
-    forward = scored * forward_bytes(shape, width)
-    forward += scored * read.value_bins * BIN_BYTES
-    forward += min(chunk, scored * written) * shape.vocabulary * logit_bytes(width, trains=False, entropy=entropy)
-    return TrainedModel(
-        name=name,
-        shape=shape,
-        bytes_per_weight=width,
-        memory=replace(memory, decode_weights=memory.decode_weights + gathered),
-        scoring_bytes=forward + gathered if read.has_scoring else 0.0,
-        training_bytes=micro
-        * activation_bytes(
-            shape,
-            width,
-            checkpointed=checkpointed,
-            in_fp32=in_fp32,
-            longest=read.max_row_tokens,
-            tensor_parallel=ranks_per_replica,
-        )
-        + micro * read.value_bins * TRAINED_BIN_BYTES
-        + min(chunk, micro * written) * shape.vocabulary * logit_bytes(width, trains=True, entropy=entropy),
-        has_several_micro_batches=read.max_row_tokens * read.rows_per_step > micro_batch_limit,
-        is_actor=decodes,
-        is_stage3=engine_stage(config, width, ranks) == 3,
-    )
-
-
-def _add_frozen_weights(
-    config: Config, memory: EngineMemory, shape: ModelShape, width: int, ranks: int
-) -> EngineMemory:
-    """An engine's memory with its frozen parameters: weights without gradients and optimizer states."""
-    if engine_stage(config, width, ranks) < 3:
-        weights = float(width * shape.frozen_parameters)
-        return replace(memory, weights=memory.weights + weights, load_peak=memory.load_peak + weights)
-    deepspeed, sizes = config.deepspeed, {"width": width, "ranks": ranks, "largest": max(shape.sizes)}
-    own, all_weights = (
-        inference_memory(
-            parameters,
-            persistent=persistent,
-            live=live_elements(deepspeed.max_live_parameters, shape.saved_parameters),
-            offload_params=deepspeed.offload_params,
-            **sizes,
-        )
-        for parameters, persistent in (
-            (shape.frozen_parameters, 0),
-            (shape.saved_parameters, shape.count_smaller_than(deepspeed.persistence_threshold)),
-        )
-    )
-    return replace(
-        memory,
-        weights=memory.weights + own.weights,
-        load_peak=memory.load_peak + own.load_peak,
-        host=memory.host + own.host,
-        gathered_weights=all_weights.gathered_weights,
-        decode_weights=all_weights.decode_weights,
-    )
 
 
 def _count_bins(critic: CriticConfig) -> int:
@@ -479,15 +360,3 @@ def _sharded_memory(config: Config, shape: ModelShape, width: int, ranks: int) -
 def count_groups(config: Config, ranks: int) -> int:
     """Number of model-parallel groups; the rows of an update are divided among them."""
     return max(ranks // config.deepspeed.ranks_per_group, 1)
-
-
-def engine_stage(config: Config, width: int, ranks: int) -> int:
-    """The ZeRO stage of an engine with `width` bytes per weight."""
-    deepspeed = config.deepspeed
-    return effective_stage(
-        deepspeed.stage,
-        bf16=width < 4,
-        ranks=ranks,
-        offload_optimizer=deepspeed.offload_optimizer,
-        tensor_parallel=deepspeed.tensor_parallel,
-    )

@@ -152,7 +152,7 @@ class ContinuationGenerator:
         return turn.completion
 
     def _continue(self, request: Request) -> Request:
-        """The request with the tokens before the state, and with an index of its own for the random numbers."""
+        """The request with the tokens before the state, and with a separate index for the random numbers."""
         state, number = self._branches[request.episode]
         original = self._original(request)
         name = f"{request.index}/{state.agent}/{state.turn}/{state.position}/{number}"

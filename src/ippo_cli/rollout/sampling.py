@@ -141,7 +141,7 @@ def tempered_logprobs(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def behavior_logprobs(logits: Tensor, sampling: Sampling, *, banned: Tensor | None) -> Tensor:
-    """Log-probabilities of the next token as it is sampled, without a repetition penalty, `[n, V]`."""
+    """Log-probabilities from which the next token is sampled, without a repetition penalty, `[n, V]`."""
     if not sampling.is_filtered:
         return tempered_logprobs(logits, sampling)
     return torch.log_softmax(_filter_logits(logits.float(), sampling, None, banned), dim=-1)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.config.reward_weights import reward_weights
-from ippo_cli.config.schema import Advantage, Config, Credit, Reweight
+from ippo_cli.config.schema import Config, Credit
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import compute_raw_scores, process_scores
@@ -81,7 +80,8 @@ def episode_returns(
         greedy={},
         views={} if view is None else {name: view},
     )
-    targets, _ = _returns_algorithm(algorithm, is_by_turn=is_by_turn).compute_targets({name: agent}, experience)
+    returns_algorithm = algorithm.with_reward_to_go(Credit.turn if is_by_turn else Credit.token)
+    targets, _ = returns_algorithm.compute_targets({name: agent}, experience)
     return targets[name].returns, targets[name].loss_mask.any(dim=1), rollout
 
 
@@ -93,17 +93,3 @@ def state_columns(rollout: Rollout, states: Sequence[State], rows: Sequence[int]
     positions = torch.tensor([state.position for state in states], device=rollout.turn.device)
     is_turn = rollout.turn[torch.as_tensor(rows, device=rollout.turn.device)] == turns[:, None]
     return is_turn.long().argmax(dim=1) + positions
-
-
-def _returns_algorithm(algorithm: Algorithm, *, is_by_turn: bool) -> Algorithm:
-    """The algorithm with the sum of later rewards as its returns, and all else that changes rewards as it is."""
-    config = algorithm.config
-    settings = replace(
-        config,
-        advantage=Advantage.reward_to_go,
-        advantage_normalization=False,
-        gamma=1.0 if config.gamma is None else config.gamma,
-        credit=Credit.turn if is_by_turn else Credit.token,
-        reweight=replace(config.reweight, method=Reweight.none, power=None),
-    )
-    return replace(algorithm, config=settings, kl_coef=dict(algorithm.kl_coef))

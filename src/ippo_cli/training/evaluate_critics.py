@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from ippo_cli.config.critic_fitting import CRITIC_METRIC
-from ippo_cli.config.schema import AlgorithmConfig, Config
+from ippo_cli.config.schema import Config
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.iteration_metrics import explained_variance
 from ippo_cli.rollout.generator import SamplingStream
@@ -32,7 +32,7 @@ class CriticEvaluator:
     def evaluate(self, state: TrainingState) -> Evaluation:
         """Each agent's explained variance, root mean squared error and score. Collective.
 
-        The values are compared with sums of later rewards (lambda 1), which hold no values. `CRITIC_METRIC` is the mean
+        The values are compared with sums of later rewards, which hold no values. `CRITIC_METRIC` is the mean
         over the agents with values and with returns that differ; NaN without any.
         """
         settings = self.config.evaluation
@@ -43,11 +43,7 @@ class CriticEvaluator:
             with seeded_generators(settings.seed):  # a resumed run collects again, and continues with its own numbers
                 self.held_out = self.collector.collect_held_out(batch, draws)
         experience = self.collector.score_held_out(self.held_out, state.moments)
-        algorithm = replace(
-            state.algorithm,
-            config=use_monte_carlo_returns(self.config.algorithm),
-            num_generations=settings.num_generations,
-        )
+        algorithm = state.algorithm.with_reward_to_go(self.config.algorithm.credit)
         targets, _ = algorithm.compute_targets(state.team, experience)
         metrics: dict[str, float] = {}
         for name, agent in state.team.items():
@@ -61,8 +57,3 @@ class CriticEvaluator:
         explained = torch.tensor([value for key, value in metrics.items() if key.endswith("/explained_variance")])
         metrics[CRITIC_METRIC] = float(explained.nanmean()) if len(explained) else math.nan
         return Evaluation(metrics=metrics, samples=[], episode_values={}, generations={}, failed_counts={})
-
-
-def use_monte_carlo_returns(config: AlgorithmConfig) -> AlgorithmConfig:
-    """The algorithm with returns that are sums of later rewards, without values of the critic."""
-    return replace(config, gae_lambda=1.0, length_adaptive_alpha=None, critic_gae_lambda=None)

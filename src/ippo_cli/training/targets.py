@@ -6,7 +6,7 @@ import hashlib
 import math
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -59,6 +59,20 @@ class Algorithm:
             token_limits={name: agent.rollout.max_new_tokens for name, agent in config.task.agents.items()},
             seed=seed,
         )
+
+    def with_reward_to_go(self, credit: Credit) -> Algorithm:
+        """The algorithm with sums of later rewards as returns, which hold no values; the same in all else that changes
+        rewards. `credit`: the unit of an action.
+        """
+        config = replace(
+            self.config,
+            advantage=Advantage.reward_to_go,
+            advantage_normalization=False,
+            gamma=1.0 if self.config.gamma is None else self.config.gamma,
+            credit=credit,
+            reweight=replace(self.config.reweight, method=Reweight.none, power=None),
+        )
+        return replace(self, config=config, kl_coef=dict(self.kl_coef))
 
     @property
     def needs_greedy(self) -> bool:
@@ -171,7 +185,7 @@ class Algorithm:
         config, before = self.config, list[Tensor]()
         members = agent.member_values(rollout, view)
         for values, final_values in members:
-            if by_turn and config.advantage.needs_critic:
+            if by_turn and config.turn_value is not None:
                 pooled = config.value_unit is ValueUnit.turn
                 values = (turn_values if pooled else substitute_final_values)(values, final_values, rollout, config)
             before.append(values)
