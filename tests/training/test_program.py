@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from model_server import save_partner, serve_model
 from small import a_trainer, final_weights, new_run, rows, small_config, stopping_reward, train
 
 from ippo_cli.config.errors import Preempted
@@ -86,6 +87,24 @@ def test_stopped_and_resumed_run_equals_the_whole(tmp_path: Path, monkeypatch: p
     assert rows(folder) == rows(whole)
     weights = final_weights(whole)
     assert all(torch.equal(value, weights[name]) for name, value in final_weights(folder).items())
+
+
+@pytest.mark.slow
+def test_frozen_agents_answer_at_the_same_address_here_and_at_a_server(tmp_path: Path) -> None:
+    pytest.importorskip("httpx2", reason="needs the extra `http`")
+    model, where = save_partner(tmp_path / "partner"), "task.agents.high"
+    shared = [*program_run(tmp_path), "task.max_turns=2", "evaluation.every=0", f"{where}.frozen=true"]
+    shared += [f"{where}.rollout.top_k=1", f"{where}.actor.model={model}"]  # one token is certain
+    local = train(tmp_path, *shared, f"{where}.actor.kind=full", f"{where}.actor.dtype=fp32")
+    with serve_model(model) as (url, server):
+        served = train(tmp_path, *shared, f"{where}.actor.kind=server", f"{where}.actor.url={url}")
+        assert server.prompts
+    last = rows(local)[-1]
+    assert last["high/rollout/turns"] == 2.0
+    assert "high/policy/loss" not in last
+    assert rows(served)[-1]["low/score/mean"] == last["low/score/mean"]
+    found, expected = final_weights(served, ["low"]), final_weights(local, ["low"])
+    assert all(found[name].equal(value) for name, value in expected.items())
 
 
 REWRITING = """
