@@ -17,6 +17,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -183,18 +185,13 @@ def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
 
 def run(job: Job) -> Outcome:
     """Return the outcome of a job; train it unless its folder has a finished run of it."""
-    found = _finished(job.config)
+    found = finished_run(job.config)
+    share = 0.0
     if found is None:
-        ended = subprocess.run(
-            [sys.executable, "-m", "ippo_cli.cli.train", *job.overrides],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        found = _finished(job.config)
+        code, output, share = _train(job.overrides)
+        found = finished_run(job.config)
         if found is None:
-            output = (ended.stderr.strip() or ended.stdout.strip()).splitlines()
-            error = f"exit code {ended.returncode}: {output[-1] if output else 'no output'}"
+            error = f"exit code {code}: {output[-1] if output else 'no output'}"
             print(f"{job.config.name}: {error}", file=sys.stderr, flush=True)
             return Outcome(task=job.task, variant=job.variant, seed=job.seed, overrides=job.overrides, error=error)
     result = outcome(
@@ -205,11 +202,29 @@ def run(job: Job) -> Outcome:
         overrides=job.overrides,
         held_out_score=job.score,
     )
+    result.cpu_seconds = share * result.wall_seconds
     print(f"{job.config.name}: {result.first:.3f} -> {result.last:.3f} in {result.wall_seconds:.0f} s", flush=True)
     return result
 
 
-def _finished(config: Config) -> Path | None:
+def _train(overrides: Sequence[str]) -> tuple[int, list[str], float]:
+    """Train in a process with one thread: its exit code, the lines of its output, processor time per wall time."""
+    start = time.monotonic()
+    with tempfile.TemporaryFile("w+") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ippo_cli.cli.train", *overrides],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        file.seek(0)
+        share = (usage.ru_utime + usage.ru_stime) / (time.monotonic() - start)
+        return process.returncode, file.read().strip().splitlines(), share
+
+
+def finished_run(config: Config) -> Path | None:
     """Return the newest finished run of an equal configuration: values in `conf/` change without an override."""
     for file in sorted((Path(config.output_dir) / config.name).glob("*/run.json"), reverse=True):
         if json.loads(file.read_text())["state"] == "done" and from_yaml(file.parent / "config.yaml") == config:

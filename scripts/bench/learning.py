@@ -46,6 +46,7 @@ class Outcome:
     first: float = 0.0  # held-out scores
     last: float = 0.0
     wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0  # of the same time, estimated from the whole process; 0 if an earlier run is read
     curve: list[Point] = field(default_factory=list)
 
     def points(self, *, held_out: bool) -> list[Point]:

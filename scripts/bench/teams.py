@@ -15,23 +15,20 @@ settings that this version does not support are skipped, and the reason is print
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from pathlib import Path
-from threading import Lock
 
 from algorithms import EVERY_RUN, ROOT, Job, run, with_common_arguments
 from hydra.errors import HydraException
-from learning import Outcome, Point, write_between
+from learning import Outcome, write_between
+from record import Record
 from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
 from team_report import Run, tables
 
 from ippo_cli.compose.arguments import normalize_arguments
-from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
@@ -50,37 +47,6 @@ def main() -> int:
             print(f"skipped: {reason}", flush=True)
     report(record, given.docs)
     return any(result.error for result in record.outcomes.values())
-
-
-class Record:
-    """A file with outcomes of runs, by task, algorithm and seed."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.outcomes: dict[tuple[str, str, int], Outcome] = {}
-        self._lock = Lock()
-        for row in json.loads(file.read_text()) if file.exists() else []:
-            curve = [Point(**point) for point in row.pop("curve")]
-            self._put(Outcome(**row | {"overrides": convert_overrides(row["overrides"])}, curve=curve))
-
-    def has(self, job: Job) -> bool:
-        """Whether a run with these settings is recorded and did not fail."""
-        found = self.outcomes.get((job.task, job.variant, job.seed))
-        return found is not None and found.error is None and list(found.overrides) == list(_settings(job.overrides))
-
-    def add(self, result: Outcome) -> None:
-        """Replace an earlier outcome of the same run, also in the file."""
-        result.overrides = _settings(result.overrides)
-        with self._lock:
-            self._put(result)
-            rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = self.file.with_suffix(".new")
-            temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
-            temporary.replace(self.file)
-
-    def _put(self, result: Outcome) -> None:
-        self.outcomes[result.task, result.variant, result.seed] = result
 
 
 def report(record: Record, docs: Path) -> None:
@@ -172,18 +138,6 @@ def _arguments() -> argparse.Namespace:
     if given.docs == ROOT / "docs" and (given.scale != "small" or given.more or given.quick):
         given.docs = given.output  # the committed documents are about the small scale
     return given
-
-
-def _settings(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides to record: all except the output folder."""
-    return tuple(text for text in overrides if not text.startswith("output_dir="))
-
-
-def _row(result: Outcome) -> Mapping[str, object]:
-    """Return an outcome as a row to record, with only the evaluations of its curve."""
-    row = asdict(result) | {"overrides": list(result.overrides)}
-    row["curve"] = [point | {"seconds": round(point["seconds"], 2)} for point in row["curve"] if point["held_out"]]
-    return row
 
 
 def _normalised(result: Outcome) -> Run:

@@ -1,0 +1,61 @@
+"""A file with outcomes of a benchmark, written after each run, so that an interrupted benchmark continues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from threading import Lock
+
+from algorithms import Job
+from learning import Outcome, Point
+
+from ippo_cli.compose.former_keys import convert_overrides
+
+FOLDERS = ("output_dir=", "critic.warm_start=")  # overrides that are not recorded
+
+
+class Record:
+    """A file with outcomes of runs, by task, algorithm and seed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.outcomes: dict[tuple[str, str, int], Outcome] = {}
+        self._lock = Lock()
+        for row in json.loads(file.read_text()) if file.exists() else []:
+            curve = [Point(**point) for point in row.pop("curve")]
+            self._put(Outcome(**row | {"overrides": convert_overrides(row["overrides"])}, curve=curve))
+
+    def has(self, job: Job) -> bool:
+        """Whether a run with these settings is recorded and did not fail."""
+        found = self.outcomes.get((job.task, job.variant, job.seed))
+        if found is None or found.error is not None:
+            return False
+        return list(found.overrides) == list(recorded_settings(job.overrides))
+
+    def add(self, result: Outcome) -> None:
+        """Replace an earlier outcome of the same run, also in the file."""
+        result.overrides = recorded_settings(result.overrides)
+        with self._lock:
+            self._put(result)
+            rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.file.with_suffix(".new")
+            temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
+            temporary.replace(self.file)
+
+    def _put(self, result: Outcome) -> None:
+        self.outcomes[result.task, result.variant, result.seed] = result
+
+
+def recorded_settings(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides to record: all except folders of this machine."""
+    return tuple(text for text in overrides if not text.startswith(FOLDERS))
+
+
+def _row(result: Outcome) -> Mapping[str, object]:
+    """Return an outcome as a row to record, with only the evaluations of its curve."""
+    row = asdict(result) | {"overrides": list(result.overrides)}
+    row["curve"] = [point | {"seconds": round(point["seconds"], 2)} for point in row["curve"] if point["held_out"]]
+    return row
