@@ -95,7 +95,7 @@ TASKS = {
     ),
     "ladder": Task(
         about="`task=ladder`: five turns of one agent, score per turn, the rule is told in the first turn only",
-        overrides=(*TINY, "task=ladder", "task.eval_size=24", "actor.learning_rate=1e-3"),
+        overrides=(*TINY, "task=ladder", "evaluation.num_generations=16", "actor.learning_rate=1e-3"),
         iterations=30,
         pretraining=4,
         critic="separate critic.learning_rate=1e-3",

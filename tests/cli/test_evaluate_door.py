@@ -293,11 +293,26 @@ def test_keys_of_critic_reports(ippo_eval: Call, run: Path, keys: list[str], mes
     assert output.startswith(f"ippo: {message}")
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["attribution=1"], "attribution=1 is neither true nor false"),
+        (["attribution_baseline=3"], "attribution_baseline=3 requires attribution=true"),
+        (["attribution=true", "crossplay=true"], "crossplay=true is another report"),
+        (["attribution=true", "critic=true"], "attribution=true is another report"),
+    ],
+)
+def test_keys_of_attribution(ippo_eval: Call, run: Path, keys: list[str], message: str) -> None:
+    code, output = ippo_eval(f"run={run}", *keys)
+    assert message in output
+    assert code != 0
+
+
 def test_critic_reports_need_a_run_with_values(ippo_eval: Call, run: Path) -> None:
     code, output = ippo_eval("model=PATH", "critic=true", "task=sorting")
     assert (code, output.split(";")[0]) == (
         2,
-        "ippo: model=PATH is not a run, and critic=true reads the critic of a run",
+        "ippo: model=PATH is not a run, and critic=true reads weights of a run",
     )
     overrides = ["algorithm=grpo", "rollout.num_generations=4"]
     (run / "config.yaml").write_text(to_yaml(resolve_config(compose_node(overrides))))

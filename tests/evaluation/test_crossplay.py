@@ -17,15 +17,14 @@ from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, Dtype, LoraActorConfig
 from ippo_cli.evaluation.crossplay import (
-    Origin,
     _build_tables,
-    _check_memory,
     _gap_standard_error,
     cross_play,
     standard_error,
     table_cells,
 )
 from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, evaluate_run, load_policies
+from ippo_cli.evaluation.mixed_teams import Origin, check_memory
 from ippo_cli.models.actor import load_causal_lm
 from ippo_cli.models.lora import FrozenBase
 from ippo_cli.training.evaluate import Evaluation
@@ -190,7 +189,7 @@ def test_adapters_share_one_base(team: str, tmp_path: Path) -> None:
         models = {agent: base | {"adapter": base | {"model": str(place)}} for agent, place in adapters.items()}
         origin = Origin(name=name, config=config, weights=EvaluatedWeights(name=name, models=models, metadata={}))
         policies += load_policies(config, origin.weights, torch.device("cpu"), loaded).values()
-    assert _check_memory([origin]).num_models == 1 == len({id(one.policy.lm) for one in policies})
+    assert check_memory("crossplay=true", [origin]).num_models == 1 == len({id(one.policy.lm) for one in policies})
     assert len({one.policy.adapter.name for one in policies}) == 4
 
 

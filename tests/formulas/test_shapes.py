@@ -45,6 +45,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "step_logratio": lambda: formulas.step_logratio(X, WIDE, MASK, TURN, steps=1, pooling="sum"),
     "sequential_factor": lambda: formulas.sequential_factor(ROWS, MASK, TURN, cap=2.0),
     "bradley_terry": lambda: formulas.bradley_terry(X),
+    "shapley_values": lambda: formulas.shapley_values(ROWS),
     "ValueBins": lambda: formulas.ValueBins("3", 0.0, 1.0),  # type: ignore[arg-type]
     "bin_probabilities": lambda: formulas.bin_probabilities(TURN, BINS),
     "hl_gauss_loss": lambda: formulas.hl_gauss_loss(TURN, X, BINS),

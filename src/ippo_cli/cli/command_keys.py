@@ -11,6 +11,8 @@ OWN_KEYS: dict[str, tuple[str, ...]] = {
         "checkpoints",
         "compare",
         "compare_checkpoint",
+        "attribution",
+        "attribution_baseline",
         "critic",
         "critic_reference",
         "critic_states",

@@ -36,7 +36,8 @@ OWN_VALUES = {
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(
-        ("crossplay", "merged", "critic", "greedy", "raw", "json", "confirm", "network"), ("true", "false")
+        ("crossplay", "attribution", "merged", "critic", "greedy", "raw", "json", "confirm", "network"),
+        ("true", "false"),
     ),
 }
 AGENT = "task.agents."

@@ -72,6 +72,7 @@ def _output_format(own: dict[str, str]) -> str:
 
 def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     """Evaluate, compare or cross-play; return the file or folder with the results."""
+    from ippo_cli.config.critic_reports import SETTING_KEYS
     from ippo_cli.config.errors import ConfigError
 
     if bool(own.get("run")) == bool(own.get("model")):
@@ -89,8 +90,10 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
             "selects a checkpoint of compare=, which is missing",
             "add compare=RUN",
         )
-    if _is_critic_report(own):
+    if _is_report(own, "critic", SETTING_KEYS):
         return _report_critic(own, overrides)
+    if _is_report(own, "attribution", ("attribution_baseline",)):
+        return _attribute_gain(own, overrides)
     if _is_cross_play(own):
         return _run_cross_play(own, overrides)
     if "checkpoint" in own and own.get("model"):
@@ -106,19 +109,21 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     return _evaluate_model(own["model"], overrides)
 
 
-def _is_critic_report(own: dict[str, str]) -> bool:
-    """Whether `critic=true` is set. Raises `ConfigError` for keys that contradict it or require it."""
-    from ippo_cli.config.critic_reports import SETTING_KEYS
+def _is_report(own: dict[str, str], report: str, settings: tuple[str, ...]) -> bool:
+    """Whether `report=true` is set. Raises `ConfigError` for keys that contradict it, and settings without it."""
     from ippo_cli.config.errors import ConfigError
 
-    wanted = parse_bool_key(own, "critic", False)
-    for key in SETTING_KEYS:
+    wanted = parse_bool_key(own, report, False)
+    for key in settings:
         if key in own and not wanted:
-            raise ConfigError(f"{key}={own[key]}", "requires critic=true", "add critic=true, or remove it")
-    for key in ("model", "compare", "crossplay", "checkpoints") if wanted else ():
+            raise ConfigError(f"{key}={own[key]}", f"requires {report}=true", f"add {report}=true, or remove it")
+    others = [key for key in ("critic", "attribution") if key != report]
+    for key in ("model", "compare", "crossplay", "checkpoints", *others) if wanted else ():
         if key in own and own[key] != "false":
-            rule = "is not a run, and critic=true reads the critic of a run" if key == "model" else "is another report"
-            raise ConfigError(f"{key}={own[key]}", rule, "use run= and checkpoint= with critic=true")
+            rule = (
+                f"is not a run, and {report}=true reads the weights of a run" if key == "model" else "is another report"
+            )
+            raise ConfigError(f"{key}={own[key]}", rule, f"use run= and checkpoint= with {report}=true")
     return wanted
 
 
@@ -134,6 +139,21 @@ def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.evaluation.critic_report import report_critic
 
     return report_critic(config, folder, own.get("checkpoint", "latest"), settings, overrides)
+
+
+def _attribute_gain(own: dict[str, str], overrides: list[str]) -> Path:
+    from ippo_cli.config.errors import ConfigError
+
+    (name,) = parse_paths(own["run"])
+    folder = Path(name).absolute()
+    config = load_run_config(folder, name, overrides)
+    if len(config.task.agents) < 2:
+        raise ConfigError("attribution=true", "needs at least two agents, and this task has one", "use compare=initial")
+    _start_output()
+    from ippo_cli.evaluation.attribution import attribute_gain
+
+    checkpoints = own.get("checkpoint", "latest"), own.get("attribution_baseline", "initial")
+    return attribute_gain(config, folder, *checkpoints, overrides)
 
 
 def _start_output() -> None:

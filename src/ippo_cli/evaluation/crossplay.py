@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ippo_cli.config.errors import ConfigError, PreflightError, ResumeError, convert_storage_errors
-from ippo_cli.config.schema import Config, Dtype
+from ippo_cli.config.errors import ConfigError, ResumeError, convert_storage_errors
+from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
-from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import row_values
@@ -28,15 +27,18 @@ from ippo_cli.evaluation.evaluate_run import (
     EvaluationTask,
     adapters_by_agent,
     find_weights,
-    load_policies,
     open_evaluation_task,
 )
 from ippo_cli.evaluation.heat_map import NO_PICTURE, can_draw, draw_heat_maps
-from ippo_cli.models.shape import actor_shape, empty_model, load_config
-from ippo_cli.planning.memory import GIB
-from ippo_cli.planning.resources import device_kind, this_machine
+from ippo_cli.evaluation.mixed_teams import (
+    Origin,
+    Pairing,
+    WeightTotals,
+    check_memory,
+    score_metrics,
+    score_pairings,
+)
 from ippo_cli.reporting.console import Console
-from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.runs.folder import list_checkpoints, write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.checkpoint import INITIAL
@@ -44,17 +46,6 @@ from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
 
 ALL_CHECKPOINTS = "all"
-Pairing = tuple[int, ...]
-"""The index of the origin of each agent, in the order of the agents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Origin:
-    """A checkpoint of a run, from which agents are taken."""
-
-    name: str
-    config: Config  # configuration of the run
-    weights: EvaluatedWeights
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +81,7 @@ def cross_play(
     pairings = list(
         dict.fromkeys(pairing for agent in agents for _, _, pairing in table_cells(agents, agent, len(origins)))
     )
-    weights = _check_memory(origins)
+    weights = check_memory("crossplay=true", origins)
     device = prepare_process(config)
     try:
         with open_evaluation_task(config, device) as exam, Console(config.tracker.console, agents) as console:
@@ -103,14 +94,7 @@ def cross_play(
                 console.print_line(line)
             if not can_draw():
                 console.print_warnings([NO_PICTURE])
-            loaded: dict[Any, Any] = {}
-            players = [load_policies(origin.config, origin.weights, device, loaded) for origin in origins]
-            teams = [_assemble_team(players, agents, pairing) for pairing in pairings]
-            formats = [exam.build_formats(team) for team in teams]  # check all prompts before any evaluation
-            exam = exam.drop_too_long_rows(list(zip(teams, formats, strict=True)))
-            found: dict[Pairing, Evaluation] = {}
-            for pairing, team, asked in zip(pairings, teams, formats, strict=True):
-                found[pairing] = exam.score_team(team, asked, console)
+            exam, found = score_pairings(exam, origins, pairings, device, console)
             tables = _build_tables(agents, len(origins), found, config.task.primary_metric)
             names = [origin.name for origin in origins]
             target = root / "evaluations" / _result_folder_name(origins, config.evaluation.seed, overrides)
@@ -172,49 +156,11 @@ def _run_names(configs: Mapping[Path, Config]) -> dict[Path, str]:
     return {folder: "/".join(folder.parts[-parts:]) + (seeds[folder] if differ else "") for folder in configs}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WeightTotals:
-    """Number and size of all distinct models."""
-
-    num_models: int
-    size_bytes: float  # bytes
-
-    @property
-    def formatted_size(self) -> str:
-        return f"{self.size_bytes / GIB:.2f} GiB" if self.size_bytes >= GIB else f"{self.size_bytes / 2**20:.1f} MiB"
-
-
-def _check_memory(origins: Sequence[Origin]) -> _WeightTotals:
-    """The size of all models. Raises `PreflightError` if they do not fit into the memory of this machine together."""
-    sizes: dict[tuple[str, str | None, str], float] = {}
-    for origin in origins:
-        for name, agent in local_agents(origin.config).items():
-            record, dtype = origin.weights.models[name], agent.actor.dtype
-            key = (record["model"], record["commit"], dtype.value)
-            if key not in sizes:
-                shape = actor_shape(empty_model(load_config(record["model"], record["commit"])))
-                sizes[key] = shape.parameters * (4.0 if dtype is Dtype.fp32 else 2.0)
-    weights = _WeightTotals(num_models=len(sizes), size_bytes=sum(sizes.values()))
-    place, available = this_machine(device_kind(origins[0].config.launch.device), 1).device_memory
-    if weights.size_bytes > available:
-        raise PreflightError(
-            f"crossplay=true loads {weights.num_models} models with {weights.formatted_size} of weights, and this "
-            f"{place} has {available / GIB:.1f} GiB; use fewer checkpoints or runs, or actor.dtype=bf16"
-        )
-    return weights
-
-
 def table_cells(agents: Sequence[str], agent: str, origins: int) -> Iterator[tuple[int, int, Pairing]]:
     """Row, column and pairing of each cell: the agent has the origin of the row, all others that of the column."""
     for row in range(origins):
         for column in range(origins):
             yield row, column, tuple(row if name == agent else column for name in agents)
-
-
-def _assemble_team(
-    players: Sequence[Mapping[str, GenerationPolicy]], agents: Sequence[str], pairing: Pairing
-) -> dict[str, GenerationPolicy]:
-    return {name: players[origin][name] for name, origin in zip(agents, pairing, strict=True)}
 
 
 def _build_tables(
@@ -224,25 +170,10 @@ def _build_tables(
 
     Two agents with equal scores need only one table: the other one is its transpose.
     """
-    mode = primary.partition("/")[0]
     rows = {pairing: row_values(result) for pairing, result in found.items()}
-    score_keys = {name: f"{mode}/{name}/score" for name in agents}
-    has_equal_scores = all(
-        _scores_match(values[score_keys[name]], values[score_keys[agents[0]]])
-        for values in rows.values()
-        for name in agents[1:]
-    )
-    table_agents = agents[:1] if has_equal_scores and len(agents) == 2 else agents
-    return [
-        _build_table(agents, name, origins, primary if has_equal_scores else score_keys[name], found, rows)
-        for name in table_agents
-    ]
-
-
-def _scores_match(scores: Tensor, others: Tensor) -> bool:
-    """Whether two agents have equal scores where both have one; an agent without an action in an episode has none."""
-    both = torch.isfinite(scores) & torch.isfinite(others)
-    return torch.equal(scores[both], others[both])
+    metrics = score_metrics(agents, rows.values(), primary)
+    table_agents = agents[:1] if metrics[agents[0]] == primary and len(agents) == 2 else agents
+    return [_build_table(agents, name, origins, metrics[name], found, rows) for name in table_agents]
 
 
 def _build_table(
@@ -323,7 +254,7 @@ def _build_record(
     tables: Sequence[CrossPlayTable],
     overrides: Sequence[str],
     exam: EvaluationTask,
-    weights: _WeightTotals,
+    weights: WeightTotals,
 ) -> dict[str, Any]:
     config = origins[0].config
     return {

@@ -20,11 +20,13 @@ def render_report(path: Path, output_format: str) -> str:
 
 
 def report_rows(record: Mapping[str, Any]) -> Rows:
-    """The table of scores, of the differences of a comparison, of the pairings of cross-play, or of critics."""
+    """The table of scores, of the differences of a comparison, of cross-play, attribution or critics."""
     if "tables" in record:
         return _pairing_rows(record)
     if "differences" in record:
         return _difference_rows(record)
+    if "attribution" in record:
+        return _attribution_rows(record)
     if "critic" in record:
         return _critic_rows(record)
     return _score_rows(record)
@@ -73,6 +75,15 @@ def _pairing_rows(record: Mapping[str, Any]) -> Rows:
             for column, partner in enumerate(names):
                 cell = (table[key][row][column] for key in ("scores", "standard_errors"))
                 rows.append([table["metric"], table["agent"], origin, partner, *map(format_number, cell)])
+    return rows
+
+
+def _attribution_rows(record: Mapping[str, Any]) -> Rows:
+    columns = ("shapley", "low", "high", "alone", "removed")
+    rows = [["metric", "agent", *columns]]
+    for found in record["attribution"]:
+        for agent, share in found["shares"].items():
+            rows.append([found["metric"], agent, *(format_number(share[column]) for column in columns)])
     return rows
 
 

@@ -30,6 +30,7 @@ from ippo_cli.formulas.ratings import bradley_terry
 from ippo_cli.formulas.reweight import reweight
 from ippo_cli.formulas.router_loss import router_loss
 from ippo_cli.formulas.sequential import sequential_factor, step_logratio
+from ippo_cli.formulas.shapley import shapley_values
 from ippo_cli.formulas.trust_region import clip_logratio, outside_trust_region
 from ippo_cli.formulas.value_loss import value_loss
 
@@ -68,6 +69,7 @@ __all__ = [
     "router_loss",
     "selected_logprobs",
     "sequential_factor",
+    "shapley_values",
     "step_logratio",
     "turn_ends",
     "turn_gae",
