@@ -290,6 +290,8 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         1,
         "rollout.context=last_only has no effect: task.kind=ladder",
     ),
+    ((), {"task.protocol": "calls"}, 1, "task.num_turns=1 leaves no call"),
+    (("task=sorting_solo",), {"task.protocol": "calls"}, 1, "task.protocol=calls calls other agents"),
     ((), {"task.num_turns": 2, "reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows during"),
     (("task=gymnasium",), {"reward.reward_batch_rows": 8}, 1, "reward.reward_batch_rows=8 rewards rows during"),
     (("task=relay",), {"task.alphabet": "aa"}, 1, "task.alphabet=aa has fewer than two letters"),

@@ -63,7 +63,9 @@ def test_shares_sum_to_the_gain_and_ends_equal_evaluations(run: Path, capsys: py
 @pytest.mark.slow
 def test_agent_without_influence_on_the_reward_has_zero(run: Path) -> None:
     reward = run.parents[1] / "only_low.py"
-    reward.write_text("def reward(examples, responses):\n    return {'team': [len(text) for text in responses['low']]}\n")
+    reward.write_text(
+        "def reward(examples, responses):\n    return {'team': [len(text) for text in responses['low']]}\n"
+    )
     keys = ["reward=function", f"reward.function={reward}:reward", "task.primary_metric=sampled/score"]
     config, _ = small_config(run.parents[1], *keys)
     (found,) = record_of(attribute_gain(config, run, "2", "1", keys))["attribution"]

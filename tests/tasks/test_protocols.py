@@ -54,6 +54,34 @@ def test_parallel_agents_act_once_without_others_messages(task: Make) -> None:
     assert last.observations == last.rewards == {}
 
 
+def test_caller_acts_until_it_calls_nobody(task: Make) -> None:
+    config = task("calls", 4, main=("{letters}?", "{heard}|"), add="{agents.main}>", add2="{agents.main}>")
+    seen, last = played(
+        make_protocol_factory(config)(),
+        {"main": ["@add 1", "no, @add or @add2: 3", ("done, by @addition", False)], "add": ["one"], "add2": ["two"]},
+    )
+    assert seen == [
+        {"main": "ba?"},
+        {"add": "@add 1>"},
+        {"main": "add: one|"},
+        {"add2": "no, @add or @add2: 3>"},
+        {"main": "add2: two|"},
+    ]
+    assert last.unfinished == {"main"}
+
+
+def test_calls_end_with_the_last_turn(task: Make) -> None:
+    config = task("calls", 2, main="{letters}?", add="{agents.main}>")
+    seen, _ = played(make_protocol_factory(config)(), {"main": ["@add", "@add"], "add": ["x"]})
+    assert seen == [{"main": "ba?"}, {"add": "@add>"}, {"main": "\nadd: x\n"}]
+    assert max_turns_by_agent(config) == {"main": 2, "add": 2}
+
+
+def test_called_agents_read_the_caller(task: Make) -> None:
+    with pytest.raises(ConfigError, match=r"task\.protocol=calls lets add act after others"):
+        make_protocol_factory(task("calls", 2, main="{letters}?", add="{letters}>"))
+
+
 def test_parallel_agents_observe_each_other_between_turns(task: Make) -> None:
     config = task("parallel", 3, low="{letters}<", high=("{letters}>", "{turn} {agents.low} {agents.high}|"))
     seen, _ = played(make_protocol_factory(config)(), {"low": ["a", "c", "e"], "high": ["b", "d", "f"]})

@@ -261,6 +261,10 @@ def _check_turns(config: Config) -> None:
             "is more than the one turn of each agent in task.protocol=sequential",
             "use task.protocol=dialogue, in which agents answer each other for any number of turns",
         )
+    if task.protocol == "calls" and len(task.agents) == 1:
+        raise ConfigError("task.protocol=calls", "calls other agents, and there is one", "use task.protocol=dialogue")
+    if task.protocol == "calls" and task.num_turns == 1:
+        raise ConfigError("task.num_turns=1", "leaves no call: a reply is read in the next turn", "use 2 or more")
     if not task.has_one_message_per_agent:
         return
     for name, agent in task.agents.items():

@@ -6,7 +6,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, UpdateOrder
 from ippo_cli.config.teams import trained_agents_by_policy
 
-SEQUENTIAL_PROTOCOLS = ("sequential", "dialogue")  # protocols in which no two agents act at the same step
+SEQUENTIAL_PROTOCOLS = ("sequential", "dialogue", "calls")  # protocols in which no two agents act at the same step
 
 
 def check_learning_order(config: Config) -> None:

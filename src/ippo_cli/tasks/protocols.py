@@ -6,12 +6,13 @@ A protocol is an environment in which actions are messages. It gives no rewards:
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import ConversationConfig, PromptConfig
+from ippo_cli.config.schema import PROTOCOLS, ConversationConfig, PromptConfig
 from ippo_cli.tasks.environment import Action, Environment, InvalidReturn, Step
 from ippo_cli.tasks.templates import (
     CONVERSATION_FIELDS,
@@ -172,6 +173,27 @@ class Sequential(Dialogue):
         super().__init__(agents, num_turns=1)
 
 
+class Calls(ConversationProtocol):
+    """The first agent acts up to `num_turns` times; between its turns it calls one other agent.
+
+    `@NAME` in its message calls NAME, which observes the message through its template; the last call of a message
+    counts. A message without a call ends the episode.
+    """
+
+    def __init__(self, agents: Prompts, num_turns: int) -> None:
+        super().__init__(agents, num_turns)
+        self.caller, *called = agents
+        names = sorted(map(re.escape, called), key=len, reverse=True)
+        self.call = re.compile(f"@({'|'.join(names)})(?![A-Za-z0-9_])")
+
+    def _next_speakers(self) -> Sequence[str] | None:
+        messages = self.transcript.messages
+        if not messages or messages[-1][0] != self.caller:
+            return [self.caller]
+        calls = self.call.findall(messages[-1][1])
+        return [calls[-1]] if calls and self.transcript.next_turn(self.caller) <= self.num_turns else None
+
+
 class UserProtocol:
     r"""A user-defined protocol: a generator function, or a class with `reset` and `step`; observations are strings.
 
@@ -323,11 +345,14 @@ def make_protocol_factory(config: ConversationConfig) -> Callable[[], Environmen
         else:
             _check_agents_can_read(config)
         return lambda: Dialogue(agents, turns)
+    if config.protocol == "calls":
+        _check_agents_can_read(config)
+        return lambda: Calls(agents, turns)
     if ":" not in config.protocol:
         raise ConfigError(
             f"task.protocol={config.protocol}",
             "is not known",
-            "use parallel, sequential, dialogue, or your own path/to/file.py:name",
+            f"use {', '.join(PROTOCOLS)}, or your own path/to/file.py:name",
         )
     if turns != 1:
         raise ConfigError(

@@ -159,7 +159,7 @@ def example_only_agents(config: TaskConfig) -> list[str]:
     """Return the agents with a first message that depends only on the example, not on messages or an environment."""
     if not isinstance(config, ConversationConfig):
         return []
-    count = {"parallel": len(config.agents), "sequential": 1, "dialogue": 1}.get(config.protocol, 0)
+    count = {"parallel": len(config.agents), "sequential": 1, "dialogue": 1, "calls": 1}.get(config.protocol, 0)
     return list(config.agents)[:count]
 
 

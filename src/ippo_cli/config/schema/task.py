@@ -11,7 +11,7 @@ from ippo_cli.config.marks import InEval, InModelEval
 from ippo_cli.config.schema.agent import AgentConfig
 from ippo_cli.config.schema.registry import option
 
-PROTOCOLS = ("parallel", "sequential", "dialogue")  # built-in protocols
+PROTOCOLS = ("parallel", "sequential", "dialogue", "calls")  # built-in protocols
 
 
 class OverlongPrompts(str, Enum):
@@ -57,8 +57,9 @@ class ConversationConfig(TaskConfig):
     """Agents receive an example and possibly each other's responses; a reward scores the responses."""
 
     protocol: InEval[str]
-    # parallel (no messages) | sequential (from earlier agents) | dialogue (from all) | path.py:Name
-    num_turns: InEval[PositiveInt]  # turns per agent
+    # parallel (no messages) | sequential (from earlier agents) | dialogue (from all) | calls (the first agent calls
+    # others) | path.py:Name
+    num_turns: InEval[PositiveInt]  # turns per agent; with protocol=calls, the largest number
 
     @property
     def has_one_message_per_agent(self) -> bool:
