@@ -47,7 +47,7 @@ def turn_credit(returns: Turns, baseline: Turns, measured: TurnMask) -> Turns:
 
 @torch.no_grad()
 def telescope_credit(credit: Turns, *, gamma: float) -> Turns:
-    """The scores whose discounted sum from each turn on is the turn's credit: `s'_k = c_k - gamma c_{k+1}`.
+    """The scores that sum to the credit of each turn, discounted, from this turn on: `s'_k = c_k - gamma c_{k+1}`.
 
     The inverse of `score_to_go`: an estimator that sums later scores gives turn k its own credit only. With `c = G - b`
     it is `s_k - b_k + gamma b_{k+1}`: potential-based shaping (Ng, Harada and Russell 1999) with the potential b.
