@@ -89,8 +89,10 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
             "selects a checkpoint of compare=, which is missing",
             "add compare=RUN",
         )
-    if _is_critic_report(own):
+    if _is_report(own, "critic"):
         return _report_critic(own, overrides)
+    if _is_report(own, "credit"):
+        return _report_credit(own, overrides)
     if _is_cross_play(own):
         return _run_cross_play(own, overrides)
     if "checkpoint" in own and own.get("model"):
@@ -106,19 +108,23 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     return _evaluate_model(own["model"], overrides)
 
 
-def _is_critic_report(own: dict[str, str]) -> bool:
-    """Whether `critic=true` is set. Raises `ConfigError` for keys that contradict it or require it."""
-    from ippo_cli.config.critic_reports import SETTING_KEYS
+def _is_report(own: dict[str, str], report: str) -> bool:
+    """Whether `critic=true` or `credit=true` is set. Raises `ConfigError` for keys that contradict it or require it."""
+    from ippo_cli.config import credit_reports, critic_reports
     from ippo_cli.config.errors import ConfigError
 
-    wanted = parse_bool_key(own, "critic", False)
-    for key in SETTING_KEYS:
+    setting_keys = {"critic": critic_reports.SETTING_KEYS, "credit": credit_reports.SETTING_KEYS}
+    wanted = parse_bool_key(own, report, False)
+    for key in setting_keys[report]:
         if key in own and not wanted:
-            raise ConfigError(f"{key}={own[key]}", "requires critic=true", "add critic=true, or remove it")
-    for key in ("model", "compare", "crossplay", "checkpoints") if wanted else ():
+            raise ConfigError(f"{key}={own[key]}", f"requires {report}=true", f"add {report}=true, or remove it")
+    others = ("model", "compare", "crossplay", "checkpoints", *(name for name in setting_keys if name != report))
+    for key in others if wanted else ():
         if key in own and own[key] != "false":
-            rule = "is not a run, and critic=true reads the critic of a run" if key == "model" else "is another report"
-            raise ConfigError(f"{key}={own[key]}", rule, "use run= and checkpoint= with critic=true")
+            rule = "is another report"
+            if key == "model":
+                rule = f"is not a run, and {report}=true reads the {report} of a run"
+            raise ConfigError(f"{key}={own[key]}", rule, f"use run= and checkpoint= with {report}=true")
     return wanted
 
 
@@ -134,6 +140,20 @@ def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.evaluation.critic_report import report_critic
 
     return report_critic(config, folder, own.get("checkpoint", "latest"), settings, overrides)
+
+
+def _report_credit(own: dict[str, str], overrides: list[str]) -> Path:
+    from ippo_cli.config.credit_reports import check_credit_report, parse_credit_settings
+
+    settings = parse_credit_settings(own)
+    (name,) = parse_paths(own["run"])
+    folder = Path(name).absolute()
+    config = load_run_config(folder, name, overrides)
+    check_credit_report(config, settings)
+    _start_output()
+    from ippo_cli.evaluation.credit_report import report_credit
+
+    return report_credit(config, folder, own.get("checkpoint", "latest"), settings, overrides)
 
 
 def _start_output() -> None:

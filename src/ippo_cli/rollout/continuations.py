@@ -88,10 +88,12 @@ class ContinuationGenerator(BranchGenerator):
         return [completion for completion in completions if completion is not None]
 
     def _replay(self, request: Request) -> Completion | None:
-        """The completion of a turn before the state; None if the turn is sampled."""
+        """The completion of a turn before the state, or of one that is given as a whole; None if it is sampled."""
         turns = self._turns[request.episode].get(request.agent, [])
         if request.turn >= len(turns):
-            return None
+            original = self._original(request)
+            is_whole = original is not None and self._branches[request.episode][0].position >= len(original.ids)
+            return original if is_whole else None
         if turns[request.turn].prompt != request.prompt:
             self.diverged.add(request.episode)
         return turns[request.turn].completion
