@@ -669,7 +669,7 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         ("algorithm=pf_ppo",),
         DIALOGUE | ALTERNATIVES,
         1,
-        "reward.credit_assignment=counterfactual reward.credit_alternatives=2 algorithm.reweight.method=pow is a credit",
+        "reward.credit_assignment=counterfactual reward.credit_alternatives=2 algorithm.reweight.method=pow is a",
     ),
     (
         (),
