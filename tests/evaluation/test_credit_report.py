@@ -12,7 +12,7 @@ from small import small_config, train
 
 from ippo_cli.config.credit_reports import CreditReportSettings, check_credit_report, parse_credit_settings
 from ippo_cli.config.critic_reports import ValueReference
-from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.errors import ConfigError, split_errors
 from ippo_cli.evaluation.credit_report import report_credit
 
 KEYS = ("task=signalling", "task.signals=abcd", "algorithm=ppo", "rollout.max_new_tokens=1", "rollout.top_k=3")
@@ -90,4 +90,4 @@ def test_refused_runs(keys: list[str], settings: CreditReportSettings, message: 
     config, _ = small_config(tmp_path, *keys)
     with pytest.raises(ConfigError) as raised:
         check_credit_report(config, settings)
-    assert str(raised.value).startswith(message)
+    assert str(split_errors(raised.value)[0]).startswith(message)
