@@ -78,7 +78,7 @@ def compute_credits(
             raw = compute_raw_scores(session.reward, session.episodes, reward_weights(config), [agent], config.reward)
             scores = baseline.scores_of_credit(baseline.subtract_from(raw.numbers[agent])).double()
             known = baseline.known & ~raw.failed[agent]
-            found[agent] = score_to_go(scores, gamma=gamma).where(known[:, None] & baseline.measured, math.nan)
+            found[agent] = score_to_go(scores, gamma=gamma).where(known[:, None] & baseline.turn_mask, math.nan)
         yield name, found
     if agents_with_values(session.config) and session.config.reward.credit_assignment is CreditAssignment.none:
         yield CRITIC, _critic_advantages(session, replays)

@@ -196,19 +196,19 @@ def _compare(
 ) -> CreditRow:
     values = torch.stack([credit[state.episode, state.turn] for state in turns])
     known = torch.isfinite(references.means) & torch.isfinite(values)
-    kept = [state for state, is_known in zip(turns, known.tolist(), strict=True) if is_known]
-    if len(kept) < 2:
+    known_turns = [state for state, is_known in zip(turns, known.tolist(), strict=True) if is_known]
+    if len(known_turns) < 2:
         raise PreflightError(f"{KEY}: fewer than two turns of {agent} have a credit of kind {kind} and a reference")
     compared = ValuedStates(
         values=values[known],
         references=references.means[known],
         noise=references.noise[known],
         halves=references.halves[known],
-        prompts=torch.tensor([prompts[state.episode] for state in kept]),
-        places=[state.turn for state in kept],
+        prompts=torch.tensor([prompts[state.episode] for state in known_turns]),
+        places=[state.turn for state in known_turns],
     )
     found = critic_quality(compared, session.config.evaluation.seed)
-    return CreditRow(agent=agent, kind=kind, turns=kept, compared=compared, found=found)
+    return CreditRow(agent=agent, kind=kind, turns=known_turns, compared=compared, found=found)
 
 
 def table_lines(rows: Sequence[CreditRow]) -> list[str]:

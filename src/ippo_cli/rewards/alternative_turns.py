@@ -74,7 +74,7 @@ def alternatives_baseline(
         numbers=means,
         known=(has_any | ~measured).all(dim=1),
         failure=found.failure if len(usable) == len(alternatives) else found.failure or DIVERGED,
-        measured_turns=measured & has_any,
+        measured=measured & has_any,
         gamma=gamma,
     )
 

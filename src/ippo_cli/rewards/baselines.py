@@ -19,7 +19,7 @@ class Baseline:
     failure: Exception | None  # the first failure among unknown rows
 
     @property
-    def measured(self) -> Tensor:
+    def turn_mask(self) -> Tensor:
         """The turns with a credit, `[B, K]` bool."""
         return torch.ones_like(self.numbers, dtype=torch.bool)
 
@@ -40,16 +40,16 @@ class TurnBaseline(Baseline):
     differences of consecutive credits as scores.
     """
 
-    measured_turns: Tensor  # [B, K] bool
+    measured: Tensor  # [B, K] bool
     gamma: float  # discount per turn
 
     @property
-    def measured(self) -> Tensor:
-        return self.measured_turns
+    def turn_mask(self) -> Tensor:
+        return self.measured
 
     def subtract_from(self, numbers: Tensor) -> Tensor:
         returns = score_to_go(numbers.double(), gamma=self.gamma)
-        return turn_credit(returns, self.numbers, self.measured_turns).float()
+        return turn_credit(returns, self.numbers, self.measured).float()
 
     def scores_of_credit(self, credit: Tensor) -> Tensor:
         return telescope_credit(credit, gamma=self.gamma)

@@ -175,14 +175,14 @@ def process_scores(
                 how.value: compute_credit(numbers, ~own.failed[name] & (turns[name] > 0), baseline).to(device)
                 for how, baseline in measured.items()
             },
-            measured=(torch.ones_like(raw, dtype=torch.bool) if baseline is None else baseline.measured).to(device),
+            measured=(torch.ones_like(raw, dtype=torch.bool) if baseline is None else baseline.turn_mask).to(device),
         )
     return ScoreResult(scores=scores, moments=observed, failure=reason)
 
 
 def compute_credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
     """An agent's `numbers` `[B, K]` minus its baseline; NaN where it is not measured, and in rows without a score."""
-    known = (valid & baseline.known)[:, None] & baseline.measured
+    known = (valid & baseline.known)[:, None] & baseline.turn_mask
     return baseline.subtract_from(numbers).where(known, math.nan)
 
 

@@ -22,10 +22,10 @@ class TooManyResponses(Exception):
 
 @dataclass
 class _Leaf:
-    """An episode to play: its first decisions are given, later ones take the first response."""
+    """An episode to play: its first decisions are decisions, later ones take the first response."""
 
     state: State
-    given: Mapping[Decision, Completion]
+    decisions: Mapping[Decision, Completion]
     probability: float
     siblings: list[_Leaf] = field(default_factory=list)  # with another response in one later turn
 
@@ -45,11 +45,11 @@ def enumerate_episodes(
     """
     origin = episodes[state.episode]
     step = state.turn_of(episodes).step
-    given: dict[Decision, Completion] = {}
+    decisions: dict[Decision, Completion] = {}
     for agent in dict.fromkeys(turn.agent for turn in origin.turns):
         before = [turn for turn in origin.turns_of_agent(agent) if turn.step < step]
-        given |= {(agent, number): turn.completion for number, turn in enumerate(before)}
-    waiting = [_Leaf(state, given, 1.0)]
+        decisions |= {(agent, number): turn.completion for number, turn in enumerate(before)}
+    waiting = [_Leaf(state, decisions, 1.0)]
     found: list[tuple[Episode, float]] = []
     while waiting:
         if len(found) + len(waiting) > max_episodes:
@@ -98,13 +98,13 @@ class EnumeratingGenerator(BranchGenerator):
 
     def _answer(self, request: Request) -> Completion:
         leaf, decision = self._leaves[request.episode], (request.agent, request.turn)
-        if decision not in leaf.given:
+        if decision not in leaf.decisions:
             responses = self._enumerate_turn(request.agent, request.prompt)
             if responses is None:
                 raise TooManyResponses
-            before, chance = leaf.given, leaf.probability
+            before, chance = leaf.decisions, leaf.probability
             pairs = zip(responses.completions, responses.probabilities.tolist(), strict=True)
             options = [_Leaf(leaf.state, {**before, decision: one}, chance * part) for one, part in pairs]
-            leaf.given, leaf.probability = options[0].given, options[0].probability
+            leaf.decisions, leaf.probability = options[0].decisions, options[0].probability
             leaf.siblings += options[1:]
-        return leaf.given[decision]
+        return leaf.decisions[decision]

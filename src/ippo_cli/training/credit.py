@@ -119,18 +119,18 @@ def select_turns(config: Config, episodes: Sequence[Episode], agent: str, purpos
     the episode has are measured: the length of an episode depends on actions, so a selection among its own turns would
     favour turns of short episodes. Without a limit on turns, the longest episode is the limit. Collective.
     """
-    taken = [0 if episode.failure is not None else len(episode.trainable_turns(agent)) for episode in episodes]
+    num_turns = [0 if episode.failure is not None else len(episode.trainable_turns(agent)) for episode in episodes]
     limit, count = max_turns_by_agent(config.task)[agent], config.reward.credit_turns
     if limit is None:
-        limit = int(distributed.all_max(torch.tensor(max(taken, default=0))))
+        limit = int(distributed.all_max(torch.tensor(max(num_turns, default=0))))
     if count is None or count >= limit:
-        selected = [list(range(turns)) for turns in taken]
+        selected = [list(range(turns)) for turns in num_turns]
     else:
         index = torch.tensor([episode.index for episode in episodes], dtype=torch.long)
         order = uniforms(config.seed, f"{purpose}/credit/{agent}", index, limit).argsort(dim=1)
         selected = [
             sorted(turn for turn in row[:count] if turn < turns)
-            for row, turns in zip(order.tolist(), taken, strict=True)
+            for row, turns in zip(order.tolist(), num_turns, strict=True)
         ]
     return [
         State(episode=row, agent=agent, turn=turn, position=0) for row, turns in enumerate(selected) for turn in turns
