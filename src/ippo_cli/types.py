@@ -222,6 +222,12 @@ class Scores:
     valid: Tensor  # [B] bool: False where the reward failed or the agent had no turn; such rows are never trained on
     failed: Tensor  # [B] bool: the reward or the episode failed
     credit: dict[str, Tensor] = field(default_factory=dict)  # [B, K], by credit method; NaN where unknown
+    measured: Tensor = field(default_factory=lambda: torch.empty(0))
+    # [B, K] bool: turns with a credit, the others are not trained on; default all
+
+    def __post_init__(self) -> None:
+        if self.measured.shape != self.score.shape:
+            object.__setattr__(self, "measured", torch.ones_like(self.score, dtype=torch.bool))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,6 +285,10 @@ def test_empty_run_list_rejected(ippo_eval: Call) -> None:
         (["critic=true", "critic_reference=best"], "critic_reference=best is unknown; use monte_carlo or exact"),
         (["critic=true", "compare=initial"], "compare=initial is another report"),
         (["critic=true", "crossplay=true"], "crossplay=true is another report"),
+        (["credit_prompts=9"], "credit_prompts=9 requires credit=true"),
+        (["credit=true", "credit_prompts=1"], "credit_prompts=1 is not an integer of at least 2"),
+        (["credit=true", "compare=initial"], "compare=initial is another report"),
+        (["critic=true", "credit=true"], "credit=true is another report"),
     ],
 )
 def test_keys_of_critic_reports(ippo_eval: Call, run: Path, keys: list[str], message: str) -> None:

@@ -62,6 +62,8 @@ JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
 TWO = {"task.train": ["a", "b"], "task.eval": "c"}
 MATCH = {"kind": "exact_match", "match": "exact"}  # a part of a mix
+ALTERNATIVES = {"reward.credit_assignment": "counterfactual", "reward.credit_alternatives": 2}
+DIALOGUE = {"task.protocol": "dialogue", "task.num_turns": 2}
 POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.opponent_pool.share": 0.5}
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
@@ -640,6 +642,48 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         {"reward.credit_assignment": "counterfactual"},
         1,
         "rollout.num_generations=1 is too small: reward.credit_assignment=counterfactual",
+    ),
+    (
+        (),
+        {"reward.credit_alternatives": 2},
+        1,
+        "reward.credit_alternatives=2 has no effect: reward.credit_assignment=none samples no",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "leave_out", "reward.credit_turns": 2},
+        1,
+        "reward.credit_turns=2 has no effect: no alternatives",
+    ),
+    (
+        (),
+        ALTERNATIVES | {"reward.credit_turns": 2},
+        1,
+        "reward.credit_turns=2 has no effect: every agent has one turn",
+    ),
+    (
+        (GRPO,),
+        DIALOGUE | ALTERNATIVES | {"rollout.num_generations": 4},
+        1,
+        "reward.credit_assignment=counterfactual reward.credit_alternatives=2 algorithm.advantage=group is a credit",
+    ),
+    (
+        ("algorithm=pf_ppo",),
+        DIALOGUE | ALTERNATIVES,
+        1,
+        "reward.credit_assignment=counterfactual reward.credit_alternatives=2 algorithm.reweight.method=pow is a",
+    ),
+    (
+        (),
+        DIALOGUE | ALTERNATIVES | {"algorithm.gamma": 0.9, "algorithm.credit": "token"},
+        1,
+        "algorithm.gamma=0.9 algorithm.credit=token discount by token",
+    ),
+    (
+        (),
+        DIALOGUE | ALTERNATIVES | {"reward.processor": ["running_zscore"]},
+        1,
+        "reward.processor=[running_zscore] belongs to the sum",
     ),
     ((JSONL, FULL), {"task.agents.solo.answer": None}, 1, "task.agents.solo.answer=null is not a reference answer"),
     (

@@ -374,6 +374,29 @@ def test_replays_count_initial_policies_and_cost(tmp_path, capsys) -> None:
     assert "credit " not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("keys", "cost"),
+    [
+        # Two turns each; low's are followed by 4, 2 turns of both, high's by 3, 1: (4 + 3 + 2 + 1) x 4 tokens.
+        ([], "128 more episodes are replayed and scored (16 x 4 turns x 2 alternatives), and at most 1280 tokens"),
+        (["reward.credit_turns=1"], "64 more episodes are replayed and scored (16 x 2 turns x 2 alternatives), and"),
+        (["task.agents.high.frozen=true"], "64 more episodes are replayed and scored (16 x 2 turns x 2 alternatives)"),
+        (["task.protocol=parallel"], "64 more episodes are replayed and scored (16 x 2 turns x 2"),
+    ],
+    ids=["all", "one turn", "frozen", "parallel"],
+)
+def test_cost_of_sampled_alternatives(tmp_path, capsys, keys: list[str], cost: str) -> None:
+    dialogue = ["task.protocol=dialogue", "task.num_turns=2", "rollout.max_new_tokens=4"]
+    dialogue += [f"task.agents.{name}.template='{{letters}}{{heard}}'" for name in ("low", "high")]
+    dialogue = dialogue[2:3] if "task.protocol=parallel" in keys else dialogue
+    own = ["reward.credit_assignment=counterfactual", "reward.credit_alternatives=2"]
+    config, _ = small_config(tmp_path, *dialogue, *own, *keys)
+    _, memory = needs(config)
+    assert all("reference" not in frozen.name for frozen in memory.frozen)
+    show_plan(config)
+    assert f"credit counterfactual: {cost}" in " ".join(capsys.readouterr().out.split())
+
+
 def test_shared_weights_count_once(tmp_path, capsys) -> None:
     bytes_alike = "actor.alphabet=printable"  # one agent's lessons have fewer characters than all agents' lessons
     independent, _ = small_config(tmp_path, bytes_alike)

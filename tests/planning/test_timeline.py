@@ -101,6 +101,10 @@ def test_servers_sample_beside_the_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         (["actor.dtype=fp32"], "plan.peak_tflops is the speed in bf16, and solo has a model in fp32"),
         (["reward.measure_credit_every=1"], "the number of replayed turns is not known"),
+        (
+            ["reward.credit_assignment=counterfactual", "reward.credit_alternatives=2"],
+            "the number of replayed turns is not known",
+        ),
     ],
 )
 def test_reasons_for_no_time_line(overrides: list[str], reason: str) -> None:

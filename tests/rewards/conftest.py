@@ -19,6 +19,8 @@ def settings() -> Callable[..., FunctionRewardConfig]:
         agent_weight=0.0,
         turn_weight=1.0,
         credit_assignment=CreditAssignment.none,
+        credit_alternatives=None,
+        credit_turns=None,
         measure_credit_every=0,
         processor=[],
         scale=1.0,

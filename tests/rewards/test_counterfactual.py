@@ -14,6 +14,7 @@ from spoken import episode, spoken_once
 
 from ippo_cli.config.errors import RewardError
 from ippo_cli.config.schema import CreditAssignment, Processor
+from ippo_cli.rewards.baselines import Baseline
 from ippo_cli.rewards.contract import Reward
 from ippo_cli.rewards.counterfactual import (
     blank_answers,
@@ -24,7 +25,7 @@ from ippo_cli.rewards.counterfactual import (
     replace_answer,
 )
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import Baseline, ScoreResult, compute_raw_scores, process_scores
+from ippo_cli.rewards.score import ScoreResult, compute_raw_scores, process_scores
 from ippo_cli.types import Completion, Episode
 
 Make = Callable[..., Any]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -72,7 +73,6 @@ def _output_format(own: dict[str, str]) -> str:
 
 def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     """Evaluate, compare or cross-play; return the file or folder with the results."""
-    from ippo_cli.config.critic_reports import SETTING_KEYS
     from ippo_cli.config.errors import ConfigError
 
     if bool(own.get("run")) == bool(own.get("model")):
@@ -90,10 +90,9 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
             "selects a checkpoint of compare=, which is missing",
             "add compare=RUN",
         )
-    if _is_report(own, "critic", SETTING_KEYS):
-        return _report_critic(own, overrides)
-    if _is_report(own, "attribution", ("attribution_baseline",)):
-        return _attribute_gain(own, overrides)
+    for report, run_report in REPORTS.items():
+        if _is_report(own, report):
+            return run_report(own, overrides)
     if _is_cross_play(own):
         return _run_cross_play(own, overrides)
     if "checkpoint" in own and own.get("model"):
@@ -109,20 +108,25 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     return _evaluate_model(own["model"], overrides)
 
 
-def _is_report(own: dict[str, str], report: str, settings: tuple[str, ...]) -> bool:
-    """Whether `report=true` is set. Raises `ConfigError` for keys that contradict it, and settings without it."""
+def _is_report(own: dict[str, str], report: str) -> bool:
+    """Whether `critic=true`, say, is set. Raises `ConfigError` for keys that contradict it or require it."""
+    from ippo_cli.config import credit_reports, critic_reports
     from ippo_cli.config.errors import ConfigError
 
+    setting_keys = {
+        "critic": critic_reports.SETTING_KEYS,
+        "credit": credit_reports.SETTING_KEYS,
+        "attribution": ("attribution_baseline",),
+    }
     wanted = parse_bool_key(own, report, False)
-    for key in settings:
+    for key in setting_keys[report]:
         if key in own and not wanted:
             raise ConfigError(f"{key}={own[key]}", f"requires {report}=true", f"add {report}=true, or remove it")
-    others = [key for key in ("critic", "attribution") if key != report]
-    for key in ("model", "compare", "crossplay", "checkpoints", *others) if wanted else ():
+    others = ("model", "compare", "crossplay", "checkpoints", *(name for name in setting_keys if name != report))
+    for key in others if wanted else ():
         if key in own and own[key] != "false":
-            rule = (
-                f"is not a run, and {report}=true reads the weights of a run" if key == "model" else "is another report"
-            )
+            is_model = key == "model"
+            rule = f"is not a run, and {report}=true reads weights of a run" if is_model else "is another report"
             raise ConfigError(f"{key}={own[key]}", rule, f"use run= and checkpoint= with {report}=true")
     return wanted
 
@@ -154,6 +158,27 @@ def _attribute_gain(own: dict[str, str], overrides: list[str]) -> Path:
 
     checkpoints = own.get("checkpoint", "latest"), own.get("attribution_baseline", "initial")
     return attribute_gain(config, folder, *checkpoints, overrides)
+
+
+def _report_credit(own: dict[str, str], overrides: list[str]) -> Path:
+    from ippo_cli.config.credit_reports import check_credit_report, parse_credit_settings
+
+    settings = parse_credit_settings(own)
+    (name,) = parse_paths(own["run"])
+    folder = Path(name).absolute()
+    config = load_run_config(folder, name, overrides)
+    check_credit_report(config, settings)
+    _start_output()
+    from ippo_cli.evaluation.credit_report import report_credit
+
+    return report_credit(config, folder, own.get("checkpoint", "latest"), settings, overrides)
+
+
+REPORTS: dict[str, Callable[[dict[str, str], list[str]], Path]] = {
+    "critic": _report_critic,
+    "credit": _report_credit,
+    "attribution": _attribute_gain,
+}
 
 
 def _start_output() -> None:

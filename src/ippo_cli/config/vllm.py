@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from math import prod
 from urllib.parse import urlsplit
 
-from ippo_cli.config.credit import needs_replays
+from ippo_cli.config.credit import needs_replays, samples_alternatives
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.model_args import quantization_args
 from ippo_cli.config.schema import (
@@ -203,7 +203,7 @@ def check_ahead(config: Config) -> Iterator[ConfigError]:
         yield ConfigError(
             setting, "does not support earlier policies as opponents", "set team.opponent_pool.every=0, or use 0"
         )
-    if needs_replays(config):
+    if needs_replays(config) or samples_alternatives(config):
         yield ConfigError(
             setting,
             "does not support credit from replays, which need the weights that the episodes were sampled with",

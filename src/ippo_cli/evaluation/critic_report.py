@@ -94,7 +94,7 @@ def report_critic(
             formats = exam.build_formats(policies)
             exam = exam.drop_too_long_rows([(policies, formats)])
             batch, prompts = _select_prompts(exam, settings)
-            generator = _build_generator(config, policies, console)
+            generator = build_report_generator(config, policies, console)
             try:
                 draws = SamplingStream(seed=config.evaluation.seed, purpose="evaluation/critic")
                 session = CriticSession(
@@ -187,7 +187,7 @@ def _select_prompts(exam: EvaluationTask, settings: CriticReportSettings) -> tup
     return Batch(examples=[exam.held_out[row] for row in prompts], index=torch.tensor(index)), prompts
 
 
-def _build_generator(config: Config, policies: Mapping[str, GenerationPolicy], console: Console) -> Generator:
+def build_report_generator(config: Config, policies: Mapping[str, GenerationPolicy], console: Console) -> Generator:
     sampling = sampling_settings(config.task)
 
     def report_progress(agent: str, done: int, rows: int) -> None:

@@ -32,12 +32,14 @@ from ippo_cli.formulas.router_loss import router_loss
 from ippo_cli.formulas.sequential import sequential_factor, step_logratio
 from ippo_cli.formulas.shapley import shapley_values
 from ippo_cli.formulas.trust_region import clip_logratio, outside_trust_region
+from ippo_cli.formulas.turn_credit import alternative_baseline, score_to_go, telescope_credit, turn_credit
 from ippo_cli.formulas.value_loss import value_loss
 
 __all__ = [
     "ValueBins",
     "adaptive_kl_step",
     "aggregate",
+    "alternative_baseline",
     "behavior_weights",
     "bin_probabilities",
     "bradley_terry",
@@ -67,10 +69,13 @@ __all__ = [
     "reward_to_go",
     "reweight",
     "router_loss",
+    "score_to_go",
     "selected_logprobs",
     "sequential_factor",
     "shapley_values",
     "step_logratio",
+    "telescope_credit",
+    "turn_credit",
     "turn_ends",
     "turn_gae",
     "value_loss",

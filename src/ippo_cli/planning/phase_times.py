@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.batch_sizes import BatchSizes, critic_mini_batch_size, mini_batch_size
-from ippo_cli.config.credit import needs_reference, needs_replays
+from ippo_cli.config.credit import needs_reference, needs_replays, samples_alternatives
 from ippo_cli.config.hardware import count_machines
 from ippo_cli.config.placement import ACTOR, CRITIC, REFERENCE, REWARD, Placement, read_placement, uses_servers
 from ippo_cli.config.schema import (
@@ -99,7 +99,7 @@ def missing_time_reason(config: Config) -> str | None:
         critic = agent.critic if isinstance(agent.critic, SeparateCriticConfig) and not agent.frozen else agent.actor
         if Dtype.fp32 in (agent.actor.dtype, critic.dtype):
             return f"plan.peak_tflops is the speed in bf16, and {name} has a model in fp32"
-    if needs_replays(config):
+    if needs_replays(config) or samples_alternatives(config):
         return "the number of replayed turns is not known"
     return None
 

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
-from ippo_cli.config.credit import needs_replays
+from ippo_cli.config.credit import needs_replays, samples_alternatives
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
@@ -18,6 +18,7 @@ from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine.launchers import external_world_size, local_world_size
+from ippo_cli.planning.credit_cost import alternatives_cost
 from ippo_cli.planning.fit import sharding_options
 from ippo_cli.planning.memory import GIB
 from ippo_cli.planning.model_memory import MemoryEstimate
@@ -134,19 +135,26 @@ def _show_sizes(prepared: Prepared) -> None:
 def _credit_cost(config: Config) -> str | None:
     """The additional episodes per iteration for credit assignment; None without it."""
     reward, size, agents = config.reward, config.rollout.buffer_size, len(config.task.agents)
-    how, every = reward.credit_assignment, reward.measure_credit_every
+    how = reward.credit_assignment
+    if samples_alternatives(config):
+        return "; ".join(filter(None, [alternatives_cost(config), _replay_cost(config, agents, size)]))
     others = config.rollout.num_generations - 1 if how is CreditAssignment.counterfactual else 1
     parts = []
     if how is not CreditAssignment.none:
         again = f", each for {others} other answers" if others > 1 else ""
         parts.append(f"{how.value}: {agents} x {size} more episodes are scored{again}")
-    if needs_replays(config):
-        when = f"every {every} iterations " if every else ""
-        parts.append(
-            f"{when}{agents} x {size} episodes are replayed, each with one agent's initial policy; turns of other "
-            "agents with unchanged prompts are reused"
-        )
-    return "; ".join(parts) or None
+    return "; ".join(filter(None, [*parts, _replay_cost(config, agents, size)])) or None
+
+
+def _replay_cost(config: Config, agents: int, size: int) -> str | None:
+    if not needs_replays(config):
+        return None
+    every = config.reward.measure_credit_every
+    when = f"every {every} iterations " if every else ""
+    return (
+        f"{when}{agents} x {size} episodes are replayed, each with one agent's initial policy; turns of other "
+        "agents with unchanged prompts are reused"
+    )
 
 
 def show_memory(memory: RunMemory, machine: Machine, *, elsewhere: bool = False) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
+from ippo_cli.config.schema import CreditAssignment
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import masked_mean, reward_to_go
 from ippo_cli.types import CriticView, Episode, Experience, Rollout, Scores, Targets
@@ -138,14 +139,18 @@ def rollout_metrics(
         part, _ = distributed.masked_moments(numbers, has_part)
         result[f"score/part/{name}"] = float(part) if distributed.any_rank(bool(has_part.any())) else math.nan
     for how, numbers in scores.credit.items():
-        result |= add_prefix(f"credit/{how}", credit_metrics(numbers, acted))
+        measured, occurred = numbers, acted
+        if how == CreditAssignment.counterfactual.value:  # a credit for each turn
+            turns = torch.arange(numbers.shape[1], device=mask.device) <= rollout.turn.amax(dim=1)[:, None]
+            measured, occurred = numbers[turns][:, None], turns[turns]
+        result |= add_prefix(f"credit/{how}", credit_metrics(measured, occurred))
     if kl_coef is not None:
         result["kl/reward_coef"] = kl_coef
     return result
 
 
 def credit_metrics(credit: Tensor, acted: Tensor) -> dict[str, float]:
-    """Metrics of an agent's `credit` `[B, K]`, NaN if unknown, over all ranks."""
+    """Metrics of an agent's `credit` `[B, K]`, summed over K and NaN if unknown, over all ranks."""
     total = credit.double().sum(dim=1)
     known = torch.isfinite(total) & acted
     counts = torch.stack([acted.sum(), known.sum(), (known & (total.abs() <= ZERO_CREDIT)).sum()]).double()

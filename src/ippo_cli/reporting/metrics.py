@@ -57,7 +57,7 @@ METRICS: dict[str, str] = {
     "are equal",
     "<agent>/kl/reference/turn/<turn>": "several turns: mean log-ratio (k1) of the turn's tokens to the initial policy",
     "<agent>/credit/<how>/mean": "mean difference between the agent's score and its counterfactual baseline (reward."
-    "credit_assignment, or measure_credit_every for difference), over rows with both",
+    "credit_assignment, or measure_credit_every for difference), over rows with both; counterfactual: over turns",
     "<agent>/credit/<how>/std": "standard deviation of the same differences",
     "<agent>/credit/<how>/zero_fraction": "fraction of differences that are 0: the agent had no influence",
     "<agent>/credit/<how>/unknown_fraction": "fraction of rows with a turn of the agent but without such a difference",

@@ -81,7 +81,7 @@ def per_turn_means(
             own = tokens & counted
             sums[f"{name}/turn/{turn + 1}"] = float(numbers.double()[own].sum()), float(own.sum())
         for how, credit in scores.credit.items():
-            known = had_turn & torch.isfinite(credit).all(dim=1)
+            known = had_turn & torch.isfinite(credit[:, turn]) if turn < credit.shape[1] else had_turn & False
             sums[f"credit/{how}/mean/turn/{turn + 1}"] = _sum_column(credit, turn, known)
     total = distributed.all_sum(torch.tensor(list(sums.values()), dtype=torch.double, device=rollout.length.device))
     return {name: ratio(*both) for name, both in zip(sums, total.tolist(), strict=True)}

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ippo_cli.config.schema import RewardConfig
 from ippo_cli.engine import distributed
+from ippo_cli.rewards.baselines import Baseline
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rewards.score import Baseline, Weights, compute_raw_scores, turn_counts
+from ippo_cli.rewards.score import Weights, compute_raw_scores, turn_counts
 from ippo_cli.types import Completion, Episode
 
 EMPTY = torch.zeros(0)

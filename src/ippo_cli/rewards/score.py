@@ -20,6 +20,7 @@ from ippo_cli.config.schema import (
     RewardWeightsConfig,
 )
 from ippo_cli.engine import distributed
+from ippo_cli.rewards.baselines import Baseline
 from ippo_cli.rewards.contract import Reward, RewardFunction, validate_reward
 from ippo_cli.rewards.episodes import turn_for_step, turn_steps
 from ippo_cli.rewards.mix import normalize_mix
@@ -44,15 +45,6 @@ class RawScores:
     parts: dict[str, Tensor]  # name -> [B]
     normalized: dict[str, Tensor] | None  # `numbers` with the mix's `normalize` applied; None without `normalize`
     failure: Exception | None  # the first failure on this rank
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Baseline:
-    """Counterfactual scores of an agent, which are subtracted from its scores to give its credit."""
-
-    numbers: Tensor  # [B, K] as the agent's scores; 0 in unknown rows
-    known: Tensor  # [B] bool
-    failure: Exception | None  # the first failure among unknown rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +159,14 @@ def process_scores(
         valid = ~failed[name] & (turns[name] > 0)
         raw = numbers.where(valid[:, None], 0.0).to(device)
         whole = numbers if own.normalized is None else own.normalized[name]
-        learning = whole - subtracted[name].numbers if name in subtracted else whole
+        baseline = subtracted.get(name)
+        learning = whole if baseline is None else baseline.subtract_from(whole)
         final, observed[name] = apply_processors(learning, turns[name], valid, config, moments[name], observe=observe)
         measured = {how: by_agent[name] for how, by_agent in baselines.items() if name in by_agent}
         scores[name] = Scores(
-            score=final.to(device) if config.processor or name in subtracted or own.normalized is not None else raw,
+            score=raw
+            if baseline is None and not config.processor and own.normalized is None
+            else (final if baseline is None else baseline.scores_of_credit(final)).to(device),
             raw=raw,
             parts=own.parts,
             valid=valid.to(device),
@@ -180,13 +175,15 @@ def process_scores(
                 how.value: compute_credit(numbers, ~own.failed[name] & (turns[name] > 0), baseline).to(device)
                 for how, baseline in measured.items()
             },
+            measured=(torch.ones_like(raw, dtype=torch.bool) if baseline is None else baseline.turn_mask).to(device),
         )
     return ScoreResult(scores=scores, moments=observed, failure=reason)
 
 
 def compute_credit(numbers: Tensor, valid: Tensor, baseline: Baseline) -> Tensor:
-    """An agent's `numbers` `[B, K]` minus its baseline; NaN in rows that are not valid or have no known baseline."""
-    return (numbers - baseline.numbers).where((valid & baseline.known)[:, None], math.nan)
+    """An agent's `numbers` `[B, K]` minus its baseline; NaN where it is not measured, and in rows without a score."""
+    known = (valid & baseline.known)[:, None] & baseline.turn_mask
+    return baseline.subtract_from(numbers).where(known, math.nan)
 
 
 def call_reward(

@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from ippo_cli.engine import distributed
+from ippo_cli.rollout.branches import Branch, BranchGenerator, State, branch_index, play_branches
 from ippo_cli.rollout.collect import collect
 from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.types import Batch, Completion, Episode, Turn
-
-MAX_EPISODES = 4096
-"""Continuations that are collected at once: bounds the buffers of a decoding call."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class State:
-    """The state of an agent before one of its tokens."""
-
-    episode: int  # position among the episodes
-    agent: str
-    turn: int  # of the agent, from 0
-    position: int  # tokens of this turn before the state
-
-    def turn_of(self, episodes: Sequence[Episode]) -> Turn:
-        """The turn that contains the state."""
-        return episodes[self.episode].turns_of_agent(self.agent)[self.turn]
+from ippo_cli.types import Completion, Episode, Turn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,30 +44,22 @@ def collect_continuations(
 
     The continuations of a state have one prompt, which is read once where the model can copy its cache.
     """
-    branches = [(state, number) for state in states for number in range(count)]
-    size = int(distributed.all_max(torch.tensor(math.ceil(len(branches) / MAX_EPISODES))).item())
-    played: list[Episode] = []
-    has_diverged: list[bool] = []
-    num_tokens = 0
-    for part in range(size):
-        here = branches[part * MAX_EPISODES : (part + 1) * MAX_EPISODES]
-        origins = [episodes[state.episode] for state, _ in here]
-        batch = Batch(
-            examples=[origin.example for origin in origins],
-            index=torch.tensor([origin.index for origin in origins], dtype=torch.long),
-        )
-        continuing = ContinuationGenerator(generator, here, origins)
-        played += collect(environments, formats, batch, continuing, draws)
-        has_diverged += [place in continuing.diverged for place in range(len(here))]
-        num_tokens += continuing.num_tokens
-    return Continuations(count=count, episodes=played, has_diverged=has_diverged, num_tokens=num_tokens)
+    found = play_branches(
+        lambda batch, continuing: collect(environments, formats, batch, continuing, draws),
+        partial(ContinuationGenerator, generator),
+        episodes,
+        [(state, number) for state in states for number in range(count)],
+    )
+    return Continuations(
+        count=count, episodes=found.episodes, has_diverged=found.has_diverged, num_tokens=found.num_tokens
+    )
 
 
-class ContinuationGenerator:
+class ContinuationGenerator(BranchGenerator):
     """Replays the turns before each branch's state, and generates everything after it with `generator`."""
 
-    def __init__(self, generator: Generator, branches: Sequence[tuple[State, int]], origins: Sequence[Episode]) -> None:
-        self._generator, self._branches, self._origins = generator, branches, origins
+    def __init__(self, generator: Generator, branches: Sequence[Branch], origins: Sequence[Episode]) -> None:
+        super().__init__(generator, branches, origins)
         self._turns: list[dict[str, list[Turn]]] = []  # that are replayed, by agent, for each branch
         for (state, _), origin in zip(branches, origins, strict=True):
             step = origin.turns_of_agent(state.agent)[state.turn].step
@@ -93,26 +68,6 @@ class ContinuationGenerator:
                 if turn.step < step:
                     replayed.setdefault(turn.agent, []).append(turn)
             self._turns.append(replayed)
-        self.diverged: set[int] = set()  # branches of which a replayed prompt differs
-        self.num_tokens = 0
-
-    def context_limit(self, agent: str) -> int:
-        return self._generator.context_limit(agent)
-
-    def start_collection(self) -> None:
-        self._generator.start_collection()
-
-    def finish_collection(self) -> None:
-        self._generator.finish_collection()
-
-    def close(self) -> None:
-        """Its generator belongs to others."""
-
-    def take_seconds(self) -> dict[str, float]:
-        return {}
-
-    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
-        return self._generator.batch_groups(agents)
 
     def generate(
         self,
@@ -133,10 +88,12 @@ class ContinuationGenerator:
         return [completion for completion in completions if completion is not None]
 
     def _replay(self, request: Request) -> Completion | None:
-        """The completion of a turn before the state; None if the turn is sampled."""
+        """The completion of a turn before the state, or of one that is given as a whole; None if it is sampled."""
         turns = self._turns[request.episode].get(request.agent, [])
         if request.turn >= len(turns):
-            return None
+            original = self._original(request)
+            is_whole = original is not None and self._branches[request.episode][0].position >= len(original.ids)
+            return original if is_whole else None
         if turns[request.turn].prompt != request.prompt:
             self.diverged.add(request.episode)
         return turns[request.turn].completion
@@ -155,8 +112,7 @@ class ContinuationGenerator:
         """The request with the tokens before the state, and with a separate index for the random numbers."""
         state, number = self._branches[request.episode]
         original = self._original(request)
-        name = f"{request.index}/{state.agent}/{state.turn}/{state.position}/{number}"
-        index = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") >> 1
+        index = branch_index(f"{request.index}/{state.agent}/{state.turn}/{state.position}/{number}")
         response = () if original is None else tuple(original.ids[: state.position].tolist())
         return replace(request, index=index, response=response)
 

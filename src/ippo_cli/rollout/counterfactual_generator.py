@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ippo_cli.engine import distributed
+from ippo_cli.rollout.branches import WrappedGenerator
 from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream
 from ippo_cli.types import Completion, Episode, Turn
 
 
-class CounterfactualGenerator:
+class CounterfactualGenerator(WrappedGenerator):
     """Generates with `substitute` for one agent, on a separate sampling stream, and with `generator` for the others.
 
     A completion is a function of the weights, the prompt, and (seed, purpose, agent, index, turn). So turns of the
@@ -18,14 +19,12 @@ class CounterfactualGenerator:
     """
 
     def __init__(self, generator: Generator, agent: str, substitute: Generator, episodes: Sequence[Episode]) -> None:
-        self._generator, self._agent, self._substitute = generator, agent, substitute
+        super().__init__(generator)
+        self._agent, self._substitute = agent, substitute
         self._turns: dict[tuple[int, str], list[Turn]] = {}
         for row, episode in enumerate(episodes):
             for turn in episode.turns:
                 self._turns.setdefault((row, turn.agent), []).append(turn)
-
-    def context_limit(self, agent: str) -> int:
-        return self._generator.context_limit(agent)
 
     def start_collection(self) -> None:
         self._generator.start_collection()
@@ -34,12 +33,6 @@ class CounterfactualGenerator:
     def finish_collection(self) -> None:
         self._generator.finish_collection()
         self._substitute.finish_collection()
-
-    def close(self) -> None:
-        """Its generators belong to others."""
-
-    def take_seconds(self) -> dict[str, float]:
-        return {}
 
     def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
         own, others = [], []

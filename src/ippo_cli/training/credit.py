@@ -2,35 +2,77 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from ippo_cli.config.credit import is_replay_iteration
+import torch
+
+from ippo_cli.config.credit import is_replay_iteration, samples_alternatives
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, CreditAssignment
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.alternative_turns import AlternativeEpisode, alternatives_baseline
+from ippo_cli.rewards.baselines import Baseline, TurnBaseline
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.counterfactual import blank_answers, gather_answers, other_episodes_baseline, recombined_baseline
-from ippo_cli.rewards.score import Baseline
-from ippo_cli.types import Episode
+from ippo_cli.rollout.alternatives import ORIGINAL, collect_alternatives
+from ippo_cli.rollout.branches import PlayEpisodes, State
+from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
+from ippo_cli.rollout.generator import Generator
+from ippo_cli.rollout.sampling import uniforms
+from ippo_cli.tasks.task import max_turns_by_agent
+from ippo_cli.types import Batch, Episode
 
 CreditBaselines = dict[CreditAssignment, dict[str, Baseline]]  # by method, then by agent
-ReplayFn = Callable[[str], list[Episode]]
-"""Replays the episodes with the named agent's initial policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeReplays:
+    """Plays an iteration's episodes again with other turns, with the same random numbers elsewhere."""
+
+    play: PlayEpisodes  # with the random stream of the episodes
+    batch: Batch
+    episodes: Sequence[Episode]
+    purpose: str  # of their random numbers
+    generator: Generator
+    initial_generator: Generator | None  # samples from the initial policies; None if no replays need it
+
+    def with_initial_policy(self, agent: str) -> list[Episode]:
+        """The episodes with the turns of an agent from its initial policy. Collective."""
+        assert self.initial_generator is not None
+        generator = CounterfactualGenerator(self.generator, agent, self.initial_generator, self.episodes)
+        return self.play(self.batch, generator)
+
+    def with_alternatives(self, states: Sequence[State], count: int) -> list[AlternativeEpisode]:
+        """The episodes with `count` alternatives to the turn of each state. Collective."""
+        numbers = range(ORIGINAL + 1, ORIGINAL + 1 + count)
+        played = collect_alternatives(self.play, self.generator, self.episodes, states, numbers)
+        return [
+            AlternativeEpisode(
+                row=state.episode,
+                turn=state.turn,
+                number=number,
+                episode=played.episodes[place * count + number],
+                is_usable=not played.has_diverged[place * count + number],
+            )
+            for place, state in enumerate(states)
+            for number in range(count)
+        ]
 
 
 def compute_credit_baselines(
     config: Config,
     iteration: int,
     reward: RewardFunction,
-    episodes: Sequence[Episode],
+    replays: EpisodeReplays,
     trainable_agents: Sequence[str],
-    replay: ReplayFn,
 ) -> CreditBaselines:
     """Baselines of the trainable agents: those used in training, and those that are only logged. Collective."""
-    weights, settings = reward_weights(config), config.reward
+    weights, settings, episodes = reward_weights(config), config.reward, replays.episodes
     baselines: CreditBaselines = {}
     if is_replay_iteration(config, iteration):
         baselines[CreditAssignment.difference] = {
-            name: other_episodes_baseline(reward, episodes, replay(name), name, weights, settings)
+            name: other_episodes_baseline(reward, episodes, replays.with_initial_policy(name), name, weights, settings)
             for name in trainable_agents
         }
     if settings.credit_assignment is CreditAssignment.leave_out:
@@ -40,7 +82,11 @@ def compute_credit_baselines(
             )
             for name in trainable_agents
         }
-    if settings.credit_assignment is CreditAssignment.counterfactual:
+    if samples_alternatives(config):
+        baselines[CreditAssignment.counterfactual] = {
+            name: _alternatives_baseline(config, reward, replays, name) for name in trainable_agents
+        }
+    elif settings.credit_assignment is CreditAssignment.counterfactual:
         generations = config.rollout.num_generations
         answers = gather_answers(episodes, generations)
         baselines[CreditAssignment.counterfactual] = {
@@ -48,3 +94,44 @@ def compute_credit_baselines(
             for name in trainable_agents
         }
     return baselines
+
+
+def _alternatives_baseline(config: Config, reward: RewardFunction, replays: EpisodeReplays, agent: str) -> TurnBaseline:
+    count = config.reward.credit_alternatives
+    assert count is not None
+    states = select_turns(config, replays.episodes, agent, replays.purpose)
+    return alternatives_baseline(
+        reward,
+        replays.episodes,
+        replays.with_alternatives(states, count),
+        count,
+        agent,
+        reward_weights(config),
+        config.reward,
+        gamma=1.0 if config.algorithm.gamma is None else config.algorithm.gamma,
+    )
+
+
+def select_turns(config: Config, episodes: Sequence[Episode], agent: str, purpose: str) -> list[State]:
+    """The states before the turns of an agent that are measured: all, or at most `credit_turns` of each episode.
+
+    With a limit, `credit_turns` of the numbers of turns that an episode may have are selected at random, and those that
+    the episode has are measured: the length of an episode depends on actions, so a selection among its own turns would
+    favour turns of short episodes. Without a limit on turns, the longest episode is the limit. Collective.
+    """
+    num_turns = [0 if episode.failure is not None else len(episode.trainable_turns(agent)) for episode in episodes]
+    limit, count = max_turns_by_agent(config.task)[agent], config.reward.credit_turns
+    if limit is None:
+        limit = int(distributed.all_max(torch.tensor(max(num_turns, default=0))))
+    if count is None or count >= limit:
+        selected = [list(range(turns)) for turns in num_turns]
+    else:
+        index = torch.tensor([episode.index for episode in episodes], dtype=torch.long)
+        order = uniforms(config.seed, f"{purpose}/credit/{agent}", index, limit).argsort(dim=1)
+        selected = [
+            sorted(turn for turn in row[:count] if turn < turns)
+            for row, turns in zip(order.tolist(), num_turns, strict=True)
+        ]
+    return [
+        State(episode=row, agent=agent, turn=turn, position=0) for row, turns in enumerate(selected) for turn in turns
+    ]

@@ -23,7 +23,6 @@ from ippo_cli.rewards.score import RawScores, call_reward, combine_raw_scores, p
 from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
 from ippo_cli.rollout.collect import OnEpisodes, collect
-from ippo_cli.rollout.counterfactual_generator import CounterfactualGenerator
 from ippo_cli.rollout.episode_file import read_collection
 from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.policy import GenerationPolicy
@@ -33,7 +32,7 @@ from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
-from ippo_cli.training.credit import CreditBaselines, compute_credit_baselines
+from ippo_cli.training.credit import CreditBaselines, EpisodeReplays, compute_credit_baselines
 from ippo_cli.training.dynamic_sampling import CandidateGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.sampler_gap import check_sampler_gap
@@ -367,16 +366,20 @@ class ExperienceCollector:
         if not is_credit_iteration(self.config, iteration):
             return {}
 
-        def replay(agent: str) -> list[Episode]:
-            """The same episodes with the same random numbers, replayed with one agent's initial policy."""
-            assert self.initial_generator is not None
-            return self.play_episodes(
-                batch, draws, generator=CounterfactualGenerator(self.generator, agent, self.initial_generator, episodes)
-            )
+        def play(part: Batch, generator: Generator) -> list[Episode]:
+            return self.play_episodes(part, draws, generator=generator)
 
+        replays = EpisodeReplays(
+            play=play,
+            batch=batch,
+            episodes=episodes,
+            purpose=draws.purpose,
+            generator=self.generator,
+            initial_generator=self.initial_generator,
+        )
         with clock("credit"):
             reward = self.preemption.make_interruptible(self.reward)
-            return compute_credit_baselines(self.config, iteration, reward, episodes, list(self.team), replay)
+            return compute_credit_baselines(self.config, iteration, reward, replays, list(self.team))
 
     def _score_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch

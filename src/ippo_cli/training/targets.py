@@ -154,7 +154,7 @@ class Algorithm:
         )
         outputs = ADVANTAGES[config.advantage](inputs, config)
         trained = outputs.usable & rollout.finished if config.truncation is Truncation.mask else outputs.usable
-        loss_mask = mask & trained[:, None]
+        loss_mask = mask & trained[:, None] & scores.measured.gather(1, rollout.turn.clamp(min=0))
         masks = _DisagreementMasks.compute(agent, value_std, loss_mask)
         actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
         targets = Targets(

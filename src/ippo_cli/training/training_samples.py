@@ -51,9 +51,13 @@ def buffer_distributions(experience: Experience, targets: Mapping[str, Targets])
 
 
 def _sum_credit(scores: Mapping[str, Scores]) -> dict[str, dict[str, list[float]]]:
-    """The credit of each agent's rows by method, summed over turns; NaN if unknown."""
+    """The credit of each agent's rows by method, summed over measured turns; NaN if unknown."""
+
+    def add_turns(credit: Tensor) -> list[float]:
+        return credit.double().nansum(dim=1).where(credit.isfinite().any(dim=1), torch.nan).tolist()
+
     return {
-        name: {method: credit.double().sum(dim=1).tolist() for method, credit in own.credit.items()}
+        name: {method: add_turns(credit) for method, credit in own.credit.items()}
         for name, own in scores.items()
         if own.credit
     }

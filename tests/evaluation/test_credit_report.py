@@ -1,0 +1,93 @@
+"""Credit reports: exact and sampled references, kinds of credit, and refused settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from small import small_config, train
+
+from ippo_cli.config.credit_reports import CreditReportSettings, check_credit_report, parse_credit_settings
+from ippo_cli.config.critic_reports import ValueReference
+from ippo_cli.config.errors import ConfigError, split_errors
+from ippo_cli.evaluation.credit_report import report_credit
+
+KEYS = ("task=signalling", "task.signals=abcd", "algorithm=ppo", "rollout.max_new_tokens=1", "rollout.top_k=3")
+SAMPLED = CreditReportSettings(prompts=8, responses=4, continuations=64)
+EXACT = CreditReportSettings(prompts=8, responses=4, continuations=4096, reference=ValueReference.exact)
+Turn = tuple[str, str, int, int]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("runs"), *KEYS, "num_iterations=1", "evaluation.every=0")
+
+
+def report(run: Path, settings: CreditReportSettings) -> tuple[dict[str, Any], dict[Turn, Any]]:
+    """The numbers of a report, and its rows by agent, kind, episode and turn."""
+    config, _ = small_config(run.parents[1], *KEYS)
+    target = report_credit(config, run, "latest", settings, [])
+    rows = [json.loads(line) for line in target.with_suffix(".turns.jsonl").read_text().splitlines()]
+    by_turn = {(row["agent"], row["kind"], row["episode"], row["turn"]): row for row in rows}
+    return json.loads(target.read_text()), by_turn
+
+
+@pytest.mark.slow
+def test_sampled_references_agree_with_exact_ones(run: Path) -> None:
+    record, exact = report(run, EXACT)
+    _, sampled = report(run, SAMPLED)
+    own = [key for key in exact if key[1] == "none"]
+    assert len(own) == 64
+    distances = torch.tensor([sampled[key]["reference"] - exact[key]["reference"] for key in own])
+    errors = torch.tensor([sampled[key]["standard_error"] for key in own])
+    assert float(distances.square().sum()) < 1.6 * float(errors.square().sum())
+    assert all(exact[key]["standard_error"] == 0 for key in own)
+    kinds = {"none", "difference", "counterfactual, 2 alternatives", "critic"}
+    assert all(set(by_kind) == kinds for by_kind in record["agents"].values())
+    receiver = record["agents"]["receiver"]["none"]["rank_correlation"]
+    assert receiver["low"] <= receiver["value"] <= receiver["high"]
+    assert receiver["value"] > 0.3
+
+
+@pytest.mark.slow
+def test_credit_of_many_alternatives_approaches_exact_credit(run: Path) -> None:
+    """The receiver acts last, so its exact credit is its score minus the mean score of its own turns."""
+    settings = CreditReportSettings(
+        prompts=4, responses=2, continuations=4096, alternatives=200, reference=EXACT.reference
+    )
+    _, rows = report(run, settings)
+    own = [row for key, row in rows.items() if key[:2] == ("receiver", "counterfactual, 200 alternatives")]
+    assert len(own) == 8
+    for row in own:
+        assert row["credit"] == pytest.approx(row["reference"], abs=0.15)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"credit_reference": "best"}, "credit_reference=best is unknown; use monte_carlo or exact"),
+        ({"credit_prompts": "1"}, "credit_prompts=1 is not an integer of at least 2"),
+    ],
+)
+def test_refused_settings(own: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_credit_settings(own)
+    assert str(raised.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("keys", "settings", "message"),
+    [
+        (["rollout.stop_strings=[x]"], EXACT, "credit_reference=exact does not support rollout.stop_strings"),
+        (["reward=function", "reward.function=a.py:f", "reward.whole_batch=true"], SAMPLED, "credit=true scores add"),
+    ],
+    ids=["stop strings", "whole batch"],
+)
+def test_refused_runs(keys: list[str], settings: CreditReportSettings, message: str, tmp_path: Path) -> None:
+    config, _ = small_config(tmp_path, *keys)
+    with pytest.raises(ConfigError) as raised:
+        check_credit_report(config, settings)
+    assert str(split_errors(raised.value)[0]).startswith(message)
