@@ -7,6 +7,7 @@ from ippo_cli.formulas.advantages import (
     place_scores,
     pool_values,
     reward_to_go,
+    segment_gae,
     turn_ends,
     turn_gae,
 )
@@ -66,6 +67,7 @@ __all__ = [
     "reward_to_go",
     "reweight",
     "router_loss",
+    "segment_gae",
     "selected_logprobs",
     "sequential_factor",
     "step_logratio",

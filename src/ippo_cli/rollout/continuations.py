@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -34,6 +34,17 @@ class State:
         return episodes[self.episode].turns_of_agent(self.agent)[self.turn]
 
 
+def state_key(episode: Episode, state: State) -> Hashable:
+    """Equal for equal states: all prompts and actions of earlier steps, and the turn up to the state."""
+    turn = episode.turns_of_agent(state.agent)[state.turn]
+    before = sorted(
+        (one.step, one.agent, tuple(one.prompt), tuple(one.completion.ids.tolist()))
+        for one in episode.turns
+        if one.step < turn.step
+    )
+    return (tuple(before), tuple(turn.prompt), tuple(turn.completion.ids[: state.position].tolist()))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuations:
     """`count` episodes from each state, consecutive and in the order of the states."""
@@ -52,6 +63,8 @@ def collect_continuations(
     count: int,
     generator: Generator,
     draws: SamplingStream,
+    *,
+    poll: Callable[[], None] | None = None,
 ) -> Continuations:
     """Play `count` episodes from each state: the current policies of all agents continue from there. Collective.
 
@@ -74,7 +87,7 @@ def collect_continuations(
             index=torch.tensor([origin.index for origin in origins], dtype=torch.long),
         )
         continuing = ContinuationGenerator(generator, here, origins)
-        played += collect(environments, formats, batch, continuing, draws)
+        played += collect(environments, formats, batch, continuing, draws, poll=poll)
         has_diverged += [place in continuing.diverged for place in range(len(here))]
         num_tokens += continuing.num_tokens
     return Continuations(count=count, episodes=played, has_diverged=has_diverged, num_tokens=num_tokens)
