@@ -84,7 +84,8 @@ METRICS: dict[str, str] = {
     "<agent>/monte_carlo/shared_fraction": "monte_carlo: fraction of states that share the continuations of an equal "
     "one, such as the prompt of a group",
     "<agent>/monte_carlo/tokens": "monte_carlo: tokens of all continuations, of all agents and ranks",
-    "<agent>/monte_carlo/unusable_fraction": "monte_carlo: fraction of continuations without a score, or from a state "
+    "<agent>/monte_carlo/unusable_fraction": "monte_carlo: fraction of continuations without a score, truncated with "
+    "truncation=mask, or from a state "
     "that a replay of the episode did not reach",
     "<agent>/monte_carlo/value": "monte_carlo: mean value of the states",
     "<agent>/monte_carlo/value_std": "monte_carlo: standard deviation of the values, their sampling error included",
