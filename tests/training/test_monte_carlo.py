@@ -162,7 +162,9 @@ def test_failed_continuations_are_left_out(tmp_path: Path) -> None:
             assert not targets[agent].loss_mask[~found.starts.any(dim=1)].any()
             unusable += found.num_unusable
         assert unusable > 0
-        assert 0 < trainer.state.progress.row[f"{agent}/monte_carlo/unusable_fraction"] < 1
+        row = trainer.state.progress.row
+        assert row is not None
+        assert 0 < row[f"{agent}/monte_carlo/unusable_fraction"] < 1
 
 
 @pytest.mark.slow
