@@ -84,13 +84,25 @@ PIECES: dict[str, tuple[str, ...]] = {
     ),
     "rewards to go by turn": ("algorithm=reinforce_plus_plus", "algorithm.credit=turn", "algorithm.gamma=0.9"),
     "automatic credit": ("algorithm=turn_ppo", "algorithm.credit=auto", "algorithm.turn_value=mean"),
+    "values at turns": (
+        "algorithm=vine_ppo",
+        "algorithm.monte_carlo.states=turns",
+        "algorithm.monte_carlo.every=null",
+    ),
+    "values with KL in the reward": (
+        "algorithm=vine_ppo",
+        "algorithm.kl.loss.coef=0",
+        "algorithm.kl.reward.coef=0.1",
+        "algorithm.gae_lambda=0.5",
+        "algorithm.truncation=mask",
+    ),
     "extremes only": ("algorithm=grpo", "algorithm.reweight.method=max_min"),
     "truncation masked": ("algorithm=rloo", "algorithm.truncation=mask"),
     "truncation penalised": ("algorithm=remax", "algorithm.truncation=penalty", "algorithm.truncation_penalty=0.5"),
     "bootstrap at turns": ("algorithm=turn_ppo", "critic=value_head", "algorithm.truncation=bootstrap"),
 }
 # Computed before any update, so that ranks differ only by rounding.
-BEFORE_THE_UPDATE = ("score/", "rollout/", "targets/", "kl/")
+BEFORE_THE_UPDATE = ("score/", "rollout/", "targets/", "kl/", "monte_carlo/")
 
 
 @cache
@@ -145,7 +157,7 @@ def results(worlds: dict[int, dict[str, Any]], request: pytest.FixtureRequest) -
 def test_all_algorithms_included(results: dict[str, Any]) -> None:
     free = {case.split()[0] for case, found in results.items() if found["critic"] == "none" and case not in PIECES}
     with_groups = {"grpo", "dr_grpo", "rloo", "dapo", "gspo", "gmpo", "cispo", "dppo"}
-    assert free == with_groups | {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"}
+    assert free == with_groups | {"reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax", "vine_ppo"}
     assert len(results) == sum(len(critics(name)) for name in ALGORITHMS) + len(PIECES)
 
 
@@ -207,6 +219,8 @@ def test_features_change_metrics(results: dict[str, Any]) -> None:
     assert first["token weights"]["solo/rollout/prob_diff/behavior"] > 0.0
     assert "solo/score/greedy" in first["remax none"]
     assert "solo/score/greedy" not in first["rloo none"]
+    assert first["vine_ppo none"]["solo/monte_carlo/states"] > 1.5
+    assert first["values at turns"]["solo/monte_carlo/states"] == 1.0
     assert 0.0 < first["likelihood of most responses"]["solo/policy/positive_fraction"] < 1.0
     assert first["likelihood of most responses"]["solo/policy/nll_loss"] > 0.1
     assert "solo/policy/nll_loss" not in first["ppo separate"]

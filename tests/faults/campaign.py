@@ -70,7 +70,7 @@ ENGINES: dict[str, tuple[str, ...]] = {
 FAMILIES = (
     *("ippo", "ppo", "actor_critic", "comlrl_ippo", "comlrl_iac", "pf_ppo", "mappo", "happo"),
     *("grpo", "dr_grpo", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
-    *("sao", "vapo", "dapo", "gspo", "gmpo", "cispo", "dppo"),
+    *("sao", "vapo", "dapo", "gspo", "gmpo", "cispo", "dppo", "vine_ppo"),
 )
 KINDS: dict[str, tuple[str, ...]] = {
     **{name: (f"algorithm={name}", "algorithm.mini_batch_size=16") for name in FAMILIES},

@@ -27,6 +27,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "masked_whiten": lambda: formulas.masked_whiten(X, MASK[:, :2]),
     "gae": lambda: formulas.gae(X, WIDE, MASK, **GAE),
     "turn_gae": lambda: formulas.turn_gae(X, X, MASK, TURN.float(), turn_value="first", **GAE),
+    "segment_gae": lambda: formulas.segment_gae(X, X, MASK, MASK[:1], **GAE),
     "pool_values": lambda: formulas.pool_values(ROWS, MASK, TURN, turn_value="first"),
     "turn_ends": lambda: formulas.turn_ends(MASK, TURN[:1]),
     "reward_to_go": lambda: formulas.reward_to_go(X, WIDE > 0, gamma=1.0),

@@ -74,6 +74,24 @@ def test_references_and_recomputed_activations_add_passes() -> None:
     assert found["actor update"] == pytest.approx(plain["actor update"] * 8 / 6)
 
 
+VINE = (
+    *(key for key in RUN if "critic" not in key),
+    *("algorithm=vine_ppo", "algorithm.kl.loss.coef=0", "rollout.num_generations=2"),
+    *("algorithm.monte_carlo.every=2", "algorithm.monte_carlo.continuations=3"),
+)
+
+
+def test_continuations_add_prefill_of_states_and_decoding_of_the_rest() -> None:
+    config = load_config(normalize_arguments([*PLAN, *VINE]))
+    # 3 continuations from the prompt of 4 groups, with 4 tokens ahead, and after 2 tokens of 8 responses: 96 tokens in
+    # 36 episodes. Each of 4 ranks has 3 states to read and 9 rows with a mean of 8/3 tokens.
+    later = 8 / 3
+    prefill = 2 * 1000 * 3 * (6 + 4 - later) / 500_000
+    read = later * 2000 + 40 * 9 * (later * (10 - later) + later * (later - 1) / 2)
+    assert seconds(config)["continuations"] == pytest.approx(prefill + read / 50_000)
+    assert "continuations" not in seconds(compose())
+
+
 def test_gradients_are_summed_over_the_network() -> None:
     config = compose("plan.per_machine=2", "plan.peak_tflops=1")
     # A ring sends the gradients twice, of 1000 weights in bf16; 3 steps.
@@ -108,12 +126,12 @@ def test_servers_sample_beside_the_ranks(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_reasons_for_no_time_line(overrides: list[str], reason: str) -> None:
-    assert missing_time_reason(compose(*overrides)) == reason
+    assert missing_time_reason(compose(*overrides), SHAPES) == reason
 
 
 def test_unknown_speeds() -> None:
     config = load_config([])
-    assert "the speeds of the devices are not known" in str(missing_time_reason(config))
+    assert "the speeds of the devices are not known" in str(missing_time_reason(config, SHAPES))
     with pytest.raises(ConfigError, match=r"plan.peak_tflops=1e-06 must be set together with the other speeds of plan"):
         compose("plan.mfu=null")
 

@@ -188,6 +188,7 @@ def test_two_ranks_equal_one(tmp_path, use_engines) -> None:
             "the next prompts depend on the scores of this iteration",
         ),
         (["algorithm=remax"], "needs greedy responses of the same weights"),
+        (["algorithm=vine_ppo"], "continuations would have other weights than episodes"),
         (["launch.processes=2", "+launch.placement={low.actor:0}"], "collects episodes on each rank separately"),
         (["actor=lora", "actor.model=m", "rollout.in_flight_updates=true"], "does not support the adapters of"),
     ],

@@ -19,6 +19,7 @@ from ippo_cli.formulas import (
     place_scores,
     pool_values,
     reward_to_go,
+    segment_gae,
     turn_gae,
 )
 from ippo_cli.types import Rollout
@@ -79,6 +80,21 @@ def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig)
     return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
 
+def monte_carlo_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+    """GAE over the segments between states with a Monte-Carlo value.
+
+    Rows of which the first state has no value are excluded.
+    """
+    assert config.gamma is not None
+    assert config.gae_lambda is not None
+    advantages, returns = segment_gae(
+        inputs.rewards, inputs.values, inputs.mask, inputs.starts, gamma=config.gamma, gae_lambda=config.gae_lambda
+    )
+    is_first = inputs.mask & (inputs.mask.cumsum(dim=1) == 1)
+    usable = inputs.valid & (inputs.starts & is_first).any(dim=1)
+    return AdvantageOutputs(advantages=advantages, returns=returns, usable=usable)
+
+
 def zero_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """No advantages: other terms of the loss train the policy, such as the KL to a teacher."""
     zeros = torch.zeros_like(inputs.rewards)
@@ -94,6 +110,7 @@ ADVANTAGES: dict[Advantage, Estimator] = {
     ),
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
     Advantage.greedy_baseline: greedy_baseline_advantages,
+    Advantage.monte_carlo: monte_carlo_advantages,
     Advantage.function: function_advantages,
     Advantage.none: zero_advantages,
 }

@@ -17,6 +17,7 @@ class AdvantageInputs:
     turn: Tensor  # [B, R] int64
     is_by_turn: bool  # whether actions are turns; otherwise tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
+    starts: Tensor  # [B, R] bool: the first token of each segment where values are of chosen states, else False
     baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
     valid: Tensor  # [B] bool: rows that have a score
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ippo_cli.config.batch_sizes import format_divisors, policy_steps
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.monte_carlo import check_monte_carlo
 from ippo_cli.config.references import is_default_reference
 from ippo_cli.config.schema import (
     Advantage,
@@ -26,6 +27,7 @@ from ippo_cli.config.schema import (
     Truncation,
     TrustRegion,
     TurnValue,
+    ValueStates,
     ValueUnit,
     WeightLevel,
 )
@@ -166,7 +168,13 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     dual = dual or ("clip_level=token limits the ratio" if algorithm.clip_level is ClipLevel.token else None)
     capped = clipped or ("trust_region=ratio limits the ratio" if by_ratio else None)
     level_reason = only_clip or ("ratio_level=token pools no ratios" if by_token else None)
-    fixed = valued or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
+    is_sampled = algorithm.advantage is Advantage.monte_carlo
+    segmented = "monte_carlo.states sets the segments that share an advantage" if is_sampled else None
+    unsampled = placed = None if is_sampled else f"advantage={advantage} samples no continuations"
+    if is_sampled and algorithm.monte_carlo.states is not ValueStates.tokens:
+        placed = "only monte_carlo.states=tokens counts tokens"
+    unweighted = None if is_sampled else valued
+    fixed = unweighted or ("length_adaptive_alpha sets lambda" if algorithm.length_adaptive_alpha is not None else None)
     plain = None if not objective.has_ratio else f"objective={objective.value} always allows several steps"
     several_steps = any(policy_steps(config, agent) > 1 for agent in config.task.agents.values())
     single = None if several_steps else "there is one optimizer step per buffer, which is never skipped"
@@ -184,7 +192,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
-        ("credit", Credit.token, scored, None),
+        ("credit", Credit.token, scored or segmented, None),
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
@@ -214,6 +222,10 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("truncation_ramp", None, unramped, "0.2"),
         ("positive_nll.min_score", None, unlikely, "the score of a right response"),
         ("kl.reward.horizon", None, unadapted, "10000"),
+        ("monte_carlo.continuations", None, unsampled, "9"),
+        ("monte_carlo.states", None, unsampled, "lines, turns or tokens"),
+        ("monte_carlo.every", None, placed, "a number of tokens, such as 32"),
+        ("monte_carlo.max_states", None, unsampled, None),
         ("reweight.power", None, unpowered, "2.0"),
         ("behavior_correction.cap", None, uncorrected, None),
         ("behavior_correction.band_low", None, uncorrected, None),
@@ -360,5 +372,6 @@ ALGORITHM_RULES = (
     _check_applicability,
     _check_ratio_base,
     _check_buffer_requirements,
+    check_monte_carlo,
 )
 """Each rule yields all errors, or raises the first."""

@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from enum import Enum
 
 from ippo_cli.config.errors import ConfigError, combine_errors
-from ippo_cli.config.rewards import needs_whole_batch
+from ippo_cli.config.rewards import buffer_dependent_scores
 from ippo_cli.config.schema import (
     Config,
     ConversationConfig,
     Credit,
-    CreditAssignment,
     CriticKind,
-    MixRewardConfig,
-    Processor,
     ServerActorConfig,
     TurnValue,
 )
-from ippo_cli.config.text import join_names
 
 KEY = "critic=true"
 
@@ -93,29 +89,8 @@ def _check_values(config: Config) -> Iterator[ConfigError]:
 
 def _check_scores(config: Config) -> Iterator[ConfigError]:
     """Scores of continuations must equal the scores that the critic learned from."""
-    reward = config.reward
-    moving = {Processor.zscore.value, Processor.running_zscore.value} & set(reward.processor)
-    if moving:
-        yield ConfigError(
-            KEY,
-            f"compares values with scores, and reward.processor=[{','.join(reward.processor)}] standardises the scores "
-            "that the critic learns by moments that change from buffer to buffer",
-            f"evaluate a run without {join_names(sorted(moving))}",
-        )
-    if needs_whole_batch(reward) or (isinstance(reward, MixRewardConfig) and reward.normalize):
-        key = "normalize" if isinstance(reward, MixRewardConfig) and reward.normalize else "whole_batch"
-        yield ConfigError(
-            KEY,
-            f"scores continuations, and reward.{key}=true compares the responses of a buffer with each other",
-            "evaluate a run without it",
-        )
-    if reward.credit_assignment is not CreditAssignment.none:
-        yield ConfigError(
-            KEY,
-            f"compares values with scores, and reward.credit_assignment={reward.credit_assignment.value} subtracts a "
-            "baseline from the scores that the critic learns",
-            "evaluate a run with reward.credit_assignment=none",
-        )
+    for setting, reason, remedy in buffer_dependent_scores(config.reward):
+        yield ConfigError(KEY, f"scores continuations, and {setting} {reason}", f"evaluate a run with {remedy}")
 
 
 def _check_exact(config: Config, settings: CriticReportSettings) -> Iterator[ConfigError]:

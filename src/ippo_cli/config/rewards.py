@@ -37,6 +37,7 @@ from ippo_cli.config.schema import (
     Sandbox,
     has_seed_examples,
 )
+from ippo_cli.config.text import join_names
 
 SANDBOXES = "reward.sandbox=bwrap (needs bubblewrap), or reward.sandbox=unsafe_local on a disposable machine"
 REFERENCE_REWARDS = (ExactMatchConfig, Gsm8kRewardConfig, MathRewardConfig, NumberRewardConfig)
@@ -68,6 +69,31 @@ def needs_whole_batch(reward: RewardConfig) -> bool:
     """Whether scores depend on the other rows of a batch."""
     parts = reward.parts.values() if isinstance(reward, MixRewardConfig) else [reward]
     return any(isinstance(part, FunctionRewardConfig) and part.whole_batch for part in parts)
+
+
+def buffer_dependent_scores(reward: RewardConfig) -> Iterator[tuple[str, str, str]]:
+    """Settings by which the scores of a response depend on others of its buffer: each with its effect, and a remedy."""
+    moving = sorted({Processor.zscore.value, Processor.running_zscore.value} & set(reward.processor))
+    if moving:
+        yield (
+            f"reward.processor=[{','.join(reward.processor)}]",
+            "standardises scores by moments that change from buffer to buffer",
+            f"reward.processor without {join_names(moving)}",
+        )
+    if isinstance(reward, MixRewardConfig) and reward.normalize:
+        yield "reward.normalize", "standardises parts of the score over a buffer", "reward.normalize=[]"
+    if needs_whole_batch(reward):
+        yield (
+            "reward.whole_batch=true",
+            "compares the responses of a buffer with each other",
+            "reward.whole_batch=false",
+        )
+    if reward.credit_assignment is not CreditAssignment.none:
+        yield (
+            f"reward.credit_assignment={reward.credit_assignment.value}",
+            "subtracts a baseline that other responses determine",
+            "reward.credit_assignment=none",
+        )
 
 
 def _check_keys(reward: RewardConfig, where: str) -> None:

@@ -215,6 +215,12 @@ def check_ahead(config: Config) -> Iterator[ConfigError]:
             "does not support algorithm.advantage=greedy_baseline, which needs greedy responses of the same weights",
             "use another advantage, or 0",
         )
+    if config.algorithm.advantage is Advantage.monte_carlo:
+        yield ConfigError(
+            setting,
+            "does not support algorithm.advantage=monte_carlo: continuations would have other weights than episodes",
+            "use another advantage, or 0",
+        )
     if config.reward.reward_batch_rows:
         yield ConfigError(
             f"{setting} reward.reward_batch_rows={config.reward.reward_batch_rows}",

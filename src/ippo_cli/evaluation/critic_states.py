@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Hashable, Sequence
 
-from ippo_cli.rollout.continuations import State
+from ippo_cli.rollout.continuations import State, state_key
 from ippo_cli.types import Episode
 
 STATES_PER_PROMPT = 8
@@ -60,14 +60,3 @@ def choose_states(
                         known.add(key)
                         chosen.append(state)
     return sorted(chosen)
-
-
-def state_key(episode: Episode, state: State) -> Hashable:
-    """Equal for equal states: all prompts and actions of earlier steps, and the turn up to the state."""
-    turn = episode.turns_of_agent(state.agent)[state.turn]
-    before = sorted(
-        (one.step, one.agent, tuple(one.prompt), tuple(one.completion.ids.tolist()))
-        for one in episode.turns
-        if one.step < turn.step
-    )
-    return (tuple(before), tuple(turn.prompt), tuple(turn.completion.ids[: state.position].tolist()))

@@ -7,6 +7,7 @@ from ippo_cli.formulas.advantages import (
     place_scores,
     pool_values,
     reward_to_go,
+    segment_gae,
     turn_ends,
     turn_gae,
 )
@@ -70,6 +71,7 @@ __all__ = [
     "reweight",
     "router_loss",
     "score_to_go",
+    "segment_gae",
     "selected_logprobs",
     "sequential_factor",
     "shapley_values",

@@ -85,6 +85,44 @@ def turn_gae(
     return advantages, returns
 
 
+@torch.no_grad()
+def segment_gae(
+    rewards: Tokens, values: Tokens, response_mask: Mask, starts: Mask, *, gamma: float, gae_lambda: float
+) -> tuple[Tokens, Tokens]:
+    """GAE over segments of action tokens, broadcast to the tokens of each segment: `(advantages, returns)`.
+
+    A segment begins at an action token in `starts`, of which the value is known, and ends before the next one. For
+    segment k of `n_k` action tokens that begins at token `c`, `R_k = sum_i gamma^i r_{c+i}`, `delta_k = R_k +
+    gamma^{n_k} V_{k+1} - V_k` and `A_k = delta_k + gamma^{n_k} lambda A_{k+1}`; both are 0 after the last segment.
+    `returns = A + V`. Values off `starts` are ignored. Action tokens before the first segment of a row give 0.
+
+    With gamma = 1, lambda = 0, rewards 0 0 1 and values .5 and .7 at the first and third token: advantages .2 .2 .3.
+
+    Source: VinePPO (Kazemnejad et al. 2024, arXiv 2410.01679), section 4, is lambda = 0; lambda as in `gae`.
+    """
+    rewards, values = as_real(rewards), as_real(values)
+    own, begins = response_mask.bool(), starts.bool() & response_mask.bool()
+    slots = begins.cumsum(dim=1) - 1
+    own = own & (slots >= 0)
+    slots, segments = turn_slots(own, slots)
+    number = own.cumsum(dim=1) - 1  # of each action token in its row
+    first, _ = turn_totals(number.to(values.dtype), begins, slots, segments)
+    place = number - first.gather(1, slots)  # of each action token in its segment
+    earned, counts = turn_totals(rewards * gamma ** keep(place, own), own, slots, segments)
+    own_values, _ = turn_totals(values, begins, slots, segments)
+    factors = gamma**counts
+    next_value = next_advantage = values.new_zeros(values.shape[0])
+    advantages = torch.zeros_like(own_values)
+    for k in reversed(range(segments)):
+        delta = earned[:, k] + factors[:, k] * next_value - own_values[:, k]
+        is_segment = counts[:, k] > 0
+        next_advantage = torch.where(is_segment, delta + factors[:, k] * gae_lambda * next_advantage, 0.0)
+        next_value = own_values[:, k]
+        advantages[:, k] = next_advantage
+    spread = [keep(result.gather(1, slots), own) for result in (advantages, advantages + own_values)]
+    return spread[0], spread[1]
+
+
 def pool_values(values: Tokens, response_mask: Mask, turn: TurnNumbers, *, turn_value: str) -> Tokens:
     """The value of each action token's turn, `[B, R]`: that of its first action token, their mean, or that of its last.
 

@@ -49,6 +49,12 @@ def episode_lengths(
     }
 
 
+def response_tokens(config: Config, name: str, length: EpisodeLength) -> int:
+    """Maximum response tokens in one row."""
+    limit = config.task.agents[name].rollout.max_new_tokens
+    return length.row_tokens if length.turns is None else min(length.turns * limit, length.row_tokens)
+
+
 def length_warnings(
     config: Config, lengths: Mapping[str, EpisodeLength], contexts: Mapping[str, int]
 ) -> dict[str, str]:

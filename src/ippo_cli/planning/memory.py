@@ -33,7 +33,7 @@ from ippo_cli.engine.zero_config import live_elements
 from ippo_cli.engine.zero_memory import EngineMemory, inference_memory
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
-from ippo_cli.planning.episode_length import EpisodeLength
+from ippo_cli.planning.episode_length import response_tokens
 from ippo_cli.planning.model_memory import FrozenModel, MemoryEstimate, TrainedModel
 from ippo_cli.planning.pass_memory import forward_bytes, kv_bytes
 from ippo_cli.planning.sampler_memory import estimate_sampler_memory
@@ -74,15 +74,17 @@ def estimate_memory(
         else 0.0,
         frozen_scoring_bytes=_frozen_scoring_bytes(config, shapes, place, frozen, device),
     )
+    count = config.algorithm.monte_carlo.continuations or 1  # more rows than the buffer are decoded at once
     if isinstance(config.rollout, VllmRolloutConfig):
         sampling = {name: shapes[name] for name in shapes if place.holds(name, ACTOR)}
-        own_rows = max((place.rows(name, ACTOR) for name in sampling), default=0)
+        own_rows = count * max((place.rows(name, ACTOR) for name in sampling), default=0)
         devices = place.placement.rollout_devices or None
         return replace(estimate, sampler=estimate_sampler_memory(config, sampling, ranks, own_rows, device, devices))
     decoding = [_decode_gathered_bytes(config, model.memory) for model in trained if model.is_actor]
     if needs_replays(config) or any(agent.frozen for agent in config.task.agents.values()):
         decoding += [_decode_gathered_bytes(config, m.sharded_memory) for m in frozen if m.sharded_memory is not None]
-    held = {name: (agent, place.rows(name, ACTOR)) for name, agent in shapes.items() if place.holds(name, ACTOR)}
+    local = {name: agent for name, agent in shapes.items() if place.holds(name, ACTOR)}
+    held = {name: (agent, count * place.rows(name, ACTOR)) for name, agent in local.items()}
     return replace(
         estimate,
         kv_cache_bytes=max((_decode_bytes(config, name, *agent) for name, agent in held.items()), default=0.0),
@@ -243,12 +245,6 @@ def _frozen_scoring_bytes(
 
 def _count_bins(critic: CriticConfig) -> int:
     return critic.value_bins or 0 if isinstance(critic, TrainedCriticConfig) else 0
-
-
-def response_tokens(config: Config, name: str, length: EpisodeLength) -> int:
-    """Maximum response tokens in one row."""
-    limit = config.task.agents[name].rollout.max_new_tokens
-    return length.row_tokens if length.turns is None else min(length.turns * limit, length.row_tokens)
 
 
 def _decode_bytes(config: Config, name: str, agent: AgentShapes, rows: int) -> float:

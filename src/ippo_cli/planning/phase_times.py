@@ -7,6 +7,7 @@ length. Rewards that are no models, tokenization and data transfer of rows take 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -34,10 +35,12 @@ from ippo_cli.config.teams import agents_by_critic, trained_agents_by_policy
 from ippo_cli.config.vllm import devices_per_server
 from ippo_cli.models.shape import ModelShape
 from ippo_cli.planning.agent_shapes import AgentShapes, bytes_per_weight
-from ippo_cli.planning.memory import count_groups, response_tokens
+from ippo_cli.planning.episode_length import response_tokens
+from ippo_cli.planning.memory import count_groups
 from ippo_cli.planning.model_memory import FrozenModel
 from ippo_cli.planning.pass_memory import kv_bytes
 from ippo_cli.planning.sampler_memory import ranks_per_server
+from ippo_cli.planning.value_states import continuation_costs
 
 FORWARD, BACKWARD = 2, 4  # operations per parameter and token
 GIGA, TERA = 1e9, 1e12
@@ -89,7 +92,7 @@ def read_speeds(plan: PlanConfig) -> Speeds | None:
     )
 
 
-def missing_time_reason(config: Config) -> str | None:
+def missing_time_reason(config: Config, shapes: Mapping[str, AgentShapes]) -> str | None:
     """Why no seconds can be computed; None if they can."""
     if read_speeds(config.plan) is None:
         return "the speeds of the devices are not known; use plan=h100 or plan=a100, or set them"
@@ -101,6 +104,8 @@ def missing_time_reason(config: Config) -> str | None:
             return f"plan.peak_tflops is the speed in bf16, and {name} has a model in fp32"
     if needs_replays(config) or samples_alternatives(config):
         return "the number of replayed turns is not known"
+    if None in continuation_costs(config, shapes).values():
+        return "the number of states of a response is not known; set algorithm.monte_carlo.max_states"
     return None
 
 
@@ -129,6 +134,7 @@ class _PhaseTimes:
     def phases(self, rewards: Sequence[FrozenModel]) -> Iterator[Phase]:
         for name in self.shapes:
             yield self._rollout(name)
+        yield from self._continuations()
         yield from self._scoring(rewards)
         updates = [*self._updates()]
         actors = updates[: len(trained_agents_by_policy(self.config))]
@@ -145,27 +151,55 @@ class _PhaseTimes:
                     yield self._transfer(policy, names[0])
 
     def _rollout(self, name: str) -> Phase:
-        """Prefill and decoding on each server or rank, in batches of `rollout.decode_batch_size` rows of a rank."""
+        rows = self.config.rollout.buffer_size
+        answer, prompt = self._tokens(name)
+        seconds = self._rounds * self._sampling_seconds(name, rows, answer, prompt, prefilled=rows)
+        devices = frozenset(self._sampling_devices(name))
+        return Phase(name=f"{name} rollout", stage=Stage.rollout, seconds=seconds, devices=devices)
+
+    def _continuations(self) -> Iterator[Phase]:
+        """Sampling of all agents from the states of each agent; the tokens before a state are read once."""
+        total = sum(self._tokens(name)[0] for name in self.shapes)
+        for name, cost in continuation_costs(self.config, self.shapes).items():
+            assert cost is not None
+            later = cost.tokens / max(cost.episodes * total, 1)  # fraction of an episode's tokens after a state, mean
+            for agent in self.shapes:
+                answer, prompt = self._tokens(agent)
+                before = prompt + answer * (1 - later)
+                seconds = self._sampling_seconds(
+                    agent, cost.episodes, answer * later, before, prefilled=cost.episodes / cost.continuations
+                )
+                yield Phase(
+                    name=f"{agent} continuations" if agent == name else f"{agent} continuations for {name}",
+                    stage=Stage.scoring,
+                    seconds=seconds,
+                    devices=frozenset(self._sampling_devices(agent)),
+                )
+
+    def _sampling_seconds(self, name: str, rows: int, answer: float, prompt: float, *, prefilled: float) -> float:
+        """Prefill of `prefilled` prompts, and decoding of `answer` tokens in each of `rows` rows of all ranks.
+
+        Each server or rank decodes batches of `rollout.decode_batch_size` rows of a rank.
+        """
         config, agent, devices = self.config, self.shapes[name], self._sampling_devices(name)
         parts, limit = 1, config.rollout.decode_batch_size
         if (own := self.placement.rollout_devices) and isinstance(config.rollout, VllmRolloutConfig):
             parts = devices_per_server(config.rollout.vllm)
             limit *= ranks_per_server(config, self.ranks, own)
         shape, width = agent.actor, self._width(config.task.agents[name])
-        rows = -(-config.rollout.buffer_size // max(len(devices) // parts, 1))
+        share = max(len(devices) // parts, 1)
+        rows = -(-rows // share)
         batches = -(-rows // min(limit, rows))
-        answer, prompt = self._tokens(name)
         # Step t reads the keys and values of the prompt and t tokens.
         cached = kv_bytes(shape, width) * rows * (answer * prompt + answer * (answer - 1) / 2)
         weights = shape.quantized_bytes or float(width * shape.parameters)
         read = (batches * answer * weights + cached) / (parts * self.speeds.memory)
-        compute = FORWARD * shape.parameters * rows / (parts * self.speeds.compute)
-        seconds = compute * prompt + max(read, compute * answer)
+        compute = FORWARD * shape.parameters / (parts * self.speeds.compute)
+        seconds = compute * math.ceil(prefilled / share) * prompt + max(read, compute * rows * answer)
         if not isinstance(config.rollout, VllmRolloutConfig) and config.deepspeed.stage == 3:
             gathers = 1 if config.rollout.zero3_gather is Zero3Gather.all else batches * (answer + 1)
             seconds += gathers * self._gather_seconds(shape, width, self.placement.of(name, ACTOR))
-        seconds *= self._rounds
-        return Phase(name=f"{name} rollout", stage=Stage.rollout, seconds=seconds, devices=frozenset(devices))
+        return seconds
 
     def _scoring(self, rewards: Sequence[FrozenModel]) -> Iterator[Phase]:
         """Forward passes without gradients."""

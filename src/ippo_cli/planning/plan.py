@@ -37,6 +37,7 @@ from ippo_cli.planning.resources import (
 from ippo_cli.planning.run_memory import Machine, RunMemory
 from ippo_cli.planning.served_agents import inspect_servers
 from ippo_cli.planning.timeline import format_chart, format_devices, format_seconds, schedule_phases
+from ippo_cli.planning.value_states import describe_continuations
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.templates import first_message
@@ -117,6 +118,8 @@ def _show_sizes(prepared: Prepared) -> None:
         _print_labelled("", f"groups of {parts}: the ranks of a group train the same rows, each with a part of {split}")
     if (credit_cost := _credit_cost(config)) is not None:
         _print_labelled("credit", credit_cost)
+    for number, text in enumerate(describe_continuations(config, prepared.specs.shapes)):
+        _print_labelled("" if number else "values", text)
     for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
             _print_labelled(f"{holder} steps", "none (frozen)")
@@ -249,7 +252,7 @@ def _show_timeline(prepared: Prepared) -> None:
     config, plan, ranks = prepared.config, prepared.config.plan, prepared.ranks
     if plan.devices is None:
         return
-    if (reason := missing_time_reason(config)) is not None:
+    if (reason := missing_time_reason(config, prepared.specs.shapes)) is not None:
         _print_labelled("time line", f"none: {reason}")
         return
     specs, placement = prepared.specs, read_placement(config, ranks)

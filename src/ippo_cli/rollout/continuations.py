@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -15,6 +15,17 @@ from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingS
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.types import Completion, Episode, Turn
+
+
+def state_key(episode: Episode, state: State) -> Hashable:
+    """Equal for equal states: all prompts and actions of earlier steps, and the turn up to the state."""
+    turn = episode.turns_of_agent(state.agent)[state.turn]
+    before = sorted(
+        (one.step, one.agent, tuple(one.prompt), tuple(one.completion.ids.tolist()))
+        for one in episode.turns
+        if one.step < turn.step
+    )
+    return (tuple(before), tuple(turn.prompt), tuple(turn.completion.ids[: state.position].tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +46,8 @@ def collect_continuations(
     count: int,
     generator: Generator,
     draws: SamplingStream,
+    *,
+    poll: Callable[[], None] | None = None,
 ) -> Continuations:
     """Play `count` episodes from each state: the current policies of all agents continue from there. Collective.
 
@@ -45,7 +58,7 @@ def collect_continuations(
     The continuations of a state have one prompt, which is read once where the model can copy its cache.
     """
     found = play_branches(
-        lambda batch, continuing: collect(environments, formats, batch, continuing, draws),
+        lambda batch, continuing: collect(environments, formats, batch, continuing, draws, poll=poll),
         partial(ContinuationGenerator, generator),
         episodes,
         [(state, number) for state in states for number in range(count)],

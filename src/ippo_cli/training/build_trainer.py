@@ -18,7 +18,7 @@ from ippo_cli.agents.initial import check_vocabularies, initial_weights, pin_rev
 from ippo_cli.config.credit import needs_replays
 from ippo_cli.config.errors import Preempted, PreflightError, convert_storage_errors
 from ippo_cli.config.placement import read_placement
-from ippo_cli.config.schema import Config, Mode
+from ippo_cli.config.schema import Advantage, Config, Mode
 from ippo_cli.config.time_limit import resolve_deadline
 from ippo_cli.config.vllm import collects_ahead
 from ippo_cli.engine import distributed, progress
@@ -54,6 +54,7 @@ from ippo_cli.training.checkpoint import (
 )
 from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import ExperienceCollector
+from ippo_cli.training.monte_carlo import StateValueEstimator
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
@@ -257,13 +258,27 @@ def _build_collector(
     initial_generator = (
         build_generator({name: agent.initial_agent for name, agent in team.items()}) if needs_replays(config) else None
     )
+    environments, generator = make_environment_pool(config.task), build_generator(team.generation_policies)
+    state_values = None
+    if config.algorithm.advantage is Advantage.monte_carlo:
+        state_values = StateValueEstimator(
+            config=config,
+            algorithm=state.algorithm,
+            team=team,
+            environments=environments,
+            formats=prepared.formats,
+            generator=generator,
+            reward=prepared.reward,
+            preemption=context.preemption,
+            device=context.device,
+        )
     return ExperienceCollector(
         config=config,
         team=team,
         schedule=prepared.schedule,
-        environments=make_environment_pool(config.task),
+        environments=environments,
         formats=prepared.formats,
-        generator=build_generator(team.generation_policies),
+        generator=generator,
         initial_generator=initial_generator,
         build_generator=build_generator,
         opponents=opponents,
@@ -271,6 +286,7 @@ def _build_collector(
         reward=prepared.reward,
         preemption=context.preemption,
         device=context.device,
+        state_values=state_values,
         num_ahead=prepared.batch_sizes.num_iterations if collects_ahead(config) else 0,
         report_waiting=partial(context.console.show_progress, "collecting episodes"),
     )

@@ -34,6 +34,7 @@ from ippo_cli.tasks.environment import EnvironmentPool
 from ippo_cli.tasks.schedule import ExampleSchedule
 from ippo_cli.training.credit import CreditBaselines, EpisodeReplays, compute_credit_baselines
 from ippo_cli.training.dynamic_sampling import CandidateGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
+from ippo_cli.training.monte_carlo import StateValueEstimator
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.sampler_gap import check_sampler_gap
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
@@ -81,6 +82,7 @@ class ExperienceCollector:
     reward: RewardFunction
     preemption: PreemptionHandler
     device: torch.device
+    state_values: StateValueEstimator | None  # with `advantage=monte_carlo`
     num_ahead: int  # iterations with episodes that can be collected during the training of the one before; 0: none
     report_waiting: Callable[[int, int], None]  # the numbers of finished and of all episodes, during a wait
     running: BackgroundCollection | None = None  # the last one that was started
@@ -127,6 +129,10 @@ class ExperienceCollector:
         greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
         rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
         check_sampler_gap(self.config, self.team, sampled, rollouts)
+        state_values = {}
+        if self.state_values is not None:
+            with clock("continuations"):
+                state_values = self.state_values.estimate(episodes, rollouts, scored.scores, draws)
         with clock("targets"):
             views = self.team.critic_views(episodes, rollouts)
         experience = Experience(
@@ -137,6 +143,7 @@ class ExperienceCollector:
             scores=scored.scores,
             greedy=greedy,
             views=views,
+            state_values=state_values,
         )
         environment_seconds = self.environments.seconds - seconds_before
         if started is not None:

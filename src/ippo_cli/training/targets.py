@@ -37,7 +37,7 @@ from ippo_cli.formulas import (
     reweight,
     turn_ends,
 )
-from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, Targets
+from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, StateValues, Targets
 
 
 @dataclass(kw_only=True)
@@ -49,6 +49,7 @@ class Algorithm:
     seed: int  # of the rows that `reweight` draws
     token_limits: Mapping[str, int] = field(default_factory=dict)  # by agent: of a response; for soft_penalty
     kl_coef: dict[str, float] = field(default_factory=dict)  # adaptive coefficients of the reward's KL term, by agent
+    only_returns: bool = False  # the reference is read for the KL term of the reward only
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> Algorithm:
@@ -72,7 +73,7 @@ class Algorithm:
             credit=credit,
             reweight=replace(self.config.reweight, method=Reweight.none, power=None),
         )
-        return replace(self, config=config, kl_coef=dict(self.kl_coef))
+        return replace(self, config=config, kl_coef=dict(self.kl_coef), only_returns=True)
 
     @property
     def needs_greedy(self) -> bool:
@@ -112,6 +113,7 @@ class Algorithm:
                 experience.scores[name],
                 experience.greedy.get(name),
                 experience.views.get(name),
+                experience.state_values.get(name),
             )
             if after_agent is not None:
                 after_agent()
@@ -131,10 +133,14 @@ class Algorithm:
         scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
         view: CriticView | None,
+        state_values: StateValues | None,
     ) -> tuple[Targets, float]:
         config, mask = self.config, rollout.response_mask
         values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
-        ref_logprobs = agent.ref_logprobs(rollout)
+        if state_values is not None:
+            values = state_values.values
+        skips_reference = self.only_returns and not config.kl.reward.coef
+        ref_logprobs = rollout.logprobs if skips_reference else agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
         rewards = place_scores(score, mask, rollout.turn) - kl_penalty
@@ -149,6 +155,7 @@ class Algorithm:
             turn=rollout.turn,
             is_by_turn=by_turn,
             group=batch.index.to(mask.device) // self.num_generations,
+            starts=torch.zeros_like(mask) if state_values is None else state_values.starts,
             baseline=baseline,
             valid=valid,
         )

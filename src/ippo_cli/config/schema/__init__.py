@@ -36,6 +36,7 @@ from ippo_cli.config.schema.algorithm import (
     KlRewardConfig,
     KlRewardEstimator,
     LossAggregation,
+    MonteCarloConfig,
     Objective,
     Pooling,
     PositiveNllConfig,
@@ -48,6 +49,7 @@ from ippo_cli.config.schema.algorithm import (
     Truncation,
     TrustRegion,
     TurnValue,
+    ValueStates,
     ValueUnit,
     WeightLevel,
 )

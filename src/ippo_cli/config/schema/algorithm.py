@@ -58,6 +58,7 @@ class Advantage(str, Enum):
     group = "group"
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
+    monte_carlo = "monte_carlo"
     function = "function"
     none = "none"
 
@@ -79,7 +80,13 @@ class Advantage(str, Enum):
     @property
     def is_per_action(self) -> bool:
         """Whether the estimator gives one advantage per action; others give one per response."""
-        return self in (Advantage.gae, Advantage.reward_to_go, Advantage.function)
+        return self in (Advantage.gae, Advantage.reward_to_go, Advantage.monte_carlo, Advantage.function)
+
+
+class ValueStates(str, Enum):
+    turns = "turns"
+    lines = "lines"
+    tokens = "tokens"
 
 
 class Credit(str, Enum):
@@ -175,6 +182,16 @@ class ReweightConfig:
 
 
 @dataclass
+class MonteCarloConfig:
+    """VinePPO: values of states inside responses, as mean returns of continuations that the policies sample there."""
+
+    continuations: PositiveInt | None  # sampled from each state, to the end of the episode
+    states: ValueStates | None  # first token of each turn | and of each line (reasoning step) | and every n tokens
+    every: PositiveInt | None  # states=tokens: number of tokens between states of a turn
+    max_states: PositiveInt | None  # states per episode of an agent, spread over its responses; null = all
+
+
+@dataclass
 class BehaviorCorrectionConfig:
     """Importance weights for a sampler that differs from the policy (sampling filters, another engine)."""
 
@@ -218,7 +235,7 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
     advantage: Advantage
-    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | function | none (other terms only)
+    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | monte_carlo | function | none
     advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
@@ -250,6 +267,7 @@ class AlgorithmConfig(StepsConfig):
     truncation_penalty: PositiveFloat | None  # subtracted from the score of a truncated response
     truncation_ramp: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
     # soft_penalty: last part of the token limit in which the penalty grows to its full size
+    monte_carlo: MonteCarloConfig
     reweight: ReweightConfig
     positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig

@@ -1,0 +1,63 @@
+"""Chooses the states of sampled responses of which the values are estimated by continuations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from ippo_cli.config.schema import MonteCarloConfig, ValueStates
+from ippo_cli.rollout.continuations import State
+from ippo_cli.types import Episode
+
+
+class ValueStateChooser:
+    """Chooses the states of one agent before its first token, and before others as `algorithm.monte_carlo` says."""
+
+    def __init__(self, settings: MonteCarloConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._settings, self._tokenizer = settings, tokenizer
+        self._texts: dict[int, str] = {}
+
+    def choose(self, episodes: Sequence[Episode], rows: Sequence[int], agent: str) -> list[State]:
+        """The states of these rows of `episodes`, in order; a row without a token of the agent has none."""
+        chosen: list[State] = []
+        for row in rows:
+            own = [
+                State(row, agent, number, position)
+                for number, turn in enumerate(episodes[row].trainable_turns(agent))
+                for position in self._positions(turn.completion.ids.tolist())
+            ]
+            chosen += _thin_out(own, self._settings.max_states)
+        return chosen
+
+    def _positions(self, ids: Sequence[int]) -> Iterator[int]:
+        """Tokens of a turn before each of its states."""
+        if ids:
+            yield 0
+        if self._settings.states is ValueStates.tokens:
+            assert self._settings.every is not None
+            yield from range(self._settings.every, len(ids), self._settings.every)
+        elif self._settings.states is ValueStates.lines:
+            yield from self._line_starts(ids)
+
+    def _line_starts(self, ids: Sequence[int]) -> Iterator[int]:
+        """Positions of the first visible token after each line break. Blank lines and the stop token begin no line."""
+        is_after_break = False
+        for position, token in enumerate(ids):
+            text = self._text(token)
+            if is_after_break and text.strip():
+                yield position
+                is_after_break = False
+            is_after_break = is_after_break or "\n" in text
+
+    def _text(self, token: int) -> str:
+        if token not in self._texts:
+            self._texts[token] = str(self._tokenizer.decode([token], skip_special_tokens=True))
+        return self._texts[token]
+
+
+def _thin_out(states: list[State], limit: int | None) -> list[State]:
+    """At most `limit` of the states, evenly spread, with the first one."""
+    if limit is None or len(states) <= limit:
+        return states
+    return [states[number * len(states) // limit] for number in range(limit)]

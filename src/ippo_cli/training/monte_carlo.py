@@ -1,0 +1,181 @@
+"""Monte-Carlo values of states inside responses, for `algorithm.advantage=monte_carlo` (VinePPO, arXiv 2410.01679)."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ippo_cli.agents.agent import Agent
+from ippo_cli.agents.team import Team
+from ippo_cli.config.schema import Config, Truncation
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rollout.continuations import MAX_EPISODES, State, collect_continuations, state_key
+from ippo_cli.rollout.generator import Generator, SamplingStream
+from ippo_cli.rollout.value_states import ValueStateChooser
+from ippo_cli.runs.signals import PreemptionHandler
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.training.continued_returns import compute_returns, state_columns
+from ippo_cli.training.targets import Algorithm
+from ippo_cli.types import Episode, Rollout, Scores, StateValues
+
+Key = bytes
+"""A hash that is equal for equal states of responses to the same prompt of the buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The value of a state."""
+
+    mean: float  # NaN without a usable continuation
+    variance: float  # of the mean, from the spread of the continuations; 0 for a single one
+
+
+@dataclass(kw_only=True)
+class StateValueEstimator:
+    """Samples continuations from chosen states of an iteration's responses with the policies before the update."""
+
+    config: Config
+    algorithm: Algorithm
+    team: Team
+    environments: EnvironmentPool
+    formats: Mapping[str, PromptFormat]
+    generator: Generator
+    reward: RewardFunction
+    preemption: PreemptionHandler
+    device: torch.device
+
+    def estimate(
+        self,
+        episodes: Sequence[Episode],
+        rollouts: Mapping[str, Rollout],
+        scores: Mapping[str, Scores],
+        draws: SamplingStream,
+    ) -> dict[str, StateValues]:
+        """The values of each trained agent's chosen states. `draws`: of the episodes. Collective."""
+        return {
+            name: self._estimate_agent(agent, episodes, rollouts[name], scores[name], draws)
+            for name, agent in self.team.items()
+        }
+
+    def _estimate_agent(
+        self, agent: Agent, episodes: Sequence[Episode], rollout: Rollout, scores: Scores, draws: SamplingStream
+    ) -> StateValues:
+        trained = scores.valid
+        if self.config.algorithm.truncation is Truncation.mask:
+            trained = trained & rollout.finished
+        chooser = ValueStateChooser(self.config.algorithm.monte_carlo, agent.tokenizer)
+        states = chooser.choose(episodes, trained.nonzero()[:, 0].tolist(), agent.name)
+        keys = [self._state_key(episodes[state.episode], state) for state in states]
+        own = assign_states(keys, [episodes[state.episode].index for state in states])
+        returns, num_tokens = self._sample_returns(agent, episodes, [states[place] for place in own], draws)
+        estimates = dict(zip([keys[place] for place in own], summarize_returns(returns), strict=True))
+        known = {key: found for part in distributed.gather_objects(estimates) for key, found in part.items()}
+        values, starts, variance = place_estimates([known[key] for key in keys], states, rollout)
+        return StateValues(
+            values=values,
+            starts=starts,
+            variance=variance,
+            num_states=len(states),
+            num_sampled=len(own),
+            num_continuations=returns.numel(),
+            num_unusable=int(returns.isnan().sum()),
+            num_tokens=num_tokens,
+        )
+
+    def _state_key(self, episode: Episode, state: State) -> Key:
+        prompt = episode.index // self.config.rollout.num_generations
+        return hashlib.blake2b(repr((prompt, state_key(episode, state))).encode(), digest_size=16).digest()
+
+    def _sample_returns(
+        self, agent: Agent, episodes: Sequence[Episode], states: Sequence[State], draws: SamplingStream
+    ) -> tuple[Tensor, int]:
+        """Returns of continuations `[n, count]` float64, NaN where not usable, and the tokens generated. Collective.
+
+        Some states at a time, so that rows of continuations take little memory.
+        """
+        count = self.config.algorithm.monte_carlo.continuations
+        assert count is not None
+        size = max(1, MAX_EPISODES // count)
+        parts = int(distributed.all_max(torch.tensor(math.ceil(len(states) / size))).item())
+        returns, num_tokens = [torch.empty(0, count, dtype=torch.float64)], 0
+        for number in range(parts):
+            part = states[number * size : (number + 1) * size]
+            continuations = collect_continuations(
+                self.environments,
+                self.formats,
+                episodes,
+                part,
+                count,
+                self.generator,
+                draws,
+                poll=self.preemption.raise_if_requested,
+            )
+            num_tokens += continuations.num_tokens
+            returns.append(
+                compute_returns(
+                    self.config,
+                    self.algorithm,
+                    agent,
+                    self.preemption.make_interruptible(self.reward),
+                    continuations,
+                    part,
+                    is_by_turn=False,
+                    device=self.device,
+                )
+            )
+            self.preemption.raise_if_any_rank_requested()
+        return torch.cat(returns), num_tokens
+
+
+def assign_states(keys: Sequence[Key], indices: Sequence[int]) -> list[int]:
+    """Positions of the states of which this rank samples continuations: one of all equal states on all ranks.
+
+    It is the one with the smallest sample index in `indices`, so that the choice does not depend on the number of
+    ranks. Collective.
+    """
+    smallest: dict[Key, tuple[int, int]] = {}  # sample index, position
+    for place, (key, index) in enumerate(zip(keys, indices, strict=True)):
+        smallest[key] = min(smallest.get(key, (index, place)), (index, place))
+    everywhere: dict[Key, int] = {}
+    for part in distributed.gather_objects({key: index for key, (index, _) in smallest.items()}):
+        for key, index in part.items():
+            everywhere[key] = min(everywhere.get(key, index), index)
+    return sorted(place for key, (index, place) in smallest.items() if everywhere[key] == index)
+
+
+def summarize_returns(returns: Tensor) -> list[Estimate]:
+    """The estimates of states from the returns of their continuations `[n, count]`; NaN: not usable."""
+    counts = returns.isfinite().sum(dim=1)
+    means = returns.nanmean(dim=1)
+    squares = (returns - means[:, None]).square().nansum(dim=1)
+    variances = squares / (counts - 1).clamp(min=1) / counts.clamp(min=1)
+    return [Estimate(mean, variance) for mean, variance in zip(means.tolist(), variances.tolist(), strict=True)]
+
+
+def place_estimates(
+    estimates: Sequence[Estimate], states: Sequence[State], rollout: Rollout
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Values of the last state before each action token, the tokens after states, and their variances: `[B, R]` each.
+
+    States without a value are left out: the segment before them continues.
+    """
+    starts, zeros = torch.zeros_like(rollout.response_mask), torch.zeros_like(rollout.logprobs)
+    values, variance = zeros.clone(), zeros.clone()
+    rows = [state.episode for state in states]
+    columns = state_columns(rollout, states, rows)
+    place = torch.tensor(rows, dtype=torch.long, device=zeros.device), columns
+    means = torch.tensor([found.mean for found in estimates], dtype=zeros.dtype, device=zeros.device)
+    starts[place] = means.isfinite()
+    values[place] = means.nan_to_num()
+    variance[place] = torch.tensor([found.variance for found in estimates], dtype=zeros.dtype, device=zeros.device)
+    numbers = torch.arange(zeros.shape[1], device=zeros.device).expand_as(zeros)
+    last = torch.where(starts, numbers, -1).cummax(dim=1).values
+    spread = values.gather(1, last.clamp(min=0)).masked_fill((last < 0) | ~rollout.response_mask, 0.0)
+    return spread, starts, variance.masked_fill(~starts, 0.0)
