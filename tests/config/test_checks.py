@@ -1019,6 +1019,8 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((GRPO, "algorithm.truncation=mask"), "truncation_penalty", 1.0, "truncation=mask subtracts nothing"),
     ((), "truncation_ramp", 0.2, "truncation=none has no ramp"),
     ((), "positive_nll.min_score", 1.0, "positive_nll.coef=0 has no likelihood term"),
+    (("task=sorting_solo",), "normalization_scope", "team", "the run trains one agent"),
+    (("algorithm=rloo",), "normalization_scope", "team", "normalises nothing"),
     ((), "scale_by_std", True, "advantage=gae has no standard deviation"),
     (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out has no standard deviation"),
     (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one advantage"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.algorithms.user_advantages import function_advantages
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
+from ippo_cli.config.schema import Advantage, AlgorithmConfig, NormalizationScope, TurnValue
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
     gae,
@@ -60,17 +60,31 @@ def group_advantages(formula: GroupFormula) -> Estimator:
     """
 
     def estimate(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-        score = row_scores(inputs)
-        scores, groups, valid = (distributed.all_gather_rows(part) for part in (score, inputs.group, inputs.valid))
-        _, slots = torch.unique(groups, return_inverse=True)
-        sizes = torch.zeros_like(slots).scatter_add(0, slots, valid.long())
-        usable = valid & (sizes[slots] > 1)
-        advantages = torch.zeros_like(scores)
-        advantages[usable] = formula(scores[usable], groups[usable], config)
-        mine = distributed.local_row_slice(score)
-        return _broadcast_rows(inputs, advantages[mine], score, usable[mine])
+        return _compare_groups(formula, [inputs], config)[0]
 
     return estimate
+
+
+def _compare_groups(
+    formula: GroupFormula, agents: Sequence[AdvantageInputs], config: AlgorithmConfig
+) -> list[AdvantageOutputs]:
+    """Compare each response with those of the given agents to its prompt, across ranks. Collective."""
+    own = [row_scores(inputs) for inputs in agents]
+    rows = (
+        torch.cat(own),
+        torch.cat([inputs.group for inputs in agents]),
+        torch.cat([inputs.valid for inputs in agents]),
+    )
+    scores, groups, valid = (distributed.all_gather_rows(part) for part in rows)
+    _, slots = torch.unique(groups, return_inverse=True)
+    sizes = torch.zeros_like(slots).scatter_add(0, slots, valid.long())
+    usable = valid & (sizes[slots] > 1)
+    advantages = torch.zeros_like(scores)
+    advantages[usable] = formula(scores[usable], groups[usable], config)
+    here = distributed.local_row_slice(torch.cat(own))
+    counts = [len(score) for score in own]
+    results = zip(agents, advantages[here].split(counts), own, usable[here].split(counts), strict=True)
+    return [_broadcast_rows(*result) for result in results]
 
 
 def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
@@ -85,18 +99,30 @@ def zero_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> Advanta
     return AdvantageOutputs(advantages=zeros, returns=zeros, usable=inputs.valid)
 
 
+def _normalize_group(score: Tensor, group: Tensor, config: AlgorithmConfig) -> Tensor:
+    return group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
+
+
 # Requirements of each: see the properties of `Advantage`.
 ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.gae: gae_advantages,
     Advantage.reward_to_go: reward_to_go_advantages,
-    Advantage.group: group_advantages(
-        lambda score, group, config: group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
-    ),
+    Advantage.group: group_advantages(_normalize_group),
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
     Advantage.greedy_baseline: greedy_baseline_advantages,
     Advantage.function: function_advantages,
     Advantage.none: zero_advantages,
 }
+
+
+def compute_advantages(inputs: Mapping[str, AdvantageInputs], config: AlgorithmConfig) -> dict[str, AdvantageOutputs]:
+    """Each agent's advantages from its own rows; at `normalization_scope=team` groups have the rows of all agents.
+
+    Collective.
+    """
+    if config.advantage is Advantage.group and config.normalization_scope is NormalizationScope.team:
+        return dict(zip(inputs, _compare_groups(_normalize_group, list(inputs.values()), config), strict=True))
+    return {name: ADVANTAGES[config.advantage](own, config) for name, own in inputs.items()}
 
 
 def row_scores(inputs: AdvantageInputs) -> Tensor:

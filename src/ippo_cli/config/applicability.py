@@ -17,6 +17,7 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     Credit,
     CriticKind,
+    NormalizationScope,
     Objective,
     OptimizedCriticConfig,
     Processor,
@@ -181,6 +182,10 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     pooling = algorithm.sequential_correction.pooling
     unfactored = None if pooling is not None else "sequential_correction.pooling=null has no factors"
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
+    normalized = algorithm.advantage_normalization or algorithm.advantage is Advantage.group
+    alone = None if normalized else f"advantage={advantage} without advantage_normalization normalises nothing"
+    trained = [name for name, agent in config.task.agents.items() if not agent.frozen]
+    alone = alone or (None if len(trained) > 1 else "the run trains one agent")
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
@@ -190,6 +195,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
         ("gamma", None, scored, "1.0"),
         ("advantage_normalization", False, untrained, None),
+        ("normalization_scope", NormalizationScope.agent, alone, None),
         ("kl.reward.coef", 0.0, untrained, None),
         ("gae_lambda", None, fixed, "0.95"),
         ("length_adaptive_alpha", None, valued, None),

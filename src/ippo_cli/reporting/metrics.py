@@ -99,6 +99,8 @@ METRICS: dict[str, str] = {
     "<learner>/policy/clip_fraction": "fraction of tokens outside of the clip range, on either side; with "
     "algorithm.objective=mask: of masked tokens",
     "<learner>/policy/grad_norm": "mean gradient norm before clipping",
+    "<learner>/policy/grad_norm_spikes": "optimizer steps with a gradient norm above 3 times the median of "
+    "the 50 steps before",
     "<learner>/policy/steps": "optimizer steps in this iteration",
     "<learner>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     "<learner>/policy/stopped_early": "1 if target_kl stopped the iteration's policy steps",
@@ -111,6 +113,8 @@ METRICS: dict[str, str] = {
     "<learner>/value/return_mean": "critic.popart_beta: the running mean by which values are normalised",
     "<learner>/value/return_std": "critic.popart_beta: the running standard deviation",
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
+    "<learner>/value/grad_norm_spikes": "optimizer steps with a gradient norm above 3 times the median of "
+    "the 50 steps before",
     "<learner>/value/steps": "optimizer steps in this iteration",
     "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     **{
@@ -131,6 +135,8 @@ METRICS: dict[str, str] = {
     "the critic's context",
     "<learner>/joint/learning_rate": "critic=value_head: the learning rate of the joint engine",
     "<learner>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
+    "<learner>/joint/grad_norm_spikes": "critic=value_head: optimizer steps with a gradient norm above 3 times the "
+    "median of the 50 steps before",
     "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
     "<learner>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
     "<learner>/joint/stopped_early": "critic=value_head: 1 if target_kl stopped the iteration's steps",

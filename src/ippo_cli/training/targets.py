@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, substitute_final_values, turn_values
+from ippo_cli.algorithms.advantages import compute_advantages, substitute_final_values, turn_values
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.config.schema import (
     Advantage,
     AlgorithmConfig,
     Config,
     Credit,
     KlRewardConfig,
+    NormalizationScope,
     Reweight,
-    ReweightConfig,
     Truncation,
     ValueUnit,
     WeightLevel,
@@ -34,7 +36,6 @@ from ippo_cli.formulas import (
     masked_whiten,
     overlong_fraction,
     place_scores,
-    reweight,
     turn_ends,
 )
 from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, Targets
@@ -95,16 +96,16 @@ class Algorithm:
         *,
         after_agent: Callable[[], None] | None = None,
     ) -> tuple[dict[str, Targets], dict[str, float]]:
-        """Each agent's targets, from its own rows and scores only, and the `kl_coef` for the next buffer.
+        """Each agent's targets, and the `kl_coef` for the next buffer.
 
-        With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
-        `after_agent` is called on all ranks after each agent, and may raise.
+        They follow from the agent's own rows and scores only, unless `normalization_scope=team`. With `credit=auto`,
+        agents that share a policy or critic all use turns as actions if any of them does. `after_agent` is called on
+        all ranks after each agent, and may raise. Collective.
         """
-        targets: dict[str, Targets] = {}
-        kl_coef: dict[str, float] = {}
+        inputs: dict[str, _AgentInputs] = {}
         by_turn = self.agents_with_turn_actions(agents, experience.rollouts)
         for name, agent in agents.items():
-            targets[name], kl_coef[name] = self._compute_agent_targets(
+            inputs[name] = self._prepare_agent(
                 agent,
                 name in by_turn,
                 experience.batch,
@@ -115,14 +116,21 @@ class Algorithm:
             )
             if after_agent is not None:
                 after_agent()
-        return targets, kl_coef
+        outputs = compute_advantages({name: own.advantage for name, own in inputs.items()}, self.config)
+        masks = {name: self._build_masks(own, outputs[name], experience) for name, own in inputs.items()}
+        moments = self._compute_moments(outputs, masks)
+        targets = {
+            name: self._build_targets(agents[name], own, outputs[name], masks[name], moments[name], experience)
+            for name, own in inputs.items()
+        }
+        return targets, {name: own.next_kl_coef for name, own in inputs.items()}
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
         """The agents with turns as actions; others act by token. Collective."""
         by_turn = {agent.value_name for name, agent in agents.items() if self._has_turn_actions(rollouts[name])}
         return {name for name, agent in agents.items() if agent.value_name in by_turn}
 
-    def _compute_agent_targets(
+    def _prepare_agent(
         self,
         agent: Agent,
         by_turn: bool,
@@ -131,8 +139,9 @@ class Algorithm:
         scores: Scores,
         greedy: tuple[Rollout, Scores] | None,
         view: CriticView | None,
-    ) -> tuple[Targets, float]:
-        config, mask = self.config, rollout.response_mask
+    ) -> _AgentInputs:
+        """What an agent's advantages and targets are computed from. Collective."""
+        mask = rollout.response_mask
         values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
         ref_logprobs = agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
@@ -142,7 +151,7 @@ class Algorithm:
         if greedy is not None:
             greedy_score = self._penalize_truncation(greedy[1].score, greedy[0], agent.name)
             baseline, valid = greedy_score.sum(dim=1), valid & greedy[1].valid
-        inputs = AdvantageInputs(
+        advantage = AdvantageInputs(
             rewards=self._bootstrap_truncated(rewards, final_values, rollout),
             values=values,
             mask=mask,
@@ -152,29 +161,78 @@ class Algorithm:
             baseline=baseline,
             valid=valid,
         )
-        outputs = ADVANTAGES[config.advantage](inputs, config)
-        trained = outputs.usable & rollout.finished if config.truncation is Truncation.mask else outputs.usable
-        loss_mask = mask & trained[:, None]
-        masks = _DisagreementMasks.compute(agent, value_std, loss_mask)
-        actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
-        targets = Targets(
+        return _AgentInputs(
+            agent=agent.name,
+            advantage=advantage,
             rewards=rewards,
-            values=values,
             final_values=final_values,
+            value_std=value_std,
             ref_logprobs=ref_logprobs,
-            advantages=self._whiten_advantages(outputs.advantages, loss_mask, actions).masked_fill(masks.agreed, 0.0),
+            score=score,
+            next_kl_coef=next_coef,
+        )
+
+    def _build_masks(self, inputs: _AgentInputs, outputs: AdvantageOutputs, experience: Experience) -> _Masks:
+        rollout, by_turn = experience.rollouts[inputs.agent], inputs.advantage.is_by_turn
+        masks_truncated = self.config.truncation is Truncation.mask
+        trained = outputs.usable & rollout.finished if masks_truncated else outputs.usable
+        loss_mask = inputs.advantage.mask & trained[:, None]
+        return _Masks(trained, loss_mask, turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask)
+
+    def _compute_moments(
+        self, outputs: Mapping[str, AdvantageOutputs], masks: Mapping[str, _Masks]
+    ) -> Mapping[str, tuple[Tensor, Tensor] | None]:
+        """Mean and variance that whiten each agent's advantages, over the actions of all ranks; a turn counts once,
+        whatever its length. None: no whitening. Collective.
+        """
+        if not self.config.advantage_normalization:
+            return dict.fromkeys(outputs)
+        if self.config.normalization_scope is NormalizationScope.agent:
+            return {
+                name: distributed.masked_moments(own.advantages, masks[name].actions) for name, own in outputs.items()
+            }
+        moments = distributed.masked_moments(
+            torch.cat([own.advantages.flatten() for own in outputs.values()]),
+            torch.cat([masks[name].actions.flatten() for name in outputs]),
+        )
+        return dict.fromkeys(outputs, moments)
+
+    def _build_targets(
+        self,
+        agent: Agent,
+        inputs: _AgentInputs,
+        outputs: AdvantageOutputs,
+        masks: _Masks,
+        moments: tuple[Tensor, Tensor] | None,
+        experience: Experience,
+    ) -> Targets:
+        """An agent's targets. Collective."""
+        config, rollout, scores = self.config, experience.rollouts[agent.name], experience.scores[agent.name]
+        disagreement = _DisagreementMasks.compute(agent, inputs.value_std, masks.loss)
+        advantages = outputs.advantages
+        if moments is not None:
+            advantages = masked_whiten(advantages, masks.loss, moments=moments)
+        return Targets(
+            rewards=inputs.rewards,
+            values=inputs.advantage.values,
+            final_values=inputs.final_values,
+            ref_logprobs=inputs.ref_logprobs,
+            advantages=advantages.masked_fill(disagreement.agreed, 0.0),
             returns=outputs.returns,
-            loss_mask=loss_mask,
-            value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
+            loss_mask=masks.loss,
+            value_mask=masks.actions if config.value_unit is ValueUnit.turn else masks.loss,
             behavior_weights=self._compute_behavior_weights(rollout),
             sample_counts=draw_sample_counts(
-                score.sum(dim=1), trained, batch.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
+                inputs.score.sum(dim=1),
+                masks.trained,
+                experience.batch.index,
+                config.reweight,
+                stream=f"{self.seed}/reweight/{agent.name}",
             ),
             positive=self._find_positive_rows(scores),
-            value_std=value_std,
-            entropy_mask=~masks.disagreed,
+            value_std=inputs.value_std,
+            entropy_mask=~disagreement.disagreed,
         )
-        return targets, next_coef
 
     def _compute_values(
         self, agent: Agent, by_turn: bool, rollout: Rollout, view: CriticView | None
@@ -202,12 +260,6 @@ class Algorithm:
         """Whether turns are the actions; with `credit=auto`, if any row of the buffer has several turns."""
         credit = self.config.credit
         return credit is Credit.turn or (credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any())))
-
-    def _whiten_advantages(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
-        """Whiten to mean 0 and variance 1 over the actions of all ranks; a turn counts once, whatever its length."""
-        if not self.config.advantage_normalization:
-            return advantages
-        return masked_whiten(advantages, loss_mask, moments=distributed.masked_moments(advantages, actions))
 
     def _penalize_truncation(self, score: Tensor, rollout: Rollout, agent: str) -> Tensor:
         """The scores `[B, K]` by turn, less `truncation_penalty` for truncated responses.
@@ -280,6 +332,28 @@ class Algorithm:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AgentInputs:
+    """What the targets of one agent's rows are computed from."""
+
+    agent: str
+    advantage: AdvantageInputs
+    rewards: Tensor  # [B, R], without the bootstrap of truncated rows
+    final_values: Tensor  # [B]
+    value_std: Tensor  # [B, R]
+    ref_logprobs: Tensor  # [B, R]
+    score: Tensor  # [B, K], penalties of truncation included
+    next_kl_coef: float
+
+
+class _Masks(NamedTuple):
+    """The rows and tokens of an agent that are trained on."""
+
+    trained: Tensor  # [B]
+    loss: Tensor  # [B, R]
+    actions: Tensor  # [B, R]: one token per action
+
+
 @dataclass(frozen=True, slots=True)
 class _DisagreementMasks:
     """Tokens on which an ensemble of critics agrees most and least, `[B, R]` each."""
@@ -296,29 +370,6 @@ class _DisagreementMasks:
         everywhere = distributed.all_gather_rows(value_std[loss_mask])
         low, high = disagreement_limits(everywhere, agent.mask_agreement, agent.mask_entropy)
         return cls((value_std < low) & loss_mask, (value_std > high) & loss_mask)
-
-
-def draw_sample_counts(
-    score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str
-) -> Tensor:
-    """PF-PPO's draw count of each row, `[B]`, drawn over the global buffer; 1 for rows excluded from training.
-
-    `stream` and the buffer's first sample index determine the random numbers.
-    """
-    if settings.method is Reweight.none:
-        return torch.ones_like(score, dtype=torch.long)
-    scores, trainable, index = (distributed.all_gather_rows(part) for part in (score, trained, index))
-    name = f"{stream}/{int(index[0])}"
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-    drawn = reweight(
-        scores[trainable],
-        method=settings.method.value,
-        power=0.0 if settings.power is None else settings.power,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    counts = torch.ones_like(scores, dtype=torch.long)
-    counts[trainable] = torch.bincount(drawn, minlength=int(trainable.sum()))
-    return counts[distributed.local_row_slice(score)]
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

@@ -36,6 +36,7 @@ from ippo_cli.config.schema.algorithm import (
     KlRewardConfig,
     KlRewardEstimator,
     LossAggregation,
+    NormalizationScope,
     Objective,
     Pooling,
     PositiveNllConfig,

@@ -82,6 +82,11 @@ class Advantage(str, Enum):
         return self in (Advantage.gae, Advantage.reward_to_go, Advantage.function)
 
 
+class NormalizationScope(str, Enum):
+    agent = "agent"
+    team = "team"
+
+
 class Credit(str, Enum):
     token = "token"
     turn = "turn"
@@ -228,7 +233,8 @@ class AlgorithmConfig(StepsConfig):
     gae_lambda: UnitFloat | None  # GAE's lambda
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
-    advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
+    advantage_normalization: bool  # whiten advantages over the actions of the whole buffer
+    normalization_scope: NormalizationScope  # rows of one mean and deviation: agent (one agent's) | team (all agents')
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # limit of a decrease: a ratio of 1 - this
     clip_range_high: ClipRange | None  # limit of an increase: a ratio of 1 + this, or the change in trust_region's unit
     dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
