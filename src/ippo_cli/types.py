@@ -165,6 +165,7 @@ class Episode:
     truncation: str  # reason of the truncation: environment, turns or context; empty if not truncated
     failure: Exception | None  # exception of the environment: the episode has no reward then
     parts: Mapping[str, float]  # further metrics of the environment, for the log
+    roles: Mapping[str, str] = field(default_factory=dict)  # by agent, where the environment has roles, such as seats
     partners: frozenset[str] = frozenset()  # agents played by snapshots of earlier weights: not trained on
 
     def trainable_turns(self, agent: str) -> list[Turn]:

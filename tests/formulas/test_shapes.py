@@ -33,6 +33,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "place_scores": lambda: formulas.place_scores(ROWS, MASK, TURN),
     "group_normalized": lambda: formulas.group_normalized(X, LABELS),
     "leave_one_out": lambda: formulas.leave_one_out(ROWS, ROWS),
+    "role_baseline": lambda: formulas.role_baseline(X, start=0.0, decay=0.5),
     "on_policy_loss": lambda: formulas.on_policy_loss(X, WIDE),
     "pool_logratio": lambda: formulas.pool_logratio(X, WIDE, MASK, TURN, level="turn", pooling="sum"),
     "clipped_policy_loss": lambda: formulas.clipped_policy_loss(X, X, ROWS, **CLIP),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from statistics import median
 
-WINDOW = 50  # steps whose median is the usual norm
+WINDOW = 50  # steps; their median is the usual norm
 MIN_STEPS = 10  # before which no step is a spike
 SPIKE_FACTOR = 3.0  # a spike is this many times the median
 

@@ -87,8 +87,8 @@ def _compare_groups(
     return [_broadcast_rows(*result) for result in results]
 
 
-def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-    """Score of each response minus the score of the greedy response to the same prompt."""
+def baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+    """Score of each response minus its baseline: that of the greedy response, or the mean of the agent's role."""
     score = row_scores(inputs)
     return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
@@ -109,7 +109,8 @@ ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.reward_to_go: reward_to_go_advantages,
     Advantage.group: group_advantages(_normalize_group),
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
-    Advantage.greedy_baseline: greedy_baseline_advantages,
+    Advantage.greedy_baseline: baseline_advantages,
+    Advantage.role_baseline: baseline_advantages,
     Advantage.function: function_advantages,
     Advantage.none: zero_advantages,
 }

@@ -17,7 +17,7 @@ class AdvantageInputs:
     turn: Tensor  # [B, R] int64
     is_by_turn: bool  # whether actions are turns; otherwise tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
-    baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
+    baseline: Tensor  # [B]: the score of the greedy response, or the mean of the agent's role; 0 without either
     valid: Tensor  # [B] bool: rows that have a score
 
 

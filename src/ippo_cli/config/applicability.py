@@ -156,6 +156,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     objective, region = algorithm.objective, algorithm.trust_region
+    is_role = algorithm.advantage is Advantage.role_baseline
+    unaveraged = None if is_role else f"advantage={advantage} has no baseline of roles"
     clipped = None if objective.has_ratio else "objective=on_policy has no ratio"
     by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
     pooled = clipped or ("ratio_level=token has no pooling" if by_token else None)
@@ -193,6 +195,7 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
+        ("role_baseline_decay", None, unaveraged, "0.95"),
         ("gamma", None, scored, "1.0"),
         ("advantage_normalization", False, untrained, None),
         ("normalization_scope", NormalizationScope.agent, alone, None),

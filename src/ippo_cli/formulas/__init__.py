@@ -7,6 +7,7 @@ from ippo_cli.formulas.advantages import (
     place_scores,
     pool_values,
     reward_to_go,
+    role_baseline,
     turn_ends,
     turn_gae,
 )
@@ -65,6 +66,7 @@ __all__ = [
     "rescale_output",
     "reward_to_go",
     "reweight",
+    "role_baseline",
     "router_loss",
     "selected_logprobs",
     "sequential_factor",

@@ -73,6 +73,9 @@ METRICS: dict[str, str] = {
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
+    "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
+    "after this iteration",
+    "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
     "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
     "<agent>/targets/resampled_fraction": "fraction of responses drawn at least once; 1 without algorithm.reweight",

@@ -50,6 +50,7 @@ from ippo_cli.runs.folder import check_world_size, checkpoint_name, list_checkpo
 from ippo_cli.runs.metric_names import present_metric_name
 from ippo_cli.runs.random_streams import restore_rng
 from ippo_cli.tasks.curriculum import Curriculum
+from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.opponents import PoolState
 from ippo_cli.training.targets import Algorithm
 
@@ -226,7 +227,7 @@ class CheckpointManager:
             if learner.return_moments is not None:
                 moments = stored["return_moments"][learner.name][learner.stage]
                 learner.set_return_moments(ReturnMoments(**moments))
-        state.algorithm.kl_coef = dict(stored["kl_coef"])
+        state.algorithm.state = AlgorithmState.from_saved(stored)
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.pool.load_state_dict(stored["partners"])
         if state.curriculum is not None:
@@ -384,7 +385,7 @@ def _state_dict(state: TrainingState) -> dict[str, Any]:
         "world_size": distributed.world_size(),
         "ranks": _by_stage(state.team, lambda learner: list(learner.group.ranks)),
         "progress": asdict(state.progress),
-        "kl_coef": dict(state.algorithm.kl_coef),
+        **state.algorithm.state.to_saved(),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
         "return_moments": _by_stage(
             state.team, lambda learner: None if learner.return_moments is None else asdict(learner.return_moments)

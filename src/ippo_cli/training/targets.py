@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.advantages import compute_advantages, substitute_final_values, turn_values
+from ippo_cli.algorithms.advantages import compute_advantages, row_scores, substitute_final_values, turn_values
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.config.schema import (
@@ -38,18 +38,20 @@ from ippo_cli.formulas import (
     place_scores,
     turn_ends,
 )
-from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, Targets
+from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.training.role_baselines import compute_role_baselines
+from ippo_cli.types import CriticView, Experience, Rollout, Scores, Targets
 
 
 @dataclass(kw_only=True)
 class Algorithm:
-    """Computes targets from scores; its only state is each agent's adaptive KL coefficient."""
+    """Computes targets from scores."""
 
     config: AlgorithmConfig
     num_generations: int  # consecutive sample indices that are responses to one prompt
     seed: int  # of the rows that `reweight` draws
     token_limits: Mapping[str, int] = field(default_factory=dict)  # by agent: of a response; for soft_penalty
-    kl_coef: dict[str, float] = field(default_factory=dict)  # adaptive coefficients of the reward's KL term, by agent
+    state: AlgorithmState = field(default_factory=AlgorithmState)  # from earlier buffers
 
     @classmethod
     def from_config(cls, config: Config, seed: int) -> Algorithm:
@@ -73,7 +75,7 @@ class Algorithm:
             credit=credit,
             reweight=replace(self.config.reweight, method=Reweight.none, power=None),
         )
-        return replace(self, config=config, kl_coef=dict(self.kl_coef))
+        return replace(self, config=config)
 
     @property
     def needs_greedy(self) -> bool:
@@ -87,7 +89,7 @@ class Algorithm:
     def _current_kl_coef(self, name: str) -> float:
         """The adapted coefficient, or the configuration's, which a resume may change."""
         settings = self.config.kl.reward
-        return settings.coef if settings.target is None else self.kl_coef.get(name, settings.coef)
+        return settings.coef if settings.target is None else self.state.kl_coef.get(name, settings.coef)
 
     def compute_targets(
         self,
@@ -95,8 +97,8 @@ class Algorithm:
         experience: Experience,
         *,
         after_agent: Callable[[], None] | None = None,
-    ) -> tuple[dict[str, Targets], dict[str, float]]:
-        """Each agent's targets, and the `kl_coef` for the next buffer.
+    ) -> tuple[dict[str, Targets], AlgorithmState]:
+        """Each agent's targets, and the state for the next buffer.
 
         They follow from the agent's own rows and scores only, unless `normalization_scope=team`. With `credit=auto`,
         agents that share a policy or critic all use turns as actions if any of them does. `after_agent` is called on
@@ -105,15 +107,7 @@ class Algorithm:
         inputs: dict[str, _AgentInputs] = {}
         by_turn = self.agents_with_turn_actions(agents, experience.rollouts)
         for name, agent in agents.items():
-            inputs[name] = self._prepare_agent(
-                agent,
-                name in by_turn,
-                experience.batch,
-                experience.rollouts[name],
-                experience.scores[name],
-                experience.greedy.get(name),
-                experience.views.get(name),
-            )
+            inputs[name] = self._prepare_agent(agent, name in by_turn, experience)
             if after_agent is not None:
                 after_agent()
         outputs = compute_advantages({name: own.advantage for name, own in inputs.items()}, self.config)
@@ -123,32 +117,27 @@ class Algorithm:
             name: self._build_targets(agents[name], own, outputs[name], masks[name], moments[name], experience)
             for name, own in inputs.items()
         }
-        return targets, {name: own.next_kl_coef for name, own in inputs.items()}
+        return targets, AlgorithmState(
+            kl_coef={name: own.next_kl_coef for name, own in inputs.items()},
+            role_baselines={key: number for own in inputs.values() for key, number in own.next_baselines.items()},
+        )
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
         """The agents with turns as actions; others act by token. Collective."""
         by_turn = {agent.value_name for name, agent in agents.items() if self._has_turn_actions(rollouts[name])}
         return {name for name, agent in agents.items() if agent.value_name in by_turn}
 
-    def _prepare_agent(
-        self,
-        agent: Agent,
-        by_turn: bool,
-        batch: Batch,
-        rollout: Rollout,
-        scores: Scores,
-        greedy: tuple[Rollout, Scores] | None,
-        view: CriticView | None,
-    ) -> _AgentInputs:
+    def _prepare_agent(self, agent: Agent, by_turn: bool, experience: Experience) -> _AgentInputs:
         """What an agent's advantages and targets are computed from. Collective."""
-        mask = rollout.response_mask
+        rollout, scores = experience.rollouts[agent.name], experience.scores[agent.name]
+        mask, view = rollout.response_mask, experience.views.get(agent.name)
         values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
         ref_logprobs = agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
         rewards = place_scores(score, mask, rollout.turn) - kl_penalty
         baseline, valid = torch.zeros_like(final_values), scores.valid
-        if greedy is not None:
+        if (greedy := experience.greedy.get(agent.name)) is not None:
             greedy_score = self._penalize_truncation(greedy[1].score, greedy[0], agent.name)
             baseline, valid = greedy_score.sum(dim=1), valid & greedy[1].valid
         advantage = AdvantageInputs(
@@ -157,10 +146,22 @@ class Algorithm:
             mask=mask,
             turn=rollout.turn,
             is_by_turn=by_turn,
-            group=batch.index.to(mask.device) // self.num_generations,
+            group=experience.batch.index.to(mask.device) // self.num_generations,
             baseline=baseline,
             valid=valid,
         )
+        next_baselines: dict[str, float] = {}
+        if self.config.advantage is Advantage.role_baseline:
+            assert self.config.role_baseline_decay is not None
+            baseline, next_baselines = compute_role_baselines(
+                agent.name,
+                [episode.roles.get(agent.name, "") for episode in experience.episodes],
+                row_scores(advantage),
+                valid,
+                self.state.role_baselines,
+                self.config.role_baseline_decay,
+            )
+            advantage = replace(advantage, baseline=baseline)
         return _AgentInputs(
             agent=agent.name,
             advantage=advantage,
@@ -170,6 +171,7 @@ class Algorithm:
             ref_logprobs=ref_logprobs,
             score=score,
             next_kl_coef=next_coef,
+            next_baselines=next_baselines,
         )
 
     def _build_masks(self, inputs: _AgentInputs, outputs: AdvantageOutputs, experience: Experience) -> _Masks:
@@ -344,6 +346,7 @@ class _AgentInputs:
     ref_logprobs: Tensor  # [B, R]
     score: Tensor  # [B, K], penalties of truncation included
     next_kl_coef: float
+    next_baselines: Mapping[str, float]  # of the agent's roles
 
 
 class _Masks(NamedTuple):

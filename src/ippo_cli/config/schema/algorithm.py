@@ -58,6 +58,7 @@ class Advantage(str, Enum):
     group = "group"
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
+    role_baseline = "role_baseline"
     function = "function"
     none = "none"
 
@@ -223,7 +224,7 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
     advantage: Advantage
-    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | function | none (other terms only)
+    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | function | none
     advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
@@ -233,6 +234,8 @@ class AlgorithmConfig(StepsConfig):
     gae_lambda: UnitFloat | None  # GAE's lambda
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
+    role_baseline_decay: Annotated[float, Range(0.0, 1.0, open_high=True)] | None
+    # advantage=role_baseline: weight of earlier episodes in the running mean of an agent's returns
     advantage_normalization: bool  # whiten advantages over the actions of the whole buffer
     normalization_scope: NormalizationScope  # rows of one mean and deviation: agent (one agent's) | team (all agents')
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # limit of a decrease: a ratio of 1 - this
