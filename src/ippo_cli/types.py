@@ -250,6 +250,14 @@ class CriticView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnGroups:
+    """Groups of an agent's turns that answer the same state, by row and turn."""
+
+    returns: Tensor  # [B, K] float32: return from the turn on; NaN where unknown
+    label: Tensor  # [B, K] int64: number of the group, -1 for turns without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
     """All data of an iteration: every agent's rows on this rank, and their scores."""
 
@@ -260,6 +268,7 @@ class Experience:
     scores: Mapping[str, Scores]
     greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where not needed
     views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
+    turn_groups: Mapping[str, TurnGroups] = field(default_factory=dict)  # empty without groups of turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

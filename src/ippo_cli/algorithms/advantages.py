@@ -93,6 +93,29 @@ def baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> Adv
     return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
 
+def turn_group_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+    """Compare each turn's return with those of the other responses to the same state.
+
+    Turns without a usable return are excluded; a turn that remains alone in its group has no advantage.
+    """
+    assert inputs.turn_groups is not None
+    returns, label = inputs.turn_groups.returns, inputs.turn_groups.label
+    usable = (label >= 0) & returns.isfinite() & inputs.valid[:, None]
+    _, slots = torch.unique(label, return_inverse=True)
+    sizes = torch.zeros_like(slots.flatten()).scatter_add(0, slots.flatten(), usable.long().flatten())
+    usable &= sizes[slots] > 1
+    advantages = torch.zeros_like(returns)
+    advantages[usable] = _normalize_group(returns[usable], label[usable], config)
+    turn = inputs.turn.clamp(min=0)
+    tokens = usable.gather(1, turn) & inputs.mask
+    return AdvantageOutputs(
+        advantages=torch.where(tokens, advantages.gather(1, turn), 0.0),
+        returns=torch.where(tokens, returns.gather(1, turn), 0.0),
+        usable=inputs.valid & usable.any(dim=1),
+        usable_tokens=tokens,
+    )
+
+
 def zero_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """No advantages: other terms of the loss train the policy, such as the KL to a teacher."""
     zeros = torch.zeros_like(inputs.rewards)
@@ -111,6 +134,7 @@ ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
     Advantage.greedy_baseline: baseline_advantages,
     Advantage.role_baseline: baseline_advantages,
+    Advantage.turn_group: turn_group_advantages,
     Advantage.function: function_advantages,
     Advantage.none: zero_advantages,
 }

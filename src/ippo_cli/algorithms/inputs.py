@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ippo_cli.types import TurnGroups
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
@@ -19,6 +21,7 @@ class AdvantageInputs:
     group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
     baseline: Tensor  # [B]: the score of the greedy response, or the mean of the agent's role; 0 without either
     valid: Tensor  # [B] bool: rows that have a score
+    turn_groups: TurnGroups | None = None  # of turns that answer the same state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,3 +31,4 @@ class AdvantageOutputs:
     advantages: Tensor  # [B, R], 0 off the mask
     returns: Tensor  # [B, R]: regression targets of the values
     usable: Tensor  # [B] bool: rows with a defined advantage
+    usable_tokens: Tensor | None = None  # [B, R] bool: tokens with one; None: all of these rows

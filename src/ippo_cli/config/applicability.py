@@ -17,6 +17,7 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     Credit,
     CriticKind,
+    FollowedCandidate,
     NormalizationScope,
     Objective,
     OptimizedCriticConfig,
@@ -151,7 +152,13 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     if algorithm.advantage is Advantage.none:
         scored = untrained = "advantage=none has no advantages"
     valued = None if _has_values(config) else f"advantage={advantage} has no values"
-    grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} has no standard deviation"
+    is_turn_group = algorithm.advantage is Advantage.turn_group
+    ungrouped = None if is_turn_group else f"advantage={advantage} has no groups of turns"
+    grouped = (
+        None
+        if is_turn_group or algorithm.advantage is Advantage.group
+        else f"advantage={advantage} has no standard deviation"
+    )
     is_function = algorithm.advantage is Advantage.function
     pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
@@ -228,6 +235,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("behavior_correction.band_low", None, uncorrected, None),
         ("behavior_correction.band_high", None, uncorrected, None),
         ("sequential_correction.cap", None, unfactored, None),
+        ("turn_groups.candidates", 1, ungrouped, "4"),
+        ("turn_groups.follow", FollowedCandidate.random, ungrouped, None),
     ]
     for key, inactive, reason, needed in rows:
         if is_function and key in FUNCTION_KEYS:

@@ -145,6 +145,8 @@ METRICS: dict[str, str] = {
     "<learner>/joint/stopped_early": "critic=value_head: 1 if target_kl stopped the iteration's steps",
     "<agent>/score/drawn": "rollout.refill_rounds: mean score of all drawn rows, replaced groups included; "
     "<agent>/score/mean is that of the buffer",
+    "turn_groups/branch_tokens": "algorithm.advantage=turn_group: tokens generated in branches, beside those of the "
+    "episodes",
     "refill/rounds": "rollout.refill_rounds: additional rounds of this iteration",
     "refill/prompts": "rollout.refill_rounds: prompts drawn in all rounds",
     "refill/responses_per_row": "rollout.refill_rounds: responses generated per row of the buffer",

@@ -149,6 +149,7 @@ class Algorithm:
             group=experience.batch.index.to(mask.device) // self.num_generations,
             baseline=baseline,
             valid=valid,
+            turn_groups=experience.turn_groups.get(agent.name),
         )
         next_baselines: dict[str, float] = {}
         if self.config.advantage is Advantage.role_baseline:
@@ -179,6 +180,8 @@ class Algorithm:
         masks_truncated = self.config.truncation is Truncation.mask
         trained = outputs.usable & rollout.finished if masks_truncated else outputs.usable
         loss_mask = inputs.advantage.mask & trained[:, None]
+        if outputs.usable_tokens is not None:
+            loss_mask &= outputs.usable_tokens
         return _Masks(trained, loss_mask, turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask)
 
     def _compute_moments(

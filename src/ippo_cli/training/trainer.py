@@ -224,6 +224,8 @@ class Trainer:
         )
         if started is not None:
             row |= staleness_metrics(team.names, experience.episodes, started.iterations, iteration)
+        if self.config.algorithm.turn_groups.candidates > 1:
+            row["turn_groups/branch_tokens"] = float(collected.branch_tokens)
         row["time/environments"] = collected.environment_seconds
         row |= self.collector.generator.take_seconds()
         return row

@@ -59,6 +59,7 @@ class Advantage(str, Enum):
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
     role_baseline = "role_baseline"
+    turn_group = "turn_group"
     function = "function"
     none = "none"
 
@@ -80,7 +81,12 @@ class Advantage(str, Enum):
     @property
     def is_per_action(self) -> bool:
         """Whether the estimator gives one advantage per action; others give one per response."""
-        return self in (Advantage.gae, Advantage.reward_to_go, Advantage.function)
+        return self in (Advantage.gae, Advantage.reward_to_go, Advantage.turn_group, Advantage.function)
+
+
+class FollowedCandidate(str, Enum):
+    random = "random"
+    best = "best"
 
 
 class NormalizationScope(str, Enum):
@@ -207,6 +213,14 @@ class PositiveNllConfig:
 
 
 @dataclass
+class TurnGroupsConfig:
+    """AT-GRPO: several responses to the state of each turn, valued by the episodes that continue from them."""
+
+    candidates: PositiveInt  # responses per state, the episode's own included; 1 = no groups
+    follow: FollowedCandidate  # response from which the episode continues: random | best (by return)
+
+
+@dataclass
 class StepsConfig:
     """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
@@ -224,7 +238,7 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
     advantage: Advantage
-    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | function | none
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | turn_group | function | none
     advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
@@ -263,4 +277,5 @@ class AlgorithmConfig(StepsConfig):
     positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig
+    turn_groups: TurnGroupsConfig
     kl: KlConfig
