@@ -21,17 +21,11 @@ from ippo_cli.config.vllm import collects_ahead
 
 def check_turn_groups(config: Config) -> Iterator[ConfigError]:
     """Settings that rows with candidates, or branches of episodes, do not support."""
-    algorithm, rollout, team = config.algorithm, config.rollout, config.team
+    algorithm, team = config.algorithm, config.team
     if algorithm.advantage is not Advantage.turn_group:
         return
     base = "algorithm.advantage=turn_group"
     refused = [
-        (
-            rollout.refill_rounds > 0,
-            f"rollout.refill_rounds={rollout.refill_rounds}",
-            "replaces groups of responses to a prompt, and the groups are at turns",
-            "use 0",
-        ),
         (collects_ahead(config), "rollout.ahead=1", "collects episodes without the scores of candidates", "use 0"),
         (
             team.opponent_pool.every > 0,
