@@ -69,11 +69,14 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     *(
         (("algorithm=at_grpo", *choices), changes, 1, f"{said} does not support algorithm.advantage=turn_group")
         for choices, changes, said in [
-            (("rollout=vllm",), {"rollout.ahead": 1}, "rollout.ahead=1"),
             ((), {"team.opponent_pool.every": 2}, "team.opponent_pool.every=2"),
-            ((), {"team.update_order": "sequential"}, "team.update_order=sequential"),
+            (
+                (),
+                {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
+                "team.update_order=sequential",
+            ),
             ((), {"reward.credit_assignment": "leave_out"}, "reward.credit_assignment=leave_out"),
-            ((), {"reward.function": "a.py:f", "reward.whole_batch": True}, "reward.whole_batch=true"),
+            ((FUNCTION,), {"reward.function": "a.py:f", "reward.whole_batch": True}, "reward.whole_batch=true"),
             ((), {"algorithm.kl.reward.coef": 0.1}, "algorithm.kl.reward.coef=0.1"),
             (
                 (),
