@@ -97,12 +97,12 @@ def _turns_of(episode: Episode, agents: Collection[str]) -> list[tuple[str, int]
 
 def _by_state(states: Sequence[State], played: Continuations, size: int) -> dict[State, list[Episode]]:
     """The branches of each state, without those that did not reach it."""
-    kept: dict[State, list[Episode]] = {state: [] for state in states}
+    reached: dict[State, list[Episode]] = {state: [] for state in states}
     owners = (state for state in states for _ in range(size))
     for state, episode, has_diverged in zip(owners, played.episodes, played.has_diverged, strict=True):
         if not has_diverged and state_turn(episode, state) is not None:
-            kept[state].append(episode)
-    return kept
+            reached[state].append(episode)
+    return reached
 
 
 def _value_candidates(
