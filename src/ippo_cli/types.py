@@ -165,6 +165,7 @@ class Episode:
     truncation: str  # reason of the truncation: environment, turns or context; empty if not truncated
     failure: Exception | None  # exception of the environment: the episode has no reward then
     parts: Mapping[str, float]  # further metrics of the environment, for the log
+    roles: Mapping[str, str] = field(default_factory=dict)  # by agent, where the environment has roles, such as seats
     partners: frozenset[str] = frozenset()  # agents played by snapshots of earlier weights: not trained on
 
     def trainable_turns(self, agent: str) -> list[Turn]:
@@ -226,7 +227,7 @@ class Scores:
     # [B, K] bool: turns with a credit, the others are not trained on; default all
 
     def __post_init__(self) -> None:
-        if self.measured.shape != self.score.shape:
+        if self.measured.dim() == 1:
             object.__setattr__(self, "measured", torch.ones_like(self.score, dtype=torch.bool))
 
 
@@ -269,6 +270,14 @@ class StateValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnGroups:
+    """Groups of an agent's turns that answer the same state, by row and turn."""
+
+    returns: Tensor  # [B, K] float32: return from the turn on; NaN where unknown
+    label: Tensor  # [B, K] int64: number of the group, -1 for turns without one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Experience:
     """All data of an iteration: every agent's rows on this rank, and their scores."""
 
@@ -280,6 +289,7 @@ class Experience:
     greedy: Mapping[str, tuple[Rollout, Scores]]  # greedy responses to the same prompts; empty where not needed
     views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
     state_values: Mapping[str, StateValues] = field(default_factory=dict)  # with `advantage=monte_carlo`
+    turn_groups: Mapping[str, TurnGroups] = field(default_factory=dict)  # empty without groups of turns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs
+from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.schema import Advantage
 from ippo_cli.engine import distributed
 from ippo_cli.training.minibatches import iterate_minibatches
-from ippo_cli.training.targets import draw_sample_counts
 from ippo_cli.types import Rollout, StepContext, Targets, concatenate_rows
 
 SCORES = torch.tensor([0.0, 1.0, 5.0, 2.0, 2.0, 7.0, 3.0, -4.0])

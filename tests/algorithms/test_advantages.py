@@ -12,12 +12,13 @@ from ippo_cli.algorithms.advantages import (
     ADVANTAGES,
     AdvantageInputs,
     AdvantageOutputs,
+    compute_advantages,
     substitute_final_values,
     turn_values,
 )
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
+from ippo_cli.config.schema import Advantage, AlgorithmConfig, NormalizationScope, TurnValue
 from ippo_cli.formulas import gae, place_scores
 from ippo_cli.types import Rollout
 
@@ -179,3 +180,19 @@ def test_comlrl_advantages() -> None:
         found = estimate(config, values=values, turn=one_turn.turn, is_by_turn=True)
         torch.testing.assert_close(found.advantages, rows((SCORE - baseline).tolist()))
         torch.testing.assert_close(found.returns, rows(SCORE.tolist()))
+
+
+def test_groups_of_several_agents() -> None:
+    config = algorithm(advantage=Advantage.group, scale_by_std=False)
+    two = {"a": inputs(), "b": inputs(rewards=inputs().rewards + 10.0 * (inputs().rewards != 0))}
+    own = compute_advantages(two, config)
+    assert torch.equal(own["a"].advantages, rows([-0.5, 2.0, 0.5, -2.0]))
+    joint = compute_advantages(two, replace(config, normalization_scope=NormalizationScope.team))
+    # The group of rows 0 and 2 has the scores 1, 2, 11 and 12; that of rows 1 and 3 has 4, 0, 14 and 0.
+    assert torch.equal(joint["a"].advantages, rows([-5.5, -0.5, -4.5, -4.5]))
+    assert torch.equal(joint["b"].advantages, rows([4.5, 9.5, 5.5, -4.5]))
+    assert torch.equal(joint["b"].returns, own["b"].returns)
+    scaled = replace(config, scale_by_std=True, normalization_scope=NormalizationScope.team)
+    deviation = torch.tensor([1.0, 2.0, 11.0, 12.0]).std()
+    found = compute_advantages(two, scaled)["a"].advantages[0]
+    assert torch.allclose(found, rows([-5.5, 0.0, 0.0, 0.0])[0] / deviation, atol=1e-5)

@@ -70,6 +70,31 @@ POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.oppon
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
+    *(
+        (("algorithm=at_grpo", *choices), changes, 1, f"{said} does not support algorithm.advantage=turn_group")
+        for choices, changes, said in [
+            ((), {"team.opponent_pool.every": 2}, "team.opponent_pool.every=2"),
+            (
+                (),
+                {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
+                "team.update_order=sequential",
+            ),
+            ((), {"reward.credit_assignment": "leave_out"}, "reward.credit_assignment=leave_out"),
+            ((FUNCTION,), {"reward.function": "a.py:f", "reward.whole_batch": True}, "reward.whole_batch=true"),
+            ((), {"algorithm.kl.reward.coef": 0.1}, "algorithm.kl.reward.coef=0.1"),
+            (
+                (),
+                {"algorithm.reweight.method": "pow", "algorithm.reweight.power": 2.0, "rollout.num_generations": 4},
+                "algorithm.reweight.method=pow",
+            ),
+            ((), {"algorithm.truncation": "mask"}, "algorithm.truncation=mask"),
+            (
+                (),
+                {"algorithm.ratio_level": "sequence", "algorithm.ratio_pooling": "sum"},
+                "algorithm.ratio_level=sequence",
+            ),
+        ]
+    ),
     (
         (),
         {"max_iterations_this_run": 1000, "num_iterations": 10},
@@ -1093,9 +1118,14 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((GRPO, "algorithm.truncation=mask"), "truncation_penalty", 1.0, "truncation=mask subtracts nothing"),
     ((), "truncation_ramp", 0.2, "truncation=none has no ramp"),
     ((), "positive_nll.min_score", 1.0, "positive_nll.coef=0 has no likelihood term"),
+    (("task=sorting_solo",), "normalization_scope", "team", "the run trains one agent"),
+    (("algorithm=rloo",), "normalization_scope", "team", "normalises nothing"),
     ((), "scale_by_std", True, "advantage=gae has no standard deviation"),
     (("algorithm=rloo",), "scale_by_std", False, "advantage=leave_one_out has no standard deviation"),
     (("algorithm=remax",), "gamma", 1.0, "advantage=greedy_baseline gives one advantage"),
+    ((), "turn_groups.candidates", 4, "advantage=gae has no groups of turns"),
+    ((GRPO,), "turn_groups.follow", "best", "advantage=group has no groups of turns"),
+    ((), "role_baseline_decay", 0.95, "advantage=gae has no baseline of roles"),
     ((), "turn_value", "first", "credit=token has no turns"),
     ((), "value_unit", "turn", "credit=token has no turns"),
     ((), "clip_range_low", 0.1, "objective=on_policy has no ratio"),
@@ -1148,6 +1178,8 @@ NEEDED = [
     (("algorithm=ppo",), "clip_range_low"),
     (("algorithm=ppo",), "clip_range_high"),
     ((GRPO,), "scale_by_std"),
+    (("algorithm=rae",), "role_baseline_decay"),
+    (("algorithm=at_grpo",), "scale_by_std"),
     (("algorithm=turn_ppo",), "turn_value"),
     (("algorithm=turn_ppo",), "ratio_pooling"),
     (("algorithm=pf_ppo",), "reweight.power"),

@@ -38,6 +38,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "alternative_baseline": lambda: formulas.alternative_baseline(X, MASK),
     "turn_credit": lambda: formulas.turn_credit(X, WIDE, MASK),
     "telescope_credit": lambda: formulas.telescope_credit(ROWS, gamma=1.0),
+    "role_baseline": lambda: formulas.role_baseline(X, start=0.0, decay=0.5),
     "on_policy_loss": lambda: formulas.on_policy_loss(X, WIDE),
     "pool_logratio": lambda: formulas.pool_logratio(X, WIDE, MASK, TURN, level="turn", pooling="sum"),
     "clipped_policy_loss": lambda: formulas.clipped_policy_loss(X, X, ROWS, **CLIP),

@@ -32,6 +32,7 @@ from ippo_cli.runs.checkpoint_files import (
 )
 from ippo_cli.runs.folder import MANIFEST, checkpoint_name, list_checkpoints
 from ippo_cli.runs.random_streams import restore_rng, rng_state
+from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.checkpoint import (
     MAX_FAILURES_IN_A_ROW,
     CheckpointManager,
@@ -328,7 +329,9 @@ def test_temporary_folders_are_removed(tmp_path: Path) -> None:
 def test_load_restores_progress_coefficients_and_rng(tmp_path: Path) -> None:
     saved = state(3)
     saved.progress.row = {"iteration": 3, "low/score/mean": 0.25}
-    saved.algorithm.kl_coef = {"low": 0.125, "high": 0.1 + 0.2}
+    saved.algorithm.state = AlgorithmState(
+        kl_coef={"low": 0.125, "high": 0.1 + 0.2}, role_baselines={"low": 0.7, "high/second": -0.1}
+    )
     saved.run.evaluation = {"best": {"iteration": 2, "score": 0.5}}
     saved.run.wall_seconds = 12.5
     checkpoints(tmp_path).save(saved)
@@ -338,7 +341,7 @@ def test_load_restores_progress_coefficients_and_rng(tmp_path: Path) -> None:
     assert again.find_newest_intact() == tmp_path / "checkpoints" / checkpoint_name(3)
     again.load(fresh, again.find_newest_intact())
     assert fresh.progress == saved.progress
-    assert fresh.algorithm.kl_coef == saved.algorithm.kl_coef
+    assert fresh.algorithm.state == saved.algorithm.state
     assert (fresh.run.evaluation, fresh.run.wall_seconds, fresh.run.iterations) == (saved.run.evaluation, 12.5, 3)
     assert (random.random(), numpy.random.rand()) == expected[:2]
     assert torch.equal(torch.rand(3), expected[2])

@@ -11,6 +11,7 @@ from small import final_weights, new_run, rows, train
 
 from ippo_cli.compose.load import load_config
 from ippo_cli.sweeps.lineage import copy_parent_run
+from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.process import run_training
 from ippo_cli.training.targets import Algorithm
 
@@ -43,7 +44,9 @@ def test_fixed_kl_coef_can_change_on_resume() -> None:
     ).algorithm
     saved = {"low": 0.05}
     coefs = [
-        Algorithm(config=config, num_generations=1, seed=0, kl_coef=saved).active_kl_coefs({"low": Known()})  # type: ignore[dict-item]
+        Algorithm(config=config, num_generations=1, seed=0, state=AlgorithmState(kl_coef=saved)).active_kl_coefs(
+            {"low": Known()}
+        )  # type: ignore[dict-item]
         for config in (fixed, adapting)
     ]
     assert coefs == [{"low": 0.2}, {"low": 0.05}]

@@ -18,6 +18,7 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.formulas import adaptive_kl_step, gae
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
+from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.targets import next_kl_coef
 
 RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.advantage_normalization=false"]
@@ -26,8 +27,8 @@ RAGGED = ["rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.adva
 def corridor(trainer):
     """Rollouts, scores and targets of the first iteration, and the KL coefficients for the next one."""
     experience = experience_of(trainer)
-    targets, kl_coef = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
-    return experience.rollouts, experience.scores, targets, kl_coef
+    targets, state = trainer.state.algorithm.compute_targets(trainer.state.team, experience)
+    return experience.rollouts, experience.scores, targets, state.kl_coef
 
 
 def raise_values(trainer):
@@ -118,13 +119,13 @@ def test_kl_coef_updates_after_use_and_is_saved(tmp_path):
         again = corridor(trainer)
         assert torch.equal(again[2]["low"].rewards, found.rewards), "targets leave the coefficient as it was"
         assert again[3] == kl_coef
-        trainer.state.algorithm.kl_coef = kl_coef
+        trainer.state.algorithm.state = AlgorithmState(kl_coef=kl_coef)
         moved, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience_of(trainer))
         assert torch.allclose(moved["low"].rewards, terminal - kl_coef["low"] * kl, atol=1e-6)
         assert trainer.checkpoints.save(trainer.state)
         found = newest_intact_checkpoint(trainer.run.folder / "checkpoints")
     stored = json.loads((found / "state.json").read_text())
-    assert stored["kl_coef"] == trainer.state.algorithm.kl_coef
+    assert stored["kl_coef"] == trainer.state.algorithm.state.kl_coef
 
 
 @pytest.mark.slow
@@ -153,13 +154,13 @@ def test_kl_coef_uses_episodes_with_turns_only(tmp_path):
         mean = float((kl.sum(1) / silenced.response_mask[:4].sum(1)).mean())
         settings = trainer.state.algorithm.config.kl.reward
         settings.target = 0.95 * mean  # close enough that the step is not clipped
-        _, kl_coef = trainer.state.algorithm.compute_targets(trainer.state.team, quiet)
-        assert kl_coef["low"] == pytest.approx(next_kl_coef(0.5, mean, settings, num_samples=4), rel=1e-6)
+        _, state = trainer.state.algorithm.compute_targets(trainer.state.team, quiet)
+        assert state.kl_coef["low"] == pytest.approx(next_kl_coef(0.5, mean, settings, num_samples=4), rel=1e-6)
         mute = replace(silenced, response_mask=silenced.response_mask & False, turn=torch.full_like(silenced.turn, -1))
-        _, kl_coef = trainer.state.algorithm.compute_targets(
+        _, state = trainer.state.algorithm.compute_targets(
             trainer.state.team, replace(quiet, rollouts={**quiet.rollouts, "low": mute})
         )
-        assert kl_coef["low"] == 0.5, "whoever says nothing has no divergence to follow"
+        assert state.kl_coef["low"] == 0.5, "whoever says nothing has no divergence to follow"
 
 
 ADAPTIVE = load_config(

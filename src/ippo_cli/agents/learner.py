@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerBase
 
 from ippo_cli.agents.critic_view import CriticLayout
+from ippo_cli.agents.grad_norms import GradNorms
 from ippo_cli.algorithms.losses import Loss
 from ippo_cli.algorithms.objectives import PolicyObjective, TrainingObjective, ValueFunction
 from ippo_cli.algorithms.return_moments import ReturnMoments
@@ -58,6 +59,7 @@ class Learner:
     policy_groups: int = 0  # parameter groups of the engine that hold the policy, for a policy with a value head
     layout: CriticLayout | None = None  # layout of a centralised critic's rows; None: the critic reads its agents' rows
     consecutive_skips: int = 0  # optimizer steps skipped since the last applied one
+    grad_norms: GradNorms = field(default_factory=GradNorms)
     remote_config: PretrainedConfig | None = None  # its model's configuration, on ranks without the engine
     popart_beta: float | None = None  # weight of earlier buffers in `return_moments`; None: no normalisation
     return_moments: ReturnMoments | None = None  # by which its values are normalised

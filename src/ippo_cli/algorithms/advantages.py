@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.algorithms.user_advantages import function_advantages
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.schema import Advantage, AlgorithmConfig, TurnValue
+from ippo_cli.config.schema import Advantage, AlgorithmConfig, NormalizationScope, TurnValue
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
     gae,
@@ -61,21 +61,35 @@ def group_advantages(formula: GroupFormula) -> Estimator:
     """
 
     def estimate(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-        score = row_scores(inputs)
-        scores, groups, valid = (distributed.all_gather_rows(part) for part in (score, inputs.group, inputs.valid))
-        _, slots = torch.unique(groups, return_inverse=True)
-        sizes = torch.zeros_like(slots).scatter_add(0, slots, valid.long())
-        usable = valid & (sizes[slots] > 1)
-        advantages = torch.zeros_like(scores)
-        advantages[usable] = formula(scores[usable], groups[usable], config)
-        mine = distributed.local_row_slice(score)
-        return _broadcast_rows(inputs, advantages[mine], score, usable[mine])
+        return _compare_groups(formula, [inputs], config)[0]
 
     return estimate
 
 
-def greedy_baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
-    """Score of each response minus the score of the greedy response to the same prompt."""
+def _compare_groups(
+    formula: GroupFormula, agents: Sequence[AdvantageInputs], config: AlgorithmConfig
+) -> list[AdvantageOutputs]:
+    """Compare each response with those of the given agents to its prompt, across ranks. Collective."""
+    own = [row_scores(inputs) for inputs in agents]
+    rows = (
+        torch.cat(own),
+        torch.cat([inputs.group for inputs in agents]),
+        torch.cat([inputs.valid for inputs in agents]),
+    )
+    scores, groups, valid = (distributed.all_gather_rows(part) for part in rows)
+    _, slots = torch.unique(groups, return_inverse=True)
+    sizes = torch.zeros_like(slots).scatter_add(0, slots, valid.long())
+    usable = valid & (sizes[slots] > 1)
+    advantages = torch.zeros_like(scores)
+    advantages[usable] = formula(scores[usable], groups[usable], config)
+    here = distributed.local_row_slice(torch.cat(own))
+    counts = [len(score) for score in own]
+    results = zip(agents, advantages[here].split(counts), own, usable[here].split(counts), strict=True)
+    return [_broadcast_rows(*result) for result in results]
+
+
+def baseline_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+    """Score of each response minus its baseline: that of the greedy response, or the mean of the agent's role."""
     score = row_scores(inputs)
     return _broadcast_rows(inputs, score - inputs.baseline, score, inputs.valid)
 
@@ -95,25 +109,62 @@ def monte_carlo_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> 
     return AdvantageOutputs(advantages=advantages, returns=returns, usable=usable)
 
 
+def turn_group_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
+    """Compare each turn's return with those of the other responses to the same state.
+
+    Turns without a usable return are excluded; a turn that remains alone in its group has no advantage.
+    """
+    assert inputs.turn_groups is not None
+    returns, label = inputs.turn_groups.returns, inputs.turn_groups.label
+    usable = (label >= 0) & returns.isfinite() & inputs.valid[:, None]
+    _, slots = torch.unique(label, return_inverse=True)
+    sizes = torch.zeros_like(slots.flatten()).scatter_add(0, slots.flatten(), usable.long().flatten())
+    usable &= sizes[slots] > 1
+    advantages = torch.zeros_like(returns)
+    advantages[usable] = _normalize_group(returns[usable], label[usable], config)
+    turn = inputs.turn.clamp(min=0)
+    tokens = usable.gather(1, turn) & inputs.mask
+    return AdvantageOutputs(
+        advantages=torch.where(tokens, advantages.gather(1, turn), 0.0),
+        returns=torch.where(tokens, returns.gather(1, turn), 0.0),
+        usable=inputs.valid & usable.any(dim=1),
+        usable_tokens=tokens,
+    )
+
+
 def zero_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
     """No advantages: other terms of the loss train the policy, such as the KL to a teacher."""
     zeros = torch.zeros_like(inputs.rewards)
     return AdvantageOutputs(advantages=zeros, returns=zeros, usable=inputs.valid)
 
 
+def _normalize_group(score: Tensor, group: Tensor, config: AlgorithmConfig) -> Tensor:
+    return group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
+
+
 # Requirements of each: see the properties of `Advantage`.
 ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.gae: gae_advantages,
     Advantage.reward_to_go: reward_to_go_advantages,
-    Advantage.group: group_advantages(
-        lambda score, group, config: group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
-    ),
+    Advantage.group: group_advantages(_normalize_group),
     Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
-    Advantage.greedy_baseline: greedy_baseline_advantages,
+    Advantage.greedy_baseline: baseline_advantages,
+    Advantage.role_baseline: baseline_advantages,
     Advantage.monte_carlo: monte_carlo_advantages,
+    Advantage.turn_group: turn_group_advantages,
     Advantage.function: function_advantages,
     Advantage.none: zero_advantages,
 }
+
+
+def compute_advantages(inputs: Mapping[str, AdvantageInputs], config: AlgorithmConfig) -> dict[str, AdvantageOutputs]:
+    """Each agent's advantages from its own rows; at `normalization_scope=team` groups have the rows of all agents.
+
+    Collective.
+    """
+    if config.advantage is Advantage.group and config.normalization_scope is NormalizationScope.team:
+        return dict(zip(inputs, _compare_groups(_normalize_group, list(inputs.values()), config), strict=True))
+    return {name: ADVANTAGES[config.advantage](own, config) for name, own in inputs.items()}
 
 
 def row_scores(inputs: AdvantageInputs) -> Tensor:

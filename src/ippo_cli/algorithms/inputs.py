@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ippo_cli.types import TurnGroups
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
@@ -18,8 +20,9 @@ class AdvantageInputs:
     is_by_turn: bool  # whether actions are turns; otherwise tokens
     group: Tensor  # [B] int64: equal for responses to the same prompt, across ranks
     starts: Tensor  # [B, R] bool: the first token of each segment where values are of chosen states, else False
-    baseline: Tensor  # [B]: the score of the greedy response where `needs_greedy`, else 0
+    baseline: Tensor  # [B]: the score of the greedy response, or the mean of the agent's role; 0 without either
     valid: Tensor  # [B] bool: rows that have a score
+    turn_groups: TurnGroups | None = None  # of turns that answer the same state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,3 +32,4 @@ class AdvantageOutputs:
     advantages: Tensor  # [B, R], 0 off the mask
     returns: Tensor  # [B, R]: regression targets of the values
     usable: Tensor  # [B] bool: rows with a defined advantage
+    usable_tokens: Tensor | None = None  # [B, R] bool: tokens with one; None: all of these rows

@@ -18,6 +18,8 @@ from ippo_cli.config.schema import (
     ConversationConfig,
     Credit,
     CriticKind,
+    FollowedCandidate,
+    NormalizationScope,
     Objective,
     OptimizedCriticConfig,
     Processor,
@@ -152,11 +154,19 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     if algorithm.advantage is Advantage.none:
         scored = untrained = "advantage=none has no advantages"
     valued = None if _has_values(config) else f"advantage={advantage} has no values"
-    grouped = None if algorithm.advantage is Advantage.group else f"advantage={advantage} has no standard deviation"
+    is_turn_group = algorithm.advantage is Advantage.turn_group
+    ungrouped = None if is_turn_group else f"advantage={advantage} has no groups of turns"
+    grouped = (
+        None
+        if is_turn_group or algorithm.advantage is Advantage.group
+        else f"advantage={advantage} has no standard deviation"
+    )
     is_function = algorithm.advantage is Advantage.function
     pooled_by_user = "advantage=function gets the values of tokens" if is_function else None
     turned = valued or pooled_by_user or (None if algorithm.credit is not Credit.token else "credit=token has no turns")
     objective, region = algorithm.objective, algorithm.trust_region
+    is_role = algorithm.advantage is Advantage.role_baseline
+    unaveraged = None if is_role else f"advantage={advantage} has no baseline of roles"
     clipped = None if objective.has_ratio else "objective=on_policy has no ratio"
     by_token, by_ratio = algorithm.ratio_level is RatioLevel.token, region is TrustRegion.ratio
     pooled = clipped or ("ratio_level=token has no pooling" if by_token else None)
@@ -189,6 +199,10 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     pooling = algorithm.sequential_correction.pooling
     unfactored = None if pooling is not None else "sequential_correction.pooling=null has no factors"
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
+    normalized = algorithm.advantage_normalization or algorithm.advantage is Advantage.group
+    alone = None if normalized else f"advantage={advantage} without advantage_normalization normalises nothing"
+    trained = [name for name, agent in config.task.agents.items() if not agent.frozen]
+    alone = alone or (None if len(trained) > 1 else "the run trains one agent")
     unnamed = None if is_function else f"advantage={advantage} calls no function"
     rows: list[tuple[str, Any, str | None, str | None]] = [
         ("advantage_function", None, unnamed, "algorithm.advantage_function=path.py:function"),
@@ -196,8 +210,10 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("turn_value", None, turned, "first"),
         ("value_unit", ValueUnit.token, turned, None),
         ("scale_by_std", None, grouped, "true (GRPO) or false"),
+        ("role_baseline_decay", None, unaveraged, "0.95"),
         ("gamma", None, scored, "1.0"),
         ("advantage_normalization", False, untrained, None),
+        ("normalization_scope", NormalizationScope.agent, alone, None),
         ("kl.reward.coef", 0.0, untrained, None),
         ("gae_lambda", None, fixed, "0.95"),
         ("length_adaptive_alpha", None, valued, None),
@@ -231,6 +247,8 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("behavior_correction.band_low", None, uncorrected, None),
         ("behavior_correction.band_high", None, uncorrected, None),
         ("sequential_correction.cap", None, unfactored, None),
+        ("turn_groups.candidates", 1, ungrouped, "4"),
+        ("turn_groups.follow", FollowedCandidate.random, ungrouped, None),
     ]
     for key, inactive, reason, needed in rows:
         if is_function and key in FUNCTION_KEYS:

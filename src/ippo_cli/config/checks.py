@@ -55,6 +55,7 @@ from ippo_cli.config.served_agents import check_served_agents
 from ippo_cli.config.teams import check_team
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools
+from ippo_cli.config.turn_groups import check_turn_groups
 from ippo_cli.config.vllm import check_ahead, check_openai_server, check_vllm_rollout
 
 # Keys that name an environment, with an example.
@@ -80,7 +81,12 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
         partial(check_openai_server, config, training=training),
         partial(check_served_agents, config, training=training),
         *(
-            [partial(check_ahead, config), partial(check_refill, config), partial(check_curriculum, config)]
+            [
+                partial(check_ahead, config),
+                partial(check_refill, config),
+                partial(check_curriculum, config),
+                partial(check_turn_groups, config),
+            ]
             if training
             else []
         ),

@@ -193,6 +193,23 @@ def leave_one_out(score: Rows, group: Labels) -> Rows:
     return centered * (sizes / (sizes - 1))[slots]
 
 
+@torch.no_grad()
+def role_baseline(returns: Rows, *, start: float, decay: float) -> tuple[Rows, float]:
+    """The running mean before each return, `[B]`, and the one after the last: `b_i = decay b_{i-1} + (1 - decay) R_i`.
+
+    The baseline of return i is `b_{i-1}`, which does not depend on it, so that `R_i - b_{i-1}` is unbiased. Returns
+    1 3 with start 0 and decay .5 have the baselines 0 .5, and 1.75 is the one after them. In float64.
+
+    Source: role-conditioned advantage estimation, SPIRAL (arXiv 2506.24119), in the order of the released code, which
+    subtracts the mean before it adds the return; the other order multiplies all advantages by `decay`.
+    """
+    baselines, mean = [], start
+    for number in returns.double().tolist():
+        baselines.append(mean)
+        mean = decay * mean + (1.0 - decay) * number
+    return torch.tensor(baselines, dtype=torch.float64, device=returns.device).to(returns.dtype), mean
+
+
 def _transpose(x: Tensor) -> Tensor:
     """`[B, n]` as contiguous `[n, B]`; torch transposes contiguous matrices several times faster than slices."""
     return x.contiguous().t().contiguous()

@@ -40,6 +40,7 @@ from ippo_cli.planning.timeline import format_chart, format_devices, format_seco
 from ippo_cli.planning.value_states import describe_continuations
 from ippo_cli.rewards.contract import close_reward
 from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.task import max_turns_by_agent
 from ippo_cli.tasks.templates import first_message
 
 MIB = 2**20
@@ -120,6 +121,8 @@ def _show_sizes(prepared: Prepared) -> None:
         _print_labelled("credit", credit_cost)
     for number, text in enumerate(describe_continuations(config, prepared.specs.shapes)):
         _print_labelled("" if number else "values", text)
+    if config.algorithm.turn_groups.candidates > 1:
+        _print_labelled("turn groups", _turn_group_cost(config))
     for holder, names in agents_by_policy(config).items():
         if config.task.agents[names[0]].frozen:
             _print_labelled(f"{holder} steps", "none (frozen)")
@@ -133,6 +136,21 @@ def _show_sizes(prepared: Prepared) -> None:
         if name not in agents_by_policy(config):
             steps = f"critic {sizes.critic_steps[name]} optimizer steps per iteration"
             _print_labelled(f"{name} steps", f"{steps}, on the rows of {join_names(list(names))}")
+
+
+def _turn_group_cost(config: Config) -> str:
+    """The additional episodes per iteration for candidates of turns."""
+    branches, size = config.algorithm.turn_groups.candidates - 1, config.rollout.buffer_size
+    limits = max_turns_by_agent(config.task)
+    turns = [limits[name] for name, agent in config.task.agents.items() if not agent.frozen]
+    known = [limit for limit in turns if limit is not None]
+    if len(known) < len(turns):
+        return f"{branches} more episodes for each turn of each of {size} episodes, from the turn to the end"
+    total = sum(known)
+    return (
+        f"up to {total} turns x {branches} x {size} = {total * branches * size} more episodes, each from its turn to "
+        "the end"
+    )
 
 
 def _credit_cost(config: Config) -> str | None:

@@ -73,6 +73,9 @@ METRICS: dict[str, str] = {
     "<agent>/targets/reward": "mean per-token reward, KL term included",
     "<agent>/targets/value": "mean value of the states before action tokens",
     "<agent>/targets/return": "mean return",
+    "<agent>/targets/role_baseline": "algorithm.advantage=role_baseline: running mean of the agent's returns "
+    "after this iteration",
+    "<agent>/<role>/targets/role_baseline": "several roles: of the returns in that role",
     "<agent>/targets/advantage_std": "standard deviation of the advantages over trained action tokens",
     "<agent>/targets/zero_advantage_fraction": "fraction of responses with zero advantages (groups of equal scores)",
     "<agent>/targets/resampled_fraction": "fraction of responses drawn at least once; 1 without algorithm.reweight",
@@ -110,6 +113,8 @@ METRICS: dict[str, str] = {
     "<learner>/policy/clip_fraction": "fraction of tokens outside of the clip range, on either side; with "
     "algorithm.objective=mask: of masked tokens",
     "<learner>/policy/grad_norm": "mean gradient norm before clipping",
+    "<learner>/policy/grad_norm_spikes": "optimizer steps with a gradient norm above 3 times the median of "
+    "the 50 steps before",
     "<learner>/policy/steps": "optimizer steps in this iteration",
     "<learner>/policy/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     "<learner>/policy/stopped_early": "1 if target_kl stopped the iteration's policy steps",
@@ -122,6 +127,8 @@ METRICS: dict[str, str] = {
     "<learner>/value/return_mean": "critic.popart_beta: the running mean by which values are normalised",
     "<learner>/value/return_std": "critic.popart_beta: the running standard deviation",
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
+    "<learner>/value/grad_norm_spikes": "optimizer steps with a gradient norm above 3 times the median of "
+    "the 50 steps before",
     "<learner>/value/steps": "optimizer steps in this iteration",
     "<learner>/value/skipped_steps": "optimizer steps not applied because a gradient was not finite",
     **{
@@ -142,11 +149,15 @@ METRICS: dict[str, str] = {
     "the critic's context",
     "<learner>/joint/learning_rate": "critic=value_head: the learning rate of the joint engine",
     "<learner>/joint/grad_norm": "critic=value_head: mean gradient norm of the joint loss before clipping",
+    "<learner>/joint/grad_norm_spikes": "critic=value_head: optimizer steps with a gradient norm above 3 times the "
+    "median of the 50 steps before",
     "<learner>/joint/steps": "critic=value_head: optimizer steps in this iteration",
     "<learner>/joint/skipped_steps": "critic=value_head: optimizer steps not applied",
     "<learner>/joint/stopped_early": "critic=value_head: 1 if target_kl stopped the iteration's steps",
     "<agent>/score/drawn": "rollout.refill_rounds: mean score of all drawn rows, replaced groups included; "
     "<agent>/score/mean is that of the buffer",
+    "turn_groups/branch_tokens": "algorithm.advantage=turn_group: tokens generated in branches, beside those of the "
+    "episodes",
     "refill/rounds": "rollout.refill_rounds: additional rounds of this iteration",
     "refill/prompts": "rollout.refill_rounds: prompts drawn in all rounds",
     "refill/responses_per_row": "rollout.refill_rounds: responses generated per row of the buffer",

@@ -99,6 +99,7 @@ def episode_to_json(episode: Episode) -> dict[str, Any]:
         "truncation": episode.truncation,
         "failure": None if episode.failure is None else [type(episode.failure).__name__, str(episode.failure)],
         "parts": dict(episode.parts),
+        "roles": dict(episode.roles),
     }
 
 
@@ -119,6 +120,7 @@ def episode_from_json(stored: Mapping[str, Any], example: Mapping[str, Any]) -> 
         # An exception of the same name and text, for messages; its class may be that of a user's module.
         failure=None if failure is None else type(failure[0], (RuntimeError,), {})(failure[1]),
         parts=stored["parts"],
+        roles=stored.get("roles", {}),  # absent in files of earlier versions
     )
 
 

@@ -37,6 +37,7 @@ class EpisodeState:
     final: dict[str, list[int]] = field(default_factory=dict)
     parts: dict[str, float] = field(default_factory=dict)
     ended: set[str] = field(default_factory=set)  # agents that terminated individually
+    roles: Mapping[str, str] = field(default_factory=dict)
     last_step: Step | None = None
     truncation: str = ""
     failure: Exception | None = None
@@ -66,6 +67,7 @@ class EpisodeState:
         self.observations = self._check_observations(
             self.environment.reset(self.example, environment_seed(draws, self.index))
         )
+        self.roles = {agent: str(role) for agent, role in getattr(self.environment, "roles", {}).items()}
         if not self.observations:
             raise RuntimeError("the environment returns no observation at reset, so that no agent can act")
 
@@ -177,6 +179,7 @@ class EpisodeState:
             truncation=self.truncation,
             failure=self.failure,
             parts=self.parts,
+            roles=self.roles,
         )
 
     def _run_environment(self, work: Callable[[], None]) -> None:

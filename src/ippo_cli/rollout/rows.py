@@ -10,15 +10,26 @@ from torch import Tensor
 from ippo_cli.types import DetachedTurn, Episode, Rollout, Turn
 
 
-def build_rollout(episodes: Sequence[Episode], agent: str, *, device: torch.device, filtered: bool) -> Rollout:
+def build_rollout(
+    episodes: Sequence[Episode],
+    agent: str,
+    *,
+    device: torch.device,
+    filtered: bool,
+    candidates: Sequence[Sequence[Turn]] | None = None,
+    first_candidate: int = 0,
+) -> Rollout:
     """Row b is the agent's part of episode b; its mask is empty if the agent has no turn with its current weights.
 
     A row begins with the agent's first prompt. Its response columns hold every completion, numbered by turn, the masked
     observations between them, and the final observation of a truncated episode. A turn is `detached` if its prompt does
-    not extend the row's tokens. `filtered` says whether tokens were sampled from a filtered distribution.
+    not extend the row's tokens. `filtered` says whether tokens were sampled from a filtered distribution. `candidates`:
+    by row, further responses of the agent, as detached turns with numbers from `first_candidate`.
     """
     turns = [episode.trainable_turns(agent) for episode in episodes]
     rows = [_RowBuilder(own, episode.final.get(agent)) for own, episode in zip(turns, episodes, strict=True)]
+    for row, further in zip(rows, candidates or [], strict=candidates is not None):
+        row.add_detached(further, first_candidate)
     columns = Columns([row.parts for row in rows])
     # An agent without a turn gets one arbitrary token: a model cannot read an empty row.
     prompt_ids, prompt_mask = left_pad([own[0].prompt if own else [0] for own in turns])
@@ -76,6 +87,13 @@ class _RowBuilder:
             self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
         if turns and final is not None:
             self._add_observation(turns[-1], final)
+
+    def add_detached(self, turns: Sequence[Turn], first_number: int) -> None:
+        """Add turns that are separate sequences."""
+        for number, turn in enumerate(turns, first_number):
+            self.detached.append(DetachedTurn(column=self._columns, prompt=list(turn.prompt)))
+            completion = turn.completion
+            self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
 
     def _add_observation(self, before: Turn, prompt: Sequence[int]) -> None:
         """Add the tokens that the agent read between a turn and its next prompt."""

@@ -74,7 +74,11 @@ class InvalidReturn(TypeError):
 
 
 class Environment(Protocol):
-    """One episode at a time, with one or several agents. An exception fails only the current episode."""
+    """One episode at a time, with one or several agents. An exception fails only the current episode.
+
+    An attribute `roles` is optional: each agent's role in the episode as text, such as its seat. Returns of different
+    roles have different baselines (`algorithm.advantage=role_baseline`).
+    """
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         """Begin an episode, deterministic in (example, seed); the keys returned are the agents that act first."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ippo_cli.agents.grad_norms import GradNorms
 from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.team import Team
 from ippo_cli.algorithms.return_moments import ReturnMoments
@@ -49,6 +50,7 @@ from ippo_cli.runs.folder import check_world_size, checkpoint_name, list_checkpo
 from ippo_cli.runs.metric_names import present_metric_name
 from ippo_cli.runs.random_streams import restore_rng
 from ippo_cli.tasks.curriculum import Curriculum
+from ippo_cli.training.algorithm_state import AlgorithmState
 from ippo_cli.training.opponents import PoolState
 from ippo_cli.training.targets import Algorithm
 
@@ -220,10 +222,12 @@ class CheckpointManager:
             if optimizers:
                 self._load_engine(learner, stored, folder)
             learner.consecutive_skips = stored["skipped_in_a_row"][learner.name][learner.stage]
+            # Earlier versions store no gradient norms.
+            learner.grad_norms = GradNorms(stored.get("grad_norms", {}).get(learner.name, {}).get(learner.stage, ()))
             if learner.return_moments is not None:
                 moments = stored["return_moments"][learner.name][learner.stage]
                 learner.set_return_moments(ReturnMoments(**moments))
-        state.algorithm.kl_coef = dict(stored["kl_coef"])
+        state.algorithm.state = AlgorithmState.from_saved(stored)
         state.moments = {name: ScoreMoments(**numbers) for name, numbers in stored["score_moments"].items()}
         state.pool.load_state_dict(stored["partners"])
         if state.curriculum is not None:
@@ -376,23 +380,18 @@ def _format_mib(size: int) -> str:
 
 
 def _state_dict(state: TrainingState) -> dict[str, Any]:
-    skipped: dict[str, dict[str, int]] = {}
-    ranks: dict[str, dict[str, list[int]]] = {}
-    return_moments: dict[str, dict[str, Any]] = {}
-    for learner in state.team.learners:
-        ranks.setdefault(learner.name, {})[learner.stage] = list(learner.group.ranks)
-        skipped.setdefault(learner.name, {})[learner.stage] = learner.consecutive_skips
-        if learner.return_moments is not None:
-            return_moments.setdefault(learner.name, {})[learner.stage] = asdict(learner.return_moments)
     return {
         "schema_version": SCHEMA_VERSION,
         "world_size": distributed.world_size(),
-        "ranks": ranks,
+        "ranks": _by_stage(state.team, lambda learner: list(learner.group.ranks)),
         "progress": asdict(state.progress),
-        "kl_coef": dict(state.algorithm.kl_coef),
+        **state.algorithm.state.to_saved(),
         "score_moments": {name: asdict(moments) for name, moments in state.moments.items()},
-        "return_moments": return_moments,
-        "skipped_in_a_row": skipped,
+        "return_moments": _by_stage(
+            state.team, lambda learner: None if learner.return_moments is None else asdict(learner.return_moments)
+        ),
+        "skipped_in_a_row": _by_stage(state.team, lambda learner: learner.consecutive_skips),
+        "grad_norms": _by_stage(state.team, lambda learner: learner.grad_norms.recent),
         "partners": state.pool.state_dict(),
         "run": {
             "evaluation": state.run.evaluation,
@@ -400,3 +399,12 @@ def _state_dict(state: TrainingState) -> dict[str, Any]:
             "wall_seconds": state.run.wall_seconds,
         },
     }
+
+
+def _by_stage(team: Team, read: Callable[[Learner], Any]) -> dict[str, dict[str, Any]]:
+    """A value of each learner by its name and stage, without those that are None."""
+    result: dict[str, dict[str, Any]] = {}
+    for learner in team.learners:
+        if (value := read(learner)) is not None:
+            result.setdefault(learner.name, {})[learner.stage] = value
+    return result

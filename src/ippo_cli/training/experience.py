@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -14,7 +15,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.config.credit import is_credit_iteration
 from ippo_cli.config.errors import ResumeError
 from ippo_cli.config.reward_weights import reward_weights
-from ippo_cli.config.schema import Config
+from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.rewards.contract import RewardFunction, close_reward
@@ -23,6 +24,7 @@ from ippo_cli.rewards.score import RawScores, call_reward, combine_raw_scores, p
 from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
 from ippo_cli.rollout.collect import OnEpisodes, collect
+from ippo_cli.rollout.continuations import Continuations, State, collect_continuations
 from ippo_cli.rollout.episode_file import read_collection
 from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.policy import GenerationPolicy
@@ -37,6 +39,7 @@ from ippo_cli.training.dynamic_sampling import CandidateGroups, RefilledBuffer, 
 from ippo_cli.training.monte_carlo import StateValueEstimator
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.sampler_gap import check_sampler_gap
+from ippo_cli.training.turn_groups import CandidateBuffer, CandidateRows, candidate_turns, collect_candidates
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
 
 
@@ -51,6 +54,7 @@ class CollectResult:
     following: EpisodeCollection | None  # in progress: the next iteration's episodes
     start: int  # the position in the schedule of this iteration's first prompt
     end: int  # the position in the schedule after this iteration's prompts
+    branch_tokens: int  # generated in branches for candidates of turns, over all ranks
     candidates: CandidateGroups | None  # all groups, replaced ones included; None without refills and curriculum
 
 
@@ -117,8 +121,15 @@ class ExperienceCollector:
             rewarded, candidates, end = refilled.rewarded, refilled.candidates, refilled.end
             batch = self._batch_at(refilled.positions)
         episodes = rewarded.episodes
+        branched = None
+        if self.config.algorithm.turn_groups.candidates > 1:
+            branched = self._collect_candidates(episodes, draws, clock)
+            episodes = branched.episodes
+            if self.config.algorithm.turn_groups.follow is FollowedCandidate.best:
+                rewarded = self._call_reward(episodes, None, clock)
+        rows = {} if branched is None else branched.rows
         with clock("rollout"):
-            sampled = self._build_rollouts(episodes)
+            sampled = self._build_rollouts(episodes, rows)
         raw_scores = self._combine_rewards(rewarded, clock)
         self.preemption.raise_if_any_rank_requested()
         credit_baselines = self._credit_baselines(iteration, batch, draws, episodes, clock)
@@ -140,10 +151,11 @@ class ExperienceCollector:
             episodes=episodes,
             sampled=sampled,
             rollouts=rollouts,
-            scores=scored.scores,
+            scores={name: rows[name].widen(own) if name in rows else own for name, own in scored.scores.items()},
             greedy=greedy,
             views=views,
             state_values=state_values,
+            turn_groups={name: own.groups for name, own in rows.items()},
         )
         environment_seconds = self.environments.seconds - seconds_before
         if started is not None:
@@ -158,6 +170,7 @@ class ExperienceCollector:
             following=following,
             start=start,
             end=end,
+            branch_tokens=0 if branched is None else branched.num_tokens,
             candidates=candidates,
         )
 
@@ -360,11 +373,36 @@ class ExperienceCollector:
 
         return self.opponents.play_episodes(self.team, batch, iteration, play_with)
 
-    def _build_rollouts(self, episodes: Sequence[Episode]) -> dict[str, Rollout]:
-        return {
-            name: build_rollout(episodes, name, device=self.device, filtered=agent.rollout.has_filters)
-            for name, agent in self.config.task.agents.items()
-        }
+    def _collect_candidates(
+        self, episodes: Sequence[Episode], draws: SamplingStream, clock: Stopwatch
+    ) -> CandidateBuffer:
+        """The episodes with candidates for every turn of trained agents. Collective."""
+
+        def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> Continuations:
+            self.preemption.raise_if_any_rank_requested()
+            return collect_continuations(
+                self.environments, self.formats, episodes, states, count, self.generator, draws
+            )
+
+        with clock("rollout"):
+            reward = self.preemption.make_interruptible(self.reward)
+            return collect_candidates(self.config, self.team, reward, episodes, play, self.device)
+
+    def _build_rollouts(
+        self, episodes: Sequence[Episode], candidates: Mapping[str, CandidateRows] = MappingProxyType({})
+    ) -> dict[str, Rollout]:
+        rollouts: dict[str, Rollout] = {}
+        for name, agent in self.config.task.agents.items():
+            further, first = candidate_turns(candidates, name)
+            rollouts[name] = build_rollout(
+                episodes,
+                name,
+                device=self.device,
+                filtered=agent.rollout.has_filters,
+                candidates=further,
+                first_candidate=first,
+            )
+        return rollouts
 
     def _credit_baselines(
         self, iteration: int, batch: Batch, draws: SamplingStream, episodes: Sequence[Episode], clock: Stopwatch

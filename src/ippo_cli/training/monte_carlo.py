@@ -15,7 +15,8 @@ from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rollout.continuations import MAX_EPISODES, State, collect_continuations, state_key
+from ippo_cli.rollout.branches import MAX_EPISODES, State
+from ippo_cli.rollout.continuations import collect_continuations, state_key
 from ippo_cli.rollout.generator import Generator, SamplingStream
 from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.runs.signals import PreemptionHandler

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from ippo_cli.agents.grad_norms import GradNorms
 from ippo_cli.agents.learner import Learner
 from ippo_cli.agents.routing import share_rows
 from ippo_cli.agents.team import Team
@@ -78,7 +79,7 @@ class PlacedUpdates:
     def collect_stats(self) -> list[UpdateStats]:
         """The metrics of every learner, on every rank. Collective."""
         own = [
-            (self.stats[id(learner)], learner.consecutive_skips, learner.return_moments)
+            (self.stats[id(learner)], learner.consecutive_skips, learner.grad_norms.recent, learner.return_moments)
             for learner in self.team.learners
         ]
         if all(learner.group.is_world for learner in self.team.learners):
@@ -86,6 +87,7 @@ class PlacedUpdates:
         gathered = distributed.gather_objects(own)
         found: list[UpdateStats] = []
         for place, learner in enumerate(self.team.learners):
-            stats, learner.consecutive_skips, learner.return_moments = gathered[learner.group.ranks[0]][place]
+            stats, learner.consecutive_skips, norms, learner.return_moments = gathered[learner.group.ranks[0]][place]
+            learner.grad_norms = GradNorms(norms)
             found.append(stats)
         return found

@@ -21,7 +21,7 @@ class ResumePoint:
         self._state = state
         self._progress = replace(state.progress)
         self._moments = copy.deepcopy(state.moments)
-        self._kl_coef = dict(state.algorithm.kl_coef)
+        self._algorithm_state = state.algorithm.state
         self._run = copy.deepcopy(state.run)
         self._collection = state.collection
         self._pool = copy.deepcopy(state.pool.state_dict())
@@ -37,6 +37,6 @@ class ResumePoint:
         assert not self.has_changed_weights
         state = self._state
         state.progress, state.moments = replace(self._progress), copy.deepcopy(self._moments)
-        state.algorithm.kl_coef, state.collection = dict(self._kl_coef), self._collection
+        state.algorithm.state, state.collection = self._algorithm_state, self._collection
         state.pool.load_state_dict(self._pool)
         state.run.evaluation, state.run.iterations = copy.deepcopy(self._run.evaluation), self._run.iterations

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
-from ippo_cli.algorithms.advantages import ADVANTAGES, AdvantageInputs, substitute_final_values, turn_values
+from ippo_cli.algorithms.advantages import compute_advantages, row_scores, substitute_final_values, turn_values
+from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
+from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.config.schema import (
     Advantage,
     AlgorithmConfig,
     Config,
     Credit,
     KlRewardConfig,
+    NormalizationScope,
     Reweight,
-    ReweightConfig,
     Truncation,
     ValueUnit,
     WeightLevel,
@@ -34,21 +36,22 @@ from ippo_cli.formulas import (
     masked_whiten,
     overlong_fraction,
     place_scores,
-    reweight,
     turn_ends,
 )
-from ippo_cli.types import Batch, CriticView, Experience, Rollout, Scores, StateValues, Targets
+from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.training.role_baselines import compute_role_baselines
+from ippo_cli.types import CriticView, Experience, Rollout, Scores, Targets
 
 
 @dataclass(kw_only=True)
 class Algorithm:
-    """Computes targets from scores; its only state is each agent's adaptive KL coefficient."""
+    """Computes targets from scores."""
 
     config: AlgorithmConfig
     num_generations: int  # consecutive sample indices that are responses to one prompt
     seed: int  # of the rows that `reweight` draws
     token_limits: Mapping[str, int] = field(default_factory=dict)  # by agent: of a response; for soft_penalty
-    kl_coef: dict[str, float] = field(default_factory=dict)  # adaptive coefficients of the reward's KL term, by agent
+    state: AlgorithmState = field(default_factory=AlgorithmState)  # from earlier buffers
     only_returns: bool = False  # the reference is read for the KL term of the reward only
 
     @classmethod
@@ -73,7 +76,7 @@ class Algorithm:
             credit=credit,
             reweight=replace(self.config.reweight, method=Reweight.none, power=None),
         )
-        return replace(self, config=config, kl_coef=dict(self.kl_coef), only_returns=True)
+        return replace(self, config=config, only_returns=True)
 
     @property
     def needs_greedy(self) -> bool:
@@ -87,7 +90,7 @@ class Algorithm:
     def _current_kl_coef(self, name: str) -> float:
         """The adapted coefficient, or the configuration's, which a resume may change."""
         settings = self.config.kl.reward
-        return settings.coef if settings.target is None else self.kl_coef.get(name, settings.coef)
+        return settings.coef if settings.target is None else self.state.kl_coef.get(name, settings.coef)
 
     def compute_targets(
         self,
@@ -95,93 +98,153 @@ class Algorithm:
         experience: Experience,
         *,
         after_agent: Callable[[], None] | None = None,
-    ) -> tuple[dict[str, Targets], dict[str, float]]:
-        """Each agent's targets, from its own rows and scores only, and the `kl_coef` for the next buffer.
+    ) -> tuple[dict[str, Targets], AlgorithmState]:
+        """Each agent's targets, and the state for the next buffer.
 
-        With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
-        `after_agent` is called on all ranks after each agent, and may raise.
+        They follow from the agent's own rows and scores only, unless `normalization_scope=team`. With `credit=auto`,
+        agents that share a policy or critic all use turns as actions if any of them does. `after_agent` is called on
+        all ranks after each agent, and may raise. Collective.
         """
-        targets: dict[str, Targets] = {}
-        kl_coef: dict[str, float] = {}
+        inputs: dict[str, _AgentInputs] = {}
         by_turn = self.agents_with_turn_actions(agents, experience.rollouts)
         for name, agent in agents.items():
-            targets[name], kl_coef[name] = self._compute_agent_targets(
-                agent,
-                name in by_turn,
-                experience.batch,
-                experience.rollouts[name],
-                experience.scores[name],
-                experience.greedy.get(name),
-                experience.views.get(name),
-                experience.state_values.get(name),
-            )
+            inputs[name] = self._prepare_agent(agent, name in by_turn, experience)
             if after_agent is not None:
                 after_agent()
-        return targets, kl_coef
+        outputs = compute_advantages({name: own.advantage for name, own in inputs.items()}, self.config)
+        masks = {name: self._build_masks(own, outputs[name], experience) for name, own in inputs.items()}
+        moments = self._compute_moments(outputs, masks)
+        targets = {
+            name: self._build_targets(agents[name], own, outputs[name], masks[name], moments[name], experience)
+            for name, own in inputs.items()
+        }
+        return targets, AlgorithmState(
+            kl_coef={name: own.next_kl_coef for name, own in inputs.items()},
+            role_baselines={key: number for own in inputs.values() for key, number in own.next_baselines.items()},
+        )
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
         """The agents with turns as actions; others act by token. Collective."""
         by_turn = {agent.value_name for name, agent in agents.items() if self._has_turn_actions(rollouts[name])}
         return {name for name, agent in agents.items() if agent.value_name in by_turn}
 
-    def _compute_agent_targets(
-        self,
-        agent: Agent,
-        by_turn: bool,
-        batch: Batch,
-        rollout: Rollout,
-        scores: Scores,
-        greedy: tuple[Rollout, Scores] | None,
-        view: CriticView | None,
-        state_values: StateValues | None,
-    ) -> tuple[Targets, float]:
-        config, mask = self.config, rollout.response_mask
+    def _prepare_agent(self, agent: Agent, by_turn: bool, experience: Experience) -> _AgentInputs:
+        """What an agent's advantages and targets are computed from. Collective."""
+        rollout, scores = experience.rollouts[agent.name], experience.scores[agent.name]
+        mask, view = rollout.response_mask, experience.views.get(agent.name)
+        state_values = experience.state_values.get(agent.name)
         values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
         if state_values is not None:
             values = state_values.values
-        skips_reference = self.only_returns and not config.kl.reward.coef
+        skips_reference = self.only_returns and not self.config.kl.reward.coef
         ref_logprobs = rollout.logprobs if skips_reference else agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
         rewards = place_scores(score, mask, rollout.turn) - kl_penalty
         baseline, valid = torch.zeros_like(final_values), scores.valid
-        if greedy is not None:
+        if (greedy := experience.greedy.get(agent.name)) is not None:
             greedy_score = self._penalize_truncation(greedy[1].score, greedy[0], agent.name)
             baseline, valid = greedy_score.sum(dim=1), valid & greedy[1].valid
-        inputs = AdvantageInputs(
+        advantage = AdvantageInputs(
             rewards=self._bootstrap_truncated(rewards, final_values, rollout),
             values=values,
             mask=mask,
             turn=rollout.turn,
             is_by_turn=by_turn,
-            group=batch.index.to(mask.device) // self.num_generations,
+            group=experience.batch.index.to(mask.device) // self.num_generations,
             starts=torch.zeros_like(mask) if state_values is None else state_values.starts,
             baseline=baseline,
             valid=valid,
+            turn_groups=experience.turn_groups.get(agent.name),
         )
-        outputs = ADVANTAGES[config.advantage](inputs, config)
-        trained = outputs.usable & rollout.finished if config.truncation is Truncation.mask else outputs.usable
-        loss_mask = mask & trained[:, None] & scores.measured.gather(1, rollout.turn.clamp(min=0))
-        masks = _DisagreementMasks.compute(agent, value_std, loss_mask)
-        actions = turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask
-        targets = Targets(
+        next_baselines: dict[str, float] = {}
+        if self.config.advantage is Advantage.role_baseline:
+            assert self.config.role_baseline_decay is not None
+            baseline, next_baselines = compute_role_baselines(
+                agent.name,
+                [episode.roles.get(agent.name, "") for episode in experience.episodes],
+                row_scores(advantage),
+                valid,
+                self.state.role_baselines,
+                self.config.role_baseline_decay,
+            )
+            advantage = replace(advantage, baseline=baseline)
+        return _AgentInputs(
+            agent=agent.name,
+            advantage=advantage,
             rewards=rewards,
-            values=values,
             final_values=final_values,
+            value_std=value_std,
             ref_logprobs=ref_logprobs,
-            advantages=self._whiten_advantages(outputs.advantages, loss_mask, actions).masked_fill(masks.agreed, 0.0),
+            score=score,
+            next_kl_coef=next_coef,
+            next_baselines=next_baselines,
+        )
+
+    def _build_masks(self, inputs: _AgentInputs, outputs: AdvantageOutputs, experience: Experience) -> _Masks:
+        rollout, by_turn = experience.rollouts[inputs.agent], inputs.advantage.is_by_turn
+        masks_truncated = self.config.truncation is Truncation.mask
+        trained = outputs.usable & rollout.finished if masks_truncated else outputs.usable
+        measured = experience.scores[inputs.agent].measured.gather(1, rollout.turn.clamp(min=0))
+        loss_mask = inputs.advantage.mask & trained[:, None] & measured
+        if outputs.usable_tokens is not None:
+            loss_mask &= outputs.usable_tokens
+        return _Masks(trained, loss_mask, turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask)
+
+    def _compute_moments(
+        self, outputs: Mapping[str, AdvantageOutputs], masks: Mapping[str, _Masks]
+    ) -> Mapping[str, tuple[Tensor, Tensor] | None]:
+        """Mean and variance that whiten each agent's advantages, over the actions of all ranks; a turn counts once,
+        whatever its length. None: no whitening. Collective.
+        """
+        if not self.config.advantage_normalization:
+            return dict.fromkeys(outputs)
+        if self.config.normalization_scope is NormalizationScope.agent:
+            return {
+                name: distributed.masked_moments(own.advantages, masks[name].actions) for name, own in outputs.items()
+            }
+        moments = distributed.masked_moments(
+            torch.cat([own.advantages.flatten() for own in outputs.values()]),
+            torch.cat([masks[name].actions.flatten() for name in outputs]),
+        )
+        return dict.fromkeys(outputs, moments)
+
+    def _build_targets(
+        self,
+        agent: Agent,
+        inputs: _AgentInputs,
+        outputs: AdvantageOutputs,
+        masks: _Masks,
+        moments: tuple[Tensor, Tensor] | None,
+        experience: Experience,
+    ) -> Targets:
+        """An agent's targets. Collective."""
+        config, rollout, scores = self.config, experience.rollouts[agent.name], experience.scores[agent.name]
+        disagreement = _DisagreementMasks.compute(agent, inputs.value_std, masks.loss)
+        advantages = outputs.advantages
+        if moments is not None:
+            advantages = masked_whiten(advantages, masks.loss, moments=moments)
+        return Targets(
+            rewards=inputs.rewards,
+            values=inputs.advantage.values,
+            final_values=inputs.final_values,
+            ref_logprobs=inputs.ref_logprobs,
+            advantages=advantages.masked_fill(disagreement.agreed, 0.0),
             returns=outputs.returns,
-            loss_mask=loss_mask,
-            value_mask=actions if config.value_unit is ValueUnit.turn else loss_mask,
+            loss_mask=masks.loss,
+            value_mask=masks.actions if config.value_unit is ValueUnit.turn else masks.loss,
             behavior_weights=self._compute_behavior_weights(rollout),
             sample_counts=draw_sample_counts(
-                score.sum(dim=1), trained, batch.index, config.reweight, stream=f"{self.seed}/reweight/{agent.name}"
+                inputs.score.sum(dim=1),
+                masks.trained,
+                experience.batch.index,
+                config.reweight,
+                stream=f"{self.seed}/reweight/{agent.name}",
             ),
             positive=self._find_positive_rows(scores),
-            value_std=value_std,
-            entropy_mask=~masks.disagreed,
+            value_std=inputs.value_std,
+            entropy_mask=~disagreement.disagreed,
         )
-        return targets, next_coef
 
     def _compute_values(
         self, agent: Agent, by_turn: bool, rollout: Rollout, view: CriticView | None
@@ -209,12 +272,6 @@ class Algorithm:
         """Whether turns are the actions; with `credit=auto`, if any row of the buffer has several turns."""
         credit = self.config.credit
         return credit is Credit.turn or (credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any())))
-
-    def _whiten_advantages(self, advantages: Tensor, loss_mask: Tensor, actions: Tensor) -> Tensor:
-        """Whiten to mean 0 and variance 1 over the actions of all ranks; a turn counts once, whatever its length."""
-        if not self.config.advantage_normalization:
-            return advantages
-        return masked_whiten(advantages, loss_mask, moments=distributed.masked_moments(advantages, actions))
 
     def _penalize_truncation(self, score: Tensor, rollout: Rollout, agent: str) -> Tensor:
         """The scores `[B, K]` by turn, less `truncation_penalty` for truncated responses.
@@ -287,6 +344,29 @@ class Algorithm:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _AgentInputs:
+    """What the targets of one agent's rows are computed from."""
+
+    agent: str
+    advantage: AdvantageInputs
+    rewards: Tensor  # [B, R], without the bootstrap of truncated rows
+    final_values: Tensor  # [B]
+    value_std: Tensor  # [B, R]
+    ref_logprobs: Tensor  # [B, R]
+    score: Tensor  # [B, K], penalties of truncation included
+    next_kl_coef: float
+    next_baselines: Mapping[str, float]  # of the agent's roles
+
+
+class _Masks(NamedTuple):
+    """The rows and tokens of an agent that are trained on."""
+
+    trained: Tensor  # [B]
+    loss: Tensor  # [B, R]
+    actions: Tensor  # [B, R]: one token per action
+
+
 @dataclass(frozen=True, slots=True)
 class _DisagreementMasks:
     """Tokens on which an ensemble of critics agrees most and least, `[B, R]` each."""
@@ -303,29 +383,6 @@ class _DisagreementMasks:
         everywhere = distributed.all_gather_rows(value_std[loss_mask])
         low, high = disagreement_limits(everywhere, agent.mask_agreement, agent.mask_entropy)
         return cls((value_std < low) & loss_mask, (value_std > high) & loss_mask)
-
-
-def draw_sample_counts(
-    score: Tensor, trained: Tensor, index: Tensor, settings: ReweightConfig, *, stream: str
-) -> Tensor:
-    """PF-PPO's draw count of each row, `[B]`, drawn over the global buffer; 1 for rows excluded from training.
-
-    `stream` and the buffer's first sample index determine the random numbers.
-    """
-    if settings.method is Reweight.none:
-        return torch.ones_like(score, dtype=torch.long)
-    scores, trainable, index = (distributed.all_gather_rows(part) for part in (score, trained, index))
-    name = f"{stream}/{int(index[0])}"
-    seed = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
-    drawn = reweight(
-        scores[trainable],
-        method=settings.method.value,
-        power=0.0 if settings.power is None else settings.power,
-        generator=torch.Generator().manual_seed(seed),
-    )
-    counts = torch.ones_like(scores, dtype=torch.long)
-    counts[trainable] = torch.bincount(drawn, minlength=int(trainable.sum()))
-    return counts[distributed.local_row_slice(score)]
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

@@ -162,7 +162,7 @@ class Trainer:
         with clock("targets"):
             fault_point("targets")
             start_normalization(team, experience.scores)
-            targets, kl_coef = algorithm.compute_targets(
+            targets, next_state = algorithm.compute_targets(
                 team, experience, after_agent=self.preemption.raise_if_any_rank_requested
             )
             release_free_memory()
@@ -175,10 +175,11 @@ class Trainer:
             with clock("rollout"):
                 collected.following.transfer_weights(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)
+        row |= {f"{name}/targets/role_baseline": mean for name, mean in next_state.role_baselines.items()}
         if self.opponents is not None:
             row |= self.opponents.record_games(experience.episodes, iteration)
         self.saving_seconds = 0.0
-        algorithm.kl_coef, state.moments = kl_coef, collected.moments
+        algorithm.state, state.moments = next_state, collected.moments
         state.progress.iteration, state.progress.row, state.collection = iteration + 1, row, collected.following
         if state.curriculum is not None and collected.candidates is not None:
             schedule, candidates = self.collector.schedule, collected.candidates
@@ -223,6 +224,8 @@ class Trainer:
         )
         if started is not None:
             row |= staleness_metrics(team.names, experience.episodes, started.iterations, iteration)
+        if self.config.algorithm.turn_groups.candidates > 1:
+            row["turn_groups/branch_tokens"] = float(collected.branch_tokens)
         row["time/environments"] = collected.environment_seconds
         row |= self.collector.generator.take_seconds()
         return row

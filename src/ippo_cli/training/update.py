@@ -55,9 +55,9 @@ def update_learner(
 def _run_steps(
     learner: Learner, steps: Iterator[OptimizerStep], context: StepContext, accumulator: MetricAccumulator
 ) -> UpdateStats:
-    """Run the optimizer steps until a step's KL exceeds `target_kl`; returns their counts and mean gradient norm."""
+    """Run the optimizer steps until a step's KL exceeds `target_kl`; returns their counts and gradient norms."""
     target_kl, stopped = learner.objective.target_kl, False
-    count, applied, norms = 0, 0, 0.0
+    count, applied, spikes, norms = 0, 0, 0, 0.0
     learner.engine.train()
     for step in steps:
         kl_before = accumulator.step_sum("policy/approx_kl").clone()
@@ -66,14 +66,21 @@ def _run_steps(
         _check_finite_gradients(learner, result)
         count += 1
         applied += result.applied
-        norms += result.grad_norm if result.applied else 0.0
+        if result.applied:
+            norms += result.grad_norm
+            spikes += learner.grad_norms.record(result.grad_norm)
         if target_kl is not None:
             kl = distributed.all_sum_groups(accumulator.step_sum("policy/approx_kl") - kl_before)
             stopped = float(kl) / max(step.num_tokens, 1) > target_kl
         if stopped:
             break
     learner.engine.eval()
-    stats = {"grad_norm": norms / max(applied, 1), "steps": float(count), "skipped_steps": float(count - applied)}
+    stats = {
+        "grad_norm": norms / max(applied, 1),
+        "grad_norm_spikes": float(spikes),
+        "steps": float(count),
+        "skipped_steps": float(count - applied),
+    }
     return stats if target_kl is None else stats | {"stopped_early": float(stopped)}
 
 

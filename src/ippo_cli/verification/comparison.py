@@ -20,7 +20,7 @@ from ippo_cli.verification.recorded import (
 )
 from ippo_cli.verification.selection import Execution
 
-STATE_KEYS = ("kl_coef", "score_moments", "skipped_in_a_row", "partners")
+STATE_KEYS = ("kl_coef", "role_baselines", "score_moments", "skipped_in_a_row", "grad_norms", "partners")
 WEIGHTS = ".safetensors"
 
 

@@ -59,6 +59,8 @@ class Advantage(str, Enum):
     leave_one_out = "leave_one_out"
     greedy_baseline = "greedy_baseline"
     monte_carlo = "monte_carlo"
+    role_baseline = "role_baseline"
+    turn_group = "turn_group"
     function = "function"
     none = "none"
 
@@ -80,13 +82,29 @@ class Advantage(str, Enum):
     @property
     def is_per_action(self) -> bool:
         """Whether the estimator gives one advantage per action; others give one per response."""
-        return self in (Advantage.gae, Advantage.reward_to_go, Advantage.monte_carlo, Advantage.function)
+        return self in (
+            Advantage.gae,
+            Advantage.reward_to_go,
+            Advantage.monte_carlo,
+            Advantage.turn_group,
+            Advantage.function,
+        )
 
 
 class ValueStates(str, Enum):
     turns = "turns"
     lines = "lines"
     tokens = "tokens"
+
+
+class FollowedCandidate(str, Enum):
+    random = "random"
+    best = "best"
+
+
+class NormalizationScope(str, Enum):
+    agent = "agent"
+    team = "team"
 
 
 class Credit(str, Enum):
@@ -218,6 +236,14 @@ class PositiveNllConfig:
 
 
 @dataclass
+class TurnGroupsConfig:
+    """AT-GRPO: several responses to the state of each turn, valued by the episodes that continue from them."""
+
+    candidates: PositiveInt  # responses per state, the episode's own included; 1 = no groups
+    follow: FollowedCandidate  # response from which the episode continues: random | best (by return)
+
+
+@dataclass
 class StepsConfig:
     """Passes over a buffer: the keys of `algorithm` that an agent may override."""
 
@@ -235,7 +261,8 @@ class AlgorithmConfig(StepsConfig):
     trust_region: TrustRegion  # what the clip ranges limit: ratio | tv (change of the probability) | kl (two-point KL)
     ratio_base: RatioBase  # denominator of the ratio: policy | sampler (the recorded log-probs, filters included)
     advantage: Advantage
-    # gae (with a critic) | reward_to_go | group | leave_one_out | greedy_baseline | monte_carlo | function | none
+    # gae | reward_to_go | group | leave_one_out | greedy_baseline | role_baseline | monte_carlo | turn_group
+    # | function | none
     advantage_function: Name | None  # path.py:function(inputs, config) for advantage=function; see docs/python.md
     credit: Credit  # unit of an action: token | turn | auto (turn if a row of the buffer has several turns)
     turn_value: TurnValue | None  # a turn's value: of its first token | mean | final token | post (after the turn)
@@ -245,7 +272,10 @@ class AlgorithmConfig(StepsConfig):
     gae_lambda: UnitFloat | None  # GAE's lambda
     length_adaptive_alpha: PositiveFloat | None  # lambda over l actions is max(0, 1 - 1 / (alpha l)); null = gae_lambda
     critic_gae_lambda: UnitFloat | None  # lambda of the critic's returns; null = lambda of the advantages
-    advantage_normalization: bool  # whiten advantages per agent over the actions of the whole buffer
+    role_baseline_decay: Annotated[float, Range(0.0, 1.0, open_high=True)] | None
+    # advantage=role_baseline: weight of earlier episodes in the running mean of an agent's returns
+    advantage_normalization: bool  # whiten advantages over the actions of the whole buffer
+    normalization_scope: NormalizationScope  # rows of one mean and deviation: agent (one agent's) | team (all agents')
     clip_range_low: Annotated[float, Range(0.0, 1.0, open_low=True)] | None  # limit of a decrease: a ratio of 1 - this
     clip_range_high: ClipRange | None  # limit of an increase: a ratio of 1 + this, or the change in trust_region's unit
     dual_clip: Annotated[float, Range(1.0, open_low=True)] | None  # bounds the loss of negative advantages; null = off
@@ -272,4 +302,5 @@ class AlgorithmConfig(StepsConfig):
     positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig
+    turn_groups: TurnGroupsConfig
     kl: KlConfig

@@ -50,6 +50,7 @@ class PettingzooEnvironment(ABC):
 
     def reset(self, example: Example, seed: int) -> Mapping[str, str]:
         self.seats = _assign_seats(self.config, self.env.possible_agents, example["seed"])
+        self.roles = {agent: seat for seat, agent in self.seats.items()}
         self.rng = random.Random(seed)
         for _ in range(MAX_EMPTY_GAMES):
             self._reset_game()

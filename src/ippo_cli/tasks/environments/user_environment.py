@@ -40,6 +40,8 @@ class UserEnvironment:
     to number (missing agents: 0). `terminated` and `truncated` may be dicts from agent to bool; then the episode ends
     when all agents have ended. After the end, the observations are final observations. Numbers in `info` are logged.
 
+    An attribute `roles`, a dict from agent to text, gives agents separate baselines by role.
+
     If `step` has a parameter `finished`, it receives whether the response is complete (with several agents: a dict);
     the environment decides how to treat truncated ones.
     """
@@ -94,6 +96,11 @@ class UserEnvironment:
             ended=frozenset(self.terminated_agents),
             parts={part_name(name): float(value) for name, value in info.items() if isinstance(value, Real)},
         )
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """Each agent's role, if the environment has an attribute `roles`."""
+        return getattr(self.environment, "roles", {})
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Legal actions by agent, if the environment has a method `actions`."""

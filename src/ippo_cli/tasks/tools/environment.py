@@ -75,6 +75,11 @@ class ToolEnvironment:
         step = self.environment.step(answers)
         return replace(step, parts={**step.parts, **self._parts})
 
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """The roles of the environment."""
+        return getattr(self.environment, "roles", {})
+
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Legal actions of the agents that act next; empty if the environment does not list them."""
         return self.environment.actions() if hasattr(self.environment, "actions") else {}  # pyright: ignore

@@ -1,0 +1,41 @@
+"""Role baselines (RAE): a running mean of the returns of each agent in each role is the baseline of its returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from ippo_cli.engine import distributed
+from ippo_cli.formulas import role_baseline
+
+
+def compute_role_baselines(
+    agent: str,
+    roles: Sequence[str],
+    returns: Tensor,
+    valid: Tensor,
+    known: Mapping[str, float],
+    decay: float,
+) -> tuple[Tensor, dict[str, float]]:
+    """The baseline of each of an agent's rows on this rank, `[B]`, and the agent's baselines after the buffer.
+
+    Rows are read in the order of the global buffer. `roles` are those of the rows, empty without roles; `known` are the
+    baselines before the buffer by `baseline_key`, 0 for a new role. Rows that are not `valid` change no baseline.
+    Collective.
+    """
+    keys = [baseline_key(agent, role) for role in roles]
+    everywhere = [key for part in distributed.gather_objects(keys) for key in part]
+    scores, usable = (distributed.all_gather_rows(part) for part in (returns, valid))
+    baselines = torch.zeros_like(scores)
+    after = {key: value for key, value in known.items() if key.split("/")[0] == agent}
+    for key in dict.fromkeys(everywhere):
+        own = torch.tensor([other == key for other in everywhere], device=scores.device) & usable
+        baselines[own], after[key] = role_baseline(scores[own], start=known.get(key, 0.0), decay=decay)
+    return baselines[distributed.local_row_slice(returns)], after
+
+
+def baseline_key(agent: str, role: str) -> str:
+    """The name of a baseline in checkpoints and metrics: the agent, and its role if it has several."""
+    return f"{agent}/{role}" if role else agent

@@ -1,0 +1,118 @@
+"""Rows with all candidates of an agent's turns, and the returns of the candidates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch.nn.functional import pad
+
+from ippo_cli.agents.team import Team
+from ippo_cli.config.schema import Config, FollowedCandidate
+from ippo_cli.engine import distributed
+from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rollout.continuations import State
+from ippo_cli.rollout.turn_groups import CandidateGroup, PlayBranches, branch_episodes
+from ippo_cli.training.continued_returns import episode_returns, state_columns
+from ippo_cli.training.targets import Algorithm
+from ippo_cli.types import Episode, Scores, Turn, TurnGroups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateRows:
+    """The candidates of one agent: further turns of its rows, and the groups of all turns."""
+
+    first_number: int  # of the turns of candidates that are not the episode's; equal on all ranks
+    turns: list[list[Turn]]  # by row: such candidates, numbered from `first_number`
+    groups: TurnGroups
+
+    def widen(self, scores: Scores) -> Scores:
+        """The scores with a column for every turn; 0 for candidates."""
+        columns = self.groups.returns.shape[1] - scores.score.shape[1]
+        if columns <= 0:
+            return scores
+        wider = (0, columns)
+        return replace(
+            scores,
+            score=pad(scores.score, wider),
+            raw=pad(scores.raw, wider),
+            measured=pad(scores.measured, wider, value=True),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CandidateBuffer:
+    """An iteration's episodes with candidates."""
+
+    episodes: list[Episode]
+    rows: dict[str, CandidateRows]  # by agent
+    num_tokens: int  # generated in branches, over all ranks
+
+
+def collect_candidates(
+    config: Config,
+    team: Team,
+    reward: RewardFunction,
+    episodes: Sequence[Episode],
+    play: PlayBranches,
+    device: torch.device,
+) -> CandidateBuffer:
+    """Sample candidates at every turn of the trained agents, and value them by the returns of training. Collective."""
+    algorithm, settings = Algorithm.from_config(config, config.seed), config.algorithm.turn_groups
+
+    def value_states(agent: str, episodes: Sequence[Episode], states: Sequence[State]) -> list[float]:
+        returns, valid, rollout = episode_returns(
+            config, algorithm, team[agent], reward, episodes, is_by_turn=True, device=device
+        )
+        rows = torch.arange(len(states), device=device)
+        found = returns[rows, state_columns(rollout, states, range(len(states)))].double()
+        return found.where(valid[: len(states)], torch.nan).tolist()
+
+    branched = branch_episodes(
+        episodes,
+        list(team),
+        settings.candidates,
+        play,
+        value_states,
+        follows_best=settings.follow is FollowedCandidate.best,
+    )
+    build = partial(build_rows, branched.episodes, branched.groups, device=device)
+    num_tokens = int(distributed.all_sum(torch.tensor(branched.num_tokens)))
+    return CandidateBuffer(episodes=branched.episodes, rows={name: build(name) for name in team}, num_tokens=num_tokens)
+
+
+def build_rows(
+    episodes: Sequence[Episode], groups: Sequence[CandidateGroup], agent: str, *, device: torch.device
+) -> CandidateRows:
+    """An agent's candidates, by row. Collective."""
+    own_turns = [episode.trainable_turns(agent) for episode in episodes]
+    first = max(distributed.gather_objects(max(map(len, own_turns), default=0)))
+    turns: list[list[Turn]] = [[] for _ in episodes]
+    entries: list[tuple[int, int, int, float]] = []  # row, turn, label and return of each candidate
+    for label, group in enumerate(groups):
+        if group.state.agent != agent:
+            continue
+        row = group.state.episode
+        for turn, number in zip(group.turns, group.returns, strict=True):
+            place = group.state.turn
+            # A branch that was followed replays the same completion.
+            if place >= len(own_turns[row]) or own_turns[row][place].completion is not turn.completion:
+                turns[row].append(turn)
+                place = first + len(turns[row]) - 1
+            entries.append((row, place, label, number))
+    width = max(distributed.gather_objects(first + max(map(len, turns), default=0)))
+    found = TurnGroups(
+        returns=torch.full((len(episodes), max(width, 1)), torch.nan),
+        label=torch.full((len(episodes), max(width, 1)), -1, dtype=torch.long),
+    )
+    for row, place, label, number in entries:
+        found.returns[row, place], found.label[row, place] = number, label
+    found = TurnGroups(returns=found.returns.to(device), label=found.label.to(device))
+    return CandidateRows(first_number=first, turns=turns, groups=found)
+
+
+def candidate_turns(rows: Mapping[str, CandidateRows], agent: str) -> tuple[list[list[Turn]] | None, int]:
+    """An agent's further turns and their first number, for `build_rollout`; none without candidates."""
+    return (rows[agent].turns, rows[agent].first_number) if agent in rows else (None, 0)

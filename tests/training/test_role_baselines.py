@@ -1,0 +1,83 @@
+"""`algorithm.advantage=role_baseline`: baselines by agent and role, over ranks, and after a resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from small import (
+    a_trainer,
+    assert_alike,
+    experience_of,
+    rows,
+    stopped_and_resumed,
+    stopping_reward,
+    train,
+    train_on_two_ranks,
+)
+
+from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
+from ippo_cli.training.algorithm_state import AlgorithmState
+
+RAE = ("algorithm=rae", "algorithm.role_baseline_decay=0.8")
+
+
+def test_baseline_of_each_agent_and_role(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *RAE) as trainer:
+        algorithm, team, experience = trainer.state.algorithm, trainer.state.team, experience_of(trainer)
+        algorithm.state = AlgorithmState(role_baselines={"low": 1.0, "high/first": -2.0, "high/idle": 7.0})
+        episodes = [
+            replace(episode, roles={"high": "first" if place % 3 else "second"})
+            for place, episode in enumerate(experience.episodes)
+        ]
+        valid = experience.scores["high"].valid.clone()
+        valid[4] = False
+        scores = {**experience.scores, "high": replace(experience.scores["high"], valid=valid)}
+        targets, state = algorithm.compute_targets(team, replace(experience, episodes=episodes, scores=scores))
+    means = {"low": 1.0, "high/first": -2.0, "high/second": 0.0}
+    for name in ("low", "high"):
+        for row, score in enumerate(experience.scores[name].score.sum(dim=1).tolist()):
+            if name == "high" and row == 4:
+                assert not targets[name].loss_mask[row].any()
+                continue
+            key = "low" if name == "low" else f"high/{episodes[row].roles['high']}"
+            own = targets[name].advantages[row][targets[name].loss_mask[row]]
+            assert torch.allclose(own, torch.tensor(score - means[key]), atol=1e-5)
+            means[key] = 0.8 * means[key] + 0.2 * score
+    assert state.role_baselines == pytest.approx(means | {"high/idle": 7.0})
+
+
+@pytest.mark.slow
+def test_one_rank_and_two_agree(tmp_path: Path) -> None:
+    keys = (*RAE, "num_iterations=3", "evaluation.every=0", "checkpoint.every=0", "deepspeed=zero2")
+    one = rows(train(tmp_path / "one", *keys))
+    assert one[-1]["low/targets/role_baseline"] != one[-2]["low/targets/role_baseline"]
+    assert_alike(one, rows(train_on_two_ranks(tmp_path / "two", *keys)))
+
+
+@pytest.mark.slow
+def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = (*stopping_reward(tmp_path), *RAE)
+    whole = train(tmp_path, *keys)
+    resumed = stopped_and_resumed(tmp_path, monkeypatch, *keys)
+    assert rows(resumed) == rows(whole)
+    expected, found = final_actors(whole), final_actors(resumed)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    checkpoint = newest_intact_checkpoint(whole / "checkpoints")
+    assert checkpoint is not None
+    stored = json.loads((checkpoint / "state.json").read_text())["role_baselines"]
+    assert stored == {name: rows(whole)[-1][f"{name}/targets/role_baseline"] for name in ("low", "high")}
+
+
+def final_actors(folder: Path) -> dict[str, torch.Tensor]:
+    found = newest_intact_checkpoint(folder / "checkpoints")
+    assert found is not None
+    return {
+        f"{agent}/{name}": value
+        for agent in ("low", "high")
+        for name, value in load_file(found / agent / "actor" / "model.safetensors").items()
+    }
