@@ -64,13 +64,17 @@ def test_stop_at_any_reward_call_and_resume_exactly(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_preemption_with_greedy_responses_counts_scores_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("algorithm", "call"), [(["algorithm=remax"], 3), (["algorithm=vine_ppo", "reward.processor=[]"], 4)]
+)
+def test_preemption_with_additional_responses_counts_scores_once(tmp_path, monkeypatch, algorithm, call):
     monkeypatch.delenv("STOP_AT_CALL", raising=False)
     keys = [key for key in overrides(tmp_path) if not key.startswith("algorithm.")]
-    keys += ["algorithm=remax", "num_iterations=2", "evaluation.every=0"]
+    keys += [*algorithm, "num_iterations=2", "evaluation.every=0"]
     whole = train(tmp_path, *keys)
     config, folder = new_run(tmp_path, *keys)
-    monkeypatch.setenv("STOP_AT_CALL", "3")  # after two evaluations: in the first buffer's sampled responses
+    # After two evaluations: with the scores of greedy responses in the first buffer, or of its continuations.
+    monkeypatch.setenv("STOP_AT_CALL", str(call))
     with pytest.raises(Preempted):
         run_training(config, folder, resumed=False)
     monkeypatch.delenv("STOP_AT_CALL")
