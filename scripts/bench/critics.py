@@ -118,8 +118,8 @@ TASKS = {
         value_range=(450.0, 650.0),
     ),
     SUMS: Task(
-        about="`+experiment=smollm2_arithmetic_ppo`: sums with SmolLM2-135M-Instruct",
-        overrides=("+experiment=smollm2_arithmetic_ppo", "task.eval_size=64"),
+        about="`+experiment=smollm2_arithmetic algorithm=ppo`: sums with SmolLM2-135M-Instruct",
+        overrides=("+experiment=smollm2_arithmetic", "algorithm=ppo", "task.eval_size=64"),
         iterations=10,
         pretraining=2,
         critic="value_head critic.learning_rate=1e-4",
@@ -140,9 +140,16 @@ VARIANTS = {
     ),
     "popart": Variant(about="`critic.popart_beta=0.9`", overrides=("critic.popart_beta=0.9",)),
     "monte_carlo": Variant(
-        about="VinePPO: `algorithm.advantage=monte_carlo`, no critic",
-        overrides=("algorithm.advantage=monte_carlo",),
+        about="VinePPO: `algorithm.advantage=monte_carlo`, nine continuations per state, no critic",
+        overrides=(
+            "algorithm.advantage=monte_carlo",
+            "algorithm.gae_lambda=0",
+            "algorithm.monte_carlo.continuations=9",
+            "algorithm.monte_carlo.states=tokens",
+            "algorithm.monte_carlo.every=1",
+        ),
         has_critic=False,
+        by_task={"ladder": ("algorithm.monte_carlo.states=turns", "algorithm.monte_carlo.every=null")},
     ),
     "none": Variant(
         about="`algorithm.advantage=leave_one_out`, four responses per prompt, no critic",
