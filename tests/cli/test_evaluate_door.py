@@ -322,7 +322,10 @@ def test_keys_of_attribution(ippo_eval: Call, run: Path, keys: list[str], messag
         (["exploitability=true", "crossplay=true"], "crossplay=true is another report"),
         (["exploitability=exact", "attribution=true"], "exploitability=exact is another report"),
         (["exploitability=exact"], "exploitability=exact enumerates the legal actions of an environment"),
-        (["exploitability=true", "evaluation.sampled=false"], "evaluation.sampled=false"),
+        (
+            ["exploitability=true", "evaluation.sampled=false", "task.primary_metric=greedy/score"],
+            "evaluation.sampled=false leaves no sampled scores",
+        ),
     ],
 )
 def test_keys_of_exploitability(ippo_eval: Call, run: Path, keys: list[str], message: str) -> None:

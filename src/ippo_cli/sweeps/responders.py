@@ -134,9 +134,9 @@ def _actor_overrides(name: str, actor: Any, record: Mapping[str, Any], is_learne
     is_adapter = isinstance(actor, LoraActorConfig) and "adapter" in record
     if isinstance(actor, TinyActorConfig) or not is_learner:
         yield f"{key}={'lora' if is_adapter else 'full'}"
-        kept = {field.name for field in fields(ActorConfig)} - {*SAME_MODEL} if is_learner else {"dtype"}
-        kept |= {field.name for field in fields(LoraConfig)} if is_adapter else set()
-        for leaf in sorted(kept):
+        leaves = {field.name for field in fields(ActorConfig)} - {*SAME_MODEL} if is_learner else {"dtype"}
+        leaves |= {field.name for field in fields(LoraConfig)} if is_adapter else set()
+        for leaf in sorted(leaves):
             yield f"{key}.{leaf}={_format_value(getattr(actor, leaf))}"
     yield hydra_override(f"{key}.model", str(record["model"]))
     if record.get("commit"):
