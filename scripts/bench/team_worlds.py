@@ -299,15 +299,19 @@ class Caller:
         ((name, legal),) = self.actions().items()
         (text,) = (text.strip() for text in actions.values())
         if text not in legal:
-            return {}, dict.fromkeys(AGENTS, -self.cost), True, False, {}
+            return {}, self.paid(-self.cost), True, False, {}
         if text == ASK:
             self.asked = True
         elif name == "second":
             self.answer = text
         else:
             earned = float(text == self.letter) - self.cost * self.asked
-            return {}, dict.fromkeys(AGENTS, earned), True, False, {"asked": float(self.asked)}
+            return {}, self.paid(earned), True, False, {"asked": float(self.asked)}
         return self.observations(), {}, False, False, {}
+
+    def paid(self, earned: float) -> dict[str, float]:
+        """Return the rewards of both agents."""
+        return {"first": earned, "second": earned}
 
     def observations(self) -> dict[str, str]:
         if self.asked and not self.answer:

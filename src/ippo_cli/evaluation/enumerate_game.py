@@ -78,7 +78,7 @@ class GameEnumerator:
             chance=chance,
         )
 
-    def _chance_outcomes(self) -> tuple[list[tuple[Example, int, float]], str]:
+    def _chance_outcomes(self) -> tuple[Sequence[tuple[Example, int, float]], str]:
         """Examples with index and probability: all outcomes of the environment, or the held-out rows."""
         environment = self.exam.environments.acquire()
         seeds = environment.chance_outcomes() if isinstance(environment, SupportsChance) else {}
