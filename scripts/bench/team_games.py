@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache
@@ -10,7 +10,23 @@ from itertools import product
 
 from learning import sampled_score
 from play import backward_induction, tictactoe_odds
-from team_worlds import CELLS, CONVENTION, DILEMMA, DUEL, LETTERS, MOVES, STAG_HUNT, Payoffs, meeting, walked
+from team_worlds import (
+    AGENTS,
+    CELLS,
+    CONVENTION,
+    DILEMMA,
+    DUEL,
+    LETTERS,
+    MOVES,
+    STAG_HUNT,
+    Caller,
+    Kuhn,
+    Payoffs,
+    meeting,
+    walked,
+)
+
+from ippo_cli.formulas.game_tree import Leaf, Node, Tree, expected_payoffs, nash_conv
 
 WORLDS = "scripts/bench/team_worlds.py"
 BUFFER = 256  # episodes per update of algorithms with a clipped ratio
@@ -213,6 +229,58 @@ def duel_bounds() -> Bounds:
     return Bounds(-exploitability(uniform, uniform), 0.0)
 
 
+Probabilities = Callable[[str, str, Sequence[str]], Sequence[float]]
+"""An agent's strategy: agent, observation and legal actions -> probabilities."""
+
+
+def game_tree(environment: Kuhn | Caller, strategy: Probabilities) -> Node:
+    """Return the tree of an environment in which one agent acts at a time and remembers its last observation."""
+    outcomes = environment.chance_outcomes()
+    children = [_subtree(environment, seed, [], strategy) for seed in outcomes]
+    return Node(player=None, probabilities=[*outcomes.values()], children=children)
+
+
+def _subtree(environment: Kuhn | Caller, seed: int, taken: Sequence[str], strategy: Probabilities) -> Tree:
+    observations, rewards = environment.reset(seed)
+    for action in taken:
+        observations, rewards, *_ = environment.step(dict.fromkeys(observations, action))
+    if not observations:
+        return Leaf(tuple(rewards[name] for name in AGENTS))
+    ((name, observation),) = observations.items()
+    legal = environment.actions()[name]
+    return Node(
+        player=AGENTS.index(name),
+        information=observation,
+        probabilities=strategy(name, observation, legal),
+        children=[_subtree(environment, seed, [*taken, action], strategy) for action in legal],
+    )
+
+
+def act_uniformly(agent: str, observation: str, legal: Sequence[str]) -> Sequence[float]:
+    """Return equal probabilities."""
+    return [1 / len(legal)] * len(legal)
+
+
+def unexploited_poker(metrics: Mapping[str, float]) -> float:
+    """Return minus NashConv of the fractions of bets in each situation of an evaluation; half where there is none."""
+
+    def strategy(agent: str, observation: str, legal: Sequence[str]) -> Sequence[float]:
+        bets = metrics.get(f"sampled/{agent}_{observation}", 0.5)
+        return [1 - bets, bets]
+
+    return -nash_conv(game_tree(Kuhn(), strategy), len(AGENTS))
+
+
+def kuhn_bounds() -> Bounds:
+    return Bounds(-nash_conv(game_tree(Kuhn(), act_uniformly), len(AGENTS)), 0.0)
+
+
+def caller_bounds() -> Bounds:
+    """Compute the score of random play, and of asking exactly where the letter is unknown."""
+    caller = Caller()
+    return Bounds(expected_payoffs(game_tree(caller, act_uniformly))[0], 1 - caller.cost / 2)
+
+
 def tictactoe_bounds() -> Bounds:
     """Compute wins minus losses against random play with alternating seats; both agents of a side play equally."""
     random, best = (
@@ -306,6 +374,23 @@ TASKS: dict[str, Task] = {
         episodes=20 * BUFFER,
         bounds=duel_bounds,
         score=unexploited,
+    ),
+    "kuhn": Task(
+        about="Kuhn poker with three cards: negative exploitability of both",
+        kind=Kind.zero_sum,
+        turns="1 or 2",
+        overrides=(*world("kuhn"), *SEES_ALL, "task.eval_size=1026"),
+        episodes=40 * BUFFER,
+        bounds=kuhn_bounds,
+        score=unexploited_poker,
+    ),
+    "caller": Task(
+        about="one agent names a letter; where it does not see it, it may pay .2 to ask the other: reward of both",
+        kind=Kind.team,
+        turns="1 or 2, and 0 or 1",
+        overrides=(*world("caller"), *SEES_ALL),
+        episodes=20 * BUFFER,
+        bounds=caller_bounds,
     ),
     "tictactoe": Task(
         about="PettingZoo's classic/tictactoe_v3: both agents alternate as one player against random play",

@@ -2,7 +2,8 @@
 
 Each is an environment of `task=environment` (see pair.yaml). An invalid action is replaced by a random one, and its
 turn gets the minimum reward. Without this penalty, policies drift away from valid actions. On a board an invalid move
-is replaced by a random legal move, without a penalty.
+is replaced by a random legal move, without a penalty. In `Kuhn` and `Caller` an invalid action ends the episode with
+the minimum reward.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
-from itertools import product
+from itertools import permutations, product
 from typing import Any
 
 import yaml
@@ -33,6 +34,9 @@ LETTERS = "abc"  # the letters to copy
 SIGNS = "abcd"  # both agents should choose the same one
 CELLS = 5  # of the ring in `Meet`
 MOVES = {"l": -1, "s": 0, "r": 1}
+CARDS = "JQK"
+DEALS = ["".join(deal) for deal in permutations(CARDS, len(AGENTS))]
+ASK = "?"  # the caller's question, and what it observes instead of a letter that it does not know
 Payoffs = Mapping[str, tuple[float, float]]  # both actions, the first agent's first -> rewards of both
 STAG_HUNT: Payoffs = {"ss": (1.0, 1.0), "sh": (0.0, 0.75), "hs": (0.75, 0.0), "hh": (0.5, 0.5)}
 DILEMMA: Payoffs = {"cc": (0.6, 0.6), "cd": (0.0, 1.0), "dc": (1.0, 0.0), "dd": (0.2, 0.2)}
@@ -224,6 +228,105 @@ class Matrix(Simultaneous):
             for option in options
         }
 
+    def chance_outcomes(self) -> dict[int, float]:
+        """Return one seed: payoffs depend on the actions only."""
+        return {0: 1.0}
+
+
+class Kuhn:
+    """Kuhn poker: each agent pays 1 and gets one of three cards; `p` passes, `b` bets one more or calls.
+
+    An agent observes its card and the actions so far. The higher card wins the stakes unless the other agent folds. Who
+    answers with an invalid action pays 2, the largest loss, to the other. The value of the game is -1/18 for the first.
+    """
+
+    def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
+        self.cards, self.history = DEALS[seed % len(DEALS)], ""
+        return self.observations(), {}
+
+    def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
+        seat = self.seat()
+        (answer,) = (text.strip() for text in actions.values())
+        if answer not in ("p", "b"):
+            return {}, self.paid(-2.0 if seat == 0 else 2.0), True, False, {}
+        parts = {f"{AGENTS[seat]}_{self.cards[seat]}{self.history}": float(answer == "b")}
+        self.history += answer
+        won = self.winnings()
+        return ({} if won else self.observations()), self.paid(won or 0.0), bool(won), False, parts
+
+    def seat(self) -> int:
+        """Return which agent acts next."""
+        return len(self.history) % len(AGENTS)
+
+    def winnings(self) -> float | None:
+        """Return what the first agent wins from the second, or None before the end."""
+        sign = 1.0 if CARDS.index(self.cards[0]) > CARDS.index(self.cards[1]) else -1.0
+        showdowns = {"pp": sign, "bb": 2 * sign, "pbb": 2 * sign, "bp": 1.0, "pbp": -1.0}
+        return showdowns.get(self.history)
+
+    def paid(self, won: float) -> dict[str, float]:
+        """Return the rewards of both agents."""
+        return {"first": won, "second": -won}
+
+    def observations(self) -> dict[str, str]:
+        return {AGENTS[self.seat()]: self.cards[self.seat()] + self.history}
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        return {AGENTS[self.seat()]: ["p", "b"]}
+
+    def chance_outcomes(self) -> dict[int, float]:
+        """Return one seed for each deal."""
+        return dict.fromkeys(range(len(DEALS)), 1 / len(DEALS))
+
+
+class Caller:
+    """The first agent names a letter that it observes in half of the episodes; it may pay to ask the second one.
+
+    Without the letter it observes a question mark. Its answer is a letter, or a question mark: the second agent, who
+    observes the letter, then answers with a letter, which the first observes before it names one. Both get 1 for the
+    right letter, minus `cost` for a question. Optimal: ask only without the letter.
+    """
+
+    def __init__(self, cost: float = 0.2) -> None:
+        self.cost = cost
+
+    def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
+        self.letter, self.is_known = LETTERS[seed % len(LETTERS)], bool(seed // len(LETTERS) % 2)
+        self.asked, self.answer = False, ""
+        return self.observations(), {}
+
+    def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
+        ((name, legal),) = self.actions().items()
+        (text,) = (text.strip() for text in actions.values())
+        if text not in legal:
+            return {}, self.paid(-self.cost), True, False, {}
+        if text == ASK:
+            self.asked = True
+        elif name == "second":
+            self.answer = text
+        else:
+            earned = float(text == self.letter) - self.cost * self.asked
+            return {}, self.paid(earned), True, False, {"asked": float(self.asked)}
+        return self.observations(), {}, False, False, {}
+
+    def paid(self, earned: float) -> dict[str, float]:
+        """Return the rewards of both agents."""
+        return {"first": earned, "second": earned}
+
+    def observations(self) -> dict[str, str]:
+        if self.asked and not self.answer:
+            return {"second": self.letter}
+        return {"first": (self.letter if self.is_known else ASK) + self.answer}
+
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        if self.asked:
+            return {"first" if self.answer else "second": [*LETTERS]}
+        return {"first": [*LETTERS, ASK]}
+
+    def chance_outcomes(self) -> dict[int, float]:
+        """Return one seed for each letter, known or not."""
+        return dict.fromkeys(range(2 * len(LETTERS)), 1 / (2 * len(LETTERS)))
+
 
 class Consultation:
     """A board game of PettingZoo against a random player: the two agents alternate the moves of one side.
@@ -300,6 +403,14 @@ def convention(turns: int) -> Matrix:
 
 def duel(turns: int) -> Matrix:
     return Matrix(DUEL, turns)
+
+
+def kuhn() -> Kuhn:
+    return Kuhn()
+
+
+def caller(cost: float = 0.2) -> Caller:
+    return Caller(cost)
 
 
 def tictactoe() -> Consultation:

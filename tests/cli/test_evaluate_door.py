@@ -312,6 +312,39 @@ def test_keys_of_attribution(ippo_eval: Call, run: Path, keys: list[str], messag
     assert code != 0
 
 
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (["exploitability=yes"], "exploitability=yes is unknown; use exploitability=true, or exploitability=exact"),
+        (["exploitability_iterations=3"], "exploitability_iterations=3 is a setting of trained responders"),
+        (["exploitability=exact", "exploitability_start=initial"], "exploitability_start=initial is a setting of"),
+        (
+            ["exploitability=true", "exploitability_iterations=0"],
+            "exploitability_iterations=0 is not a positive integer",
+        ),
+        (["exploitability=true", "exploitability_start=best"], "exploitability_start=best is unknown"),
+        (["exploitability=true", "crossplay=true"], "crossplay=true is another report"),
+        (["exploitability=exact", "attribution=true"], "exploitability=exact is another report"),
+        (["exploitability=exact"], "exploitability=exact enumerates the legal actions of an environment"),
+        (
+            ["exploitability=true", "evaluation.sampled=false", "task.primary_metric=greedy/score"],
+            "evaluation.sampled=false leaves no sampled scores",
+        ),
+    ],
+)
+def test_keys_of_exploitability(ippo_eval: Call, run: Path, keys: list[str], message: str) -> None:
+    code, output = ippo_eval(f"run={run}", *keys)
+    assert code == 2
+    assert message in output
+
+
+def test_exploitability_needs_two_agents(ippo_eval: Call, tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", "task=sorting_solo")
+    code, output = ippo_eval(f"run={run}", "exploitability=true")
+    assert code == 2
+    assert output.startswith("ippo: exploitability=true needs at least two agents")
+
+
 def test_critic_reports_need_a_run_with_values(ippo_eval: Call, run: Path) -> None:
     code, output = ippo_eval("model=PATH", "critic=true", "task=sorting")
     assert (code, output.split(";")[0]) == (

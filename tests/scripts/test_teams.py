@@ -23,10 +23,20 @@ import team_worlds  # noqa: E402
 import teams  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from play import best_square  # noqa: E402
-from team_games import ALGORITHMS, TASKS, Kind, exploitability, unexploited  # noqa: E402
+from team_games import (  # noqa: E402
+    ALGORITHMS,
+    TASKS,
+    Kind,
+    act_uniformly,
+    exploitability,
+    game_tree,
+    unexploited,
+    unexploited_poker,
+)
 from team_report import Run, compared, growth, matrix, tables  # noqa: E402
 
 from ippo_cli.config.errors import ConfigError  # noqa: E402
+from ippo_cli.formulas.game_tree import expected_payoffs  # noqa: E402
 
 EPISODES = 800
 Player = Callable[[str, str, list[str]], str]  # (agent name, observation, legal actions) -> action
@@ -96,8 +106,9 @@ BEST: Mapping[str, Player] = {
     "stag_hunt": lambda name, observation, legal: "s",
     "dilemma": lambda name, observation, legal: "c",
     "tictactoe": tictactoe_action,
+    "caller": lambda name, observation, legal: observation[-1],  # a question mark, or the letter
 }
-PLAYED = [name for name in TASKS if name not in ("sorting", "signalling", "duel")]
+PLAYED = [name for name in TASKS if name not in ("sorting", "signalling", "duel", "kuhn")]
 
 
 @pytest.mark.parametrize("task", PLAYED)
@@ -184,6 +195,28 @@ def test_exploitability_of_mixed_strategies() -> None:
     assert unexploited(fractions) == pytest.approx(TASKS["duel"].bounds().best)
     thirds = dict.fromkeys(fractions, 1 / 3)
     assert unexploited(thirds) == pytest.approx(TASKS["duel"].bounds().random) == pytest.approx(-4 / 3)
+
+
+def test_exploitability_of_poker() -> None:
+    uniform = TASKS["kuhn"].bounds().random
+    assert uniform == pytest.approx(-11 / 12)
+    assert unexploited_poker({}) == pytest.approx(uniform)
+    always = {"K": 0.6, "Q": 0.0, "J": 0.2, "Kpb": 1.0, "Qpb": 0.2 + 1 / 3, "Jpb": 0.0}
+    bets = {f"sampled/first_{name}": share for name, share in always.items()}
+    answers = {"Kp": 1.0, "Qp": 0.0, "Jp": 1 / 3, "Kb": 1.0, "Qb": 1 / 3, "Jb": 0.0}
+    bets |= {f"sampled/second_{name}": share for name, share in answers.items()}
+    assert unexploited_poker(bets) == pytest.approx(0.0, abs=1e-9), "an equilibrium"
+    assert expected_payoffs(game_tree(team_worlds.Kuhn(), act_uniformly))[0] == pytest.approx(1 / 8)
+
+
+def test_invalid_actions_end_poker_and_calls() -> None:
+    poker = make_environment("kuhn")
+    poker.reset(0)
+    assert poker.step({"first": "x"})[1:4] == ({"first": -2.0, "second": 2.0}, True, False)
+    caller = make_environment("caller")
+    caller.reset(0)
+    assert caller.step({"first": "?"})[0] == {"second": "a"}
+    assert caller.step({"second": "?"})[1:4] == ({"first": -0.2, "second": -0.2}, True, False)
 
 
 def test_bounds_are_ordered_and_normalise_to_0_and_1() -> None:

@@ -33,6 +33,8 @@ OWN_VALUES = {
     "format": ("table", "json", "csv", "markdown", "latex"),
     "dtype": ("fp32", "bf16"),
     "critic_reference": ("monte_carlo", "exact"),
+    "exploitability": ("true", "false", "exact"),
+    "exploitability_start": ("checkpoint", "initial"),
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(

@@ -27,6 +27,7 @@ from ippo_cli.config.commands import parse_path, parse_paths, shell_command
 from ippo_cli.runs.output import ignore_closed_output, print_status
 
 if TYPE_CHECKING:
+    from ippo_cli.config.exploitability import ExploitabilitySettings
     from ippo_cli.config.schema import Config
     from ippo_cli.evaluation.evaluate_run import EvaluatedWeights
 
@@ -74,6 +75,7 @@ def _output_format(own: dict[str, str]) -> str:
 def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     """Evaluate, compare or cross-play; return the file or folder with the results."""
     from ippo_cli.config.errors import ConfigError
+    from ippo_cli.config.exploitability import parse_exploitability
 
     if bool(own.get("run")) == bool(own.get("model")):
         check_command_keys(overrides, COMMAND_KEYS)
@@ -93,6 +95,9 @@ def _run_evaluation(own: dict[str, str], overrides: list[str]) -> Path:
     for report, run_report in REPORTS.items():
         if _is_report(own, report):
             return run_report(own, overrides)
+    if (exploitability := parse_exploitability(own)) is not None:
+        _check_only_report(own, "exploitability")
+        return _report_exploitability(own, exploitability, overrides)
     if _is_cross_play(own):
         return _run_cross_play(own, overrides)
     if "checkpoint" in own and own.get("model"):
@@ -122,13 +127,21 @@ def _is_report(own: dict[str, str], report: str) -> bool:
     for key in setting_keys[report]:
         if key in own and not wanted:
             raise ConfigError(f"{key}={own[key]}", f"requires {report}=true", f"add {report}=true, or remove it")
-    others = ("model", "compare", "crossplay", "checkpoints", *(name for name in setting_keys if name != report))
-    for key in others if wanted else ():
+    if wanted:
+        _check_only_report(own, report)
+    return wanted
+
+
+def _check_only_report(own: dict[str, str], report: str) -> None:
+    """Raise `ConfigError` for keys that contradict a report."""
+    from ippo_cli.config.errors import ConfigError
+
+    others = [key for key in (*REPORTS, "exploitability") if key != report]
+    for key in ("model", "compare", "crossplay", "checkpoints", *others):
         if key in own and own[key] != "false":
             is_model = key == "model"
             rule = f"is not a run, and {report}=true reads weights of a run" if is_model else "is another report"
             raise ConfigError(f"{key}={own[key]}", rule, f"use run= and checkpoint= with {report}=true")
-    return wanted
 
 
 def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:
@@ -172,6 +185,23 @@ def _report_credit(own: dict[str, str], overrides: list[str]) -> Path:
     from ippo_cli.evaluation.credit_report import report_credit
 
     return report_credit(config, folder, own.get("checkpoint", "latest"), settings, overrides)
+
+
+def _report_exploitability(own: dict[str, str], settings: ExploitabilitySettings, overrides: list[str]) -> Path:
+    from ippo_cli.config.exploitability import check_exploitability
+
+    (name,) = parse_paths(own["run"])
+    folder, checkpoint = Path(name).absolute(), own.get("checkpoint", "latest")
+    config = load_run_config(folder, name, overrides)
+    check_exploitability(config, settings)
+    _start_output()
+    if settings.is_exact:
+        from ippo_cli.evaluation.exploitability import report_exact
+
+        return report_exact(config, folder, checkpoint, settings, overrides)
+    from ippo_cli.sweeps.responders import report_trained_responders
+
+    return report_trained_responders(config, folder, checkpoint, settings, overrides)
 
 
 REPORTS: dict[str, Callable[[dict[str, str], list[str]], Path]] = {

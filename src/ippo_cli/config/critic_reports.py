@@ -107,17 +107,22 @@ def _check_exact(config: Config, settings: CriticReportSettings) -> Iterator[Con
             "enumerates the responses of one step, and an episode of this task may have several",
             "use critic_reference=monte_carlo",
         )
-    for name, agent in task.agents.items():
+    yield from check_enumerable(config, key, "use critic_reference=monte_carlo")
+
+
+def check_enumerable(config: Config, key: str, remedy: str) -> Iterator[ConfigError]:
+    """Why the responses of an agent cannot be enumerated."""
+    for name, agent in config.task.agents.items():
         sampling = agent.rollout
         if sampling.stop_strings or sampling.repetition_penalty != 1.0:
             yield ConfigError(
                 key,
                 f"does not support rollout.stop_strings and rollout.repetition_penalty, which {name} uses",
-                "use critic_reference=monte_carlo",
+                remedy,
             )
         if isinstance(agent.actor, ServerActorConfig):
             yield ConfigError(
                 key,
                 f"computes probabilities of all responses, and the model of {name} is at a server",
-                "use critic_reference=monte_carlo",
+                remedy,
             )

@@ -20,11 +20,13 @@ def render_report(path: Path, output_format: str) -> str:
 
 
 def report_rows(record: Mapping[str, Any]) -> Rows:
-    """The table of scores, of the differences of a comparison, of cross-play, attribution or critics."""
+    """The table of scores, differences of a comparison, cross-play, attribution, exploitability or critics."""
     if "tables" in record:
         return _pairing_rows(record)
     if "differences" in record:
         return _difference_rows(record)
+    if "exploitability" in record:
+        return _exploitability_rows(record)
     if "attribution" in record:
         return _attribution_rows(record)
     if "critic" in record:
@@ -85,6 +87,16 @@ def _attribution_rows(record: Mapping[str, Any]) -> Rows:
         for agent, share in found["shares"].items():
             rows.append([found["metric"], agent, *(format_number(share[column]) for column in columns)])
     return rows
+
+
+def _exploitability_rows(record: Mapping[str, Any]) -> Rows:
+    """One row per agent, and one of the sum, NashConv."""
+    found = record["exploitability"]
+    rows = [["agent", "score", "response", "gain", "low", "high"]]
+    for agent, own in found["gains"].items():
+        rows.append([agent, *(format_number(own[column]) for column in ("value", "response", "gain", "low", "high"))])
+    total = (found["nash_conv"], found["low"], found["high"])
+    return [*rows, ["nash_conv", "", "", *map(format_number, total)]]
 
 
 def _critic_rows(record: Mapping[str, Any]) -> Rows:

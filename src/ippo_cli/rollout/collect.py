@@ -98,7 +98,7 @@ def _play_in_turns(
     with distributed.synchronize_errors():
         with environments.measure_time():
             map_in_threads(states, lambda state: state.reset(environments, draws), environments.workers, poll)
-        _update_prompts(states, formats, limits)
+        update_prompts(states, formats, limits)
     while distributed.any_rank(any(state.is_waiting for state in states)):
         for agents in generator.batch_groups(formats):
             pending = [(state, agent) for agent in agents for state in states if agent in state.pending_agents]
@@ -119,7 +119,7 @@ def _play_in_turns(
                     environments.workers,
                     poll,
                 )
-            _update_prompts(states, formats, limits)
+            update_prompts(states, formats, limits)
             if streaming is not None:
                 streaming.emit_finished(states)
 
@@ -155,7 +155,7 @@ def play_independently(
             updated = work.take_finished(wait=not in_flight)
             if not in_flight:
                 environments.seconds += time.perf_counter() - began
-            _update_prompts(updated, formats, limits)
+            update_prompts(updated, formats, limits)
             for state in updated:
                 for agent in state.pending_agents:
                     in_flight[generator.submit(state.request(agent), draws)] = state, agent
@@ -225,7 +225,7 @@ class _EpisodeStream:
             self._on_episodes([state.place for state in over], [state.to_episode() for state in over])
 
 
-def _update_prompts(
+def update_prompts(
     states: Sequence[EpisodeState], formats: Mapping[str, PromptFormat], limits: Mapping[str, int]
 ) -> None:
     """Append observations to their agents' prompts, over all episodes; end episodes without room."""

@@ -14,7 +14,7 @@ from ippo_cli.rollout.sampling import Sampling, behavior_logprobs, tempered_logp
 from ippo_cli.types import Completion
 
 MAX_DROPPED = 1e-3
-"""Probability of all responses that are left out, the least likely ones."""
+"""Probability of all responses that are left out, the least likely ones, by default."""
 BATCH_TOKENS = 1 << 15
 
 
@@ -45,10 +45,11 @@ def enumerate_responses(
     *,
     context_limit: int,
     max_count: int,
+    max_dropped: float = MAX_DROPPED,
 ) -> WeightedResponses | None:
     """All responses to a prompt that begin with the given tokens; None if more than `max_count` are needed.
 
-    The least likely ones are left out, of a probability of `MAX_DROPPED` together. Stop strings and repetition
+    The least likely ones are left out, of a probability of `max_dropped` together. Stop strings and repetition
     penalties are not supported. Log-probabilities of given tokens are 0.
     """
     assert not sampling.stop_strings
@@ -66,7 +67,7 @@ def enumerate_responses(
     for length in range(len(first_tokens), limit):
         alive, behavior = _extend(model, prompt, alive, sampling, stops)
         remains = behavior > 0
-        allowance = MAX_DROPPED * (length + 1 - len(first_tokens)) / (limit - len(first_tokens)) - dropped
+        allowance = max_dropped * (length + 1 - len(first_tokens)) / (limit - len(first_tokens)) - dropped
         order = torch.argsort(behavior)
         least = order[behavior[order].cumsum(0) <= allowance]
         dropped += float(behavior[least].sum())

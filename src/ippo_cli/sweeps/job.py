@@ -159,7 +159,7 @@ def _train(context: SweepContext, row: JobRow, plain: dict[str, Any], folder: Pa
         for change in config_changes(folder, dict(iter_leaves(plain))):
             print(change, flush=True)
     else:
-        _archive_attempt(folder)
+        archive_attempt(folder)
     with lock_folder(folder, name=START_LOCK):
         write_start_files(folder, to_yaml(plain), [*context.folders, *row.overrides], context.command, resumed=resumed)
         record_inputs(folder, inputs, resumed=resumed)
@@ -216,7 +216,7 @@ def _train_outcome(train: Callable[[], None], folder: Path) -> tuple[str, int, s
     return "done", 0, None
 
 
-def _archive_attempt(folder: Path) -> None:
+def archive_attempt(folder: Path) -> None:
     """Rename the folder of an attempt that has no checkpoint, and create an empty one."""
     if folder.is_dir() and any(folder.iterdir()):
         if is_run_locked(folder):

@@ -25,6 +25,15 @@ class SupportsActions(Environment, Protocol):
         ...
 
 
+@runtime_checkable
+class SupportsChance(Environment, Protocol):
+    """An environment that lists the outcomes of chance."""
+
+    def chance_outcomes(self) -> Mapping[int, float]:
+        """Seeds that stand for all outcomes of chance, with their probabilities; empty if they are not known."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True)
 class DryRun:
     """Result of a dry run. The agents' answers are random legal actions, or placeholders if none are known."""

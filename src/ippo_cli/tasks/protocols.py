@@ -305,6 +305,10 @@ class TemplatedEnvironment:
         """Legal actions of the agents that act next; empty if the environment does not list them."""
         return self.environment.actions() if hasattr(self.environment, "actions") else {}  # pyright: ignore
 
+    def chance_outcomes(self) -> Mapping[int, float]:
+        """Seeds that stand for all outcomes of chance, with their probabilities; empty if they are not known."""
+        return self.environment.chance_outcomes() if hasattr(self.environment, "chance_outcomes") else {}  # pyright: ignore
+
     def close(self) -> None:
         self.environment.close()
 

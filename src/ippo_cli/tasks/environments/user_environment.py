@@ -110,6 +110,11 @@ class UserEnvironment:
         listed: Any = offered()
         return listed if isinstance(listed, Mapping) else {self.agents[0]: list(listed)}
 
+    def chance_outcomes(self) -> Mapping[int, float]:
+        """Seeds that stand for all outcomes of chance, if the environment has a method `chance_outcomes`."""
+        outcomes = getattr(self.environment, "chance_outcomes", None)
+        return dict(outcomes()) if callable(outcomes) else {}  # type: ignore[call-overload]
+
     def close(self) -> None:
         close = getattr(self.environment, "close", None)
         if callable(close):
