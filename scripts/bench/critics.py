@@ -286,8 +286,8 @@ def _table(
     names: Sequence[str],
     scores: ByRun,
 ) -> list[str]:
-    """Return scores by critic and task, with the interquartile mean over the tasks that all critics have."""
-    common = [task for task in tasks if all(_seeds(outcomes, task, name) for name in names)]
+    """Return scores by critic and task; for critics with all tasks of the reference, statistics over these."""
+    common = [task for task in tasks if _seeds(outcomes, task, REFERENCE)]
     lines = [
         "| critic | " + " | ".join(f"`{task}`" for task in tasks) + f" | all | better than `{REFERENCE}` |",
         "|---|" + "---|" * (len(tasks) + 2),
@@ -297,7 +297,8 @@ def _table(
         for task in tasks:
             seeds = _seeds(outcomes, task, name)
             cells.append(_mean([scores[task, name, seed] for seed in seeds]) if seeds else "")
-        own, reference = (_matrix(outcomes, scores, common, one) for one in (name, REFERENCE))
+        is_complete = all(_seeds(outcomes, task, name) for task in common)
+        own, reference = (_matrix(outcomes, scores, common if is_complete else (), one) for one in (name, REFERENCE))
         cells.append(_interval(interquartile_mean, own))
         cells.append("" if name == REFERENCE else _interval(probability_of_improvement, own, reference))
         lines.append(f"| `{name}` | " + " | ".join(cells) + " |")
