@@ -70,7 +70,7 @@ def measure(task: str, output: Path, prompts: int) -> dict[str, Any]:
     name = task.split()[0]
     if not any(output.glob(f"{name}/*/checkpoints/step_*{ITERATIONS}")):
         call("ippo_cli.cli.train", f"output_dir={output}", f"name={name}", *TASKS[task], *COMMON)
-    (run,) = output.glob(f"{name}/*")
+    run = next(output.glob(f"{name}/*/checkpoints/step_*{ITERATIONS}")).parents[1]
     keys = ("credit_reference=exact", "credit_continuations=8192", f"credit_prompts={prompts}")
     if name == "meet":
         keys = ("credit_continuations=32", f"credit_prompts={prompts // 2}")
@@ -102,7 +102,10 @@ def format_cell(own: dict[str, Any] | None) -> str:
     if own is None:
         return ""
     rank = own["rank_correlation"]
-    return "constant" if rank["value"] is None else f"{rank['value']:.2f} [{rank['low']:.2f}, {rank['high']:.2f}]"
+    if rank["value"] is None:
+        return "constant"
+    interval = "" if rank["low"] is None else f" [{rank['low']:.2f}, {rank['high']:.2f}]"
+    return f"{rank['value']:.2f}{interval}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python scripts/bench/critics.py                                     missing runs: about two hours of one core
     python scripts/bench/critics.py --tasks copy --critics plain popart --seeds 0 1
-    python scripts/bench/critics.py --tasks sums --model FOLDER         SmolLM2 (scripts/examples/smollm2.py makes it)
+    python scripts/bench/critics.py --tasks sums --model FOLDER --small-model OTHER        SmolLM2, some hours
     python scripts/bench/critics.py --report                            the table of recorded runs, no training
 
 Each run is a process with one thread. Finished runs are recorded immediately in `data/critics.json` of the documents'
@@ -14,6 +14,7 @@ pretrained critic's samples and time count: its run trains the policy for fewer 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -185,6 +186,8 @@ def _arguments() -> argparse.Namespace:
     given = with_common_arguments(parser, folder="critics", page="critics.md")
     if SUMS in given.tasks and given.model is None and not given.report:
         parser.error(f"--tasks {SUMS}; needs --model FOLDER")
+    if SUMS in given.tasks and "two_critics" in given.critics and given.small_model is None and not given.report:
+        parser.error(f"--tasks {SUMS}; two_critics needs --small-model FOLDER, or name other --critics")
     if given.quick and given.docs == ROOT / "docs":
         given.docs = given.output
     return given
@@ -209,13 +212,18 @@ def _train(task: str, variant: str, seed: int, record: Record, given: argparse.N
 
 def _in_cpu_seconds(result: Outcome, before: Outcome) -> Outcome:
     """The outcome with processor seconds in its curve, and with samples and seconds of the training before it."""
-    if result.error is not None or not result.cpu_seconds:
+    if result.error is not None:
         return result
     samples = before.curve[-1].samples if before.curve else 0
-    seconds = before.curve[-1].seconds * before.cpu_seconds / before.wall_seconds if before.curve else 0.0
-    share = result.cpu_seconds / result.wall_seconds
+    seconds = before.curve[-1].seconds * _core_share(before) if before.curve else 0.0
+    share = _core_share(result)
     curve = [replace(one, samples=one.samples + samples, seconds=one.seconds * share + seconds) for one in result.curve]
     return replace(result, curve=curve)
+
+
+def _core_share(result: Outcome) -> float:
+    """Processor time per wall time; 1 for a run that an interrupted benchmark finished, of which it is unknown."""
+    return result.cpu_seconds / result.wall_seconds if result.cpu_seconds else 1.0
 
 
 def make_job(
@@ -273,7 +281,7 @@ def tables(outcomes: Sequence[Outcome]) -> list[str]:
     for title, measure in (
         ("Held-out score at equal samples (a pretrained critic's count)", _at_equal_samples),
         ("Held-out score at equal processor time, that of the fastest critic on the task", _at_equal_time),
-        ("Mean held-out score over training", _over_training),
+        ("Mean held-out score over all samples", _over_training),
     ):
         lines += ["", f"{title}: mean over seeds [95 % interval, bootstrap over seeds].", ""]
         lines += _table(done, tasks, names, measure(done))
@@ -349,7 +357,16 @@ def _at_equal_time(outcomes: Sequence[Outcome]) -> ByRun:
 
 
 def _over_training(outcomes: Sequence[Outcome]) -> ByRun:
-    return {_key(one): fmean(point.score for point in one.points(held_out=True)) for one in outcomes}
+    return {_key(one): _area(one) for one in outcomes}
+
+
+def _area(one: Outcome) -> float:
+    """The mean score over samples, linear between evaluations; the first score holds during a critic's pretraining."""
+    points = one.points(held_out=True)
+    found = points[0].samples * points[0].score
+    for before, after in itertools.pairwise(points):
+        found += (after.samples - before.samples) * (before.score + after.score) / 2
+    return found / points[-1].samples
 
 
 def _key(one: Outcome) -> tuple[str, str, int]:

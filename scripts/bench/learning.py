@@ -100,6 +100,8 @@ def outcome(
 def score_after(result: Outcome, seconds: float) -> float:
     """Return the held-out score after some seconds of training, interpolated linearly between evaluations."""
     points = result.points(held_out=True)
+    if seconds <= points[0].seconds:
+        return points[0].score
     for before, after in itertools.pairwise(points):
         if before.seconds <= seconds <= after.seconds:
             share = (seconds - before.seconds) / max(after.seconds - before.seconds, 1e-9)

@@ -304,6 +304,7 @@ def test_keys_of_critic_reports(ippo_eval: Call, run: Path, keys: list[str], mes
         (["attribution_baseline=3"], "attribution_baseline=3 requires attribution=true"),
         (["attribution=true", "crossplay=true"], "crossplay=true is another report"),
         (["attribution=true", "critic=true"], "attribution=true is another report"),
+        (["attribution=true", "run=[a,b]"], "run=[a,b] contains several runs"),
     ],
 )
 def test_keys_of_attribution(ippo_eval: Call, run: Path, keys: list[str], message: str) -> None:

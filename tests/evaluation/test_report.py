@@ -70,3 +70,13 @@ def test_critic_rows() -> None:
         ["low", "all", "bias", "0.5", "0.25", ""],
         ["low", "token 1", "bias", "0.5", "0.25", ""],
     ]
+
+
+def test_credit_report_has_a_row_per_agent_kind_and_number() -> None:
+    estimate = {"value": 0.5, "low": 0.25, "high": None}
+    kinds = {"none": {"turns": 3, "rank_correlation": estimate}}
+    rows = report_rows({"credit": {}, "agents": {"sender": kinds}})
+    assert rows == [
+        ["agent", "kind", "turns", "part", "value", "low", "high"],
+        ["sender", "none", "3", "rank_correlation", "0.5", "0.25", ""],
+    ]

@@ -28,17 +28,17 @@ OWN_FLAGS = {
 }
 SUBCOMMANDS = {"ippo-runs": ("list", "compare", "show", "remove", "clean")}
 RUN_KEYS = ("run", "resume", "compare")
-CHECKPOINT_KEYS = ("checkpoint", "compare_checkpoint")
+CHECKPOINT_KEYS = ("checkpoint", "compare_checkpoint", "attribution_baseline")
 OWN_VALUES = {
     "format": ("table", "json", "csv", "markdown", "latex"),
     "dtype": ("fp32", "bf16"),
-    "critic_reference": ("monte_carlo", "exact"),
+    **dict.fromkeys(("critic_reference", "credit_reference"), ("monte_carlo", "exact")),
     "exploitability": ("true", "false", "exact"),
     "exploitability_start": ("checkpoint", "initial"),
     "state": ("running", "done", "preempted", "failed", "interrupted"),
     "sort": ("age", "score", "best", "size", "name", "iterations"),
     **dict.fromkeys(
-        ("crossplay", "attribution", "merged", "critic", "greedy", "raw", "json", "confirm", "network"),
+        ("crossplay", "attribution", "credit", "merged", "critic", "greedy", "raw", "json", "confirm", "network"),
         ("true", "false"),
     ),
 }

@@ -142,6 +142,8 @@ def _check_only_report(own: dict[str, str], report: str) -> None:
             is_model = key == "model"
             rule = f"is not a run, and {report}=true reads weights of a run" if is_model else "is another report"
             raise ConfigError(f"{key}={own[key]}", rule, f"use run= and checkpoint= with {report}=true")
+    if len(parse_paths(own["run"])) > 1:
+        raise ConfigError(f"run={own['run']}", f"contains several runs, and {report}=true reads one", "name one run")
 
 
 def _report_critic(own: dict[str, str], overrides: list[str]) -> Path:

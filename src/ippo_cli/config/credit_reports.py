@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from ippo_cli.config.critic_reports import DEFAULT_EXACT_EPISODES, ValueReference
+from ippo_cli.config.critic_reports import DEFAULT_EXACT_EPISODES, ValueReference, check_enumerable
 from ippo_cli.config.errors import ConfigError, combine_errors
 from ippo_cli.config.rewards import needs_whole_batch
-from ippo_cli.config.schema import Config, MixRewardConfig, ProgramConfig, ServerActorConfig
+from ippo_cli.config.schema import Config, MixRewardConfig, ProgramConfig
 
 KEY = "credit=true"
 MINIMA = {"credit_prompts": 2, "credit_responses": 1, "credit_continuations": 2, "credit_alternatives": 1}
@@ -69,15 +69,4 @@ def _check_exact(config: Config, settings: CreditReportSettings) -> Iterator[Con
     remedy = "use credit_reference=monte_carlo"
     if isinstance(task, ProgramConfig) or any(agent.tools is not None for agent in task.agents.values()):
         yield ConfigError(key, "does not support programs and tools", remedy)
-    for name, agent in task.agents.items():
-        sampling = agent.rollout
-        if sampling.stop_strings or sampling.repetition_penalty != 1.0:
-            yield ConfigError(
-                key,
-                f"does not support rollout.stop_strings and rollout.repetition_penalty, which {name} uses",
-                remedy,
-            )
-        if isinstance(agent.actor, ServerActorConfig):
-            yield ConfigError(
-                key, f"computes probabilities of all responses, and the model of {name} is at a server", remedy
-            )
+    yield from check_enumerable(config, key, remedy)

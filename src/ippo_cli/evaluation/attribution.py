@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ippo_cli.config.errors import ConfigError, convert_storage_errors
+from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
-from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
 from ippo_cli.engine import distributed
 from ippo_cli.evaluation.estimates import row_values
@@ -22,12 +20,12 @@ from ippo_cli.evaluation.evaluate_run import (
     find_weights,
     open_evaluation_task,
     result_file_name,
+    write_record,
 )
 from ippo_cli.evaluation.mixed_teams import Origin, Pairing, check_memory, score_metrics, score_pairings
 from ippo_cli.formulas import shapley_values
 from ippo_cli.formulas.estimates import bootstrap_interval
 from ippo_cli.reporting.console import Console
-from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.evaluate import Evaluation
 from ippo_cli.training.process import prepare_process
@@ -105,7 +103,7 @@ def attribute_gain(config: Config, folder: Path, checkpoint: str, baseline: str,
             }
             file = result_file_name(names[1], config.evaluation.seed, [f"attribution={names[0]}", *overrides])
             target = folder / "evaluations" / f"attribution-{file}"
-            distributed.run_on_main(lambda: _write(target, record))
+            distributed.run_on_main(lambda: write_record(target, record))
             console.print_line(f"written to {target}")
     finally:
         distributed.shutdown()
@@ -196,9 +194,3 @@ def attribution_lines(found: Attribution, names: Sequence[str]) -> list[str]:
 def _attribution_record(found: Attribution) -> dict[str, Any]:
     shares = {name: replace_non_finite(asdict(share)) for name, share in found.shares.items()}
     return replace_non_finite(asdict(found)) | {"shares": shares}
-
-
-def _write(target: Path, record: Mapping[str, Any]) -> None:
-    with convert_storage_errors(str(target)):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, json.dumps(mask_secrets(dict(record)), indent=1) + "\n")

@@ -80,7 +80,9 @@ def compute_credits(
             known = baseline.known & ~raw.failed[agent]
             found[agent] = score_to_go(scores, gamma=gamma).where(known[:, None] & baseline.turn_mask, math.nan)
         yield name, found
-    if agents_with_values(session.config) and session.config.reward.credit_assignment is CreditAssignment.none:
+    reward = session.config.reward
+    is_comparable = reward.credit_assignment is CreditAssignment.none and not reward.processor
+    if agents_with_values(session.config) and is_comparable:  # processors change the unit of values
         yield CRITIC, _critic_advantages(session, replays)
 
 

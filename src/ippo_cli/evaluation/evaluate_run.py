@@ -358,7 +358,14 @@ def _write_results(target: Path, record: dict[str, Any], samples: Sequence[Mappi
     with convert_storage_errors(str(target)):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_samples(samples_file(target), samples)
-        write_atomically(target, json.dumps(mask_secrets(replace_non_finite(record)), indent=1) + "\n")
+    write_record(target, replace_non_finite(record))
+
+
+def write_record(target: Path, record: Mapping[str, Any]) -> None:
+    """Write results as JSON, without secrets. Raises `StorageError`."""
+    with convert_storage_errors(str(target)):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, json.dumps(mask_secrets(dict(record)), indent=1) + "\n")
 
 
 def result_file_name(weights: str, seed: int, identity: Sequence[str]) -> str:

@@ -80,8 +80,8 @@ def score_pairings(
     formats = [exam.build_formats(team) for team in teams]  # check all prompts before any evaluation
     exam = exam.drop_too_long_rows(list(zip(teams, formats, strict=True)))
     found: dict[Pairing, Evaluation] = {}
-    for pairing, team, asked in zip(pairings, teams, formats, strict=True):
-        found[pairing] = exam.score_team(team, asked, console)
+    for pairing, team, own_formats in zip(pairings, teams, formats, strict=True):
+        found[pairing] = exam.score_team(team, own_formats, console)
     return exam, found
 
 

@@ -27,6 +27,8 @@ def report_rows(record: Mapping[str, Any]) -> Rows:
         return _difference_rows(record)
     if "exploitability" in record:
         return _exploitability_rows(record)
+    if "credit" in record:
+        return _credit_rows(record)
     if "attribution" in record:
         return _attribution_rows(record)
     if "critic" in record:
@@ -97,6 +99,18 @@ def _exploitability_rows(record: Mapping[str, Any]) -> Rows:
         rows.append([agent, *(format_number(own[column]) for column in ("value", "response", "gain", "low", "high"))])
     total = (found["nash_conv"], found["low"], found["high"])
     return [*rows, ["nash_conv", "", "", *map(format_number, total)]]
+
+
+def _credit_rows(record: Mapping[str, Any]) -> Rows:
+    """One row per agent, kind of credit and number."""
+    rows = [["agent", "kind", "turns", "part", "value", "low", "high"]]
+    for agent, kinds in record["agents"].items():
+        for kind, numbers in kinds.items():
+            for name, estimate in numbers.items():
+                if name != "turns":
+                    cells = [format_number(estimate[key]) for key in ("value", "low", "high")]
+                    rows.append([agent, kind, str(numbers["turns"]), name, *cells])
+    return rows
 
 
 def _critic_rows(record: Mapping[str, Any]) -> Rows:

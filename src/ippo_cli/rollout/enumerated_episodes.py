@@ -22,7 +22,7 @@ class TooManyResponses(Exception):
 
 @dataclass
 class _Leaf:
-    """An episode to play: its first decisions are decisions, later ones take the first response."""
+    """An episode to play: its first turns are those of `decisions`, later ones take the first response."""
 
     state: State
     decisions: Mapping[Decision, Completion]

@@ -124,7 +124,7 @@ def _is_dropped(text: str, agents: Sequence[str], learner: str) -> bool:
     """Whether an override of the run does not hold for a responder: keys of the run, and training of frozen agents."""
     key = text.lstrip("+~").partition("=")[0]
     of_agents = tuple(f"task.agents.{name}.{group}" for name in agents if name != learner for group in TRAINING_GROUPS)
-    of_learner = (f"task.agents.{learner}.frozen",)
+    of_learner = (f"task.agents.{learner}.frozen", f"task.agents.{learner}.critic.warm_start", "critic.warm_start")
     return any(key == one or key.startswith(f"{one}.") for one in (*RUN_KEYS, *of_agents, *of_learner))
 
 
