@@ -88,6 +88,21 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
                 "algorithm.reweight.method=pow",
             ),
             ((), {"algorithm.truncation": "mask"}, "algorithm.truncation=mask"),
+            ((), {"reward.processor": ["running_zscore"]}, "reward.processor=[running_zscore]"),
+            (
+                (),
+                {"algorithm.positive_nll.coef": 0.1, "algorithm.positive_nll.min_score": 1.0},
+                "algorithm.positive_nll.coef=0.1",
+            ),
+            (
+                (),
+                {
+                    "rollout.top_k": 3,
+                    "algorithm.behavior_correction.level": "sequence",
+                    "algorithm.behavior_correction.cap": 2.0,
+                },
+                "algorithm.behavior_correction.level=sequence",
+            ),
             (
                 (),
                 {"algorithm.ratio_level": "sequence", "algorithm.ratio_pooling": "sum"},

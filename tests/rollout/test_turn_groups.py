@@ -46,20 +46,25 @@ def branch(first: Sequence[Episode], returns: dict[str, float], *, best: bool, a
     """
 
     def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> Continuations:
-        assert count == 1
+        counts.append(count)
         played = []
         for state in states:
             texts = [own.text for own in episodes[state.episode].turns]
             place = 2 * state.turn + "ab".index(state.agent)
             later = ["0"] * (len(texts) - place - 1)
-            played.append(episode(*texts[:place], str(int(texts[place]) + 1), *later))
-        return Continuations(count=1, episodes=played, has_diverged=[False] * len(played), num_tokens=len(played))
+            played += [episode(*texts[:place], str(int(texts[place]) + 1 + number), *later) for number in range(count)]
+        return Continuations(count=count, episodes=played, has_diverged=[False] * len(played), num_tokens=len(played))
+
+    counts: list[int] = []
 
     def value(agent: str, episodes: Sequence[Episode], states: Sequence[State]) -> list[float]:
         assert all(state.agent == agent for state in states)
         return [returns.get("".join(own.text for own in one.turns), 0.0) for one in episodes[: len(states)]]
 
-    return branch_episodes(first, list(agents), 2, play, value, follows_best=best)
+    found = branch_episodes(first, list(agents), 2, play, value, follows_best=best)
+    assert counts[0] == 1
+    assert set(counts[1:]) <= {2 if best else 1}
+    return found
 
 
 def described(found: BranchedEpisodes) -> list[tuple[str, list[str], list[float]]]:
@@ -81,13 +86,13 @@ def test_episode_remains_at_random() -> None:
 
 
 def test_best_branch_takes_the_place_of_the_episode() -> None:
-    found = branch([episode("1", "5", "3")], {"153": 1.0, "200": 9.0, "210": 9.0, "201": 8.0}, best=True)
+    found = branch([episode("1", "5", "3")], {"153": 1.0, "200": 9.0, "210": 7.0, "220": 8.0, "221": 8.0}, best=True)
     assert described(found) == [
         ("a0", ["1", "2"], [1.0, 9.0]),
-        ("b0", ["0", "1"], [9.0, 9.0]),  # equal returns: the episode remains
-        ("a1", ["0", "1"], [9.0, 8.0]),
+        ("b0", ["1", "2"], [7.0, 8.0]),  # new candidates: the turn of the best episode is no sample
+        ("a1", ["1", "2"], [8.0, 0.0]),
     ]
-    assert ["".join(own.text for own in one.turns) for one in found.episodes] == ["200"]
+    assert ["".join(own.text for own in one.turns) for one in found.episodes] == ["221"]
 
 
 def test_frozen_agents_failures_and_unknown_returns() -> None:

@@ -65,11 +65,11 @@ def places(*turns: Turn, limit: int | None = None, every: int | None = None, sta
     [
         ([1, 2, STOP], [0]),
         ([1, 3, 2, STOP], [0, 2]),
-        ([1, 3, 3, 2, 3, STOP], [0, 3]),  # a blank line and the stop token begin no line
+        ([1, 3, 3, 2, 3, STOP], [0, 2, 5]),  # a blank line ends no line; what follows a break does not matter
         ([4, 1, 4, 2, 1], [0, 1, 3]),  # a break inside a token
-        ([1, 3, 5, 2], [0, 3]),  # spaces belong to the line before its first visible token
+        ([1, 3, 5, 2], [0, 2]),
         ([6, 1, STOP], [0, 1]),
-        ([3, 1], [0, 1]),
+        ([3, 1], [0]),
         ([1, 3], [0]),
         ([], []),
     ],
@@ -85,10 +85,24 @@ def test_states_before_turns_and_every_n_tokens() -> None:
     assert places(*turns, states="tokens", every=1)[:6] == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0)]
 
 
+@pytest.mark.parametrize("states", ["lines", "tokens"])
+def test_states_depend_on_earlier_tokens_only(states: str) -> None:
+    """A choice that depends on an action would make its value a biased baseline."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        ids = torch.randint(0, 7, (8,), generator=generator).tolist()
+        changed = [*ids[:4], *torch.randint(0, 7, (4,), generator=generator).tolist()]
+        found, others = (
+            places(turn(0, tokens), states=states, every=2 if states == "tokens" else None, limit=3)
+            for tokens in (ids, changed)
+        )
+        assert [place for place in found if place[1] <= 4] == [place for place in others if place[1] <= 4]
+
+
 @pytest.mark.parametrize(
-    ("limit", "expected"), [(1, [0]), (2, [0, 3]), (3, [0, 2, 4]), (4, [0, 1, 3, 4]), (6, [0, 1, 2, 3, 4, 5])]
+    ("limit", "expected"), [(1, [0]), (2, [0, 1]), (6, [0, 1, 2, 3, 4, 5]), (9, [0, 1, 2, 3, 4, 5])]
 )
-def test_limit_spreads_states(limit: int, expected: list[int]) -> None:
+def test_limit_selects_the_first_states(limit: int, expected: list[int]) -> None:
     found = places(turn(0, [1] * 6), states="tokens", every=1, limit=limit)
     assert found == [(0, position) for position in expected]
 

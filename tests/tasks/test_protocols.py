@@ -58,13 +58,17 @@ def test_caller_acts_until_it_calls_nobody(task: Make) -> None:
     config = task("calls", 4, main=("{letters}?", "{heard}|"), add="{agents.main}>", add2="{agents.main}>")
     seen, last = played(
         make_protocol_factory(config)(),
-        {"main": ["@add 1", "no, @add or @add2: 3", ("done, by @addition", False)], "add": ["one"], "add2": ["two"]},
+        {
+            "main": ["@add 1", "no, a@add2.org, @add or @add2: 3", ("done, by @addition, @add-2 and a@add", False)],
+            "add": ["one"],
+            "add2": ["two"],
+        },
     )
     assert seen == [
         {"main": "ba?"},
         {"add": "@add 1>"},
         {"main": "add: one|"},
-        {"add2": "no, @add or @add2: 3>"},
+        {"add2": "no, a@add2.org, @add or @add2: 3>"},
         {"main": "add2: two|"},
     ]
     assert last.unfinished == {"main"}
@@ -75,6 +79,13 @@ def test_calls_end_with_the_last_turn(task: Make) -> None:
     seen, _ = played(make_protocol_factory(config)(), {"main": ["@add", "@add"], "add": ["x"]})
     assert seen == [{"main": "ba?"}, {"add": "@add>"}, {"main": "\nadd: x\n"}]
     assert max_turns_by_agent(config) == {"main": 2, "add": 2}
+
+
+def test_roles_of_the_environment_are_visible() -> None:
+    class Seats:
+        roles = {"low": "x"}  # noqa: RUF012
+
+    assert TemplatedEnvironment(Seats(), {}).roles == {"low": "x"}  # type: ignore[arg-type]
 
 
 def test_called_agents_read_the_caller(task: Make) -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
-from ippo_cli.config.rewards import needs_whole_batch
+from ippo_cli.config.rewards import buffer_dependent_scores
 from ippo_cli.config.schema import (
     Advantage,
     Config,
-    CreditAssignment,
     ProgramConfig,
     RatioLevel,
     Reweight,
     Truncation,
     UpdateOrder,
+    WeightLevel,
 )
 from ippo_cli.config.vllm import collects_ahead
 
@@ -38,18 +38,6 @@ def check_turn_groups(config: Config) -> Iterator[ConfigError]:
             "team.update_order=sequential",
             "corrects steps of episodes, and candidates are in no episode that is trained on",
             "use simultaneous",
-        ),
-        (
-            config.reward.credit_assignment is not CreditAssignment.none,
-            f"reward.credit_assignment={config.reward.credit_assignment.value}",
-            "gives scores of episodes a baseline, and candidates already have one",
-            "use none",
-        ),
-        (
-            needs_whole_batch(config.reward),
-            "reward.whole_batch=true",
-            "compares the rows of a batch, and candidates are scored in batches of one agent's turn",
-            "use false",
         ),
         (
             algorithm.kl.reward.coef != 0,
@@ -76,6 +64,18 @@ def check_turn_groups(config: Config) -> Iterator[ConfigError]:
             "use turn or token",
         ),
         (
+            algorithm.positive_nll.coef != 0,
+            f"algorithm.positive_nll.coef={algorithm.positive_nll.coef}",
+            "raises the likelihood of rows with a high score, and a row has candidates of several episodes",
+            "use 0",
+        ),
+        (
+            algorithm.behavior_correction.level is WeightLevel.sequence,
+            "algorithm.behavior_correction.level=sequence",
+            "pools the ratios of a row, which has several candidates",
+            "use token",
+        ),
+        (
             isinstance(config.task, ProgramConfig),
             "task=program",
             "runs programs that cannot be continued from a state",
@@ -85,3 +85,5 @@ def check_turn_groups(config: Config) -> Iterator[ConfigError]:
     for is_refused, setting, rule, remedy in refused:
         if is_refused:
             yield ConfigError(setting, f"does not support {base}: it {rule}", remedy)
+    for setting, rule, remedy in buffer_dependent_scores(config.reward):
+        yield ConfigError(setting, f"does not support {base}: it {rule}", f"use {remedy}")

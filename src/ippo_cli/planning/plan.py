@@ -12,7 +12,14 @@ from ippo_cli.config.errors import PreflightError
 from ippo_cli.config.hardware import world_size
 from ippo_cli.config.model_args import check_quantization_device
 from ippo_cli.config.placement import format_ranks, read_placement
-from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment, EnvironmentTaskConfig, ProgramConfig
+from ippo_cli.config.schema import (
+    Config,
+    ConversationConfig,
+    CreditAssignment,
+    EnvironmentTaskConfig,
+    FollowedCandidate,
+    ProgramConfig,
+)
 from ippo_cli.config.served_agents import local_agents
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
@@ -140,7 +147,8 @@ def _show_sizes(prepared: Prepared) -> None:
 
 def _turn_group_cost(config: Config) -> str:
     """The additional episodes per iteration for candidates of turns."""
-    branches, size = config.algorithm.turn_groups.candidates - 1, config.rollout.buffer_size
+    settings, size = config.algorithm.turn_groups, config.rollout.buffer_size
+    branches = settings.candidates - (settings.follow is FollowedCandidate.random)
     limits = max_turns_by_agent(config.task)
     turns = [limits[name] for name, agent in config.task.agents.items() if not agent.frozen]
     known = [limit for limit in turns if limit is not None]

@@ -46,10 +46,11 @@ def branch_episodes(
 ) -> BranchedEpisodes:
     """Sample `size` candidates at each turn of these agents, turn by turn in the order of the episode. Collective.
 
-    The episode's response is the first candidate; each other one begins a branch, an episode that shares the turns of
-    earlier steps. The return of a candidate is that of its branch. With `follows_best`, the branch of the candidate
-    with the highest return takes the place of the episode, and its later turns get candidates; else the episode
-    remains: candidates of one state have the same distribution, so that the first one is a random one.
+    A candidate begins a branch, an episode that shares the turns of earlier steps; its return is that of the branch.
+    The episode's own response is the first candidate, and the episode remains: candidates of one state have the same
+    distribution, so that the first one is a random one. With `follows_best`, the branch of the candidate with the
+    highest return takes the place of the episode, and its later turns get candidates. These are all new ones, since the
+    later turns of the best of several episodes are no sample of the policy.
     """
     current, groups, num_tokens = list(episodes), list[CandidateGroup](), 0
     for number in count():
@@ -57,12 +58,16 @@ def branch_episodes(
         states = [State(place, *turns[number], 0) for place, turns in found if number < len(turns)]
         if not distributed.any_rank(bool(states)):
             break
-        played = play(current, states, size - 1)
+        is_sample = number == 0 or not follows_best  # the episode's own response
+        num_branches = size - is_sample
+        played = play(current, states, num_branches)
         num_tokens += played.num_tokens
-        branches = _by_state(states, played, size - 1)
-        returns = _value_candidates(current, states, branches, agents, value)
-        for state in states:
-            candidates = [current[state.episode], *branches[state]]
+        branches = _by_state(states, played, num_branches)
+        candidates_of = {state: [*([current[state.episode]] * is_sample), *branches[state]] for state in states}
+        returns = _value_candidates(current[:1], candidates_of, agents, value)
+        for state, candidates in candidates_of.items():
+            if not candidates:  # no branch reached the state
+                continue
             turns = [state_turn(episode, state) for episode in candidates]
             groups.append(
                 CandidateGroup(
@@ -83,15 +88,16 @@ def state_turn(episode: Episode, state: State) -> Turn | None:
 
 
 def _turns_of(episode: Episode, agents: Collection[str]) -> list[tuple[str, int]]:
-    """The agent of each of an episode's turns, and the number of the turn among those of the agent."""
+    """The agent of each of an episode's turns, by step, and the number of the turn among those of the agent."""
     if episode.failure is not None:
         return []
     counts = dict.fromkeys(agents, 0)
     turns: list[tuple[str, int]] = []
-    for turn in episode.turns:
-        if turn.agent in counts:
-            turns.append((turn.agent, counts[turn.agent]))
-            counts[turn.agent] += 1
+    order = list(agents)
+    own = [turn for turn in episode.turns if turn.agent in counts]
+    for turn in sorted(own, key=lambda turn: (turn.step, order.index(turn.agent))):
+        turns.append((turn.agent, counts[turn.agent]))
+        counts[turn.agent] += 1
     return turns
 
 
@@ -106,21 +112,22 @@ def _by_state(states: Sequence[State], played: Continuations, size: int) -> dict
 
 
 def _value_candidates(
-    episodes: Sequence[Episode],
-    states: Sequence[State],
-    branches: Mapping[State, Sequence[Episode]],
+    filler: Sequence[Episode],
+    candidates: Mapping[State, Sequence[Episode]],
     agents: Collection[str],
     value: ValueStates,
 ) -> dict[State, list[float]]:
-    """The return from each state on in the episode and in each branch. Collective: one call per agent on every rank."""
+    """The return from each state on in each candidate's episode. Collective: one call per agent on every rank.
+
+    A rank without rows takes part with `filler`.
+    """
     returns: dict[State, list[float]] = {}
     for agent in agents:
-        own = [state for state in states if state.agent == agent]
-        if not distributed.any_rank(bool(own)):
+        rows = [(state, one) for state, episodes in candidates.items() if state.agent == agent for one in episodes]
+        if not distributed.any_rank(bool(rows)):
             continue
-        rows = [(state, episode) for state in own for episode in (episodes[state.episode], *branches[state])]
-        filler = [] if rows else [episodes[0]]  # a rank without rows takes part with an arbitrary one
-        numbers = value(agent, [*(episode for _, episode in rows), *filler], [state for state, _ in rows])
+        episodes = [episode for _, episode in rows] or filler
+        numbers = value(agent, episodes, [state for state, _ in rows])
         for (state, _), number in zip(rows, numbers, strict=True):
             returns.setdefault(state, []).append(number)
     return returns

@@ -27,7 +27,7 @@ class ValueStateChooser:
                 for number, turn in enumerate(episodes[row].trainable_turns(agent))
                 for position in self._positions(turn.completion.ids.tolist())
             ]
-            chosen += _thin_out(own, self._settings.max_states)
+            chosen += _limit_states(own, self._settings.max_states)
         return chosen
 
     def _positions(self, ids: Sequence[int]) -> Iterator[int]:
@@ -41,14 +41,18 @@ class ValueStateChooser:
             yield from self._line_starts(ids)
 
     def _line_starts(self, ids: Sequence[int]) -> Iterator[int]:
-        """Positions of the first visible token after each line break. Blank lines and the stop token begin no line."""
-        is_after_break = False
-        for position, token in enumerate(ids):
+        """Positions after each line break that ends a line with text.
+
+        A state depends on earlier tokens only: with a rule that looks at the token after it, values would be baselines
+        that depend on the action.
+        """
+        has_text = False
+        for position, token in enumerate(ids[:-1], start=1):
             text = self._text(token)
-            if is_after_break and text.strip():
+            has_text = has_text or bool(text.strip())
+            if has_text and "\n" in text:
                 yield position
-                is_after_break = False
-            is_after_break = is_after_break or "\n" in text
+                has_text = bool(text.rpartition("\n")[2].strip())
 
     def _text(self, token: int) -> str:
         if token not in self._texts:
@@ -56,8 +60,6 @@ class ValueStateChooser:
         return self._texts[token]
 
 
-def _thin_out(states: list[State], limit: int | None) -> list[State]:
-    """At most `limit` of the states, evenly spread, with the first one."""
-    if limit is None or len(states) <= limit:
-        return states
-    return [states[number * len(states) // limit] for number in range(limit)]
+def _limit_states(states: list[State], limit: int | None) -> list[State]:
+    """The first `limit` of the states: a choice by their number would depend on later actions."""
+    return states if limit is None else states[:limit]

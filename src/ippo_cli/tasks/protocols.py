@@ -184,7 +184,7 @@ class Calls(ConversationProtocol):
         super().__init__(agents, num_turns)
         self.caller, *called = agents
         names = sorted(map(re.escape, called), key=len, reverse=True)
-        self.call = re.compile(f"@({'|'.join(names)})(?![A-Za-z0-9_])")
+        self.call = re.compile(f"(?<![A-Za-z0-9_])@({'|'.join(names)})(?![A-Za-z0-9_-])")
 
     def _next_speakers(self) -> Sequence[str] | None:
         messages = self.transcript.messages
@@ -300,6 +300,11 @@ class TemplatedEnvironment:
         self.agents_with_turns.update(actions)
         step = self.environment.step(actions)
         return step.with_observations(self._build_prompts(step.observations))
+
+    @property
+    def roles(self) -> Mapping[str, str]:
+        """The role of each agent in this episode; empty if the environment has none."""
+        return getattr(self.environment, "roles", {})
 
     def actions(self) -> Mapping[str, Sequence[str]]:
         """Legal actions of the agents that act next; empty if the environment does not list them."""

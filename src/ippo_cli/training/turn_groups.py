@@ -34,10 +34,11 @@ class CandidateRows:
         if columns <= 0:
             return scores
         wider = (0, columns)
+        raw = pad(scores.raw, wider)
         return replace(
             scores,
-            score=pad(scores.score, wider),
-            raw=pad(scores.raw, wider),
+            score=raw if scores.score is scores.raw else pad(scores.score, wider),
+            raw=raw,
             measured=pad(scores.measured, wider, value=True),
         )
 

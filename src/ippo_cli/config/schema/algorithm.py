@@ -206,7 +206,7 @@ class MonteCarloConfig:
     continuations: PositiveInt | None  # sampled from each state, to the end of the episode
     states: ValueStates | None  # first token of each turn | and of each line (reasoning step) | and every n tokens
     every: PositiveInt | None  # states=tokens: number of tokens between states of a turn
-    max_states: PositiveInt | None  # states per episode of an agent, spread over its responses; null = all
+    max_states: PositiveInt | None  # states per episode of an agent, the first ones; null = all
 
 
 @dataclass
