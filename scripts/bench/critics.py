@@ -95,7 +95,7 @@ TASKS = {
         value_range=(-0.5, 1.5),
     ),
     "ladder": Task(
-        about="`task=ladder`: five turns of one agent, score per turn, the rule is told in the first turn only",
+        about="`task=ladder`: five turns of one agent, score per turn, the rule is given in the first turn only",
         overrides=(*TINY, "task=ladder", "evaluation.num_generations=16", "actor.learning_rate=1e-3"),
         iterations=30,
         pretraining=4,

@@ -87,6 +87,9 @@ def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pyt
     serves_evaluation_only = choice == "rollout=openai_server"
     more = ["rollout.server.url=[http://127.0.0.1:8000]"] if serves_evaluation_only else []
     more += ["task.program=play.py:play"] if choice == "task=program" else []
+    more += (
+        ["actor.alphabet=printable"] if choice in ("task=refine", "task=think_solve") else []
+    )  # no reference answers
     more += ["actor.reference=owner/teacher"] if choice == "algorithm=distill" else []
     made = config([choice, "mode=plan", *more])  # mode=plan needs no local models
     check_config(made, world_size=1, training=not serves_evaluation_only)

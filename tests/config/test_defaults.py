@@ -173,6 +173,7 @@ def test_actor_defaults_are_known_keys() -> None:
     files = {"run": ""} | {
         group: f"{group}." for group in ("critic", "algorithm", "rollout", "evaluation", "checkpoint")
     }
+    files["monte_carlo"] = "algorithm."  # for presets with Monte-Carlo values
     files["length_adaptive"] = "algorithm."  # for presets with a lambda by response length
     assert {path.parent.name for path in by_actor.glob("*/*.yaml")} == {*files}
     assert {path.parent.name for path in (config_dir() / "base").glob("*/*.yaml")} == {"actor"}

@@ -37,6 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, text in FILES.items():
         Path(name).write_text(text)
+    Path("letters.jsonl").write_text('{"letter": "a"}\n{"letter": "b"}\n')
     return tmp_path
 
 
@@ -54,14 +55,26 @@ def test_command_composes_and_its_episode_is_played(words: list[str], folder: Pa
     formats = prompt_formats(config.task, config.rollout, dict.fromkeys(config.task.agents, tokenizer))
     preview = preview_episode(load_task(config.task, config.seed), formats)
     assert not preview.ending.startswith("fails")
-    assert len(preview.turns) >= (1 if isinstance(config.task, ReasoningGymConfig) else 2)
+    is_one_turn = isinstance(config.task, ReasoningGymConfig) or "ask.yaml" in " ".join(
+        words
+    )  # a placeholder calls nobody
+    assert len(preview.turns) >= (1 if is_one_turn else 2)
     if isinstance(config.task, ConversationConfig):
         assert all(turn.action for turn in preview.turns)
 
 
 def test_page_covers_protocols_environments_and_sample_keys() -> None:
     commands = " ".join(word for words in COMMANDS for word in words) + "".join(FILES.values())
-    for word in ("sequential", "dialogue", "gymnasium", "pettingzoo", "reasoning_gym", "environment", "task.protocol="):
+    for word in (
+        "sequential",
+        "dialogue",
+        "calls",
+        "gymnasium",
+        "pettingzoo",
+        "reasoning_gym",
+        "environment",
+        "task.protocol=",
+    ):
         assert word in commands
     assert {
         "pass_on.yaml",
@@ -73,6 +86,7 @@ def test_page_covers_protocols_environments_and_sample_keys() -> None:
         "brief.py",
         "lake.yaml",
         "both.yaml",
+        "ask.yaml",
     } == set(FILES)
     section = PAGE.split("## Samples")[1]
     [row] = sample_rows("train", [episode()], {}, 1)

@@ -153,7 +153,7 @@ def test_kinds_of_critics_and_targets(keys: tuple[str, ...], tmp_path: Path) -> 
 
 BROKEN: list[tuple[tuple[str, ...], str]] = [
     (("algorithm=grpo", "rollout.num_generations=4"), "no agent has one"),
-    (("reward.processor=[zscore]",), "standardises the scores"),
+    (("reward.processor=[zscore]",), "standardises scores by moments"),
     (("reward.credit_assignment=leave_out",), "subtracts a baseline"),
     (("algorithm=turn_ppo", "algorithm.turn_value=mean"), "turn_value=mean the value of a turn depends on its tokens"),
 ]

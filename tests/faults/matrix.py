@@ -381,7 +381,7 @@ RESUMED = (
     Row(
         "every `algorithm=`, with its default critic or none",
         WRITING,
-        (FAMILIES, "training/test_resume.py::test_preemption_with_greedy_responses_counts_scores_once"),
+        (FAMILIES, "training/test_resume.py::test_preemption_with_additional_responses_counts_scores_once"),
     ),
     Row(
         "centralised critics (MAPPO)",

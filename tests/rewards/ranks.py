@@ -47,6 +47,8 @@ def settings(**changes: Any) -> FunctionRewardConfig:
         "turn_weight": 1.0,
         "credit_assignment": CreditAssignment.none,
         "measure_credit_every": 0,
+        "credit_alternatives": None,
+        "credit_turns": None,
         "clip_low": -1.0,
         "clip_high": 1.0,
         "norm_eps": 1e-3,

@@ -68,7 +68,7 @@ def mean_score(environment: Any, player: Player) -> tuple[float, float]:
             observations, rewards, over, cut, _ = environment.step(
                 {name: player(name, text, legal[name]) for name, text in observations.items()}
             )
-            paid = {name: paid[name] + rewards[name] for name in paid}
+            paid = {name: paid[name] + rewards.get(name, 0.0) for name in paid}
             assert not cut
         totals.append(statistics.fmean(paid.values()))
     return statistics.fmean(totals), statistics.stdev(totals) / EPISODES**0.5

@@ -30,7 +30,7 @@ ippo-eval: score a run's weights, or a Hugging Face model, on held-out data, sam
   ippo-eval run=[outputs/default/A,outputs/default/B] crossplay=true     agents of several runs
   ippo-eval run=outputs/default/RUN crossplay=true checkpoints=all       of one run: best,initial,40
   ippo-eval run=outputs/default/RUN attribution=true     which agent caused the gain: Shapley values
-  ippo-eval run=outputs/default/RUN exploitability=true  zero-sum games: gains of trained best responders
+  ippo-eval run=outputs/default/RUN exploitability=true  zero-sum games: gains of best responders
   ippo-eval run=outputs/default/RUN critic=true          its critic's values: bias, ranks, variance
   ippo-eval run=outputs/default/RUN credit=true          kinds of credit of turns, by their ranks
   ippo-eval model=PATH task=sorting_solo                 a folder or hub id for all agents

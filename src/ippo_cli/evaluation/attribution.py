@@ -111,7 +111,7 @@ def attribute_gain(config: Config, folder: Path, checkpoint: str, baseline: str,
 
 
 def find_members(origins: Sequence[Origin]) -> list[str]:
-    """The agents whose weights differ between both origins. Raises `ConfigError` for none or too many."""
+    """The agents with different weights in both origins. Raises `ConfigError` for none or too many."""
     old, new = (origin.weights.models for origin in origins)
     members = [name for name in origins[0].config.task.agents if old[name] != new[name]]
     if not members:

@@ -12,7 +12,7 @@ def shapley_values(scores: Coalitions) -> Members:
 
     phi_i = sum over coalitions S without i of |S|! (n - |S| - 1)! / n! * (v(S + i) - v(S))
 
-    Row `c` of `scores` is the coalition of the members i whose bit i is set in `c`. The values of all members sum to
+    Row `c` of `scores` is the coalition of the members i with bit i set in `c`. The values of all members sum to
     v(all) - v(none). Raises `ValueError` if the number of coalitions is no power of 2.
 
     n = 2, v = 0, 1, 0, 3 for none, first, second, both: 2 and 1.

@@ -75,7 +75,7 @@ class RewardConfig(RewardWeightsConfig):
     kind: InEval[str]  # how responses are scored; one of the options of this group
     credit_assignment: CreditAssignment  # none | difference (to the initial policy) | counterfactual | leave_out
     credit_alternatives: PositiveInt | None
-    # counterfactual: sampled alternatives to each turn; null = the other answers to the prompt (one parallel turn)
+    # counterfactual: sampled alternatives to each turn; null = other answers to the prompt (one parallel turn)
     credit_turns: PositiveInt | None  # turns of an agent per episode with sampled alternatives; null = all
     measure_credit_every: NonNegativeInt  # iterations between difference rewards that are only logged; 0 = never
     processor: list[str]  # steps on the combined score: scale shift clip zscore running_zscore, or file.py:function
