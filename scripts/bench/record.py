@@ -25,7 +25,7 @@ class Record:
         self._lock = Lock()
         for row in json.loads(file.read_text()) if file.exists() else []:
             curve = [Point(**point) for point in row.pop("curve")]
-            self._put(Outcome(**row | {"overrides": convert_overrides(row["overrides"])}, curve=curve))
+            self._store(Outcome(**row | {"overrides": convert_overrides(row["overrides"])}, curve=curve))
 
     def has(self, job: Job) -> bool:
         """Whether a run with these settings is recorded and did not fail."""
@@ -38,14 +38,14 @@ class Record:
         """Replace an earlier outcome of the same run, also in the file."""
         result.overrides = recorded_settings(result.overrides)
         with self._lock:
-            self._put(result)
+            self._store(result)
             rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
             self.file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.file.with_suffix(".new")
             temporary.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
             temporary.replace(self.file)
 
-    def _put(self, result: Outcome) -> None:
+    def _store(self, result: Outcome) -> None:
         self.outcomes[result.task, result.variant, result.seed] = result
 
 

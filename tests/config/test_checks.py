@@ -71,8 +71,8 @@ POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.oppon
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
 BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     *(
-        (("algorithm=at_grpo", *choices), changes, 1, f"{said} does not support algorithm.advantage=turn_group")
-        for choices, changes, said in [
+        (("algorithm=at_grpo", *choices), changes, 1, f"{setting} does not support algorithm.advantage=turn_group")
+        for choices, changes, setting in [
             ((), {"team.opponent_pool.every": 2}, "team.opponent_pool.every=2"),
             (
                 (),

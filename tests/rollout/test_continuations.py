@@ -10,7 +10,8 @@ import torch
 from fake_engine import use_fake_engines
 from players import DRAWS, ROLLOUT, Players, Rounds, said
 
-from ippo_cli.rollout.continuations import Continuations, State, collect_continuations
+from ippo_cli.rollout.branches import BranchEpisodes, State
+from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.decode import decode
 from ippo_cli.rollout.engine_generator import EngineGenerator
 from ippo_cli.rollout.generator import HfGenerator, make_sampling
@@ -37,7 +38,7 @@ def episodes(players: Players) -> list[Episode]:
 
 def continuations(
     players: Players, episodes: list[Episode], states: list[State], count: int = 3, make: Any = Rounds
-) -> Continuations:
+) -> BranchEpisodes:
     sampling = dict.fromkeys(players.policies, ROLLOUT)
     generator: Any = HfGenerator(players.policies, ROLLOUT, sampling, continues=True)
     if players.with_engines:

@@ -52,7 +52,7 @@ def players() -> Players:
     return Players("low", "high", context_mode="last_only")
 
 
-def enumerated(
+def enumerate_from_state(
     players: Players, episodes: list[Episode], state: State, limit: int = 100, enumerate_turn: Any = None
 ) -> list[tuple[Episode, float]] | None:
     def play(batch: Any, generator: Generator) -> list[Episode]:
@@ -69,7 +69,7 @@ def texts(episode: Episode) -> str:
 
 def test_all_episodes_have_the_product_of_their_probabilities(players: Players) -> None:
     episodes = players.play(Observed, [0])
-    found = enumerated(players, episodes, State(0, "low", 0, 0))
+    found = enumerate_from_state(players, episodes, State(0, "low", 0, 0))
     assert found is not None
     expected = {"aa": 1 / 16, "ab": 3 / 16}
     for first in ("ba", "bb"):
@@ -81,7 +81,7 @@ def test_all_episodes_have_the_product_of_their_probabilities(players: Players) 
 def test_earlier_steps_are_those_of_the_episode(players: Players) -> None:
     episodes = players.play(Observed, range(8))
     row = next(row for row, episode in enumerate(episodes) if len(episode.turns) == 4)
-    found = enumerated(players, episodes, State(row, "high", 1, 0))
+    found = enumerate_from_state(players, episodes, State(row, "high", 1, 0))
     assert found is not None
     before = texts(episodes[row])[: -sum(len(turn.completion.text) for turn in episodes[row].turns[2:]) or None]
     assert {texts(episode) for episode, _ in found} == {before + end for end in ("aa", "ab", "ba", "bb")}
@@ -90,6 +90,6 @@ def test_earlier_steps_are_those_of_the_episode(players: Players) -> None:
 
 def test_limits(players: Players) -> None:
     episodes = players.play(Observed, [0])
-    assert enumerated(players, episodes, State(0, "low", 0, 0), limit=9) is None
-    assert enumerated(players, episodes, State(0, "low", 0, 0), limit=10) is not None
-    assert enumerated(players, episodes, State(0, "low", 0, 0), enumerate_turn=lambda *_: None) is None
+    assert enumerate_from_state(players, episodes, State(0, "low", 0, 0), limit=9) is None
+    assert enumerate_from_state(players, episodes, State(0, "low", 0, 0), limit=10) is not None
+    assert enumerate_from_state(players, episodes, State(0, "low", 0, 0), enumerate_turn=lambda *_: None) is None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ippo_cli.rollout.continuations import Continuations, State
+from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.turn_groups import BranchedEpisodes, branch_episodes
 from ippo_cli.types import Completion, Episode, Turn
 
@@ -45,7 +45,7 @@ def branch(first: Sequence[Episode], returns: dict[str, float], *, best: bool, a
     The return of a candidate is that of its episode's texts.
     """
 
-    def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> Continuations:
+    def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> BranchEpisodes:
         counts.append(count)
         played = []
         for state in states:
@@ -53,7 +53,7 @@ def branch(first: Sequence[Episode], returns: dict[str, float], *, best: bool, a
             place = 2 * state.turn + "ab".index(state.agent)
             later = ["0"] * (len(texts) - place - 1)
             played += [episode(*texts[:place], str(int(texts[place]) + 1 + number), *later) for number in range(count)]
-        return Continuations(count=count, episodes=played, has_diverged=[False] * len(played), num_tokens=len(played))
+        return BranchEpisodes(episodes=played, has_diverged=[False] * len(played), num_tokens=len(played))
 
     counts: list[int] = []
 
@@ -67,7 +67,7 @@ def branch(first: Sequence[Episode], returns: dict[str, float], *, best: bool, a
     return found
 
 
-def described(found: BranchedEpisodes) -> list[tuple[str, list[str], list[float]]]:
+def describe_groups(found: BranchedEpisodes) -> list[tuple[str, list[str], list[float]]]:
     return [
         (f"{group.state.agent}{group.state.turn}", [own.text for own in group.turns], group.returns)
         for group in found.groups
@@ -76,7 +76,7 @@ def described(found: BranchedEpisodes) -> list[tuple[str, list[str], list[float]
 
 def test_episode_remains_at_random() -> None:
     found = branch([episode("1", "5", "3")], {"153": 1.0, "200": 9.0, "160": 2.0, "154": 4.0}, best=False)
-    assert described(found) == [
+    assert describe_groups(found) == [
         ("a0", ["1", "2"], [1.0, 9.0]),
         ("b0", ["5", "6"], [1.0, 2.0]),
         ("a1", ["3", "4"], [1.0, 4.0]),
@@ -87,7 +87,7 @@ def test_episode_remains_at_random() -> None:
 
 def test_best_branch_takes_the_place_of_the_episode() -> None:
     found = branch([episode("1", "5", "3")], {"153": 1.0, "200": 9.0, "210": 7.0, "220": 8.0, "221": 8.0}, best=True)
-    assert described(found) == [
+    assert describe_groups(found) == [
         ("a0", ["1", "2"], [1.0, 9.0]),
         ("b0", ["1", "2"], [7.0, 8.0]),  # new candidates: the turn of the best episode is no sample
         ("a1", ["1", "2"], [8.0, 0.0]),

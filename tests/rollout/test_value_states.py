@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ippo_cli.config.schema import MonteCarloConfig, ValueStates
-from ippo_cli.rollout.continuations import State
+from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.types import Completion, Episode, Turn
 

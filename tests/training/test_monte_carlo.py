@@ -11,9 +11,10 @@ import pytest
 import torch
 from small import a_trainer, experience_of, rows, train
 
-from ippo_cli.evaluation.critic_references import CriticSession, enumerate_references
+from ippo_cli.evaluation.critic_references import enumerate_references
+from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.formulas import reward_to_go
-from ippo_cli.rollout.continuations import State
+from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.generator import SamplingStream
 from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.training.continued_returns import state_columns
@@ -50,7 +51,7 @@ def state_numbers(found: StateValues, experience: Experience, agent: str, states
 def exact_values(trainer: Trainer, experience: Experience, agent: str, states: list[State]) -> torch.Tensor:
     """The expected return from each state, over all responses of all agents."""
     collector = trainer.collector
-    session = CriticSession(
+    session = ReportSession(
         config=trainer.config,
         team=trainer.state.team,
         algorithm=trainer.state.algorithm,
@@ -60,6 +61,8 @@ def exact_values(trainer: Trainer, experience: Experience, agent: str, states: l
         reward=collector.reward,
         draws=SamplingStream(seed=0, purpose="unused"),
         device=collector.device,
+        batch=experience.batch,
+        prompts=[],
         episodes=experience.episodes,
     )
     return enumerate_references(
@@ -68,7 +71,7 @@ def exact_values(trainer: Trainer, experience: Experience, agent: str, states: l
 
 
 @contextmanager
-def trained(root: Path, *overrides: str) -> Iterator[tuple[Trainer, Experience]]:
+def open_updated_trainer(root: Path, *overrides: str) -> Iterator[tuple[Trainer, Experience]]:
     """A trainer after one update, and the experience of the next iteration."""
     with a_trainer(root, *KEYS, *overrides) as trainer:
         trainer.step()
@@ -88,7 +91,7 @@ def trained(root: Path, *overrides: str) -> Iterator[tuple[Trainer, Experience]]
 )
 def test_values_are_expected_returns(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """Distances to enumerated expectations are as large as the standard errors say, in the units of the returns."""
-    with trained(tmp_path, *overrides) as (trainer, experience):
+    with open_updated_trainer(tmp_path, *overrides) as (trainer, experience):
         for agent, found in experience.state_values.items():
             states = chosen_states(trainer, experience, agent)
             exact = exact_values(trainer, experience, agent, states)
@@ -107,7 +110,7 @@ def test_values_are_expected_returns(tmp_path: Path, overrides: tuple[str, ...])
 
 @pytest.mark.slow
 def test_equal_states_share_continuations(tmp_path: Path) -> None:
-    with trained(tmp_path) as (trainer, experience):
+    with open_updated_trainer(tmp_path) as (trainer, experience):
         for agent, found in experience.state_values.items():
             first = found.values[found.starts.cumsum(1).eq(1) & found.starts].view(-1, 4)
             assert (first == first[:, :1]).all(), "responses to one prompt have one value of it"
@@ -129,7 +132,7 @@ def test_equal_states_share_continuations(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_rows_that_are_not_trained_on_have_no_states(tmp_path: Path) -> None:
     keys = ("algorithm.truncation=mask", "algorithm.monte_carlo.continuations=2")
-    with trained(tmp_path, *keys) as (_, experience):
+    with open_updated_trainer(tmp_path, *keys) as (_, experience):
         for agent, found in experience.state_values.items():
             trained_rows = experience.rollouts[agent].finished & experience.scores[agent].valid
             assert 0 < trained_rows.sum() < len(trained_rows)

@@ -14,7 +14,7 @@ from ippo_cli.config.critic_reports import agents_with_values
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, ConversationConfig, CreditAssignment
 from ippo_cli.evaluation.credit_references import turn_returns
-from ippo_cli.evaluation.critic_references import CriticSession
+from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.formulas import score_to_go
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import compute_raw_scores, process_scores
@@ -59,7 +59,7 @@ def credit_variants(config: Config, settings: CreditReportSettings) -> dict[str,
 
 
 def compute_credits(
-    session: CriticSession, replays: EpisodeReplays, settings: CreditReportSettings
+    session: ReportSession, replays: EpisodeReplays, settings: CreditReportSettings
 ) -> Iterator[tuple[str, Mapping[str, Tensor]]]:
     """For each kind its name and by agent what algorithms learn a turn from, `[B, K]` float64; NaN where unknown.
 
@@ -86,7 +86,7 @@ def compute_credits(
         yield CRITIC, _critic_advantages(session, replays)
 
 
-def _critic_advantages(session: CriticSession, replays: EpisodeReplays) -> Mapping[str, Tensor]:
+def _critic_advantages(session: ReportSession, replays: EpisodeReplays) -> Mapping[str, Tensor]:
     """The advantages of the run's algorithm before whitening, mean over the tokens of each turn."""
     config, episodes, team = session.config, session.episodes, session.team
     names = list(config.task.agents)

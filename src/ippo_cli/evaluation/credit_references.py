@@ -10,12 +10,12 @@ from torch import Tensor
 
 from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import PROTOCOLS, ConversationConfig
-from ippo_cli.evaluation.critic_references import CriticSession, References, summarize_returns
-from ippo_cli.evaluation.critic_states import state_key
+from ippo_cli.evaluation.critic_references import References, summarize_returns
+from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.formulas import score_to_go
 from ippo_cli.rewards.score import compute_raw_scores
 from ippo_cli.rollout.branches import PlayEpisodes, State
-from ippo_cli.rollout.continuations import collect_continuations
+from ippo_cli.rollout.continuations import state_key
 from ippo_cli.rollout.enumerate import WeightedResponses, enumerate_responses
 from ippo_cli.rollout.enumerated_episodes import enumerate_episodes
 from ippo_cli.rollout.generator import context_limit, make_sampling
@@ -24,7 +24,7 @@ from ippo_cli.types import Episode
 Report = Callable[[int, int], None]  # numbers of finished and of all turns
 
 
-def turn_returns(session: CriticSession, episodes: Sequence[Episode], agent: str) -> Tensor:
+def turn_returns(session: ReportSession, episodes: Sequence[Episode], agent: str) -> Tensor:
     """The discounted sum of the agent's scores from each turn on, `[B, K]` float64; NaN in rows without a score."""
     config = session.config
     raw = compute_raw_scores(session.reward, episodes, reward_weights(config), [agent], config.reward)
@@ -33,7 +33,7 @@ def turn_returns(session: CriticSession, episodes: Sequence[Episode], agent: str
     return returns.masked_fill(raw.failed[agent][:, None], math.nan)
 
 
-def sample_credit(session: CriticSession, agent: str, turns: Sequence[State], count: int) -> References:
+def sample_credit(session: ReportSession, agent: str, turns: Sequence[State], count: int) -> References:
     """The mean return of `count` continuations after each turn minus that of `count` from before it."""
     sizes = [len(turn.turn_of(session.episodes).completion.ids) for turn in turns]
     after = [
@@ -51,11 +51,9 @@ def sample_credit(session: CriticSession, agent: str, turns: Sequence[State], co
     )
 
 
-def _sample_returns(session: CriticSession, agent: str, states: Sequence[State], count: int) -> tuple[Tensor, int]:
+def _sample_returns(session: ReportSession, agent: str, states: Sequence[State], count: int) -> tuple[Tensor, int]:
     """Returns from the turn of each state in its continuations, `[n, count]`, and the number of sampled tokens."""
-    played = collect_continuations(
-        session.environments, session.formats, session.episodes, states, count, session.generator, session.draws
-    )
+    played = session.sample_continuations(states, count)
     returns = turn_returns(session, played.episodes, agent)
     turn = torch.tensor([state.turn for state in states for _ in range(count)])
     own = returns.gather(1, turn[:, None].clamp(max=returns.shape[1] - 1))[:, 0]
@@ -64,7 +62,7 @@ def _sample_returns(session: CriticSession, agent: str, states: Sequence[State],
 
 
 def enumerate_credit(
-    session: CriticSession, play: PlayEpisodes, agent: str, turns: Sequence[State], max_episodes: int, report: Report
+    session: ReportSession, play: PlayEpisodes, agent: str, turns: Sequence[State], max_episodes: int, report: Report
 ) -> References:
     """The credit from all episodes that continue from before a turn; NaN where these are more than `max_episodes`.
 
@@ -99,7 +97,7 @@ def enumerate_credit(
 
 
 def _enumerate_turn(
-    session: CriticSession, agent: str, prompt: Sequence[int], max_count: int
+    session: ReportSession, agent: str, prompt: Sequence[int], max_count: int
 ) -> WeightedResponses | None:
     policy, rollout = session.team.generation_policies[agent], session.config.rollout
     with policy.generation_mode(rollout.zero3_gather.value) as generating:
@@ -115,7 +113,7 @@ def _enumerate_turn(
 
 
 def _returns_by_turn(
-    session: CriticSession, found: Sequence[tuple[Episode, float]], state: State
+    session: ReportSession, found: Sequence[tuple[Episode, float]], state: State
 ) -> dict[tuple[int, ...], tuple[float, float]]:
     """By the tokens of the turn: its probability, and the sum of the returns weighted by their probabilities."""
     returns = turn_returns(session, [episode for episode, _ in found], state.agent)[:, state.turn].tolist()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,29 +18,25 @@ from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_
 from ippo_cli.config.schema import Config
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
-from ippo_cli.engine import distributed
 from ippo_cli.evaluation.credit_kinds import compute_credits
 from ippo_cli.evaluation.credit_references import enumerate_credit, sample_credit
-from ippo_cli.evaluation.critic_references import CriticSession, References
-from ippo_cli.evaluation.critic_report import build_report_generator
+from ippo_cli.evaluation.critic_references import References
 from ippo_cli.evaluation.critic_team import load_critic_team
 from ippo_cli.evaluation.evaluate_run import (
+    EvaluatedWeights,
     EvaluationTask,
     adapters_by_agent,
     find_weights,
-    open_evaluation_task,
     result_file_name,
 )
+from ippo_cli.evaluation.report_session import ReportSession, build_report_generator, open_report_session
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, critic_quality
 from ippo_cli.reporting.console import Console
-from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.continuations import State
-from ippo_cli.rollout.generator import Generator, SamplingStream
+from ippo_cli.rollout.branches import State
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.credit import EpisodeReplays
-from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch, Episode
 
 TABLE = {  # column of the printed table: its number, and the one that is corrected for the noise of references
@@ -71,70 +68,38 @@ def report_credit(
     policies = policy_by_agent(config)
     weights = find_weights(folder, checkpoint, policies, adapters_by_agent(config))
     initial_weights = find_weights(folder, INITIAL, policies, adapters_by_agent(config))
-    device = prepare_process(config)
-    try:
-        if distributed.world_size() > 1:
-            raise ConfigError(KEY, f"runs in one process, and {distributed.world_size()} were started", "start one")
-        with (
-            open_evaluation_task(config, device) as exam,
-            Console(config.tracker.console, list(config.task.agents)) as console,
-        ):
-            team, algorithm = load_critic_team(config, folder, weights, device)
-            initial, _ = load_critic_team(config, folder, initial_weights, device)
-            formats = exam.build_formats(team.generation_policies)
-            exam = exam.drop_too_long_rows([(team.generation_policies, formats)])
-            batch, prompts = _select_prompts(exam, settings)
-            generator = build_report_generator(config, team.generation_policies, console)
-            initial_generator = build_report_generator(config, initial.generation_policies, console)
-            try:
-                draws = SamplingStream(seed=config.evaluation.seed, purpose="evaluation/credit")
-
-                def play(part: Batch, player: Generator) -> list[Episode]:
-                    return collect(exam.environments, formats, part, player, draws)
-
-                session = CriticSession(
-                    config=config,
-                    team=team,
-                    algorithm=algorithm,
-                    environments=exam.environments,
-                    formats=formats,
-                    generator=generator,
-                    reward=exam.reward,
-                    draws=draws,
-                    device=device,
-                    episodes=play(batch, generator),
-                )
-                replays = EpisodeReplays(
-                    play=play,
-                    batch=batch,
-                    episodes=session.episodes,
-                    purpose=draws.purpose,
-                    generator=generator,
-                    initial_generator=initial_generator,
-                )
-                turns = {name: _turns(session.episodes, name) for name in team}
-                references = {
-                    name: _find_references(session, replays, name, own, settings, console)
-                    for name, own in turns.items()
-                }
-                rows = [
-                    _compare(session, kind, name, values, turns[name], references[name], prompts)
-                    for kind, by_agent in compute_credits(session, replays, settings)
-                    for name, values in by_agent.items()
-                ]
-            finally:
-                generator.close()
-                initial_generator.close()
-        target = _write(folder, weights.name, weights.metadata, config, settings, overrides, rows, references, prompts)
+    session_of_run = open_report_session(
+        config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/credit"
+    )
+    with session_of_run as (session, console), ExitStack() as resources:
+        initial, _ = load_critic_team(config, folder, initial_weights, session.device)
+        initial_generator = build_report_generator(config, initial.generation_policies, console)
+        resources.callback(initial_generator.close)
+        replays = EpisodeReplays(
+            play=session.play,
+            batch=session.batch,
+            episodes=session.episodes,
+            purpose=session.draws.purpose,
+            generator=session.generator,
+            initial_generator=initial_generator,
+        )
+        turns = {name: _turns(session.episodes, name) for name in session.team}
+        references = {
+            name: _find_references(session, replays, name, own, settings, console) for name, own in turns.items()
+        }
+        rows = [
+            _compare(session, kind, name, values, turns[name], references[name])
+            for kind, by_agent in compute_credits(session, replays, settings)
+            for name, values in by_agent.items()
+        ]
+        target = _write(folder, weights, config, settings, overrides, rows, references, session.prompts)
         for line in table_lines(rows):
             console.print_line(line)
         console.print_line(f"written to {target}")
-    finally:
-        distributed.shutdown()
     return target
 
 
-def _select_prompts(exam: EvaluationTask, settings: CreditReportSettings) -> tuple[Batch, list[int]]:
+def _select_prompts(settings: CreditReportSettings, exam: EvaluationTask) -> tuple[Batch, list[int]]:
     """The episodes to sample, and the held-out row of each; those of a row have consecutive indices."""
     rows = exam.row_indices
     count = min(settings.prompts, len(rows))
@@ -154,7 +119,7 @@ def _turns(episodes: Sequence[Episode], agent: str) -> list[State]:
 
 
 def _find_references(
-    session: CriticSession,
+    session: ReportSession,
     replays: EpisodeReplays,
     agent: str,
     turns: Sequence[State],
@@ -186,13 +151,12 @@ def _find_references(
 
 
 def _compare(
-    session: CriticSession,
+    session: ReportSession,
     kind: str,
     agent: str,
     credit: Tensor,
     turns: Sequence[State],
     references: References,
-    prompts: Sequence[int],
 ) -> CreditRow:
     values = torch.stack([credit[state.episode, state.turn] for state in turns])
     known = torch.isfinite(references.means) & torch.isfinite(values)
@@ -204,7 +168,7 @@ def _compare(
         references=references.means[known],
         noise=references.noise[known],
         halves=references.halves[known],
-        prompts=torch.tensor([prompts[state.episode] for state in known_turns]),
+        prompts=torch.tensor([session.prompts[state.episode] for state in known_turns]),
         places=[state.turn for state in known_turns],
     )
     found = critic_quality(compared, session.config.evaluation.seed)
@@ -231,8 +195,7 @@ def table_lines(rows: Sequence[CreditRow]) -> list[str]:
 
 def _write(
     folder: Path,
-    name: str,
-    metadata: dict[str, Any],
+    weights: EvaluatedWeights,
     config: Config,
     settings: CreditReportSettings,
     overrides: Sequence[str],
@@ -241,7 +204,7 @@ def _write(
     prompts: Sequence[int],
 ) -> Path:
     record = {
-        **metadata,
+        **weights.metadata,
         "overrides": list(overrides),
         "credit": {
             **{key: getattr(value, "value", value) for key, value in vars(settings).items()},
@@ -265,7 +228,7 @@ def _write(
         },
     }
     identity = [*overrides, *(f"{key}={value}" for key, value in sorted(vars(settings).items()))]
-    target = folder / "evaluations" / f"credit-{result_file_name(name, config.evaluation.seed, identity)}"
+    target = folder / "evaluations" / f"credit-{result_file_name(weights.name, config.evaluation.seed, identity)}"
     lines = []
     for row in rows:
         numbers = (row.compared.values, row.compared.references, row.compared.noise.clamp(min=0).sqrt())

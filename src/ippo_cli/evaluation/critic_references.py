@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from ippo_cli.agents.team import Team
-from ippo_cli.config.schema import Config
-from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.evaluation.report_session import ReportSession
 from ippo_cli.rewards.counterfactual import replace_answer
-from ippo_cli.rollout.continuations import State, collect_continuations
+from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.enumerate import WeightedResponses, enumerate_responses
-from ippo_cli.rollout.generator import Generator, SamplingStream, context_limit, make_sampling
-from ippo_cli.tasks.conversation import PromptFormat
-from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.training.continued_returns import compute_returns, episode_returns, state_columns
-from ippo_cli.training.targets import Algorithm
+from ippo_cli.rollout.generator import context_limit, make_sampling
+from ippo_cli.training.continued_returns import compute_returns, episode_returns, estimate_means, state_columns
 from ippo_cli.types import Episode
 
 EPISODES_AT_ONCE = 8192
@@ -39,29 +34,11 @@ class References:
     num_tokens: int  # generated
 
 
-@dataclass(frozen=True, kw_only=True)
-class CriticSession:
-    """The models, environments and reward of a report, and its sampled episodes."""
-
-    config: Config
-    team: Team
-    algorithm: Algorithm
-    environments: EnvironmentPool
-    formats: Mapping[str, PromptFormat]
-    generator: Generator
-    reward: RewardFunction
-    draws: SamplingStream
-    device: torch.device
-    episodes: Sequence[Episode]
-
-
 def sample_references(
-    session: CriticSession, agent: str, states: Sequence[State], count: int, *, is_by_turn: bool
+    session: ReportSession, agent: str, states: Sequence[State], count: int, *, is_by_turn: bool
 ) -> References:
     """Means over `count` continuations of each state; states with fewer than two usable ones have none."""
-    continuations = collect_continuations(
-        session.environments, session.formats, session.episodes, states, count, session.generator, session.draws
-    )
+    continuations = session.sample_continuations(states, count)
     returns = compute_returns(
         session.config,
         session.algorithm,
@@ -69,6 +46,7 @@ def sample_references(
         session.reward,
         continuations,
         states,
+        count,
         is_by_turn=is_by_turn,
         device=session.device,
     )
@@ -77,18 +55,14 @@ def sample_references(
 
 def summarize_returns(returns: Tensor, num_tokens: int) -> References:
     """References from returns `[n, k]` of continuations; NaN: not usable."""
-    usable = torch.isfinite(returns)
-    counts = usable.sum(dim=1)
-    means = returns.nanmean(dim=1).where(counts > 1, math.nan)
-    squares = ((returns - means[:, None]) ** 2).nansum(dim=1)
-    noise = squares / (counts - 1).clamp(min=1) / counts.clamp(min=1)
+    means, noise = estimate_means(returns)
     halves = torch.stack([returns[:, ::2].nanmean(dim=1), returns[:, 1::2].nanmean(dim=1)], dim=1)
-    means = means.where(torch.isfinite(halves).all(dim=1), math.nan)
+    means = means.where(torch.isfinite(halves).all(dim=1), math.nan)  # so at least two returns
     return References(means=means, noise=noise, halves=halves, num_tokens=num_tokens)
 
 
 def enumerate_references(
-    session: CriticSession, agent: str, states: Sequence[State], max_episodes: int, *, is_by_turn: bool, report: Report
+    session: ReportSession, agent: str, states: Sequence[State], max_episodes: int, *, is_by_turn: bool, report: Report
 ) -> References:
     """Expectations over the responses of all agents in the step; NaN where they make more than `max_episodes`.
 
@@ -115,7 +89,7 @@ def enumerate_references(
 
 
 def _enumerate_episodes(
-    session: CriticSession,
+    session: ReportSession,
     agent: str,
     state: State,
     max_episodes: int,
@@ -154,7 +128,7 @@ def _enumerate_episodes(
 
 
 def _score_enumerated(
-    session: CriticSession,
+    session: ReportSession,
     agent: str,
     states: Sequence[State],
     waiting: Sequence[tuple[int, list[Episode], Tensor]],

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +17,27 @@ from ippo_cli.config.errors import ConfigError, PreflightError, convert_storage_
 from ippo_cli.config.schema import Config, Truncation
 from ippo_cli.config.secrets import mask_secrets
 from ippo_cli.config.teams import policy_by_agent
-from ippo_cli.engine import distributed
 from ippo_cli.evaluation.critic_picture import NO_PICTURE, can_draw, draw_critics
 from ippo_cli.evaluation.critic_references import (
-    CriticSession,
     References,
     enumerate_references,
     sample_references,
 )
 from ippo_cli.evaluation.critic_states import choose_states, count_prompts
-from ippo_cli.evaluation.critic_team import load_critic_team
 from ippo_cli.evaluation.evaluate_run import (
     EvaluationTask,
     adapters_by_agent,
     find_weights,
-    open_evaluation_task,
     result_file_name,
 )
+from ippo_cli.evaluation.report_session import ReportSession, open_report_session
 from ippo_cli.formulas.critic_quality import Estimate, ValuedStates, calibration_bins, critic_quality
 from ippo_cli.reporting.console import Console
-from ippo_cli.rollout.collect import collect
-from ippo_cli.rollout.combined_generator import build_with_served_agents
-from ippo_cli.rollout.continuations import State
-from ippo_cli.rollout.generator import Generator, SamplingStream, build_generator, sampling_settings
-from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
-from ippo_cli.tasks.task import can_reuse_prefix
 from ippo_cli.training.continued_returns import state_columns
-from ippo_cli.training.process import prepare_process
 from ippo_cli.types import Batch
 
 POSITION_BINS = 4
@@ -81,37 +73,11 @@ def report_critic(
     Returns the file with the numbers. Raises `ConfigError` with several processes.
     """
     weights = find_weights(folder, checkpoint, policy_by_agent(config), adapters_by_agent(config))
-    device = prepare_process(config)
-    try:
-        if distributed.world_size() > 1:
-            raise ConfigError(KEY, f"runs in one process, and {distributed.world_size()} were started", "start one")
-        with (
-            open_evaluation_task(config, device) as exam,
-            Console(config.tracker.console, list(config.task.agents)) as console,
-        ):
-            team, algorithm = load_critic_team(config, folder, weights, device)
-            policies = team.generation_policies
-            formats = exam.build_formats(policies)
-            exam = exam.drop_too_long_rows([(policies, formats)])
-            batch, prompts = _select_prompts(exam, settings)
-            generator = build_report_generator(config, policies, console)
-            try:
-                draws = SamplingStream(seed=config.evaluation.seed, purpose="evaluation/critic")
-                session = CriticSession(
-                    config=config,
-                    team=team,
-                    algorithm=algorithm,
-                    environments=exam.environments,
-                    formats=formats,
-                    generator=generator,
-                    reward=exam.reward,
-                    draws=draws,
-                    device=device,
-                    episodes=collect(exam.environments, formats, batch, generator, draws),
-                )
-                reports = list(_report_agents(session, prompts, settings, console))
-            finally:
-                generator.close()
+    session_of_run = open_report_session(
+        config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/critic"
+    )
+    with session_of_run as (session, console):
+        reports = list(_report_agents(session, settings, console))
         record = {
             **weights.metadata,
             "models": weights.models,
@@ -120,7 +86,7 @@ def report_critic(
                 "reference": settings.reference.value,
                 "continuations": settings.continuations,
                 "compared_with": describe_returns(config),
-                "prompts": len(set(prompts)),
+                "prompts": len(set(session.prompts)),
                 "responses": settings.responses,
                 "seed": config.evaluation.seed,
             },
@@ -128,12 +94,10 @@ def report_critic(
         }
         identity = [*overrides, *(f"{key}={value}" for key, value in sorted(vars(settings).items()))]
         target = folder / "evaluations" / f"critic-{result_file_name(weights.name, config.evaluation.seed, identity)}"
-        _write(target, record, reports, prompts)
+        _write(target, record, reports, session.prompts)
         for line in table_lines(reports):
             console.print_line(line)
         console.print_line(_draw(target, reports, settings))
-    finally:
-        distributed.shutdown()
     return target
 
 
@@ -177,7 +141,7 @@ def table_lines(reports: Sequence[AgentReport]) -> list[str]:
     return lines
 
 
-def _select_prompts(exam: EvaluationTask, settings: CriticReportSettings) -> tuple[Batch, list[int]]:
+def _select_prompts(settings: CriticReportSettings, exam: EvaluationTask) -> tuple[Batch, list[int]]:
     """The episodes to sample, and the prompt of each: the held-out row."""
     rows = exam.row_indices
     count = count_prompts(settings.states, len(rows))
@@ -187,22 +151,8 @@ def _select_prompts(exam: EvaluationTask, settings: CriticReportSettings) -> tup
     return Batch(examples=[exam.held_out[row] for row in prompts], index=torch.tensor(index)), prompts
 
 
-def build_report_generator(config: Config, policies: Mapping[str, GenerationPolicy], console: Console) -> Generator:
-    sampling = sampling_settings(config.task)
-
-    def report_progress(agent: str, done: int, rows: int) -> None:
-        console.show_progress(f"generating responses of {agent}", done, rows)
-
-    def build_local(own: Mapping[str, GenerationPolicy]) -> Generator:
-        return build_generator(own, config.rollout, sampling, report_progress, continues=can_reuse_prefix(config))
-
-    return build_with_served_agents(policies, config.rollout, sampling, build_local, report_progress)
-
-
-def _report_agents(
-    session: CriticSession, prompts: Sequence[int], settings: CriticReportSettings, console: Console
-) -> Iterator[AgentReport]:
-    config, team, episodes = session.config, session.team, session.episodes
+def _report_agents(session: ReportSession, settings: CriticReportSettings, console: Console) -> Iterator[AgentReport]:
+    config, team, episodes, prompts = session.config, session.team, session.episodes, session.prompts
     names = [name for name in agents_with_values(config) if team[name].has_values]
     rollouts = {
         name: build_rollout(
@@ -241,7 +191,7 @@ def _cost_line(name: str, states: Sequence[State], settings: CriticReportSetting
 
 
 def _find_references(
-    session: CriticSession,
+    session: ReportSession,
     agent: str,
     states: Sequence[State],
     settings: CriticReportSettings,
@@ -269,7 +219,7 @@ def _find_references(
 
 
 def _build_report(
-    session: CriticSession,
+    session: ReportSession,
     agent: str,
     states: Sequence[State],
     values: torch.Tensor,

@@ -6,7 +6,8 @@ import math
 import random
 from collections.abc import Hashable, Sequence
 
-from ippo_cli.rollout.continuations import State, state_key
+from ippo_cli.rollout.branches import State
+from ippo_cli.rollout.continuations import state_key
 from ippo_cli.types import Episode
 
 STATES_PER_PROMPT = 8

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.branches import WrappedGenerator
-from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream
+from ippo_cli.rollout.generator import Generator, OnFinished, Request, SamplingStream, WrappedGenerator
 from ippo_cli.types import Completion, Episode, Turn
 
 

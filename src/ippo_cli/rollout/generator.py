@@ -123,6 +123,31 @@ class Generator(Protocol):
         ...
 
 
+class WrappedGenerator:
+    """Forwards everything but `generate` to a generator that belongs to another object."""
+
+    def __init__(self, generator: Generator) -> None:
+        self._generator = generator
+
+    def context_limit(self, agent: str) -> int:
+        return self._generator.context_limit(agent)
+
+    def start_collection(self) -> None:
+        self._generator.start_collection()
+
+    def finish_collection(self) -> None:
+        self._generator.finish_collection()
+
+    def close(self) -> None:
+        """Its generator belongs to others."""
+
+    def take_seconds(self) -> dict[str, float]:
+        return {}
+
+    def batch_groups(self, agents: Iterable[str]) -> list[tuple[str, ...]]:
+        return self._generator.batch_groups(agents)
+
+
 @runtime_checkable
 class StreamingGenerator(Generator, Protocol):
     """A generator that accepts requests while it decodes others. Unless noted, methods are not collective."""

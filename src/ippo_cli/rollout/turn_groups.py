@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from ippo_cli.engine import distributed
-from ippo_cli.rollout.continuations import Continuations, State
+from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.types import Episode, Turn
 
-PlayBranches = Callable[[Sequence[Episode], Sequence[State], int], Continuations]
+PlayBranches = Callable[[Sequence[Episode], Sequence[State], int], BranchEpisodes]
 """Plays that number of episodes from each state of the episodes. Collective."""
 ValueStates = Callable[[str, Sequence[Episode], Sequence[State]], list[float]]
 """An agent's returns from its states, each in the episode of that position; NaN without a usable score. Collective."""
@@ -101,8 +101,8 @@ def _turns_of(episode: Episode, agents: Collection[str]) -> list[tuple[str, int]
     return turns
 
 
-def _by_state(states: Sequence[State], played: Continuations, size: int) -> dict[State, list[Episode]]:
-    """The branches of each state, without those that did not reach it."""
+def _by_state(states: Sequence[State], played: BranchEpisodes, size: int) -> dict[State, list[Episode]]:
+    """The branches of each state that reach it."""
     reached: dict[State, list[Episode]] = {state: [] for state in states}
     owners = (state for state in states for _ in range(size))
     for state, episode, has_diverged in zip(owners, played.episodes, played.has_diverged, strict=True):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from ippo_cli.config.schema import MonteCarloConfig, ValueStates
-from ippo_cli.rollout.continuations import State
+from ippo_cli.rollout.branches import State
 from ippo_cli.types import Episode
 
 

@@ -14,7 +14,7 @@ from ippo_cli.config.schema import Config, Credit
 from ippo_cli.rewards.contract import RewardFunction
 from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import compute_raw_scores, process_scores
-from ippo_cli.rollout.continuations import Continuations, State
+from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Batch, Episode, Experience, Rollout
@@ -25,13 +25,14 @@ def compute_returns(
     algorithm: Algorithm,
     agent: Agent,
     reward: RewardFunction,
-    continuations: Continuations,
+    continuations: BranchEpisodes,
     states: Sequence[State],
+    count: int,
     *,
     is_by_turn: bool,
     device: torch.device,
 ) -> Tensor:
-    """The return from each state in each of its continuations, `[n, count]` float64; NaN without a usable score.
+    """The returns from each state in its `count` continuations, `[n, count]` float64; NaN without a usable score.
 
     It is what the targets of training sum: the processed score, penalties of truncation, the KL term of the reward, the
     bootstrap value of truncated episodes, discounted by `gamma` per action. Collective.
@@ -39,11 +40,22 @@ def compute_returns(
     returns, valid, rollout = episode_returns(
         config, algorithm, agent, reward, continuations.episodes, is_by_turn=is_by_turn, device=device
     )
-    rows = [state for state in states for _ in range(continuations.count)]
+    rows = [state for state in states for _ in range(count)]
     columns = state_columns(rollout, rows, range(len(rows)))
     reached = torch.tensor([not diverged for diverged in continuations.has_diverged], dtype=torch.bool, device=device)
     found = returns[torch.arange(len(rows), device=device), columns].double()
-    return found.where(valid & reached, math.nan).view(len(states), continuations.count).cpu()
+    return found.where(valid & reached, math.nan).view(len(states), count).cpu()
+
+
+def estimate_means(returns: Tensor) -> tuple[Tensor, Tensor]:
+    """Means of states' returns `[n, count]`, and sampling variances of the means, `[n]` each; NaN is excluded.
+
+    A state with one return has a variance of 0, one without any a mean of NaN.
+    """
+    counts = torch.isfinite(returns).sum(dim=1)
+    means = returns.nanmean(dim=1)
+    squares = (returns - means[:, None]).square().nansum(dim=1)
+    return means, squares / (counts - 1).clamp(min=1) / counts.clamp(min=1)
 
 
 def episode_returns(

@@ -115,9 +115,9 @@ def _alternatives_baseline(config: Config, reward: RewardFunction, replays: Epis
 def select_turns(config: Config, episodes: Sequence[Episode], agent: str, purpose: str) -> list[State]:
     """The states before the turns of an agent that are measured: all, or at most `credit_turns` of each episode.
 
-    With a limit, `credit_turns` of the numbers of turns that an episode may have are selected at random, and those that
-    the episode has are measured: the length of an episode depends on actions, so a selection among its own turns would
-    favour turns of short episodes. Without a limit on turns, the longest episode is the limit. Collective.
+    With a limit, `credit_turns` of the numbers of turns that an episode may have are selected at random, and the
+    episode's turns among them are measured: the length of an episode depends on actions, so a selection among its own
+    turns would favour turns of short episodes. Without a limit on turns, the longest episode is the limit. Collective.
     """
     num_turns = [0 if episode.failure is not None else len(episode.trainable_turns(agent)) for episode in episodes]
     limit, count = max_turns_by_agent(config.task)[agent], config.reward.credit_turns

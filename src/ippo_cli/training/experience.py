@@ -23,8 +23,9 @@ from ippo_cli.rewards.moments import ScoreMoments
 from ippo_cli.rewards.score import RawScores, call_reward, combine_raw_scores, process_scores, score
 from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
 from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
+from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.collect import OnEpisodes, collect
-from ippo_cli.rollout.continuations import Continuations, State, collect_continuations
+from ippo_cli.rollout.continuations import collect_continuations
 from ippo_cli.rollout.episode_file import read_collection
 from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.policy import GenerationPolicy
@@ -378,7 +379,7 @@ class ExperienceCollector:
     ) -> CandidateBuffer:
         """The episodes with candidates for every turn of trained agents. Collective."""
 
-        def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> Continuations:
+        def play(episodes: Sequence[Episode], states: Sequence[State], count: int) -> BranchEpisodes:
             self.preemption.raise_if_any_rank_requested()
             return collect_continuations(
                 self.environments, self.formats, episodes, states, count, self.generator, draws

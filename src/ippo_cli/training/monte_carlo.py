@@ -22,7 +22,7 @@ from ippo_cli.rollout.value_states import ValueStateChooser
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.training.continued_returns import compute_returns, state_columns
+from ippo_cli.training.continued_returns import compute_returns, estimate_means, state_columns
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.types import Episode, Rollout, Scores, StateValues
 
@@ -127,6 +127,7 @@ class StateValueEstimator:
                     self.preemption.make_interruptible(self.reward),
                     continuations,
                     part,
+                    count,
                     is_by_turn=False,
                     device=self.device,
                 )
@@ -153,10 +154,7 @@ def assign_states(keys: Sequence[Key], indices: Sequence[int]) -> list[int]:
 
 def summarize_returns(returns: Tensor) -> list[Estimate]:
     """The estimates of states from the returns of their continuations `[n, count]`; NaN: not usable."""
-    counts = returns.isfinite().sum(dim=1)
-    means = returns.nanmean(dim=1)
-    squares = (returns - means[:, None]).square().nansum(dim=1)
-    variances = squares / (counts - 1).clamp(min=1) / counts.clamp(min=1)
+    means, variances = estimate_means(returns)
     return [Estimate(mean, variance) for mean, variance in zip(means.tolist(), variances.tolist(), strict=True)]
 
 

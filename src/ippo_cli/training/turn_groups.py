@@ -13,7 +13,7 @@ from ippo_cli.agents.team import Team
 from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
 from ippo_cli.rewards.contract import RewardFunction
-from ippo_cli.rollout.continuations import State
+from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.turn_groups import CandidateGroup, PlayBranches, branch_episodes
 from ippo_cli.training.continued_returns import episode_returns, state_columns
 from ippo_cli.training.targets import Algorithm

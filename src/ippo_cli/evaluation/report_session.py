@@ -1,0 +1,125 @@
+"""Sessions of reports on critics and credit: a run's agents, its task, and episodes of held-out rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ippo_cli.agents.team import Team
+from ippo_cli.config.errors import ConfigError
+from ippo_cli.config.schema import Config
+from ippo_cli.engine import distributed
+from ippo_cli.evaluation.critic_team import load_critic_team
+from ippo_cli.evaluation.evaluate_run import EvaluatedWeights, EvaluationTask, open_evaluation_task
+from ippo_cli.reporting.console import Console
+from ippo_cli.rewards.contract import RewardFunction
+from ippo_cli.rollout.branches import BranchEpisodes, State
+from ippo_cli.rollout.collect import collect
+from ippo_cli.rollout.combined_generator import build_with_served_agents
+from ippo_cli.rollout.continuations import collect_continuations
+from ippo_cli.rollout.generator import Generator, SamplingStream, build_generator, sampling_settings
+from ippo_cli.rollout.policy import GenerationPolicy
+from ippo_cli.tasks.conversation import PromptFormat
+from ippo_cli.tasks.environment import EnvironmentPool
+from ippo_cli.tasks.task import can_reuse_prefix
+from ippo_cli.training.process import prepare_process
+from ippo_cli.training.targets import Algorithm
+from ippo_cli.types import Batch, Episode
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSession:
+    """The models, environments and reward of a report, and its sampled episodes."""
+
+    config: Config
+    team: Team
+    algorithm: Algorithm
+    environments: EnvironmentPool
+    formats: Mapping[str, PromptFormat]
+    generator: Generator
+    reward: RewardFunction
+    draws: SamplingStream
+    device: torch.device
+    batch: Batch
+    prompts: Sequence[int]  # the held-out row of each episode
+    episodes: Sequence[Episode]
+
+    def play(self, batch: Batch, generator: Generator) -> list[Episode]:
+        """Play one episode per example, with the random numbers of the session's episodes."""
+        return collect(self.environments, self.formats, batch, generator, self.draws)
+
+    def sample_continuations(self, states: Sequence[State], count: int) -> BranchEpisodes:
+        """`count` episodes from each state of the session's episodes."""
+        return collect_continuations(
+            self.environments, self.formats, self.episodes, states, count, self.generator, self.draws
+        )
+
+
+@contextmanager
+def open_report_session(
+    config: Config,
+    folder: Path,
+    weights: EvaluatedWeights,
+    select: Callable[[EvaluationTask], tuple[Batch, list[int]]],
+    *,
+    setting: str,
+    purpose: str,
+) -> Iterator[tuple[ReportSession, Console]]:
+    """Load the agents of a checkpoint, and play episodes on the rows that `select` returns, each with its held-out row.
+
+    Raises `ConfigError` with several processes.
+    """
+    device = prepare_process(config)
+    try:
+        if distributed.world_size() > 1:
+            raise ConfigError(setting, f"runs in one process, and {distributed.world_size()} were started", "start one")
+        with (
+            open_evaluation_task(config, device) as exam,
+            Console(config.tracker.console, list(config.task.agents)) as console,
+        ):
+            team, algorithm = load_critic_team(config, folder, weights, device)
+            policies = team.generation_policies
+            formats = exam.build_formats(policies)
+            exam = exam.drop_too_long_rows([(policies, formats)])
+            batch, prompts = select(exam)
+            generator = build_report_generator(config, policies, console)
+            try:
+                draws = SamplingStream(seed=config.evaluation.seed, purpose=purpose)
+                yield (
+                    ReportSession(
+                        config=config,
+                        team=team,
+                        algorithm=algorithm,
+                        environments=exam.environments,
+                        formats=formats,
+                        generator=generator,
+                        reward=exam.reward,
+                        draws=draws,
+                        device=device,
+                        batch=batch,
+                        prompts=prompts,
+                        episodes=collect(exam.environments, formats, batch, generator, draws),
+                    ),
+                    console,
+                )
+            finally:
+                generator.close()
+    finally:
+        distributed.shutdown()
+
+
+def build_report_generator(config: Config, policies: Mapping[str, GenerationPolicy], console: Console) -> Generator:
+    """A generator of the agents' responses that reports its progress."""
+    sampling = sampling_settings(config.task)
+
+    def report_progress(agent: str, done: int, rows: int) -> None:
+        console.show_progress(f"generating responses of {agent}", done, rows)
+
+    def build_local(own: Mapping[str, GenerationPolicy]) -> Generator:
+        return build_generator(own, config.rollout, sampling, report_progress, continues=can_reuse_prefix(config))
+
+    return build_with_served_agents(policies, config.rollout, sampling, build_local, report_progress)
