@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks and measures training on a machine with a GPU and no internet, in under eight minutes.
+# Checks and measures training on a machine with a GPU and no internet, in under ten minutes.
 #
 #   scripts/bench/gpu.sh wheels DIR [--vllm]   on a machine with internet: download the packages that a machine with
 #                                        torch, transformers and peft lacks (PYTHON_VERSION: Python of that machine, 3.12;
@@ -20,7 +20,7 @@ download() {
 case "${1:-}" in
 wheels)
   mkdir -p "$2"
-  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$2" "${pure[@]}"
+  "$python" -m pip wheel --quiet --no-deps --wheel-dir "$2" "${pure[@]}" "$root" # a run records its version
   download --no-deps --dest "$2" "${others[@]}"
   if [ "${3:-}" = --vllm ]; then download --dest "$2/vllm" "${VLLM:-vllm>=0.30,<0.34}"; fi
   ;;

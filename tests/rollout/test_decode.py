@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -357,3 +358,22 @@ def test_copies_of_finished_rows_independent_of_layers(layers: int) -> None:
     with HostReads() as found:
         group.keep(np.array([False, True, True, True]))
     assert (found.count, found.copies) == (0, 3)
+
+
+@pytest.mark.parametrize("window", [None, 21])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_masks_aligned_for_gpu_attention(dtype: torch.dtype, window: int | None) -> None:
+    """Torch copies a mask with unaligned strides itself, but not one that only starts at an unaligned address."""
+    group = KVCacheGroup(np.array([3, 5, 9]), 16, 128)
+    states = torch.randn(3, 2, 16, 8, dtype=dtype)
+    group.store(0, states, states)
+    group.update_mask()
+    for used in range(17, 100):
+        group.advance()
+        keys, _, mask = group.write(0, states[:, :, :1], states[:, :, :1], window)
+        assert mask is not None
+        first = used - keys.shape[2]
+        expected = torch.where(torch.arange(first, used) < torch.tensor([[3], [5], [9]]), -math.inf, 0.0)
+        torch.testing.assert_close(mask[:, 0, 0].float(), expected)
+        is_copied = any(stride % 16 for stride in mask.stride()[:-1])
+        assert is_copied or mask.data_ptr() % 16 == 0

@@ -14,6 +14,11 @@ from ippo_cli.rollout.prefix_cache import CacheBlock, Prefix
 COLUMNS_AHEAD = 128
 """Maximum of reserved free columns; when they are used up, the used columns are copied once."""
 
+MASK_ALIGNMENT = 16
+"""Torch's memory-efficient attention on GPUs reads a mask in blocks of 16 bytes. Torch copies masks with strides that
+are not multiples of 16 elements, but does not check where a mask starts: "CUDA error: misaligned address".
+"""
+
 
 class KVCacheGroup:
     """The attention cache of rows aligned at their newest token.
@@ -30,7 +35,7 @@ class KVCacheGroup:
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
         self._first = 0
-        self._mask: Tensor | None = None
+        self._mask: Tensor | None = None  # [rows, 1, 1, columns from `_first` on]
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -60,7 +65,11 @@ class KVCacheGroup:
         mine[:rows, :, end - 1 : end] = keys
         yours[:rows, :, end - 1 : end] = values
         first = self._first if window is None else max(self._first, end - window)
-        mask = None if self._mask is None else self._mask[..., first:end]
+        mask = None
+        if self._mask is not None:
+            mask = self._mask[..., first - self._first : end - self._first]
+            if (first - self._first) % MASK_ALIGNMENT:
+                mask = mask.clone(memory_format=torch.contiguous_format)
         return mine[:rows, :, first:end], yours[:rows, :, first:end], mask
 
     def update_mask(self) -> None:
@@ -70,7 +79,8 @@ class KVCacheGroup:
         if (self.starts != self._first).any():
             some = next(iter(self.keys.values()))
             starts = torch.from_numpy(self.starts).to(some.device)
-            hidden = torch.arange(some.shape[2], device=some.device) < starts[:, None]
+            width = -(-(some.shape[2] - self._first) // MASK_ALIGNMENT) * MASK_ALIGNMENT
+            hidden = self._first + torch.arange(width, device=some.device) < starts[:, None]
             mask = torch.zeros(hidden.shape, dtype=some.dtype, device=some.device).masked_fill_(hidden, -math.inf)
             self._mask = mask[:, None, None]
 
