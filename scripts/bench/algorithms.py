@@ -129,9 +129,11 @@ def _arguments() -> argparse.Namespace:
     return with_common_arguments(parser, folder="learning", page="algorithms.md")
 
 
-def with_common_arguments(parser: argparse.ArgumentParser, *, folder: str, page: str) -> argparse.Namespace:
+def with_common_arguments(
+    parser: argparse.ArgumentParser, *, folder: str, page: str, seeds: Sequence[int] = (0, 1, 2)
+) -> argparse.Namespace:
     """Add the options of every training benchmark (seeds, jobs, folders), and parse the arguments."""
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(seeds))
     parser.add_argument("--jobs", type=int, default=1, help="parallel trainings, one thread each")
     parser.add_argument("--quick", action="store_true", help="three iterations of each run, to try the script")
     parser.add_argument("--output", type=Path, default=ROOT / "outputs" / folder, help="runs and results.json")

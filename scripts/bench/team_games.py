@@ -105,6 +105,12 @@ SCALES = {
         actor_learning_rate=1e-3,
         critic_learning_rate=1e-3,
     ),
+    "solved": Scale(  # most team tasks of one or three turns reach .9 in a minute or two of one core
+        episodes=2,
+        overrides=(*FROM_SCRATCH, *SMALL),
+        actor_learning_rate=3e-3,
+        critic_learning_rate=3e-3,
+    ),
     "large": Scale(
         episodes=8,
         overrides=(*FROM_SCRATCH, *LARGE),

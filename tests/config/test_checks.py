@@ -288,6 +288,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
     ((JSONL,), {"task.train": []}, 1, "task.train= is empty"),
     ((), {"task.agents.low.system": "be brief"}, 1, "task.agents.low.system='be brief' has an effect with"),
     ((JSONL,), {"task.agents.solo.system": "be brief"}, 1, "task.agents.solo.system='be brief' has an effect with"),
+    (
+        (JSONL,),
+        {"task.agents.solo.template": "messages:q"},
+        1,
+        "task.agents.solo.template=messages:q is a list of messages",
+    ),
     ((JSONL,), {"task.chat_template": "maybe"}, 1, "task.chat_template=maybe is not known"),
     ((JSONL,), {"task.chat_template": True}, 1, "task.chat_template=true needs a tokenizer"),
     ((), {"actor.model": "some/model"}, 1, "actor.model=some/model cannot be set for actor=tiny"),

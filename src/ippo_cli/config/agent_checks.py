@@ -17,6 +17,8 @@ from ippo_cli.config.schema import (
 )
 from ippo_cli.config.teams import check_usable_name
 
+MESSAGES_PREFIX = "messages:"  # of templates that name a field with a list of messages
+
 
 def check_agent(config: Config, name: str, agent: AgentConfig) -> None:
     """Raise `ConfigError` for the first broken rule."""
@@ -28,6 +30,12 @@ def check_agent(config: Config, name: str, agent: AgentConfig) -> None:
             f"{where}.system={agent.system!r}",
             "has an effect with a chat template only",
             "use task.chat_template=auto with actor=full, or put the text into the template",
+        )
+    if agent.template.startswith(MESSAGES_PREFIX) and (chat is False or isinstance(agent.actor, TinyActorConfig)):
+        raise ConfigError(
+            f"{where}.template={agent.template}",
+            "is a list of messages, which only a chat template turns into a prompt",
+            "use actor=full with an instruction-tuned model and task.chat_template=auto, or a jinja: template",
         )
     if isinstance(agent.actor, TinyActorConfig):
         _check_tiny_actor(config, where, agent, agent.actor)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
+from ippo_cli.config.agent_checks import MESSAGES_PREFIX
 from ippo_cli.config.errors import ConfigError
 
-PREFIX = "messages:"  # prefix of these templates
 ROLES = ("system", "user", "assistant")
 UNSUPPORTED_PARTS = ("tool_calls", "function_call", "images", "videos", "audio")  # message keys other than text
 Message = dict[str, Any]  # role and content; calls of tools and their results have further keys
@@ -34,12 +34,12 @@ class MessagesText(str):
 
 def is_messages(template: str) -> bool:
     """Whether a template has the form `messages:FIELD`."""
-    return template.startswith(PREFIX)
+    return template.startswith(MESSAGES_PREFIX)
 
 
 def messages_field(template: str) -> str:
     """Return the field that a `messages:` template names."""
-    return template.removeprefix(PREFIX).strip().removeprefix("{").removesuffix("}")
+    return template.removeprefix(MESSAGES_PREFIX).strip().removeprefix("{").removesuffix("}")
 
 
 def is_conversation(value: Any) -> TypeGuard[Sequence[Mapping[str, Any]]]:

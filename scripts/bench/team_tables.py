@@ -1,0 +1,222 @@
+"""Measure what the literature claims about teams: seven tables, each from several seeds, with intervals.
+
+    python scripts/bench/team_tables.py                                   missing measurements: hours of two cores
+    python scripts/bench/team_tables.py --tables credit cross_play --seeds 0 1 --jobs 2
+    python scripts/bench/team_tables.py --report                          tables of recorded measurements, no training
+
+Each measurement is one training (`ippo-train`, a process with one thread) and the evaluations that its table needs.
+Trainings are shared between tables. Measurements are recorded immediately in `data/team_tables.json` of the documents'
+folder, and not repeated; an interrupted training starts again. Writes the tables into `team_tables.md`. The comparison
+of critics is in `teams.md` (`teams.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import fmean
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from algorithms import EVERY_RUN, ROOT, Job, finished_run, run, with_common_arguments
+from learning import write_between
+from record import recorded_settings
+from reliable import bootstrap
+from team_claims import AGENT_NAMES, SINGLE_AGENT_TASKS, TABLES, Training, Values, Variant
+from team_games import TASKS
+from teams import settings
+
+from ippo_cli.compose.arguments import normalize_arguments
+from ippo_cli.compose.load import load_config
+from ippo_cli.config.checks import check_config
+
+SCALE = "solved"
+SEEDS = (0, 1, 2, 3, 4)
+Measurement = tuple[str, str, str, int]  # table, task, variant, seed
+
+
+class Measurements:
+    """The file of recorded measurements, by table, task, variant and seed."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._lock = Lock()
+        self.rows = {_key(row): row for row in (json.loads(file.read_text()) if file.exists() else [])}
+
+    def has(self, table: str, job: Job) -> bool:
+        """Whether a measurement with these settings is recorded."""
+        row = self.rows.get((table, job.task, job.variant, job.seed))
+        return row is not None and row["overrides"] == list(recorded_settings(job.overrides))
+
+    def add(self, table: str, job: Job, values: Values) -> None:
+        """Record a measurement, also in the file."""
+        row = {
+            "table": table,
+            "task": job.task,
+            "variant": job.variant,
+            "seed": job.seed,
+            "values": {name: None if np.isnan(value) else round(value, 5) for name, value in values.items()},
+            "overrides": list(recorded_settings(job.overrides)),
+        }
+        with self._lock:
+            self.rows[_key(row)] = row
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = self.file.with_suffix(".new")
+            lines = ",\n".join(json.dumps(self.rows[key]) for key in sorted(self.rows))
+            temporary.write_text(f"[\n{lines}\n]\n")
+            temporary.replace(self.file)
+
+
+def _key(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["table"], row["task"], row["variant"], row["seed"]
+
+
+def main() -> int:
+    given = _arguments()
+    os.chdir(ROOT)  # task files are relative to this folder
+    record = Measurements(given.docs / "data" / "team_tables.json")
+    failures: list[str] = []
+    if not given.report:
+        given.output.mkdir(parents=True, exist_ok=True)
+        trainer = Trainer(given.output, quick=given.quick)
+        todo = [
+            (name, task, variant, seed)
+            for seed in given.seeds
+            for name in given.tables
+            for task in TABLES[name].tasks
+            for variant in TABLES[name].variants
+        ]
+        with ThreadPoolExecutor(given.jobs) as pool:
+            failures = [text for text in pool.map(lambda one: _measure(one, trainer, record), todo) if text is not None]
+    for name in TABLES:
+        rows = [row for row in record.rows.values() if row["table"] == name]
+        write_between(given.docs / "team_tables.md", "\n".join(render(name, rows)), _markers(name))
+    print(f"{len(record.rows)} measurements are recorded; wrote {given.docs / 'team_tables.md'}")
+    for text in failures:
+        print(f"failed: {text}", file=sys.stderr)
+    return bool(failures)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", choices=tuple(TABLES), default=list(TABLES))
+    parser.add_argument("--report", action="store_true", help="write the tables only")
+    given = with_common_arguments(parser, folder="team_tables", page="team_tables.md", seeds=SEEDS)
+    if given.quick and given.docs == ROOT / "docs":
+        given.docs = given.output
+    if not (given.docs / "team_tables.md").exists():
+        given.docs.mkdir(parents=True, exist_ok=True)
+        blocks = "\n\n".join("\n".join(_markers(name)) for name in TABLES)
+        (given.docs / "team_tables.md").write_text(f"# Claims about teams\n\n{blocks}\n")
+    return given
+
+
+def _markers(table: str) -> tuple[str, str]:
+    return f"<!-- {table} -->", f"<!-- /{table} -->"
+
+
+def _measure(one: Measurement, trainer: Trainer, record: Measurements) -> str | None:
+    """Record one measurement unless it is recorded; return the reason if it failed."""
+    name, task, variant, seed = one
+    table = TABLES[name]
+    job = trainer.make_job(task, variant, table.variants[variant], seed)
+    if record.has(name, job):
+        return None
+    try:
+        values = table.measure(trainer.train(task, variant, table.variants[variant], seed))
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        return f"{name} {task} {variant} {seed}: {error}"
+    record.add(name, job, values)
+    shown = " ".join(f"{key} {value:.3f}" for key, value in values.items())
+    print(f"{name} {task} {variant} {seed}: {shown}", flush=True)
+    return None
+
+
+class Trainer:
+    """Trains each configuration once; concurrent measurements of the same training wait for it."""
+
+    def __init__(self, output: Path, *, quick: bool = False) -> None:
+        self._output, self._quick = output, quick
+        self._composing = Lock()  # Hydra composes one configuration at a time
+        self._running: defaultdict[str, Lock] = defaultdict(Lock)
+
+    def make_job(self, task: str, name: str, variant: Variant, seed: int) -> Job:
+        """Return the job of a training. Raises `ConfigError` for invalid settings."""
+        overrides = [*self._settings(task, variant), *EVERY_RUN, f"seed={seed}"]
+        digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
+        folder = f"{task}-{seed}-{digest}"  # equal trainings of several tables have one folder
+        overrides += [f"name={folder}", f"output_dir={self._output / 'runs'}"]
+        with self._composing:
+            config = load_config(normalize_arguments(overrides))
+            check_config(config, 1)
+        score = TASKS[task].score
+        return Job(task=task, variant=name, seed=seed, overrides=tuple(overrides), config=config, score=score)
+
+    def train(self, task: str, name: str, variant: Variant, seed: int) -> Training:
+        """Return a finished training. Raises `RuntimeError` if it fails."""
+        job = self.make_job(task, name, variant, seed)
+        with self._running[job.config.name]:
+            outcome = run(job)
+        folder = finished_run(job.config)
+        if outcome.error is not None or folder is None:
+            raise RuntimeError(outcome.error)
+        return Training(
+            outcome=outcome,
+            folder=folder,
+            bounds=TASKS[task].bounds(),
+            variant=variant,
+            train_other_seed=lambda: self.train(task, name, variant, (seed + 1) % len(SEEDS)),
+        )
+
+    def _settings(self, task: str, variant: Variant) -> Iterator[str]:
+        game = TASKS[task]
+        own = list(settings(game, variant.algorithm, SCALE, quick=self._quick))
+        if variant.task is not None:
+            own = [*SINGLE_AGENT_TASKS[variant.task], *(text for text in own if text not in game.overrides)]
+        yield from own
+        first, second = AGENT_NAMES.get(task, ("first", "second"))
+        yield from (
+            text.replace("{first}", first).replace("{second}", second)
+            for text in (*variant.overrides, *variant.by_task.get(task, ()))
+        )
+
+
+def render(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table as lines of Markdown: mean over seeds and 95 % interval of each value."""
+    table = TABLES[name]
+    if not rows:
+        return ["Not measured."]
+    names = list(dict.fromkeys(key for row in rows for key in row["values"]))
+    columns = table.columns or {key: f"`{key}`" for key in names}
+    lines = ["| task | variant | " + " | ".join(columns.values()) + " | seeds |", "|---" * (len(columns) + 3) + "|"]
+    for task in table.tasks:
+        for variant, about in table.variants.items():
+            own = [row for row in rows if (row["task"], row["variant"]) == (task, variant)]
+            if own:
+                cells = [_cell([row["values"].get(key) for row in own]) for key in columns]
+                lines.append(f"| `{task}` | {about.about} | " + " | ".join(cells) + f" | {len(own)} |")
+    return lines
+
+
+def _cell(values: Sequence[float | None]) -> str:
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return ""
+    if len(numbers) == 1:
+        return f"{numbers[0]:.2f}"
+    low, high = bootstrap(lambda column: float(column.mean()), np.array(numbers)[:, None])
+    missing = f" ({len(numbers)} seeds)" if len(numbers) < len(values) else ""
+    return f"{fmean(numbers):.2f} [{low:.2f}, {high:.2f}]{missing}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
