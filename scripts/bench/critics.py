@@ -150,7 +150,10 @@ VARIANTS = {
             "algorithm.monte_carlo.every=1",
         ),
         has_critic=False,
-        by_task={"ladder": ("algorithm.monte_carlo.states=turns", "algorithm.monte_carlo.every=null")},
+        by_task={
+            "ladder": ("algorithm.monte_carlo.states=turns", "algorithm.monte_carlo.every=null"),
+            SUMS: ("algorithm.monte_carlo.every=4",),  # one or two states of a response
+        },
     ),
     "none": Variant(
         about="`algorithm.advantage=leave_one_out`, four responses per prompt, no critic",

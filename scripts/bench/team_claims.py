@@ -92,7 +92,7 @@ def measure_cross_play(training: Training) -> Values:
 
 def measure_credit(training: Training) -> Values:
     """Return the rank correlation of each kind of credit with exact credit, the mean over agents."""
-    keys = ("credit=true", "credit_reference=exact", "credit_continuations=8192", "credit_prompts=32")
+    keys = ("credit=true", "credit_reference=exact", "credit_continuations=16384", "credit_prompts=32")
     agents = evaluate([training.folder], "credit-*.json", *keys)["agents"]
     found: defaultdict[str, list[float]] = defaultdict(list)
     for kinds in agents.values():
