@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +212,8 @@ def _train(task: str, variant: str, seed: int, record: Record, given: argparse.N
             return
         job = make_job(task, variant, seed, given, warm_start=folder)
     record.add(_in_cpu_seconds(run(job), before))
+    for folder in given.output.glob(f"runs/{task}-{variant}-{seed}*/*/checkpoints"):
+        shutil.rmtree(folder)  # gigabytes with a pretrained model, and no longer needed
 
 
 def _in_cpu_seconds(result: Outcome, before: Outcome) -> Outcome:

@@ -110,10 +110,10 @@ def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: 
             assert spoken(anew) != spoken(experience.episodes)
             config = trainer.config.reward
             weights = dict.fromkeys(("low", "high"), config)
-            there = compute_raw_scores(trainer.collector.reward, anew, weights, [name], config).numbers[name]
-            here = compute_raw_scores(trainer.collector.reward, experience.episodes, weights, [name], config).numbers[
-                name
-            ]
+            there = compute_raw_scores(trainer.collector.rewards.reward, anew, weights, [name], config).numbers[name]
+            here = compute_raw_scores(
+                trainer.collector.rewards.reward, experience.episodes, weights, [name], config
+            ).numbers[name]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())

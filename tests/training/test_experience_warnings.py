@@ -32,7 +32,7 @@ def test_unused_environment_rewards_warn_once(
     protocols: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with a_trainer(tmp_path, f"task.protocol={protocols}:paying") as trainer:
-        looks = ResponseRewardAdapter(trainer.collector.reward, ["low", "high"], with_episodes=True)
+        looks = ResponseRewardAdapter(trainer.collector.rewards.reward, ["low", "high"], with_episodes=True)
         assert not environment_reward_warnings(trainer.config, looks, experience_of(trainer).episodes, 0)
         for _ in range(2):
             trainer.step()
@@ -44,7 +44,7 @@ def test_unused_environment_rewards_warn_once(
 @pytest.mark.slow
 def test_protocol_without_rewards_warns(protocols: Path, tmp_path: Path) -> None:
     with a_trainer(tmp_path, f"task.protocol={protocols}:free", "reward=environment") as trainer:
-        config, reward, episodes = trainer.config, trainer.collector.reward, experience_of(trainer).episodes
+        config, reward, episodes = trainer.config, trainer.collector.rewards.reward, experience_of(trainer).episodes
         zero = [replace(episodes[0], rewards=[{"low": 0.0}]), *episodes[1:]]
         assert not environment_reward_warnings(config, reward, zero, 0)
         assert not environment_reward_warnings(config, reward, episodes, 1), "later on nobody may have earned anything"

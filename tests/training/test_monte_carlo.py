@@ -58,7 +58,7 @@ def exact_values(trainer: Trainer, experience: Experience, agent: str, states: l
         environments=collector.environments,
         formats=collector.formats,
         generator=collector.generator,
-        reward=collector.reward,
+        reward=collector.rewards.reward,
         draws=SamplingStream(seed=0, purpose="unused"),
         device=collector.device,
         batch=experience.batch,

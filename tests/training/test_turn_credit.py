@@ -59,7 +59,9 @@ def reference_credit(trainer: Trainer, experience: Experience, agent: str, gamma
 
     def returns(episode: Episode, turn: int) -> float:
         weights = {name: one.reward for name, one in config.task.agents.items()}
-        numbers = compute_raw_scores(collector.reward, [episode], weights, [agent], config.reward).numbers[agent][0]
+        numbers = compute_raw_scores(collector.rewards.reward, [episode], weights, [agent], config.reward).numbers[
+            agent
+        ][0]
         return sum(gamma**place * number for place, number in enumerate(numbers[turn:].tolist()))
 
     credit = []

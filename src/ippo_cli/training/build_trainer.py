@@ -56,6 +56,7 @@ from ippo_cli.training.evaluate_critics import CriticEvaluator
 from ippo_cli.training.experience import ExperienceCollector
 from ippo_cli.training.monte_carlo import StateValueEstimator
 from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.reward_calls import RewardCaller
 from ippo_cli.training.targets import Algorithm
 from ippo_cli.training.trainer import Trainer
 
@@ -283,7 +284,7 @@ def _build_collector(
         build_generator=build_generator,
         opponents=opponents,
         needs_greedy=state.algorithm.needs_greedy,
-        reward=prepared.reward,
+        rewards=RewardCaller(config=config, reward=prepared.reward, agents=team.names, preemption=context.preemption),
         preemption=context.preemption,
         device=context.device,
         state_values=state_values,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
@@ -18,10 +16,8 @@ from ippo_cli.config.reward_weights import reward_weights
 from ippo_cli.config.schema import Config, FollowedCandidate
 from ippo_cli.engine import distributed
 from ippo_cli.reporting.stopwatch import Stopwatch
-from ippo_cli.rewards.contract import RewardFunction, close_reward
 from ippo_cli.rewards.moments import ScoreMoments
-from ippo_cli.rewards.score import RawScores, call_reward, combine_raw_scores, process_scores, score
-from ippo_cli.rewards.streaming import StreamingReward, streaming_reward
+from ippo_cli.rewards.score import RawScores, process_scores, score
 from ippo_cli.rollout.background_collection import BackgroundCollection, EpisodeCollection
 from ippo_cli.rollout.branches import BranchEpisodes, State
 from ippo_cli.rollout.collect import OnEpisodes, collect
@@ -30,7 +26,6 @@ from ippo_cli.rollout.episode_file import read_collection
 from ippo_cli.rollout.generator import Generator, SamplingStream, StreamingGenerator
 from ippo_cli.rollout.policy import GenerationPolicy
 from ippo_cli.rollout.rows import build_rollout
-from ippo_cli.runs.faults import fault_point
 from ippo_cli.runs.signals import PreemptionHandler
 from ippo_cli.tasks.conversation import PromptFormat
 from ippo_cli.tasks.environment import EnvironmentPool
@@ -39,6 +34,7 @@ from ippo_cli.training.credit import CreditBaselines, EpisodeReplays, compute_cr
 from ippo_cli.training.dynamic_sampling import CandidateGroups, RefilledBuffer, RewardedEpisodes, refill_buffer
 from ippo_cli.training.monte_carlo import StateValueEstimator
 from ippo_cli.training.opponents import OpponentPool
+from ippo_cli.training.reward_calls import RewardCaller
 from ippo_cli.training.sampler_gap import check_sampler_gap
 from ippo_cli.training.turn_groups import CandidateBuffer, CandidateRows, candidate_turns, collect_candidates
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
@@ -84,7 +80,7 @@ class ExperienceCollector:
     build_generator: Callable[[Mapping[str, GenerationPolicy]], Generator]  # for policies that include opponents
     opponents: OpponentPool | None
     needs_greedy: bool  # whether to collect greedy responses to the same prompts
-    reward: RewardFunction
+    rewards: RewardCaller
     preemption: PreemptionHandler
     device: torch.device
     state_values: StateValueEstimator | None  # with `advantage=monte_carlo`
@@ -127,11 +123,13 @@ class ExperienceCollector:
             branched = self._collect_candidates(episodes, draws, clock)
             episodes = branched.episodes
             if self.config.algorithm.turn_groups.follow is FollowedCandidate.best:
-                rewarded = self._call_reward(episodes, None, clock)
+                with clock("score"):
+                    rewarded = self.rewards.call(episodes)
         rows = {} if branched is None else branched.rows
         with clock("rollout"):
             sampled = self._build_rollouts(episodes, rows)
-        raw_scores = self._combine_rewards(rewarded, clock)
+        with clock("score"):
+            raw_scores = self.rewards.combine(rewarded)
         self.preemption.raise_if_any_rank_requested()
         credit_baselines = self._credit_baselines(iteration, batch, draws, episodes, clock)
         with clock("score"):
@@ -178,14 +176,11 @@ class ExperienceCollector:
     def collect_held_out(self, batch: Batch, draws: SamplingStream) -> HeldOutEpisodes:
         """Play held-out examples with the current policies, and call the reward. Collective."""
         episodes = self.play_episodes(batch, draws)
-        reward = self.preemption.make_interruptible(self.reward)
-        names, weights = list(self.team.names), reward_weights(self.config)
-        rewards, failure = call_reward(reward, episodes, names, self.config.reward)
         return HeldOutEpisodes(
             batch=batch,
             episodes=episodes,
             rollouts=self._build_rollouts(episodes),
-            raw_scores=combine_raw_scores(rewards, failure, episodes, weights, names, self.config.reward),
+            raw_scores=self.rewards.combine(self.rewards.call(episodes)),
             credit_baselines=self._credit_baselines(0, batch, draws, episodes, Stopwatch()),
         )
 
@@ -265,7 +260,7 @@ class ExperienceCollector:
             if generator is not None:
                 generator.close()
         self.environments.close()
-        close_reward(self.reward)
+        self.rewards.close()
 
     def _batch(self, iteration: int) -> Batch:
         """This rank's examples of an iteration, if earlier ones have drawn no additional prompts. Collective."""
@@ -290,7 +285,7 @@ class ExperienceCollector:
         started: EpisodeCollection | None,
     ) -> tuple[RewardedEpisodes, EpisodeCollection | None]:
         """The rewarded episodes of the first round; between episodes and rewards, starts to collect the next ones."""
-        with self._streaming_reward() as streaming:
+        with self.rewards.stream() as streaming:
             with clock("rollout"):
                 if started is not None:
                     episodes = started.wait(self.report_waiting)
@@ -298,7 +293,9 @@ class ExperienceCollector:
                     on_finished = streaming.on_finished if streaming else None
                     episodes = self._play_iteration(iteration, batch, draws, on_finished)
                 following = self.start_collection(iteration + 1, num_updates=iteration)
-            return self._call_reward(episodes, streaming, clock), following
+            with clock("score"):
+                return self.rewards.call(episodes, streaming), following
+        raise AssertionError("unreachable: the block above returns or raises")
 
     def _refill(
         self, first: RewardedEpisodes, positions: Sequence[int], end: int, draws: SamplingStream, clock: Stopwatch
@@ -308,10 +305,17 @@ class ExperienceCollector:
         def draw(positions: Sequence[int], earlier_rows: int) -> RewardedEpisodes:
             self.preemption.raise_if_any_rank_requested()
             batch = self._batch_at(positions)
-            with self._streaming_reward() as streaming:
+            with self.rewards.stream() as streaming:
                 with clock("rollout"):
                     episodes = self.play_episodes(batch, draws, streaming.on_finished if streaming else None)
-                return self._call_reward(episodes, streaming, clock, earlier_rows)
+                with clock("score"):
+                    return self.rewards.call(episodes, streaming, earlier_rows)
+            raise AssertionError("unreachable: the block above returns or raises")
+
+        def combine(rewarded: RewardedEpisodes) -> RawScores:
+            with clock("score"):
+                return self.rewards.combine(rewarded)
+            raise AssertionError("unreachable: the block above returns or raises")
 
         return refill_buffer(
             first,
@@ -322,36 +326,9 @@ class ExperienceCollector:
             agents=list(self.team),
             all_agents=self.team.names,
             draw=draw,
-            combine=partial(self._combine_rewards, clock=clock),
+            combine=combine,
             settings=self.config.reward,
         )
-
-    def _streaming_reward(self) -> AbstractContextManager[StreamingReward | None]:
-        return streaming_reward(self.reward, self.team.names, self.config.reward.reward_batch_rows)
-
-    def _call_reward(
-        self, episodes: list[Episode], streaming: StreamingReward | None, clock: Stopwatch, earlier_rows: int = 0
-    ) -> RewardedEpisodes:
-        with clock("score"):
-            fault_point("score")
-            streamed = self.preemption.make_interruptible(streaming.wait_for_rewards) if streaming else None
-            reward = self.preemption.make_interruptible(self.reward)
-            rewards, failure = call_reward(
-                reward, episodes, self.team.names, self.config.reward, streamed, earlier_rows
-            )
-        return RewardedEpisodes(episodes=episodes, rewards=rewards, failure=failure)
-
-    def _combine_rewards(self, rewarded: RewardedEpisodes, clock: Stopwatch) -> RawScores:
-        with clock("score"):
-            return combine_raw_scores(
-                rewarded.rewards,
-                rewarded.failure,
-                rewarded.episodes,
-                reward_weights(self.config),
-                self.team.names,
-                self.config.reward,
-            )
-        raise AssertionError("unreachable: the block above returns or raises")
 
     def _play_iteration(
         self, iteration: int, batch: Batch, draws: SamplingStream, on_episodes: OnEpisodes | None = None
@@ -386,8 +363,7 @@ class ExperienceCollector:
             )
 
         with clock("rollout"):
-            reward = self.preemption.make_interruptible(self.reward)
-            return collect_candidates(self.config, self.team, reward, episodes, play, self.device)
+            return collect_candidates(self.config, self.team, self.rewards.interruptible, episodes, play, self.device)
 
     def _build_rollouts(
         self, episodes: Sequence[Episode], candidates: Mapping[str, CandidateRows] = MappingProxyType({})
@@ -424,18 +400,23 @@ class ExperienceCollector:
             initial_generator=self.initial_generator,
         )
         with clock("credit"):
-            reward = self.preemption.make_interruptible(self.reward)
-            return compute_credit_baselines(self.config, iteration, reward, replays, list(self.team))
+            return compute_credit_baselines(
+                self.config, iteration, self.rewards.interruptible, replays, list(self.team)
+            )
 
     def _score_greedy(
         self, episodes: Sequence[Episode], moments: Mapping[str, ScoreMoments], clock: Stopwatch
     ) -> dict[str, tuple[Rollout, Scores]]:
         """Every agent's greedy rollout for the same examples, with scores computed as for the sampled episodes."""
         with clock("score"):
-            reward = self.preemption.make_interruptible(self.reward)
-            weights = reward_weights(self.config)
             scored = score(
-                reward, episodes, self.config.reward, moments, weights=weights, device=self.device, observe=False
+                self.rewards.interruptible,
+                episodes,
+                self.config.reward,
+                moments,
+                weights=reward_weights(self.config),
+                device=self.device,
+                observe=False,
             )
         return {name: (rows, scored.scores[name]) for name, rows in self._build_rollouts(episodes).items()}
 

@@ -234,7 +234,7 @@ class Trainer:
         """Print warnings about an iteration's experience, each once per run. Collective."""
         episodes = collected.experience.episodes
         unusual = experience_warnings(
-            self.config, self.state.team, self.collector.reward, episodes, collected.failure, iteration
+            self.config, self.state.team, self.collector.rewards.reward, episodes, collected.failure, iteration
         )
         if unusual:
             with distributed.synchronize_errors():
@@ -314,7 +314,7 @@ class Trainer:
                 batch, SamplingStream(seed=settings.seed, purpose="evaluation", greedy=greedy)
             )
 
-        return evaluate(play, self.task, self.preemption.make_interruptible(self.collector.reward), self.config)
+        return evaluate(play, self.task, self.collector.rewards.interruptible, self.config)
 
     def _evaluate_initial(self) -> None:
         found = self._evaluate()
