@@ -18,6 +18,8 @@ from published.ours import (
     kl,
     less_group_mean_whitened,
     outcome_rewards,
+    overlong,
+    overlong_limits,
     per_row,
     per_token,
     policy,
@@ -34,6 +36,7 @@ from ippo_cli.formulas import (
     group_normalized,
     kl_estimate,
     leave_one_out,
+    outside_trust_region,
     pool_logratio,
     reward_to_go,
 )
@@ -47,10 +50,11 @@ launcher = ModuleType("openrlhf.trainer.ray.launcher")
 launcher.RayActorGroup = object  # used in annotations only
 sys.modules[launcher.__name__] = launcher
 
-from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
+from openrlhf.models.loss import PolicyLoss, SFTLoss, ValueLoss, aggregate_loss  # noqa: E402
 from openrlhf.models.utils import compute_approx_kl, compute_reward, log_probs_from_logits  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController  # noqa: E402
+from openrlhf.trainer.ppo_utils.length_penalty import apply_overlong_penalty  # noqa: E402
 
 TEMPERATURE = 0.7
 HOLES = "discounts through observations, with values of 0 there; ours skips them"
@@ -169,6 +173,49 @@ def gated_by_mean(c: Case) -> Tensor:
     return torch.where((gate >= c.low) & (gate <= c.cap), each, 0.0)
 
 
+def likely_sampler(c: Case) -> Case:
+    """Return the case with log-probabilities of the sampler of at most 0."""
+    return replace(c, sampler=-c.sampler.abs())
+
+
+def within_region(region: str) -> Side:
+    """The policy loss with token weights, without tokens whose probability differs too much from the sampler's."""
+
+    def loss(c: Case) -> Tensor:
+        c = likely_sampler(c)
+        logratio = c.old - c.sampler
+        below, above = outside_trust_region(c.old, c.sampler, logratio, region=region, low=c.low, high=c.low)
+        every = behavior_weights(c.old, c.sampler, c.mask, level="token", cap=float("inf"))
+        return corrected(c, torch.where(below | above, 0.0, every))
+
+    return loss
+
+
+def their_within_region(gating: str) -> Side:
+    def theirs(c: Case) -> Tensor:
+        c = likely_sampler(c)
+        objective = PolicyLoss(
+            c.low,
+            c.high,
+            is_correction_level="token",
+            is_correction_gating=gating,
+            is_correction_threshold=(0.0, c.low),
+        )
+        return objective(c.new, c.old, c.advantages, c.m, c.sampler)[0]
+
+    return theirs
+
+
+def of_best_rows(c: Case) -> Tensor:
+    return c.mask & (c.score >= c.score.mean())[:, None]
+
+
+def their_overlong(c: Case) -> Tensor:
+    batch = SimpleNamespace(response_length=c.mask.sum(dim=1), rewards=torch.zeros_like(c.score))
+    apply_overlong_penalty([batch], *overlong_limits(c), c.coef)
+    return batch.rewards
+
+
 def their_values(c: Case, clip: float | None) -> tuple[Tensor, Tensor]:
     return graded(lambda new: ValueLoss(clip)(new, c.values, c.returns, c.m), c.new_values)
 
@@ -280,6 +327,19 @@ COMPARISONS = (
         theirs=their_corrected("seq", "mask", lambda c: c.low),
         translated=lambda c: corrected(c, gated_by_mean(c)),
         known="the band tests the mean log-ratio, and token weights apply; ours uses the product for both",
+    ),
+    Comparison(
+        what="policy loss, weights for a sampler that differs, tokens with a small change of probability (tv, binary_kl)",
+        ours=joined(within_region("tv"), within_region("kl")),
+        theirs=joined(their_within_region("tv"), their_within_region("binary_kl")),
+    ),
+    Comparison(
+        what="likelihood of right responses (SFTLoss; VAPO's positive term), and gradient",
+        ours=lambda c: graded(lambda new: aggregated(-new, c, "token-mean", mask=of_best_rows(c)), c.new),
+        theirs=lambda c: graded(lambda new: SFTLoss()(new, of_best_rows(c).to(new.dtype)), c.new),
+    ),
+    Comparison(
+        what="DAPO's penalty of long responses", ours=overlong, theirs=their_overlong, on=("plain",), tolerance=SINGLE
     ),
     Comparison(
         what="value loss, clipped, and gradient",
