@@ -329,7 +329,7 @@ COMPARISONS = (
         known="the band tests the mean log-ratio, and token weights apply; ours uses the product for both",
     ),
     Comparison(
-        what="policy loss, weights for a sampler that differs, tokens with a small change of probability (tv, binary_kl)",
+        what="policy loss, tokens of a probability near the sampler's (gating by tv, binary_kl)",
         ours=joined(within_region("tv"), within_region("kl")),
         theirs=joined(their_within_region("tv"), their_within_region("binary_kl")),
     ),

@@ -10,6 +10,7 @@ import torch
 from published.cases import Case, Side, graded
 from torch import Tensor
 
+from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.formulas import (
     adaptive_kl_step,
     aggregate,
@@ -220,3 +221,26 @@ def adapted(controller: type, c: Case) -> Tensor:
     one = controller(c.coef, c.cap, HORIZON)
     one.update(float(c.score[0].abs()), len(c.score))
     return torch.tensor(float(one.value), dtype=torch.float64)
+
+
+def beta(c: Case) -> float:
+    """The weight of earlier buffers in a critic's moments."""
+    return min(c.gae_lambda, 0.95)
+
+
+def buffers(c: Case) -> tuple[Tensor, ...]:
+    """Returns of three buffers, `[n]` each."""
+    return c.returns[c.mask], 3.0 * c.values[c.mask], 0.5 * c.new_values[c.mask] - 2.0
+
+
+def moments(start: Callable[[Case], ReturnMoments] = lambda c: ReturnMoments()) -> Side:
+    """Mean and standard deviation of returns after each buffer, `[3]` each."""
+
+    def after_each(c: Case) -> tuple[Tensor, ...]:
+        found, current = [], start(c)
+        for returns in buffers(c):
+            current = current.update(returns, torch.ones_like(returns, dtype=torch.bool), beta(c))
+            found.append((current.mean, current.std))
+        return torch.tensor(found, dtype=torch.float64).unbind(1)
+
+    return after_each

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from published.cases import EPSILON, SINGLE, Case, Comparison, Side, graded, joined
+from published.cases import EPSILON, SINGLE, Case, Comparison, Result, Side, graded, joined
 from published.ours import (
     NORM,
     aggregated,
@@ -101,7 +101,7 @@ def their_rloo(c: Case) -> tuple[Tensor, Tensor]:
     return graded(loss, c.new)
 
 
-def their_cispo(c: Case) -> tuple[Tensor, Tensor]:
+def their_cispo(c: Case) -> Result:
     """TRL's `epsilon_high` is the largest weight, ours the distance from 1."""
     return their_grpo(per_token, loss_type="cispo", epsilon_high=1.0 + c.high)(c)
 
