@@ -34,6 +34,9 @@ PEERS = (
     ("TRL", "trl", "published.trl"),
     ("AgileRL", "agilerl", "published.agilerl"),
     ("CoMLRL", "comlrl", "published.comlrl"),
+    ("hl-gauss-pytorch", "hl-gauss-pytorch", "published.hl_gauss"),
+    ("TorchRL", "torchrl", "published.torchrl"),
+    ("RLax", "rlax", "published.rlax"),
 )
 REFUSALS = (ValueError, NotImplementedError, ZeroDivisionError)
 

@@ -1,4 +1,4 @@
-"""Comparisons with OpenRLHF."""
+"""Comparisons with OpenRLHF: from scores, rewards and values to advantages."""
 
 from __future__ import annotations
 
@@ -9,34 +9,21 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import torch
-from published.cases import EPSILON, SINGLE, Case, Comparison, Side, graded, joined
+from published.cases import SINGLE, Case, Comparison, Side, graded
 from published.ours import (
     adapted,
     adaptive,
-    aggregated,
     chosen,
-    kl,
     less_group_mean_whitened,
     outcome_rewards,
-    per_row,
-    per_token,
-    policy,
+    overlong,
+    overlong_limits,
     tokens,
-    values,
     with_epsilon,
 )
 from torch import Tensor
 
-from ippo_cli.formulas import (
-    behavior_weights,
-    clipped_policy_loss,
-    gae,
-    group_normalized,
-    kl_estimate,
-    leave_one_out,
-    pool_logratio,
-    reward_to_go,
-)
+from ippo_cli.formulas import gae, group_normalized, leave_one_out, reward_to_go
 
 # The `__init__` of these packages imports kernels or servers that need a GPU; their modules do not, so it is not run.
 for package in ("openrlhf.models", "openrlhf.utils", "openrlhf.trainer.ray"):
@@ -47,10 +34,11 @@ launcher = ModuleType("openrlhf.trainer.ray.launcher")
 launcher.RayActorGroup = object  # used in annotations only
 sys.modules[launcher.__name__] = launcher
 
-from openrlhf.models.loss import PolicyLoss, ValueLoss, aggregate_loss  # noqa: E402
-from openrlhf.models.utils import compute_approx_kl, compute_reward, log_probs_from_logits  # noqa: E402
+from openrlhf.models.utils import compute_reward, log_probs_from_logits  # noqa: E402
 from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker  # noqa: E402
 from openrlhf.trainer.ppo_utils.kl_controller import AdaptiveKLController  # noqa: E402
+from openrlhf.trainer.ppo_utils.length_penalty import apply_overlong_penalty  # noqa: E402
+from published.openrlhf_losses import LOSSES  # noqa: E402
 
 TEMPERATURE = 0.7
 HOLES = "discounts through observations, with values of 0 there; ours skips them"
@@ -128,59 +116,10 @@ def rloo_with_kl(c: Case) -> Tensor:
     return c.on_tokens(leave_one_out(c.score, c.blocks)) - reward_to_go(0.3 * (c.old - c.ref), c.mask, gamma=1.0)
 
 
-def their_policy(kind: str, *, dual: bool, by_token: bool, advantages: Callable[[Case], Tensor]) -> Side:
-    def loss(new: Tensor, c: Case) -> Tensor:
-        objective = PolicyLoss(c.low, c.high, c.dual if dual else None, by_token, kind)
-        return objective(new, c.old, advantages(c), c.m)[0]
-
-    return lambda c: graded(lambda new: loss(new, c), c.new)
-
-
-def corrected(c: Case, weights: Tensor) -> Tensor:
-    each = clipped_policy_loss(c.new, c.old, c.advantages, clip_range_low=c.low, clip_range_high=c.high)
-    return aggregated(each * weights, c, "token-mean")
-
-
-def their_corrected(level: str, mode: str, low: Callable[[Case], float]) -> Side:
-    def theirs(c: Case) -> Tensor:
-        objective = PolicyLoss(
-            c.low, c.high, is_correction_level=level, is_correction_mode=mode, is_correction_threshold=(low(c), c.cap)
-        )
-        return objective(c.new, c.old, c.advantages, c.m, c.sampler)[0]
-
-    return theirs
-
-
-def weights(c: Case, *, banded: bool, level: str = "token") -> Tensor:
-    return behavior_weights(
-        c.old,
-        c.sampler,
-        c.mask,
-        level=level,
-        cap=float("inf") if banded else c.cap,
-        band=(c.low, c.cap) if banded else None,
-    )
-
-
-def gated_by_mean(c: Case) -> Tensor:
-    """Token weights of the rows with a geometric mean inside the band; 0 elsewhere."""
-    gate = pool_logratio(c.old, c.sampler, c.mask, c.turn, level="sequence", pooling="mean").exp()
-    each = behavior_weights(c.old, c.sampler, c.mask, level="token", cap=float("inf"))
-    return torch.where((gate >= c.low) & (gate <= c.cap), each, 0.0)
-
-
-def their_values(c: Case, clip: float | None) -> tuple[Tensor, Tensor]:
-    return graded(lambda new: ValueLoss(clip)(new, c.values, c.returns, c.m), c.new_values)
-
-
-def capped_kl(estimator: str) -> Side:
-    return lambda c: graded(lambda new: kl_estimate(new, c.ref, estimator=estimator).clamp(-10, 10), c.new)
-
-
-def their_kl(estimator: str, *, straight: bool = False) -> Side:
-    return lambda c: graded(
-        lambda new: compute_approx_kl(new, c.ref, kl_estimator=estimator, unbiased_gradient=straight), c.new
-    )
+def their_overlong(c: Case) -> Tensor:
+    batch = SimpleNamespace(response_length=c.mask.sum(dim=1), rewards=torch.zeros_like(c.score))
+    apply_overlong_penalty([batch], *overlong_limits(c), c.coef)
+    return batch.rewards
 
 
 def reward(c: Case) -> Tensor:
@@ -241,92 +180,10 @@ COMPARISONS = (
         ours=reward,
         theirs=lambda c: c.kept(compute_reward(c.score, c.coef, c.old - c.ref, c.m)),
     ),
-    *(
-        Comparison(
-            what=f"policy loss{' with dual clip' if dual else ''}, {mode}, and gradient",
-            ours=policy(mode, dual=dual),
-            theirs=their_policy("ppo", dual=dual, by_token=by_token, advantages=per_token),
-            on=("empty rows", "far"),
-            tolerance=EPSILON,
-        )
-        for dual in (False, True)
-        for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))
-    ),
     Comparison(
-        what="GSPO and gradient",
-        ours=policy("seq-mean-token-mean", per_row, level="sequence"),
-        theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_row),
-        tolerance=EPSILON,
+        what="DAPO's penalty of long responses", ours=overlong, theirs=their_overlong, on=("plain",), tolerance=SINGLE
     ),
-    Comparison(
-        what="GSPO, an advantage per token, and gradient",
-        ours=policy("seq-mean-token-mean", per_token, level="sequence"),
-        theirs=their_policy("gspo", dual=False, by_token=False, advantages=per_token),
-        tolerance=EPSILON,
-    ),
-    Comparison(
-        what="policy loss, weights for a sampler that differs, truncated",
-        ours=lambda c: corrected(c, weights(c, banded=False)),
-        theirs=their_corrected("token", "clip", lambda c: 0.0),
-    ),
-    Comparison(
-        what="policy loss, weights for a sampler that differs, in a band",
-        ours=lambda c: corrected(c, weights(c, banded=True)),
-        theirs=their_corrected("token", "mask", lambda c: c.low),
-    ),
-    Comparison(
-        what="policy loss, weights by sequence, in a band",
-        ours=lambda c: corrected(c, weights(c, banded=True, level="sequence")),
-        theirs=their_corrected("seq", "mask", lambda c: c.low),
-        translated=lambda c: corrected(c, gated_by_mean(c)),
-        known="the band tests the mean log-ratio, and token weights apply; ours uses the product for both",
-    ),
-    Comparison(
-        what="value loss, clipped, and gradient",
-        ours=values(lambda c: c.value_clip),
-        theirs=lambda c: their_values(c, c.value_clip),
-        on=("empty rows",),
-    ),
-    Comparison(what="value loss and gradient", ours=values(lambda c: None), theirs=lambda c: their_values(c, None)),
-    *(
-        Comparison(
-            what=f"aggregation, {mode}",
-            ours=lambda c, mode=mode: aggregated(c.rewards, c, mode),
-            theirs=lambda c, by_token=by_token: aggregate_loss(c.rewards, c.m, by_token),
-            on=("empty rows",),
-            tolerance=EPSILON,
-        )
-        for mode, by_token in (("token-mean", True), ("seq-mean-token-mean", False))
-    ),
-    Comparison(
-        what="aggregation, token-mean",
-        ours=lambda c: aggregated(c.rewards, c, "token-mean"),
-        theirs=lambda c: aggregate_loss(c.rewards, c.m),
-        on=("no token",),
-        known="0 / 0 without tokens; ours is 0",
-    ),
-    Comparison(
-        what="KL k1, k2 and gradients",
-        ours=joined(kl("k1"), kl("k2")),
-        tolerance=SINGLE,
-        theirs=joined(their_kl("k1"), their_kl("k2")),
-    ),
-    Comparison(
-        what="KL k1, k2 and gradients",
-        ours=joined(kl("k1"), kl("k2")),
-        tolerance=SINGLE,
-        on=("far",),
-        theirs=joined(their_kl("k1"), their_kl("k2")),
-        translated=joined(capped_kl("k1"), capped_kl("k2")),
-        known="bounded to +-10, with gradient 0 outside; ours bounds only k3",
-    ),
-    Comparison(what="KL k3 and gradient", ours=kl("k3"), theirs=their_kl("k3"), on=("holes", "far"), tolerance=SINGLE),
-    Comparison(
-        what="KL k1+, k2+, k3+ (unbiased_gradient) and gradients",
-        tolerance=SINGLE,
-        ours=joined(kl("k1+"), kl("k2+"), kl("k3+")),
-        theirs=joined(*(their_kl(one, straight=True) for one in ("k1", "k2", "k3"))),
-    ),
+    *LOSSES,
     Comparison(what="adaptive KL coefficient", ours=adaptive, theirs=lambda c: adapted(AdaptiveKLController, c)),
     Comparison(
         what="tempered log-probabilities and gradient",

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from published.cases import Case, Side, graded
 from torch import Tensor
 
+from ippo_cli.algorithms.return_moments import ReturnMoments
 from ippo_cli.formulas import (
     adaptive_kl_step,
     aggregate,
+    cispo_loss,
+    clip_logratio,
     clipped_policy_loss,
     gae,
     group_normalized,
     kl_estimate,
+    masked_policy_loss,
     masked_whiten,
+    outside_trust_region,
+    overlong_fraction,
     place_scores,
     pool_logratio,
     selected_logprobs,
@@ -81,6 +89,83 @@ def policy(
     return lambda c: graded(lambda new: loss(new, c), c.new)
 
 
+def cispo(mode: str, advantages: Choice = per_token, *, low: Callable[[Case], float] = lambda c: c.low) -> Side:
+    """CISPO's loss and its gradient."""
+
+    def loss(new: Tensor, c: Case) -> Tensor:
+        logratio = pool_logratio(new, c.old, c.mask, c.turn, level="token", pooling="sum")
+        each = cispo_loss(new, logratio, advantages(c), clip_range_low=low(c), clip_range_high=c.high)
+        return aggregated(each, c, mode)
+
+    return lambda c: graded(lambda new: loss(new, c), c.new)
+
+
+def gmpo(advantages: Choice, *, all_rows: bool = False, bounded: bool = True) -> Side:
+    """GMPO's loss and its gradient; the case's clip ranges are those of log-ratios, from `-low` to `high`.
+
+    With `bounded=False` the geometric mean of the ratios has no limit.
+    """
+
+    def loss(new: Tensor, c: Case) -> Tensor:
+        low, high = -math.expm1(-c.low), math.expm1(c.high)
+        clipped = clip_logratio(c.kept(new - c.old), advantages(c), low=low, high=high)
+        if bounded:
+            pooled = pool_logratio(clipped, torch.zeros_like(clipped), c.mask, c.turn, level="sequence", pooling="mean")
+            each = masked_policy_loss(pooled, advantages(c), c.mask)
+        else:
+            pooled = c.kept(clipped).sum(dim=1, keepdim=True) / c.m.sum(dim=1, keepdim=True).clamp(min=1.0)
+            each = -advantages(c) * pooled.exp()
+        return aggregated(each, c, "seq-mean-token-mean", all_rows=all_rows)
+
+    return lambda c: graded(lambda new: loss(new, c), c.new)
+
+
+def as_probabilities(c: Case, *, rare: bool = False) -> Case:
+    """Return the case with log-probabilities of at most 0, which a change of the probability needs.
+
+    `rare`: the tokens were rarer under the old policy, instead of under the new one.
+    """
+    other = -c.new.abs()
+    return replace(c, new=c.old, old=other) if rare else replace(c, new=other)
+
+
+def gradient_of_masked(region: str | None, *, cap: bool = False, bounded: bool = True, rare: bool = False) -> Side:
+    """The gradient of the ratio's loss, without tokens outside of the trust region.
+
+    `region=None`: a mask on both sides of the ratio (SAO); otherwise without updates that leave the region (DPPO). With
+    `bounded=False` a log-ratio above 20 keeps its gradient.
+    """
+
+    def loss(new: Tensor, c: Case) -> Tensor:
+        logratio = pool_logratio(new, c.old, c.mask, c.turn, level="token", pooling="sum")
+        below, above = outside_trust_region(new, c.old, logratio, region=region or "ratio", low=c.low, high=c.high)
+        outside = below | above if region is None else torch.where(c.advantages > 0, above, below)
+        if bounded:
+            each = masked_policy_loss(logratio, c.advantages, ~outside, ratio_cap=c.dual if cap else None)
+        else:
+            weight = logratio.detach().exp().clamp(max=c.dual if cap else None)
+            each = torch.where(outside, 0.0, -c.advantages * weight * new)
+        return aggregated(each, c, "token-mean")
+
+    def side(c: Case) -> Tensor:
+        c = as_probabilities(c, rare=rare)
+        return graded(lambda new: loss(new, c), c.new)[1]
+
+    return side
+
+
+def overlong_limits(c: Case) -> tuple[int, int]:
+    """The token limit of a response, and the length of the last part of it, in which a penalty grows."""
+    limit = c.mask.shape[1]
+    return limit, 1 + int(c.low * limit)
+
+
+def overlong(c: Case) -> Tensor:
+    """DAPO's penalty of each response: the sum over its turns, at most 1 for each."""
+    limit, ramp = overlong_limits(c)
+    return -c.coef * overlong_fraction(c.mask, c.turn, limit=limit, ramp=ramp / limit).sum(dim=1)
+
+
 def values(clip: Callable[[Case], float | None]) -> Side:
     """The value loss over tokens and its gradient."""
 
@@ -136,3 +221,26 @@ def adapted(controller: type, c: Case) -> Tensor:
     one = controller(c.coef, c.cap, HORIZON)
     one.update(float(c.score[0].abs()), len(c.score))
     return torch.tensor(float(one.value), dtype=torch.float64)
+
+
+def beta(c: Case) -> float:
+    """The weight of earlier buffers in a critic's moments."""
+    return min(c.gae_lambda, 0.95)
+
+
+def buffers(c: Case) -> tuple[Tensor, ...]:
+    """Returns of three buffers, `[n]` each."""
+    return c.returns[c.mask], 3.0 * c.values[c.mask], 0.5 * c.new_values[c.mask] - 2.0
+
+
+def moments(start: Callable[[Case], ReturnMoments] = lambda c: ReturnMoments()) -> Side:
+    """Mean and standard deviation of returns after each buffer, `[3]` each."""
+
+    def after_each(c: Case) -> tuple[Tensor, ...]:
+        found, current = [], start(c)
+        for returns in buffers(c):
+            current = current.update(returns, torch.ones_like(returns, dtype=torch.bool), beta(c))
+            found.append((current.mean, current.std))
+        return torch.tensor(found, dtype=torch.float64).unbind(1)
+
+    return after_each

@@ -8,21 +8,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from published.cases import Case, Comparison, Side, graded, joined
-from published.ours import NORM, chosen, per_row, per_token, policy
+from published.cases import EPSILON, SINGLE, Case, Comparison, Result, Side, graded, joined
+from published.ours import (
+    NORM,
+    aggregated,
+    chosen,
+    cispo,
+    gmpo,
+    overlong,
+    overlong_limits,
+    per_row,
+    per_token,
+    policy,
+)
 from torch import Tensor
+from trl.experimental.gkd import GKDTrainer
+from trl.experimental.gmpo import GMPOTrainer
 from trl.experimental.ppo import ppo_trainer
+from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.rloo_trainer import RLOOTrainer
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax
 
-from ippo_cli.formulas import (
-    masked_mean,
-    masked_var,
-    masked_whiten,
-)
+from ippo_cli.formulas import full_kl, masked_mean, masked_var, masked_whiten
 
 ALL_ROWS = "rows without action tokens count in the mean over rows; ours excludes them"
+TEMPERATURE = 0.7
 UNBOUNDED = "the log-ratio is unbounded; ours bounds it to +-20, and k3 to 10"
 
 
@@ -88,6 +99,54 @@ def their_rloo(c: Case) -> tuple[Tensor, Tensor]:
         return RLOOTrainer._compute_loss(trainer(c, new), None, given)
 
     return graded(loss, c.new)
+
+
+def their_cispo(c: Case) -> Result:
+    """TRL's `epsilon_high` is the largest weight, ours the distance from 1."""
+    return their_grpo(per_token, loss_type="cispo", epsilon_high=1.0 + c.high)(c)
+
+
+def their_gmpo(c: Case) -> tuple[Tensor, Tensor]:
+    def loss(new: Tensor) -> Tensor:
+        return GMPOTrainer._compute_loss(trainer(c, new), None, inputs(c, advantages=c.row_advantages))
+
+    return graded(loss, c.new)
+
+
+def gmpo_of_all_rows(c: Case) -> tuple[Tensor, Tensor]:
+    loss, gradient = gmpo(per_row, all_rows=True)(c)
+    return loss - c.row_advantages[~c.mask.any(dim=1)].sum() / len(c.mask), gradient
+
+
+def their_overlong(c: Case) -> Tensor:
+    reward = get_soft_overlong_punishment(*overlong_limits(c))
+    return c.coef * torch.tensor(
+        reward(completion_ids=[[0] * int(length) for length in c.mask.sum(1)]), dtype=c.m.dtype
+    )
+
+
+def distilled(c: Case) -> tuple[Tensor, Tensor]:
+    """The mean over tokens of the exact KL to a teacher, and its gradient."""
+
+    def head(hidden: Tensor) -> Tensor:
+        return hidden
+
+    def loss(logits: Tensor) -> Tensor:
+        each = full_kl(logits, head, c.logits.flip(-1), head, temperature=TEMPERATURE, chunk_tokens=7)
+        return aggregated(each, c, "token-mean")
+
+    return graded(loss, c.logits)
+
+
+def their_distilled(c: Case) -> tuple[Tensor, Tensor]:
+    labels = torch.where(c.mask, c.ids, -100)
+
+    def loss(logits: Tensor) -> Tensor:
+        return GKDTrainer.generalized_jsd_loss(
+            logits, c.logits.flip(-1), labels=labels, beta=1.0, temperature=TEMPERATURE
+        )
+
+    return graded(loss, c.logits)
 
 
 def unbounded(c: Case) -> tuple[Tensor, Tensor]:
@@ -164,6 +223,35 @@ COMPARISONS = (
         what="GRPO trainer's loss, ratio by sequence (GSPO), and gradient",
         ours=policy("seq-mean-token-mean", per_row, level="sequence"),
         theirs=their_grpo(one_number, importance_sampling_level="sequence"),
+    ),
+    Comparison(
+        what="GRPO trainer's loss, loss_type=cispo, and gradient",
+        ours=cispo("token-mean", low=lambda c: 1.0),
+        theirs=their_cispo,
+        on=("empty rows", "far"),
+        tolerance=EPSILON,
+    ),
+    Comparison(what="GMPO trainer's loss, ranges of log-ratios, and gradient", ours=gmpo(per_row), theirs=their_gmpo),
+    Comparison(
+        what="GMPO trainer's loss, ranges of log-ratios, and gradient",
+        ours=gmpo(per_row),
+        theirs=their_gmpo,
+        on=("empty rows",),
+        known="rows without action tokens count in the mean over rows, with ratio 1; ours excludes them",
+        translated=gmpo_of_all_rows,
+    ),
+    Comparison(
+        what="soft overlong punishment (DAPO's penalty of long responses)",
+        ours=overlong,
+        theirs=their_overlong,
+        on=("plain",),
+        tolerance=SINGLE,
+    ),
+    Comparison(
+        what="GKD trainer's loss, beta=1 (exact KL to a teacher), and gradient",
+        ours=distilled,
+        theirs=their_distilled,
+        on=("empty rows",),
     ),
     Comparison(
         what="RLOO trainer's loss and gradient",

@@ -11,6 +11,7 @@ import verl.trainer.ppo.core_algos as core
 from published.cases import EPSILON, SINGLE, Case, Comparison, joined
 from published.ours import HORIZON, adapted, adaptive, less_group_mean_whitened, outcome_rewards, tokens
 from published.verl_losses import LOSSES
+from published.verl_objectives import OBJECTIVES
 from torch import Tensor
 from verl import DataProto
 from verl.trainer.ppo.ray_trainer import apply_kl_penalty
@@ -207,4 +208,5 @@ COMPARISONS = (
         theirs=their_filtered("pow", 0.0),
     ),
     *LOSSES,
+    *OBJECTIVES,
 )
