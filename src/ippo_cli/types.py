@@ -290,6 +290,8 @@ class Experience:
     views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
     state_values: Mapping[str, StateValues] = field(default_factory=dict)  # with `advantage=monte_carlo`
     turn_groups: Mapping[str, TurnGroups] = field(default_factory=dict)  # empty without groups of turns
+    shared: Mapping[str, Mapping[str, Rollout]] = field(default_factory=dict)
+    # with `team.share_rollouts`, by trained agent and author: the author's rows, with log-probabilities of the agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ def iterate_steps(
             context,
             mini_batch_size=learner.mini_batch_size,
             epoch=epoch,
-            agents=len(learner.agent_names),
+            agents=len(learner.agent_names) + len(learner.shared_authors),
         ):
             yield OptimizerStep(
                 epoch=epoch,
@@ -72,8 +72,8 @@ def concatenate_agents(
     targets: Mapping[str, Targets],
     views: Mapping[str, CriticView] | None = None,
 ) -> tuple[Rollout, Targets]:
-    """The rows and targets of all agents of a learner, in order: those of their views for a centralised critic."""
-    names = learner.agent_names
+    """The rows and targets of all agents and authors of a learner, in order: of views for a centralised critic."""
+    names = (*learner.agent_names, *learner.shared_authors)
     if learner.layout is not None:
         assert views is not None
         rollouts = {name: views[name].rollout for name in names}
