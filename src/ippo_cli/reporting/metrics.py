@@ -160,7 +160,7 @@ METRICS: dict[str, str] = {
     "<agent>/shared/row_fraction": "shared: these as a fraction of all responses that it is trained on",
     "<agent>/shared/ratio": "shared: mean of the geometric mean of pi_agent / pi_author over a response's tokens",
     "<agent>/shared/weight": "shared: mean correction weight per token of these responses",
-    "<agent>/shared/limited_fraction": "shared: fraction of their tokens with a truncated weight or a ratio out of range",
+    "<agent>/shared/limited_fraction": "shared: fraction of their tokens with a truncated weight or ratio out of range",
     "<agent>/shared/capability": "cross_agent.capability_window: mean score of the iterations before this one",
     "turn_groups/branch_tokens": "algorithm.advantage=turn_group: tokens generated in branches, beside those of the "
     "episodes",
