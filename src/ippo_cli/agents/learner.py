@@ -65,7 +65,7 @@ class Learner:
     return_moments: ReturnMoments | None = None  # by which its values are normalised
     member: EnsembleMember | None = None  # its part of the prompts, for one of several critics
     has_new_head: bool = True  # whether its value head started at zero
-    shared_authors: tuple[str, ...] = ()  # other agents on whose responses its policy is trained too
+    shared_authors: tuple[str, ...] = ()  # other agents with responses that its policy is trained on
     reads_packed_rows: bool = False  # whether a reference on ranks without the engine reads packed rows
 
     @property

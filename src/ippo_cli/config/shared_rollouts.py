@@ -34,7 +34,7 @@ EQUAL_SETTINGS = (("", ("template", "system", "answer")), ("rollout", ("max_new_
 
 
 def shared_authors(config: Config, agent: str) -> tuple[str, ...]:
-    """The other agents on whose responses an agent's policy is trained too, in the task's order."""
+    """The other agents with responses that an agent's policy is trained on, in the task's order."""
     if not config.team.share_rollouts or config.task.agents[agent].frozen:
         return ()
     return tuple(name for name in config.task.agents if name != agent)

@@ -1,4 +1,4 @@
-"""Capabilities of agents (HACPO): means of their recent scores, by whose ratios scores of other agents count."""
+"""Capabilities of agents (HACPO): means of recent scores; their ratios weigh the scores of other agents."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class CrossAgentConfig:
     clip_range: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
     # responses with a mean ratio below 1 - this, or above 1, are not trained on; null without an exponent
     capability_window: PositiveInt | None
-    # advantage=group: iterations of the mean scores by whose ratio the scores of other agents count; null = equally
+    # advantage=group: scores of agents are weighed by ratios of their means in this many iterations; null = equally
 
 
 @dataclass
