@@ -232,12 +232,11 @@ class CrossAgentConfig:
     """HACPO: how a policy trains on responses that other agents have sampled, with `team.share_rollouts`."""
 
     exponent: PositiveFloat | None
-    # weight of a response: geometric mean of its tokens' ratios to the author's, to this power (HACPO: 1 + alpha)
-    # | null: the weights of behavior_correction
+    # weight: geometric mean of pi / pi_author to this power (1 + alpha of HACPO); null = behavior_correction
     clip_range: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
-    # responses with a mean ratio below 1 - this, or above 1, are not trained on; null without an exponent
+    # responses with a mean ratio below 1 - this or above 1 have weight 0; null without an exponent
     capability_window: PositiveInt | None
-    # advantage=group: scores of agents are weighed by ratios of their means in this many iterations; null = equally
+    # advantage=group: weigh scores by ratios of mean scores over these iterations; null = equally
 
 
 @dataclass
