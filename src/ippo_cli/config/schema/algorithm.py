@@ -232,7 +232,7 @@ class CrossAgentConfig:
     """HACPO: how a policy trains on responses that other agents have sampled, with `team.share_rollouts`."""
 
     exponent: PositiveFloat | None
-    # weight: geometric mean of pi / pi_author to this power (1 + alpha of HACPO); null = behavior_correction
+    # weight: geometric mean of pi / pi_author to this power (HACPO: 1 + alpha); null = behavior_correction
     clip_range: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
     # responses with a mean ratio below 1 - this or above 1 have weight 0; null without an exponent
     capability_window: PositiveInt | None
