@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,8 +49,8 @@ WEIGHED = (
 )
 
 
-def all_targets(trainer: Trainer, **state: dict[str, list[float]]) -> dict[Source, Targets]:
-    algorithm = replace(trainer.state.algorithm, state=AlgorithmState(**state))
+def all_targets(trainer: Trainer, recent_scores: Mapping[str, Sequence[float]] | None = None) -> dict[Source, Targets]:
+    algorithm = replace(trainer.state.algorithm, state=AlgorithmState(recent_scores=recent_scores or {}))
     return algorithm.compute_all_targets(trainer.state.team, experience_of(trainer))[0]
 
 
