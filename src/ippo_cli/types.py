@@ -290,6 +290,8 @@ class Experience:
     views: Mapping[str, CriticView] = field(default_factory=dict)  # of agents with a centralised critic
     state_values: Mapping[str, StateValues] = field(default_factory=dict)  # with `advantage=monte_carlo`
     turn_groups: Mapping[str, TurnGroups] = field(default_factory=dict)  # empty without groups of turns
+    shared: Mapping[str, Mapping[str, Rollout]] = field(default_factory=dict)
+    # with `team.share_rollouts`, by trained agent and author: the author's rows, with log-probabilities of the agent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -339,6 +341,7 @@ class Minibatch:
     num_values: int  # over all ranks and micro-batches, where value_mask is set
     agent: Tensor  # [b] int64: index of each row's agent among the agents that are trained together
     num_positive_tokens: int = 0  # over all ranks and micro-batches, where loss_mask is set in positive rows
+    num_value_sequences: int | None = None  # of the sequences, those with a non-empty value_mask; None: all
 
     def select_rows(self, rows: Sequence[int] | Tensor) -> Self:
         """Return some of the rows as a micro-batch, trimmed to their used columns, with the same global counts."""

@@ -18,8 +18,9 @@ from ippo_cli.config.checks import check_config
 from ippo_cli.config.schema import Config, CriticKind
 
 pytestmark = pytest.mark.slow
-# `happo` needs two policies (`tests/training/test_learning_order.py`), `distill` a teacher (`test_distillation.py`).
-ELSEWHERE = ("happo", "distill")
+# `happo` needs two policies (`tests/training/test_learning_order.py`), `distill` a teacher (`test_distillation.py`),
+# `hacpo` agents with equal prompts (`test_shared_rollouts.py`).
+ELSEWHERE = ("happo", "distill", "hacpo")
 ALGORITHMS = sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml") if file.stem not in ELSEWHERE)
 TINY = (
     *SMALL,

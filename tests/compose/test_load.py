@@ -91,6 +91,7 @@ def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pyt
         ["actor.alphabet=printable"] if choice in ("task=refine", "task=think_solve") else []
     )  # no reference answers
     more += ["actor.reference=owner/teacher"] if choice == "algorithm=distill" else []
+    more += ["task=sorting_peers"] if choice == "algorithm=hacpo" else []
     made = config([choice, "mode=plan", *more])  # mode=plan needs no local models
     check_config(made, world_size=1, training=not serves_evaluation_only)
     group, _, option = choice.partition("=")

@@ -60,12 +60,20 @@ GRPO, HAPPO, CISPO = "algorithm=grpo", "algorithm=happo", "algorithm=cispo"
 VINE = "algorithm=vine_ppo"
 LINES = (VINE, "algorithm.monte_carlo.states=lines", "algorithm.monte_carlo.every=null")
 SHARED = "team=shared_policy"
+HACPO = ("algorithm=hacpo", "task=sorting_peers")
 JSONL, FULL, FUNCTION = "task=jsonl", "actor=full", "reward=function"
 
 TWO = {"task.train": ["a", "b"], "task.eval": "c"}
 MATCH = {"kind": "exact_match", "match": "exact"}  # a part of a mix
 ALTERNATIVES = {"reward.credit_assignment": "counterfactual", "reward.credit_alternatives": 2}
 DIALOGUE = {"task.protocol": "dialogue", "task.num_turns": 2}
+SHARE = {
+    "team.share_rollouts": True,
+    "rollout.recompute_logprobs": True,
+    "reward.team_weight": 0.0,
+    "reward.agent_weight": 1.0,
+    "algorithm.behavior_correction.level": "token",
+}
 POOL = {"team.opponent_pool.every": 2, "team.opponent_pool.size": 4, "team.opponent_pool.share": 0.5}
 
 # Choices of groups, changed values, processes, and the start of the message: at least one case per rule.
@@ -109,6 +117,66 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
                 "algorithm.ratio_level=sequence",
             ),
         ]
+    ),
+    *(
+        ((*HACPO, *choices), changes, 1, f"{setting} does not support team.share_rollouts=true")
+        for choices, changes, setting in [
+            ((), {"task.num_turns": 2, "task.protocol": "dialogue"}, "task.protocol=dialogue task.num_turns=2"),
+            ((), {"task.protocol": "sequential"}, "task.protocol=sequential task.num_turns=1"),
+            ((SHARED,), {}, "team=shared_policy"),
+            (
+                (),
+                {"team.update_order": "sequential", "algorithm.sequential_correction.pooling": "sum"},
+                "team.update_order=sequential",
+            ),
+            ((), POOL, "team.opponent_pool.every=2"),
+            ((), {"rollout.recompute_logprobs": False}, "rollout.recompute_logprobs=false"),
+            ((), {"rollout.refill_rounds": 2}, "rollout.refill_rounds=2"),
+            (("algorithm=ppo",), {**SHARE, "mode": "critic"}, "mode=critic"),
+            (
+                (),
+                {"algorithm.cross_agent.exponent": None, "algorithm.cross_agent.clip_range": None},
+                "algorithm.cross_agent.exponent=null algorithm.behavior_correction.level=none",
+            ),
+            (("algorithm=rae",), SHARE, "algorithm.advantage=role_baseline"),
+            (("algorithm=ppo", "critic=centralized"), SHARE, "critic=centralized"),
+            (("algorithm=ppo",), {**SHARE, "algorithm.credit": "auto"}, "algorithm.credit=auto"),
+            ((), {"algorithm.normalization_scope": "team"}, "algorithm.normalization_scope=team"),
+            (
+                (),
+                {"algorithm.reweight.method": "pow", "algorithm.reweight.power": 2.0},
+                "algorithm.reweight.method=pow",
+            ),
+            (
+                (),
+                {"algorithm.positive_nll.coef": 0.1, "algorithm.positive_nll.min_score": 1.0},
+                "algorithm.positive_nll.coef=0.1",
+            ),
+            ((), {"algorithm.kl.reward.coef": 0.1}, "algorithm.kl.reward.coef=0.1"),
+            ((), {"algorithm.kl.loss.coef": 0.1}, "algorithm.kl.loss.coef=0.1 algorithm.kl.loss.estimator=k3"),
+            ((), {"algorithm.target_kl": 0.1}, "algorithm.target_kl=0.1"),
+            ((), {"reward.team_weight": 1.0}, "reward.team_weight=1"),
+            ((), {"task.agents.second.reward.agent_weight": 2.0}, "task.agents.second.reward"),
+            ((), {"reward.processor": ["zscore"]}, "reward.processor=[zscore]"),
+        ]
+    ),
+    (
+        (*HACPO, "~task.agents.second"),
+        {},
+        1,
+        "task.agents=[first] does not support team.share_rollouts=true: there is no other agent",
+    ),
+    (
+        ("algorithm=hacpo",),
+        {},
+        1,
+        "task.agents.high.template={letters}> differs from low's {letters}<, and team.share_rollouts=true",
+    ),
+    (
+        HACPO,
+        {"task.agents.second.rollout.max_new_tokens": 3},
+        1,
+        "task.agents.second.rollout.max_new_tokens=3 differs from first's",
     ),
     (
         (),
@@ -1147,6 +1215,15 @@ IDLE: list[tuple[tuple[str, ...], str, Any, str]] = [
     ((), "turn_groups.candidates", 4, "advantage=gae has no groups of turns"),
     ((GRPO,), "turn_groups.follow", "best", "advantage=group has no groups of turns"),
     ((), "role_baseline_decay", 0.95, "advantage=gae has no baseline of roles"),
+    ((GRPO,), "cross_agent.exponent", 2.0, "team.share_rollouts=false has no responses of other agents"),
+    ((GRPO,), "cross_agent.capability_window", 5, "team.share_rollouts=false has no responses of other agents"),
+    ((*HACPO, "algorithm.advantage=leave_one_out"), "cross_agent.capability_window", 5, ""),
+    (
+        (*HACPO, "algorithm.cross_agent.exponent=null", "algorithm.behavior_correction.level=token"),
+        "cross_agent.clip_range",
+        0.2,
+        "cross_agent.exponent=null sets no weights",
+    ),
     ((), "turn_value", "first", "credit=token has no turns"),
     ((), "value_unit", "turn", "credit=token has no turns"),
     ((), "clip_range_low", 0.1, "objective=on_policy has no ratio"),
@@ -1211,6 +1288,7 @@ NEEDED = [
     ((*LINES, "algorithm.monte_carlo.states=turns"), "monte_carlo.states"),
     ((CISPO,), "clip_range_high"),
     (("algorithm=gspo",), "ratio_pooling"),
+    (HACPO, "cross_agent.clip_range"),
     (("algorithm=dapo",), "truncation_penalty"),
     (("algorithm=dapo",), "truncation_ramp"),
     (("algorithm=vapo",), "positive_nll.min_score"),
@@ -1225,7 +1303,8 @@ def test_required_algorithm_keys(choices: tuple[str, ...], key: str, config: Mak
 
 @pytest.mark.parametrize("name", sorted(file.stem for file in (config_dir() / "algorithm").glob("*.yaml")))
 def test_algorithm_presets_pass_the_checks(name: str, config: Make) -> None:
-    made = config((f"algorithm={name}", *(["actor.reference=owner/teacher"] if name == "distill" else [])))
+    more = {"distill": "actor.reference=owner/teacher", "hacpo": "task=sorting_peers"}
+    made = config((f"algorithm={name}", *([more[name]] if name in more else [])))
     check_config(made, 2)
     assert made.rollout.buffer_size == 512
     assert (made.critic.kind.value == "none") != made.algorithm.advantage.needs_critic

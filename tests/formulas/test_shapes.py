@@ -48,6 +48,8 @@ WRONG: dict[str, Callable[[], object]] = {
     "clip_logratio": lambda: formulas.clip_logratio(X, WIDE, low=0.1, high=0.1),
     "overlong_fraction": lambda: formulas.overlong_fraction(MASK, TURN[:1], limit=4, ramp=0.5),
     "behavior_weights": lambda: formulas.behavior_weights(X, X, WIDE, level="token", cap=2.0),
+    "capability_advantages": lambda: formulas.capability_advantages(ROWS, LABELS, X),
+    "cross_agent_weights": lambda: formulas.cross_agent_weights(X, X, WIDE, exponent=2.0, clip_range=0.2),
     "step_logratio": lambda: formulas.step_logratio(X, WIDE, MASK, TURN, steps=1, pooling="sum"),
     "sequential_factor": lambda: formulas.sequential_factor(ROWS, MASK, TURN, cap=2.0),
     "bradley_terry": lambda: formulas.bradley_terry(X),

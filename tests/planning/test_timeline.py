@@ -74,6 +74,24 @@ def test_references_and_recomputed_activations_add_passes() -> None:
     assert found["actor update"] == pytest.approx(plain["actor update"] * 8 / 6)
 
 
+def test_shared_responses_add_rows_to_passes_and_updates() -> None:
+    keys = ("task=sorting_peers", "actor.dtype=bf16", "rollout.buffer_size=8", "rollout.max_new_tokens=4")
+    keys = (*keys, "algorithm=hacpo", "algorithm.mini_batch_size=8", "deepspeed=zero1")
+    shapes = {name: SHAPES["solo"] for name in ("first", "second")}
+    found = []
+    alone = ("team.share_rollouts=false", *(f"algorithm.cross_agent.{key}=null" for key in CROSS_AGENT))
+    for more in ((), alone):
+        config = load_config(normalize_arguments([*PLAN, *keys, *more]))
+        check_config(config, 4)
+        phases = phase_times(config, shapes, compute_batch_sizes(config, 4, 8), 4)
+        found.append({phase.name: phase.seconds for phase in phases})
+    shared, own = found
+    for name in ("first logprobs", "second logprobs", "first actor update", "second actor update"):
+        assert shared[name] == pytest.approx(2 * own[name])
+    assert shared["first rollout"] == own["first rollout"]
+
+
+CROSS_AGENT = ("exponent", "clip_range", "capability_window")
 VINE = (
     *(key for key in RUN if "critic" not in key),
     *("algorithm=vine_ppo", "algorithm.kl.loss.coef=0", "rollout.num_generations=2"),

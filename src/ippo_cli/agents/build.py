@@ -46,6 +46,7 @@ from ippo_cli.config.schema import (
     ServerActorConfig,
     ValueHeadCriticConfig,
 )
+from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy, ensemble_names, policy_by_agent, shares_critic
 from ippo_cli.engine import distributed
 from ippo_cli.engine.rank_group import RankGroup
@@ -280,7 +281,7 @@ def _build_actor_learner(
     frozen: FrozenWeights,
 ) -> Learner:
     """The learner of a policy; `policy` is None on ranks that do not hold it."""
-    agent = config.task.agents[names[0]]
+    agent, authors = config.task.agents[names[0]], shared_authors(config, names[0])
     actor, critic = agent.actor, agent.critic
     kl_loss = config.algorithm.kl.loss
     popart_beta = critic.popart_beta if isinstance(critic, ValueHeadCriticConfig) else None
@@ -310,13 +311,14 @@ def _build_actor_learner(
             warmup=policy_warmup(config),
         ),
         optimizer=actor,
-        mini_batch_size=len(names) * mini_batch_size(config, agent),
+        mini_batch_size=(len(names) + len(authors)) * mini_batch_size(config, agent),
         ppo_epochs=agent.algorithm.ppo_epochs,
         micro_batch_tokens=config.deepspeed.micro_batch_tokens,
         forward_batch_tokens=config.deepspeed.forward_batch_tokens,
         share_prefixes=config.deepspeed.share_prefixes,
         splits_rows=splits_rows(config),
         policy_groups=policy_groups,
+        shared_authors=authors,
         popart_beta=popart_beta,
         has_new_head=not isinstance(critic, ValueHeadCriticConfig) or critic.warm_start is None,
         return_moments=None if popart_beta is None else initial_moments(None if policy is None else policy.value_head),

@@ -34,7 +34,7 @@ def build_critic_layouts(
         name: _load_critic_tokenizer(config, names, tokenizers) for name, names in agents_by_critic(config).items()
     }
     by_text = any(
-        not _vocabularies_match(reader, tokenizer) for reader in readers.values() for tokenizer in tokenizers.values()
+        not vocabularies_match(reader, tokenizer) for reader in readers.values() for tokenizer in tokenizers.values()
     )
     if by_text:
         _check_values_by_turn(config, tokenizers)
@@ -83,7 +83,7 @@ def _load_critic_tokenizer(
     except Exception as error:
         first, size = tokenizers[names[0]], embedding_count(source, revision)
         known = size is None or max(first.get_vocab().values()) < size
-        if known and all(_vocabularies_match(first, other) for other in tokenizers.values()):
+        if known and all(vocabularies_match(first, other) for other in tokenizers.values()):
             return first  # a critic's folder does not need a tokenizer
         raise ConfigError(
             f"critic.{key}={source}",
@@ -101,7 +101,7 @@ def _load_critic_tokenizer(
     return tokenizer
 
 
-def _vocabularies_match(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
+def vocabularies_match(reader: PreTrainedTokenizerBase, other: PreTrainedTokenizerBase) -> bool:
     """Whether the other's token ids mean the same to the reader. Names of special tokens may differ within a family."""
     own, its = reader.get_vocab(), other.get_vocab()
     if own == its:

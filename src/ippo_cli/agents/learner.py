@@ -45,12 +45,12 @@ class Learner:
     """An engine, its training objective, and the sizes of its update."""
 
     name: str  # of the agent or group with these weights: names its metrics and checkpoint folder
-    agent_names: tuple[str, ...]  # the agents that provide its rows, in the task's order
+    agent_names: tuple[str, ...]  # the agents with its weights, which provide its rows, in the task's order
     group: RankGroup  # the ranks that hold its engine
     local_engine: Engine[Any] | None  # None on other ranks
     objective: TrainingObjective
     optimizer: OptimizerConfig
-    mini_batch_size: int  # rows per optimizer step, over all its agents and ranks
+    mini_batch_size: int  # rows per optimizer step, over all its agents, authors and ranks
     ppo_epochs: int
     micro_batch_tokens: int  # tokens per forward and backward pass, per model-parallel group
     forward_batch_tokens: int  # tokens per forward without gradients
@@ -65,6 +65,7 @@ class Learner:
     return_moments: ReturnMoments | None = None  # by which its values are normalised
     member: EnsembleMember | None = None  # its part of the prompts, for one of several critics
     has_new_head: bool = True  # whether its value head started at zero
+    shared_authors: tuple[str, ...] = ()  # other agents with responses that its policy is trained on
     reads_packed_rows: bool = False  # whether a reference on ranks without the engine reads packed rows
 
     @property

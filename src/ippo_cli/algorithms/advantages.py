@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Advantage, AlgorithmConfig, NormalizationScope, TurnValue
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
+    capability_advantages,
     gae,
     group_normalized,
     leave_one_out,
@@ -25,7 +27,9 @@ from ippo_cli.formulas import (
 from ippo_cli.types import Rollout
 
 Estimator = Callable[[AdvantageInputs, AlgorithmConfig], AdvantageOutputs]
-GroupFormula = Callable[[Tensor, Tensor, AlgorithmConfig], Tensor]  # scores and groups [n] to advantages [n]
+GroupFormula = Callable[[Tensor, Tensor, Tensor, AlgorithmConfig], Tensor]
+"""Scores, groups and weights of scores, `[n]` each, to advantages `[n]`."""
+K = TypeVar("K", bound=Hashable)
 
 
 def gae_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> AdvantageOutputs:
@@ -69,19 +73,20 @@ def group_advantages(formula: GroupFormula) -> Estimator:
 def _compare_groups(
     formula: GroupFormula, agents: Sequence[AdvantageInputs], config: AlgorithmConfig
 ) -> list[AdvantageOutputs]:
-    """Compare each response with those of the given agents to its prompt, across ranks. Collective."""
+    """Compare each response with those of all given rows to its prompt, across ranks. Collective."""
     own = [row_scores(inputs) for inputs in agents]
     rows = (
         torch.cat(own),
         torch.cat([inputs.group for inputs in agents]),
         torch.cat([inputs.valid for inputs in agents]),
+        torch.cat([torch.full_like(score, inputs.capability) for score, inputs in zip(own, agents, strict=True)]),
     )
-    scores, groups, valid = (distributed.all_gather_rows(part) for part in rows)
+    scores, groups, valid, weights = (distributed.all_gather_rows(part) for part in rows)
     _, slots = torch.unique(groups, return_inverse=True)
     sizes = torch.zeros_like(slots).scatter_add(0, slots, valid.long())
     usable = valid & (sizes[slots] > 1)
     advantages = torch.zeros_like(scores)
-    advantages[usable] = formula(scores[usable], groups[usable], config)
+    advantages[usable] = formula(scores[usable], groups[usable], weights[usable], config)
     here = distributed.local_row_slice(torch.cat(own))
     counts = [len(score) for score in own]
     results = zip(agents, advantages[here].split(counts), own, usable[here].split(counts), strict=True)
@@ -121,7 +126,7 @@ def turn_group_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> A
     sizes = torch.zeros_like(slots.flatten()).scatter_add(0, slots.flatten(), usable.long().flatten())
     usable &= sizes[slots] > 1
     advantages = torch.zeros_like(returns)
-    advantages[usable] = _normalize_group(returns[usable], label[usable], config)
+    advantages[usable] = group_normalized(returns[usable], label[usable], scale_by_std=bool(config.scale_by_std))
     turn = inputs.turn.clamp(min=0)
     tokens = usable.gather(1, turn) & inputs.mask
     return AdvantageOutputs(
@@ -138,8 +143,14 @@ def zero_advantages(inputs: AdvantageInputs, config: AlgorithmConfig) -> Advanta
     return AdvantageOutputs(advantages=zeros, returns=zeros, usable=inputs.valid)
 
 
-def _normalize_group(score: Tensor, group: Tensor, config: AlgorithmConfig) -> Tensor:
-    return group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
+def _normalize_group(score: Tensor, group: Tensor, weight: Tensor, config: AlgorithmConfig) -> Tensor:
+    if config.cross_agent.capability_window is None:
+        return group_normalized(score, group, scale_by_std=bool(config.scale_by_std))
+    return capability_advantages(score, group, weight, scale_by_std=bool(config.scale_by_std))
+
+
+def _leave_one_out(score: Tensor, group: Tensor, weight: Tensor, config: AlgorithmConfig) -> Tensor:
+    return leave_one_out(score, group)
 
 
 # Requirements of each: see the properties of `Advantage`.
@@ -147,7 +158,7 @@ ADVANTAGES: dict[Advantage, Estimator] = {
     Advantage.gae: gae_advantages,
     Advantage.reward_to_go: reward_to_go_advantages,
     Advantage.group: group_advantages(_normalize_group),
-    Advantage.leave_one_out: group_advantages(lambda score, group, config: leave_one_out(score, group)),
+    Advantage.leave_one_out: group_advantages(_leave_one_out),
     Advantage.greedy_baseline: baseline_advantages,
     Advantage.role_baseline: baseline_advantages,
     Advantage.monte_carlo: monte_carlo_advantages,
@@ -157,14 +168,22 @@ ADVANTAGES: dict[Advantage, Estimator] = {
 }
 
 
-def compute_advantages(inputs: Mapping[str, AdvantageInputs], config: AlgorithmConfig) -> dict[str, AdvantageOutputs]:
-    """Each agent's advantages from its own rows; at `normalization_scope=team` groups have the rows of all agents.
+def compute_advantages(
+    inputs: Mapping[K, AdvantageInputs], config: AlgorithmConfig, compared: Sequence[Sequence[K]] = ()
+) -> dict[K, AdvantageOutputs]:
+    """The advantages of each set of rows, from these rows alone; groups have the rows of all sets that are `compared`.
 
-    Collective.
+    At `normalization_scope=team` these are all sets. Collective.
     """
     if config.advantage is Advantage.group and config.normalization_scope is NormalizationScope.team:
-        return dict(zip(inputs, _compare_groups(_normalize_group, list(inputs.values()), config), strict=True))
-    return {name: ADVANTAGES[config.advantage](own, config) for name, own in inputs.items()}
+        compared = [list(inputs)]
+    if not compared or not config.advantage.needs_group:
+        return {name: ADVANTAGES[config.advantage](own, config) for name, own in inputs.items()}
+    formula = _normalize_group if config.advantage is Advantage.group else _leave_one_out
+    outputs: dict[K, AdvantageOutputs] = {}
+    for keys in compared:
+        outputs |= zip(keys, _compare_groups(formula, [inputs[key] for key in keys], config), strict=True)
+    return {key: outputs[key] for key in inputs}
 
 
 def row_scores(inputs: AdvantageInputs) -> Tensor:

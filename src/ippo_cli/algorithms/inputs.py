@@ -23,6 +23,7 @@ class AdvantageInputs:
     baseline: Tensor  # [B]: the score of the greedy response, or the mean of the agent's role; 0 without either
     valid: Tensor  # [B] bool: rows that have a score
     turn_groups: TurnGroups | None = None  # of turns that answer the same state
+    capability: float = 1.0  # of the agent, divided by that of the author of the rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,11 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
     unadapted = None if algorithm.kl.reward.target is not None else "without kl.reward.target the coefficient is fixed"
     pooling = algorithm.sequential_correction.pooling
     unfactored = None if pooling is not None else "sequential_correction.pooling=null has no factors"
+    cross_agent = algorithm.cross_agent
+    unshared = None if config.team.share_rollouts else "team.share_rollouts=false has no responses of other agents"
+    unscaled = unshared or (None if cross_agent.exponent is not None else "cross_agent.exponent=null sets no weights")
+    is_group = algorithm.advantage is Advantage.group
+    unmeasured = unshared or (None if is_group else f"advantage={advantage} does not weigh scores by their authors")
     uncorrected = None if level is not WeightLevel.none else "behavior_correction.level=none has no weights"
     normalized = algorithm.advantage_normalization or algorithm.advantage is Advantage.group
     alone = None if normalized else f"advantage={advantage} without advantage_normalization normalises nothing"
@@ -247,6 +252,9 @@ def applicability_rules(config: Config) -> Iterator[tuple[str, Any, Any, str | N
         ("behavior_correction.band_low", None, uncorrected, None),
         ("behavior_correction.band_high", None, uncorrected, None),
         ("sequential_correction.cap", None, unfactored, None),
+        ("cross_agent.exponent", None, unshared, None),
+        ("cross_agent.clip_range", None, unscaled, "0.2"),
+        ("cross_agent.capability_window", None, unmeasured, None),
         ("turn_groups.candidates", 1, ungrouped, "4"),
         ("turn_groups.follow", FollowedCandidate.random, ungrouped, None),
     ]

@@ -52,6 +52,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.served_agents import check_served_agents
+from ippo_cli.config.shared_rollouts import check_shared_rollouts
 from ippo_cli.config.teams import check_team
 from ippo_cli.config.time_limit import check_deadline
 from ippo_cli.config.tools import check_tools
@@ -86,6 +87,7 @@ def check_config(config: Config, world_size: int, *, training: bool = True) -> N
                 partial(check_refill, config),
                 partial(check_curriculum, config),
                 partial(check_turn_groups, config),
+                partial(check_shared_rollouts, config),
             ]
             if training
             else []

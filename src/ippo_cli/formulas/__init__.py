@@ -13,6 +13,7 @@ from ippo_cli.formulas.advantages import (
     turn_gae,
 )
 from ippo_cli.formulas.aggregate import aggregate
+from ippo_cli.formulas.cross_agent import capability_advantages, cross_agent_weights
 from ippo_cli.formulas.disagreement import disagreement_limits
 from ippo_cli.formulas.hl_gauss import ValueBins, bin_probabilities, expected_values, hl_gauss_loss
 from ippo_cli.formulas.kl import adaptive_kl_step, full_kl, kl_estimate
@@ -45,9 +46,11 @@ __all__ = [
     "behavior_weights",
     "bin_probabilities",
     "bradley_terry",
+    "capability_advantages",
     "cispo_loss",
     "clip_logratio",
     "clipped_policy_loss",
+    "cross_agent_weights",
     "disagreement_limits",
     "expected_values",
     "full_kl",

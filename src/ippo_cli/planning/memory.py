@@ -28,6 +28,7 @@ from ippo_cli.config.schema import (
     VllmRolloutConfig,
     Zero3Gather,
 )
+from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_base, agents_by_critic, policy_by_agent, trained_agents_by_policy
 from ippo_cli.engine.zero_config import live_elements
 from ippo_cli.engine.zero_memory import EngineMemory, inference_memory
@@ -170,6 +171,7 @@ def _actor_model(
     """The engine of a policy on the ranks of a component."""
     settings, agent = config.task.agents[names[0]], shapes[names[0]]
     actor, ranks = settings.actor, place.ranks(names[0], component)
+    names = (*names, *shared_authors(config, names[0]))  # the agents that sample its rows
     longest = max(shapes[name].length.row_tokens for name in names)
     carried = isinstance(settings.critic, ValueHeadCriticConfig)
     return estimate_trained_model(

@@ -53,6 +53,7 @@ from ippo_cli.planning.episode_length import EpisodeLength, episode_lengths, max
 from ippo_cli.planning.memory import FrozenModel
 from ippo_cli.planning.parallelism import check_model_parallel
 from ippo_cli.planning.routers import check_router_loss
+from ippo_cli.planning.shared_rollouts import check_shared_tokens
 from ippo_cli.rollout.generator import context_limit
 from ippo_cli.rollout.served_policy import ServedPolicy, load_served_policy
 from ippo_cli.tasks.conversation import prompt_formats
@@ -124,6 +125,7 @@ def read_model_specs(config: Config, task: Task, weights: Mapping[str, Path | st
             references[name] = _reference_shape(agent, empty_models, lm, source, deepspeed)
     tokenizers = {name: tokenizers[name] for name in config.task.agents}
     contexts = {name: contexts[name] for name in config.task.agents}
+    check_shared_tokens(config, tokenizers)
     lengths = episode_lengths(config, task, prompt_formats(config.task, config.rollout, tokenizers), contexts)
     layouts = build_critic_layouts(config, tokenizers, contexts, _critic_contexts(config, empty_models, starts))
     critic_row = max_critic_tokens(lengths) if layouts else None

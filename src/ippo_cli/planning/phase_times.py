@@ -31,6 +31,7 @@ from ippo_cli.config.schema import (
     Zero3Gather,
 )
 from ippo_cli.config.served_agents import served_agents
+from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_critic, trained_agents_by_policy
 from ippo_cli.config.vllm import devices_per_server
 from ippo_cli.models.shape import ModelShape
@@ -209,14 +210,16 @@ class _PhaseTimes:
             if settings.frozen:
                 continue
             passes: list[tuple[str, str, int, int]] = []  # name, component, parameters, tokens of a row
+            others = sum(self.shapes[author].length.row_tokens for author in shared_authors(config, name))
             if config.rollout.recompute_logprobs:
-                passes.append(("logprobs", ACTOR, agent.actor.parameters, length))
+                passes.append(("logprobs", ACTOR, agent.actor.parameters, length + others))
             if needs_reference(config):
                 passes.append(("reference", REFERENCE, agent.actor.parameters, length))
             if isinstance(settings.critic, OptimizedCriticConfig) and agent.critic is not None:
-                passes.append(("values", CRITIC, agent.critic.parameters, agent.critic_row_tokens or length))
+                tokens = agent.critic_row_tokens or length + others
+                passes.append(("values", CRITIC, agent.critic.parameters, tokens))
             elif isinstance(settings.critic, ValueHeadCriticConfig):
-                passes.append(("values", ACTOR, agent.actor.parameters, length))
+                passes.append(("values", ACTOR, agent.actor.parameters, length + others))
             for kind, component, parameters, tokens in passes:
                 ranks = self.placement.of(name, component)
                 yield self._pass(f"{name} {kind}", FORWARD * parameters * rows * tokens, ranks)
@@ -238,7 +241,8 @@ class _PhaseTimes:
         config, sizes = self.config, self.batch_sizes
         for policy, names in trained_agents_by_policy(config).items():
             settings, agent = config.task.agents[names[0]], self.shapes[names[0]]
-            tokens = sum(self.shapes[name].length.row_tokens for name in names)
+            authors = (*names, *shared_authors(config, names[0]))
+            tokens = sum(self.shapes[name].length.row_tokens for name in authors)
             yield self._update(
                 f"{policy} actor update",
                 policy,

@@ -21,6 +21,7 @@ from ippo_cli.config.schema import (
     ProgramConfig,
 )
 from ippo_cli.config.served_agents import local_agents
+from ippo_cli.config.shared_rollouts import shared_authors
 from ippo_cli.config.teams import agents_by_critic, agents_by_policy
 from ippo_cli.config.text import PAGE_WIDTH, format_table, join_names, shorten_name
 from ippo_cli.config.vllm import collects_ahead
@@ -138,6 +139,8 @@ def _show_sizes(prepared: Prepared) -> None:
         if holder in sizes.critic_steps:
             steps.append(f"critic {sizes.critic_steps[holder]}")
         shared = f", on the rows of {join_names(list(names))}" if holder != names[0] else ""
+        if authors := shared_authors(config, names[0]):
+            shared = f", of the actor also on the rows of {join_names(list(authors))}"
         _print_labelled(f"{holder} steps", ", ".join(steps) + f" optimizer steps per iteration{shared}")
     for name, names in agents_by_critic(config).items():
         if name not in agents_by_policy(config):

@@ -156,6 +156,12 @@ METRICS: dict[str, str] = {
     "<learner>/joint/stopped_early": "critic=value_head: 1 if target_kl stopped the iteration's steps",
     "<agent>/score/drawn": "rollout.refill_rounds: mean score of all drawn rows, replaced groups included; "
     "<agent>/score/mean is that of the buffer",
+    "<agent>/shared/rows": "team.share_rollouts: responses of other agents that the policy is trained on",
+    "<agent>/shared/row_fraction": "shared: these as a fraction of all responses that it is trained on",
+    "<agent>/shared/ratio": "shared: mean of the geometric mean of pi_agent / pi_author over a response's tokens",
+    "<agent>/shared/weight": "shared: mean correction weight per token of these responses",
+    "<agent>/shared/limited_fraction": "shared: fraction of their tokens with a truncated weight or ratio out of range",
+    "<agent>/shared/capability": "cross_agent.capability_window: mean score of the iterations before this one",
     "turn_groups/branch_tokens": "algorithm.advantage=turn_group: tokens generated in branches, beside those of the "
     "episodes",
     "refill/rounds": "rollout.refill_rounds: additional rounds of this iteration",

@@ -36,6 +36,7 @@ from ippo_cli.training.monte_carlo import StateValueEstimator
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.reward_calls import RewardCaller
 from ippo_cli.training.sampler_gap import check_sampler_gap
+from ippo_cli.training.shared_rollouts import share_rollouts
 from ippo_cli.training.turn_groups import CandidateBuffer, CandidateRows, candidate_turns, collect_candidates
 from ippo_cli.types import Batch, Episode, Experience, Rollout, Scores
 
@@ -139,6 +140,10 @@ class ExperienceCollector:
         greedy = self._score_greedy(greedy_episodes, scored.moments, clock) if self.needs_greedy else {}
         rollouts = self._recompute_logprobs(sampled, clock) if self.config.rollout.recompute_logprobs else sampled
         check_sampler_gap(self.config, self.team, sampled, rollouts)
+        shared = {}
+        if self.config.team.share_rollouts:
+            with clock("logprobs"):
+                shared = share_rollouts(self.team, episodes, rollouts, self.preemption.raise_if_any_rank_requested)
         state_values = {}
         if self.state_values is not None:
             with clock("continuations"):
@@ -155,6 +160,7 @@ class ExperienceCollector:
             views=views,
             state_values=state_values,
             turn_groups={name: own.groups for name, own in rows.items()},
+            shared=shared,
         )
         environment_seconds = self.environments.seconds - seconds_before
         if started is not None:

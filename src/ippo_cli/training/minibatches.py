@@ -55,7 +55,7 @@ def iterate_steps(
             context,
             mini_batch_size=learner.mini_batch_size,
             epoch=epoch,
-            agents=len(learner.agent_names),
+            agents=len(learner.agent_names) + len(learner.shared_authors),
         ):
             yield OptimizerStep(
                 epoch=epoch,
@@ -72,8 +72,8 @@ def concatenate_agents(
     targets: Mapping[str, Targets],
     views: Mapping[str, CriticView] | None = None,
 ) -> tuple[Rollout, Targets]:
-    """The rows and targets of all agents of a learner, in order: those of their views for a centralised critic."""
-    names = learner.agent_names
+    """The rows and targets of all agents and authors of a learner, in order: of views for a centralised critic."""
+    names = (*learner.agent_names, *learner.shared_authors)
     if learner.layout is not None:
         assert views is not None
         rollouts = {name: views[name].rollout for name in names}
@@ -110,7 +110,7 @@ def _build_minibatch(
     rollout: Rollout, targets: Targets, agent: Tensor, rows: Tensor, counts: Sequence[int]
 ) -> Minibatch:
     """Some of the rows, with the whole mini-batch's counts, see `_count_targets`."""
-    tokens, sequences, values, positive_tokens = counts
+    tokens, sequences, values, positive_tokens, value_sequences = counts
     return Minibatch(
         rollout=Rollout(**take_rows(rollout, rows)),
         targets=Targets(**take_rows(targets, rows)),
@@ -118,6 +118,7 @@ def _build_minibatch(
         num_sequences=sequences,
         num_values=values,
         num_positive_tokens=positive_tokens,
+        num_value_sequences=value_sequences,
         agent=agent[rows.to(agent.device)],
     )
 
@@ -138,11 +139,20 @@ def _draw_rows(counts_by_agent: Tensor, mini_batch_size: int, seed: int) -> list
 
 
 def _count_targets(targets: Targets, drawn: Sequence[Tensor]) -> list[list[int]]:
-    """Tokens, sequences, values and tokens of positive rows of each mini-batch over all ranks, with one reduction."""
+    """Tokens, sequences, values, tokens of positive rows and sequences with values of each mini-batch over all ranks.
+
+    With one reduction.
+    """
     device = targets.loss_mask.device
     local_rows = [rows.to(device) for rows in drawn]
     row_tokens = targets.loss_mask.sum(dim=1)
-    by_row = [row_tokens, targets.loss_mask.any(dim=1), targets.value_mask.sum(dim=1), row_tokens * targets.positive]
+    by_row = [
+        row_tokens,
+        targets.loss_mask.any(dim=1),
+        targets.value_mask.sum(dim=1),
+        row_tokens * targets.positive,
+        targets.value_mask.any(dim=1),
+    ]
     counts = [torch.stack([numbers[rows].sum() for rows in local_rows]) for numbers in by_row]
     return distributed.all_sum(torch.stack(counts, dim=1)).tolist()
 

@@ -17,7 +17,7 @@ from ippo_cli.types import CriticView, Experience, Rollout, StepContext, Targets
 
 
 class LearnerRows(NamedTuple):
-    """What a learner is trained on, by agent: this rank's rows."""
+    """What a learner is trained on, by agent or author: this rank's rows."""
 
     rollouts: dict[str, Rollout]
     targets: dict[str, Targets]
@@ -33,6 +33,7 @@ class PlacedUpdates:
     context: StepContext
     turns: Mapping[str, int]  # by agent, the number of first turns with metrics
     show_phase: Callable[[str], None]
+    shared: Mapping[str, Mapping[str, Targets]] = field(default_factory=dict)  # by agent and author of shared rows
     stats: dict[int, UpdateStats] = field(default_factory=dict)  # by learner; empty on ranks that do not hold it
     rows: dict[int, LearnerRows] = field(default_factory=dict)  # by learner: its shared rows
 
@@ -63,6 +64,9 @@ class PlacedUpdates:
             share(name, targets, result.targets)
             if learner.layout is not None:
                 share(name, experience.views, result.views)
+            for author in learner.shared_authors:
+                share(author, experience.shared[name], result.rollouts)
+                share(author, self.shared[name], result.targets)
         return result
 
     def run(self, learner: Learner, metrics: Mapping[str, float] | None = None, *, is_resting: bool = False) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ippo_cli.agents.agent import Agent
 from ippo_cli.algorithms.advantages import compute_advantages, row_scores, substitute_final_values, turn_values
+from ippo_cli.algorithms.behavior import row_weights
 from ippo_cli.algorithms.inputs import AdvantageInputs, AdvantageOutputs
 from ippo_cli.algorithms.resampling import draw_sample_counts
 from ippo_cli.config.schema import (
@@ -25,13 +24,10 @@ from ippo_cli.config.schema import (
     Reweight,
     Truncation,
     ValueUnit,
-    WeightLevel,
 )
 from ippo_cli.engine import distributed
 from ippo_cli.formulas import (
     adaptive_kl_step,
-    behavior_weights,
-    disagreement_limits,
     kl_estimate,
     masked_whiten,
     overlong_fraction,
@@ -39,7 +35,9 @@ from ippo_cli.formulas import (
     turn_ends,
 )
 from ippo_cli.training.algorithm_state import AlgorithmState
+from ippo_cli.training.capabilities import add_scores, capability_ratio
 from ippo_cli.training.role_baselines import compute_role_baselines
+from ippo_cli.training.row_inputs import DisagreementMasks, RowInputs, RowMasks, Source
 from ippo_cli.types import CriticView, Experience, Rollout, Scores, Targets
 
 
@@ -101,26 +99,45 @@ class Algorithm:
     ) -> tuple[dict[str, Targets], AlgorithmState]:
         """Each agent's targets, and the state for the next buffer.
 
-        They follow from the agent's own rows and scores only, unless `normalization_scope=team`. With `credit=auto`,
-        agents that share a policy or critic all use turns as actions if any of them does. `after_agent` is called on
-        all ranks after each agent, and may raise. Collective.
+        They follow from the agent's own rows and scores only, unless `normalization_scope=team` or `share_rollouts`.
+        With `credit=auto`, agents that share a policy or critic all use turns as actions if any of them does.
+        `after_agent` is called on all ranks after each agent, and may raise. Collective.
         """
-        inputs: dict[str, _AgentInputs] = {}
+        targets, state = self.compute_all_targets(agents, experience, after_agent=after_agent)
+        return {name: targets[Source(name, name)] for name in agents}, state
+
+    def compute_all_targets(
+        self,
+        agents: Mapping[str, Agent],
+        experience: Experience,
+        *,
+        after_agent: Callable[[], None] | None = None,
+    ) -> tuple[dict[Source, Targets], AlgorithmState]:
+        """The same, with the targets of the rows that agents share."""
         by_turn = self.agents_with_turn_actions(agents, experience.rollouts)
+        inputs: dict[Source, RowInputs] = {}
         for name, agent in agents.items():
-            inputs[name] = self._prepare_agent(agent, name in by_turn, experience)
-            if after_agent is not None:
-                after_agent()
-        outputs = compute_advantages({name: own.advantage for name, own in inputs.items()}, self.config)
-        masks = {name: self._build_masks(own, outputs[name], experience) for name, own in inputs.items()}
+            for author in (name, *experience.shared.get(name, ())):
+                source = Source(name, author)
+                inputs[source] = self._prepare_rows(agent, source, name in by_turn, experience)
+                if after_agent is not None:
+                    after_agent()
+        compared = [[source for source in inputs if source.agent == name] for name in experience.shared]
+        outputs = compute_advantages({source: own.advantage for source, own in inputs.items()}, self.config, compared)
+        masks = {source: self._build_masks(own, outputs[source], experience) for source, own in inputs.items()}
         moments = self._compute_moments(outputs, masks)
         targets = {
-            name: self._build_targets(agents[name], own, outputs[name], masks[name], moments[name], experience)
-            for name, own in inputs.items()
+            source: self._build_targets(
+                agents[source.agent], own, outputs[source], masks[source], moments[source.agent], experience
+            )
+            for source, own in inputs.items()
         }
+        own_inputs = {source.agent: own for source, own in inputs.items() if not source.is_shared}
+        window = self.config.cross_agent.capability_window
         return targets, AlgorithmState(
-            kl_coef={name: own.next_kl_coef for name, own in inputs.items()},
-            role_baselines={key: number for own in inputs.values() for key, number in own.next_baselines.items()},
+            kl_coef={name: own.next_kl_coef for name, own in own_inputs.items()},
+            role_baselines={key: number for own in own_inputs.values() for key, number in own.next_baselines.items()},
+            recent_scores={} if window is None else add_scores(self.state.recent_scores, experience.scores, window),
         )
 
     def agents_with_turn_actions(self, agents: Mapping[str, Agent], rollouts: Mapping[str, Rollout]) -> set[str]:
@@ -128,15 +145,16 @@ class Algorithm:
         by_turn = {agent.value_name for name, agent in agents.items() if self._has_turn_actions(rollouts[name])}
         return {name for name, agent in agents.items() if agent.value_name in by_turn}
 
-    def _prepare_agent(self, agent: Agent, by_turn: bool, experience: Experience) -> _AgentInputs:
-        """What an agent's advantages and targets are computed from. Collective."""
-        rollout, scores = experience.rollouts[agent.name], experience.scores[agent.name]
+    def _prepare_rows(self, agent: Agent, source: Source, by_turn: bool, experience: Experience) -> RowInputs:
+        """What the advantages and targets of an agent's rows are computed from. Collective."""
+        rollout, scores = source.select_rollout(experience), experience.scores[source.author]
         mask, view = rollout.response_mask, experience.views.get(agent.name)
         state_values = experience.state_values.get(agent.name)
         values, final_values, value_std = self._compute_values(agent, by_turn, rollout, view)
         if state_values is not None:
             values = state_values.values
-        skips_reference = self.only_returns and not self.config.kl.reward.coef
+        # Shared rows have no KL term that is estimated at their tokens.
+        skips_reference = source.is_shared or (self.only_returns and not self.config.kl.reward.coef)
         ref_logprobs = rollout.logprobs if skips_reference else agent.ref_logprobs(rollout)
         score = self._penalize_truncation(scores.score, rollout, agent.name)
         kl_penalty, next_coef = self._compute_kl_penalty(agent, rollout, ref_logprobs)
@@ -156,6 +174,7 @@ class Algorithm:
             baseline=baseline,
             valid=valid,
             turn_groups=experience.turn_groups.get(agent.name),
+            capability=capability_ratio(self.state.recent_scores, source.agent, source.author),
         )
         next_baselines: dict[str, float] = {}
         if self.config.advantage is Advantage.role_baseline:
@@ -169,8 +188,8 @@ class Algorithm:
                 self.config.role_baseline_decay,
             )
             advantage = replace(advantage, baseline=baseline)
-        return _AgentInputs(
-            agent=agent.name,
+        return RowInputs(
+            source=source,
             advantage=advantage,
             rewards=rewards,
             final_values=final_values,
@@ -181,49 +200,61 @@ class Algorithm:
             next_baselines=next_baselines,
         )
 
-    def _build_masks(self, inputs: _AgentInputs, outputs: AdvantageOutputs, experience: Experience) -> _Masks:
-        rollout, by_turn = experience.rollouts[inputs.agent], inputs.advantage.is_by_turn
+    def _build_masks(self, inputs: RowInputs, outputs: AdvantageOutputs, experience: Experience) -> RowMasks:
+        rollout, by_turn = inputs.source.select_rollout(experience), inputs.advantage.is_by_turn
         masks_truncated = self.config.truncation is Truncation.mask
         trained = outputs.usable & rollout.finished if masks_truncated else outputs.usable
-        measured = experience.scores[inputs.agent].measured.gather(1, rollout.turn.clamp(min=0))
+        measured = experience.scores[inputs.source.author].measured.gather(1, rollout.turn.clamp(min=0))
         loss_mask = inputs.advantage.mask & trained[:, None] & measured
         if outputs.usable_tokens is not None:
             loss_mask &= outputs.usable_tokens
-        return _Masks(trained, loss_mask, turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask)
+        return RowMasks(trained, loss_mask, turn_ends(loss_mask, rollout.turn) if by_turn else loss_mask)
 
     def _compute_moments(
-        self, outputs: Mapping[str, AdvantageOutputs], masks: Mapping[str, _Masks]
+        self, outputs: Mapping[Source, AdvantageOutputs], masks: Mapping[Source, RowMasks]
     ) -> Mapping[str, tuple[Tensor, Tensor] | None]:
-        """Mean and variance that whiten each agent's advantages, over the actions of all ranks; a turn counts once,
-        whatever its length. None: no whitening. Collective.
+        """Mean and variance that whiten the advantages of each agent, over the actions of all ranks; a turn counts
+        once, whatever its length. None: no whitening. Collective.
+
+        They are those of the agent's own rows: only these are samples of its policy.
         """
+        own = {source.agent: source for source in outputs if not source.is_shared}
         if not self.config.advantage_normalization:
-            return dict.fromkeys(outputs)
+            return dict.fromkeys(own)
         if self.config.normalization_scope is NormalizationScope.agent:
             return {
-                name: distributed.masked_moments(own.advantages, masks[name].actions) for name, own in outputs.items()
+                name: distributed.masked_moments(outputs[source].advantages, masks[source].actions)
+                for name, source in own.items()
             }
         moments = distributed.masked_moments(
-            torch.cat([own.advantages.flatten() for own in outputs.values()]),
-            torch.cat([masks[name].actions.flatten() for name in outputs]),
+            torch.cat([outputs[source].advantages.flatten() for source in own.values()]),
+            torch.cat([masks[source].actions.flatten() for source in own.values()]),
         )
-        return dict.fromkeys(outputs, moments)
+        return dict.fromkeys(own, moments)
 
     def _build_targets(
         self,
         agent: Agent,
-        inputs: _AgentInputs,
+        inputs: RowInputs,
         outputs: AdvantageOutputs,
-        masks: _Masks,
+        masks: RowMasks,
         moments: tuple[Tensor, Tensor] | None,
         experience: Experience,
     ) -> Targets:
-        """An agent's targets. Collective."""
-        config, rollout, scores = self.config, experience.rollouts[agent.name], experience.scores[agent.name]
-        disagreement = _DisagreementMasks.compute(agent, inputs.value_std, masks.loss)
+        """The targets of an agent's rows. Collective.
+
+        Values are not regressed on shared rows: their returns are those of another policy.
+        """
+        config, source = self.config, inputs.source
+        rollout, scores = source.select_rollout(experience), experience.scores[source.author]
+        disagreement = DisagreementMasks.compute(agent, inputs.value_std, masks.loss)
         advantages = outputs.advantages
         if moments is not None:
             advantages = masked_whiten(advantages, masks.loss, moments=moments)
+        value_mask = masks.actions if config.value_unit is ValueUnit.turn else masks.loss
+        if source.is_shared:
+            advantages = advantages / inputs.advantage.capability  # HACPO: responses of abler agents count more
+            value_mask = torch.zeros_like(value_mask)
         return Targets(
             rewards=inputs.rewards,
             values=inputs.advantage.values,
@@ -232,8 +263,8 @@ class Algorithm:
             advantages=advantages.masked_fill(disagreement.agreed, 0.0),
             returns=outputs.returns,
             loss_mask=masks.loss,
-            value_mask=masks.actions if config.value_unit is ValueUnit.turn else masks.loss,
-            behavior_weights=self._compute_behavior_weights(rollout),
+            value_mask=value_mask,
+            behavior_weights=row_weights(rollout, config, is_shared=source.is_shared),
             sample_counts=draw_sample_counts(
                 inputs.score.sum(dim=1),
                 masks.trained,
@@ -326,63 +357,6 @@ class Algorithm:
         if limit is None:
             return torch.zeros_like(scores.valid)
         return scores.raw.sum(dim=1) >= limit
-
-    def _compute_behavior_weights(self, rollout: Rollout) -> Tensor:
-        settings = self.config.behavior_correction
-        if settings.level is WeightLevel.none:
-            return rollout.response_mask.float()
-        band = None
-        if settings.band_low is not None and settings.band_high is not None:
-            band = (settings.band_low, settings.band_high)
-        return behavior_weights(
-            rollout.logprobs,
-            rollout.behavior_logprobs,
-            rollout.response_mask,
-            level=settings.level.value,
-            cap=math.inf if settings.cap is None else settings.cap,
-            band=band,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _AgentInputs:
-    """What the targets of one agent's rows are computed from."""
-
-    agent: str
-    advantage: AdvantageInputs
-    rewards: Tensor  # [B, R], without the bootstrap of truncated rows
-    final_values: Tensor  # [B]
-    value_std: Tensor  # [B, R]
-    ref_logprobs: Tensor  # [B, R]
-    score: Tensor  # [B, K], penalties of truncation included
-    next_kl_coef: float
-    next_baselines: Mapping[str, float]  # of the agent's roles
-
-
-class _Masks(NamedTuple):
-    """The rows and tokens of an agent that are trained on."""
-
-    trained: Tensor  # [B]
-    loss: Tensor  # [B, R]
-    actions: Tensor  # [B, R]: one token per action
-
-
-@dataclass(frozen=True, slots=True)
-class _DisagreementMasks:
-    """Tokens on which an ensemble of critics agrees most and least, `[B, R]` each."""
-
-    agreed: Tensor
-    disagreed: Tensor
-
-    @classmethod
-    def compute(cls, agent: Agent, value_std: Tensor, loss_mask: Tensor) -> _DisagreementMasks:
-        """The masks of `critic.mask_agreement` and `critic.mask_entropy`, over the buffer of all ranks. Collective."""
-        if agent.mask_agreement is None and agent.mask_entropy is None:
-            nothing = torch.zeros_like(loss_mask)
-            return cls(nothing, nothing)
-        everywhere = distributed.all_gather_rows(value_std[loss_mask])
-        low, high = disagreement_limits(everywhere, agent.mask_agreement, agent.mask_entropy)
-        return cls((value_std < low) & loss_mask, (value_std > high) & loss_mask)
 
 
 def next_kl_coef(coef: float, current_kl: float, settings: KlRewardConfig, *, num_samples: int) -> float:

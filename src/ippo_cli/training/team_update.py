@@ -47,10 +47,12 @@ def update_team(
     context: StepContext,
     turns: Mapping[str, int] = MappingProxyType({}),
     show_phase: Callable[[str], None] = ignore_phase,
+    shared: Mapping[str, Mapping[str, Targets]] = MappingProxyType({}),
 ) -> list[UpdateStats]:
     """Train every learner for one iteration; returns their metrics by full name, in the order of `team.learners`.
 
-    `turns`: by agent, the number of first turns with metrics. `show_phase` receives the name of each update.
+    `turns`: by agent, the number of first turns with metrics. `show_phase` receives the name of each update. `shared`:
+    by agent and author, the targets of the rows in `experience.shared`.
 
     Critics learn in every iteration, from uncorrected targets. A policy with a value head updates neither when it is
     not its turn, because they share weights.
@@ -60,7 +62,7 @@ def update_team(
     changes = None
     if config.team.update_order is UpdateOrder.sequential and context.iteration >= policy_warmup(config):
         changes = SequentialCorrection(config.algorithm.sequential_correction, experience)
-    updates = PlacedUpdates(team, experience, context, turns, show_phase)
+    updates = PlacedUpdates(team, experience, context, turns, show_phase, shared)
     if changes is None:
         updates.share_rows(team.learners, targets)
     for place, name in enumerate(order, start=1):

@@ -20,6 +20,7 @@ from ippo_cli.reporting.iteration_metrics import add_prefix, iteration_row, timi
 from ippo_cli.reporting.per_turn_metrics import logged_turn_counts, per_turn_metrics
 from ippo_cli.reporting.profile import profile_iteration
 from ippo_cli.reporting.run_log import RunLog
+from ippo_cli.reporting.shared_metrics import shared_metrics
 from ippo_cli.reporting.staleness import staleness_metrics
 from ippo_cli.reporting.stopwatch import Stopwatch
 from ippo_cli.reporting.tool_metrics import tool_metrics
@@ -39,6 +40,7 @@ from ippo_cli.training.experience_warnings import experience_warnings
 from ippo_cli.training.opponents import OpponentPool
 from ippo_cli.training.resume_point import ResumePoint
 from ippo_cli.training.return_normalization import start_normalization
+from ippo_cli.training.row_inputs import group_by_author
 from ippo_cli.training.team_update import update_team
 from ippo_cli.training.training_samples import buffer_distributions, training_samples
 from ippo_cli.training.update import UpdateStats
@@ -162,19 +164,24 @@ class Trainer:
         with clock("targets"):
             fault_point("targets")
             start_normalization(team, experience.scores)
-            targets, next_state = algorithm.compute_targets(
+            all_targets, next_state = algorithm.compute_all_targets(
                 team, experience, after_agent=self.preemption.raise_if_any_rank_requested
             )
             release_free_memory()
+        targets = {source.agent: own for source, own in all_targets.items() if not source.is_shared}
+        shared = group_by_author(all_targets)
         self.resume_point.has_changed_weights = True
         with clock("update"):
             turns = logged_turn_counts(team, experience.episodes, self.max_turns, self.config.tracker.turns)
-            stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase)
+            stats = update_team(team, experience, targets, self.config, context, turns, self.console.show_phase, shared)
             team.update_references(iteration + 1)
         if collected.following is not None and updates_in_flight(self.config):
             with clock("rollout"):
                 collected.following.transfer_weights(iteration + 1)
         row = self._build_row(collected, targets, stats, turns, clock)
+        if shared:
+            settings, recent_scores = self.config.algorithm, algorithm.state.recent_scores
+            row |= shared_metrics(experience, targets, shared, recent_scores, settings)
         row |= {f"{name}/targets/role_baseline": mean for name, mean in next_state.role_baselines.items()}
         if self.opponents is not None:
             row |= self.opponents.record_games(experience.episodes, iteration)

@@ -30,6 +30,7 @@ from ippo_cli.config.schema.algorithm import (
     BehaviorCorrectionConfig,
     ClipLevel,
     Credit,
+    CrossAgentConfig,
     FollowedCandidate,
     KlConfig,
     KlLossConfig,

@@ -228,6 +228,18 @@ class SequentialCorrectionConfig:
 
 
 @dataclass
+class CrossAgentConfig:
+    """HACPO: how a policy trains on responses that other agents have sampled, with `team.share_rollouts`."""
+
+    exponent: PositiveFloat | None
+    # weight: geometric mean of pi / pi_author to this power (HACPO: 1 + alpha); null = behavior_correction
+    clip_range: Annotated[float, Range(0.0, 1.0, open_low=True)] | None
+    # responses with a mean ratio below 1 - this or above 1 have weight 0; null without an exponent
+    capability_window: PositiveInt | None
+    # advantage=group: weigh scores by ratios of mean scores over these iterations; null = equally
+
+
+@dataclass
 class PositiveNllConfig:
     """VAPO: the negative log-likelihood of responses with a high score, as a term of the policy loss."""
 
@@ -302,5 +314,6 @@ class AlgorithmConfig(StepsConfig):
     positive_nll: PositiveNllConfig
     behavior_correction: BehaviorCorrectionConfig
     sequential_correction: SequentialCorrectionConfig
+    cross_agent: CrossAgentConfig
     turn_groups: TurnGroupsConfig
     kl: KlConfig

@@ -42,6 +42,8 @@ class TeamConfig:
     update_order: UpdateOrder  # simultaneous: all | round_robin: one policy at a time | sequential: with a correction
     round_robin_every: PositiveInt | None  # consecutive iterations per policy with round_robin; null otherwise
     opponent_pool: OpponentPoolConfig
+    share_rollouts: bool
+    # every agent also trains on the scored responses of the others to the same prompts (HACPO)
 
 
 @option("team", "independent")
