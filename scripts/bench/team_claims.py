@@ -47,6 +47,8 @@ class Training:
 class Table:
     """A table: what is trained on which tasks, and what is measured."""
 
+    title: str
+    about: str  # the claim, what is expected, and what is measured
     tasks: tuple[str, ...]
     variants: dict[str, Variant]
     measure: Callable[[Training], Values]
@@ -168,6 +170,13 @@ NORMALISATION = (
 )
 TABLES: dict[str, Table] = {
     "single_agent": Table(
+        title="A team against a single agent",
+        about=(
+            "Expected: that a team is better at equal samples, since each agent learns a smaller task (MALT, "
+            "MAPoRL and others compare with a single model). Each of two agents writes two letters, or one "
+            "agent writes all four. At equal tokens the team gets fewer episodes, because every agent reads "
+            "the prompt."
+        ),
         tasks=("sorting",),
         variants={
             "team": Variant(about="two agents write two letters each", read_tokens=2 * (5 + 2)),
@@ -177,6 +186,11 @@ TABLES: dict[str, Table] = {
         columns={"score": "at equal episodes", "score_at_equal_tokens": "at equal tokens"},
     ),
     "one_trained": Table(
+        title="Both agents trained, or one",
+        about=(
+            "Expected (MAPoRL, [2502.18439](https://arxiv.org/abs/2502.18439)): training all agents together "
+            "is better than training one beside a frozen one."
+        ),
         tasks=("signalling", "copy_1", "convention"),
         variants={
             "both": Variant(about="both agents are trained"),
@@ -187,6 +201,12 @@ TABLES: dict[str, Table] = {
         columns={"score": "score"},
     ),
     "cross_play": Table(
+        title="Cross-play between seeds",
+        about=(
+            "Expected (Other-Play, [2003.02979](https://arxiv.org/abs/2003.02979)): agents of different runs "
+            "fail together where a convention is needed (`signalling`, `convention`), and not where the task "
+            "determines each answer (`copy_1`). Each run is combined with that of the next seed."
+        ),
         tasks=("signalling", "copy_1", "convention"),
         variants={
             "independent": Variant(about="each agent has its own policy"),
@@ -196,6 +216,12 @@ TABLES: dict[str, Table] = {
         columns={"self_play": "self-play", "cross_play": "cross-play", "gap": "gap"},
     ),
     "credit": Table(
+        title="Credit fidelity",
+        about=(
+            "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the "
+            "same state ranks turns better than the return. Spearman correlation with exact credit Q - V "
+            "after 8 buffers, mean over both agents ([kinds](evaluation.md#credit-of-turns))."
+        ),
         tasks=("signalling", "copy_1_all", "sorting"),
         variants={
             "early": Variant(
@@ -207,6 +233,13 @@ TABLES: dict[str, Table] = {
         measure=measure_credit,
     ),
     "normalisation": Table(
+        title="Normalisation by agent or team",
+        about=(
+            "Expected (Dr. MAS, [2602.08847](https://arxiv.org/abs/2602.08847)): with one mean and deviation "
+            "for the team, gradient norms of agents with unlike rewards have spikes, and training is "
+            "unstable. The rewards of `high` are 20 times those of `low`; scores are fractions of right "
+            "letters."
+        ),
         tasks=("sorting",),
         variants={
             scope: Variant(
@@ -225,6 +258,13 @@ TABLES: dict[str, Table] = {
         },
     ),
     "lazy_agents": Table(
+        title="Lazy agents",
+        about=(
+            "Expected (value decomposition, [1706.05296](https://arxiv.org/abs/1706.05296)): with a joint "
+            "reward one agent may stop learning while the other one succeeds, and credit per agent prevents "
+            "that. The smallest share is the smaller of both Shapley values, as a fraction of the team's "
+            "gain ([attribution](evaluation.md#attribution)); .5 is an equal contribution."
+        ),
         tasks=("sorting",),
         variants={
             "none": Variant(about="both learn from the team's score"),
@@ -240,6 +280,13 @@ TABLES: dict[str, Table] = {
         columns={"score": "score", "smallest_share": "smallest share of the gain"},
     ),
     "exploitability": Table(
+        title="Exploitability over training",
+        about=(
+            "Expected (fictitious self-play and later work): simultaneous learners cycle and do not approach "
+            "an equilibrium; opponents from earlier iterations lower exploitability. Exact NashConv of the "
+            "frequencies of actions in an evaluation: 0 is an equilibrium, uniform play has .917 (`kuhn`) "
+            "and 1.333 (`duel`)."
+        ),
         tasks=("kuhn", "duel"),
         variants={
             "simultaneous": Variant(about="independent learners"),

@@ -93,3 +93,12 @@ def test_rows_of_a_table_are_means_over_seeds() -> None:
     lines = team_tables.render("one_trained", rows)
     assert lines[-1] == "| `copy_1` | both agents are trained | 0.90 [0.80, 1.00] | 2 |"
     assert team_tables.render("one_trained", []) == ["Not measured."]
+
+
+def test_new_page_has_every_claim_and_block(tmp_path: Path) -> None:
+    page = tmp_path / "team_tables.md"
+    page.write_text(team_tables.empty_page())
+    for name, table in TABLES.items():
+        team_tables.write_between(page, f"table of {name}", team_tables._markers(name))
+        assert f"## {table.title}\n" in page.read_text()
+        assert f"<!-- {name} -->\ntable of {name}\n<!-- /{name} -->" in page.read_text()
