@@ -87,9 +87,10 @@ def test_all_options_pass_the_checks(choice: str, config: Make, monkeypatch: pyt
     serves_evaluation_only = choice == "rollout=openai_server"
     more = ["rollout.server.url=[http://127.0.0.1:8000]"] if serves_evaluation_only else []
     more += ["task.program=play.py:play"] if choice == "task=program" else []
-    more += (
-        ["actor.alphabet=printable"] if choice in ("task=refine", "task=think_solve") else []
-    )  # no reference answers
+    if choice in ("task=refine", "task=think_solve"):
+        more += ["actor.alphabet=printable"]  # no reference answers
+    if choice == "task=calculator":
+        more += ["actor=full", "actor.model=folder"]  # its prompts are messages
     more += ["actor.reference=owner/teacher"] if choice == "algorithm=distill" else []
     more += ["task=sorting_peers"] if choice == "algorithm=hacpo" else []
     made = config([choice, "mode=plan", *more])  # mode=plan needs no local models
