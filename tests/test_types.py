@@ -89,6 +89,7 @@ def minibatch() -> Minibatch:
         num_tokens=99,
         num_sequences=7,
         num_values=5,
+        num_value_sequences=3,
         agent=torch.arange(B),
     )
 

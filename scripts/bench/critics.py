@@ -212,8 +212,10 @@ def _train(task: str, variant: str, seed: int, record: Record, given: argparse.N
             return
         job = make_job(task, variant, seed, given, warm_start=folder)
     record.add(_in_cpu_seconds(run(job), before))
-    for folder in given.output.glob(f"runs/{task}-{variant}-{seed}*/*/checkpoints"):
-        shutil.rmtree(folder)  # gigabytes with a pretrained model, and no longer needed
+    # Weights are gigabytes with a pretrained model. Without them a critic's run cannot be used again.
+    shutil.rmtree(given.output / "runs" / f"{job.config.name}-critic", ignore_errors=True)
+    for folder in given.output.glob(f"runs/{job.config.name}/*/checkpoints"):
+        shutil.rmtree(folder)
 
 
 def _in_cpu_seconds(result: Outcome, before: Outcome) -> Outcome:

@@ -28,7 +28,7 @@ class Variant:
     algorithm: Algorithm = ALGORITHMS["ippo_clipped"]
     overrides: tuple[str, ...] = ()
     by_task: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides beside these
-    task: str | None = None  # a single agent's task, in place of the table's
+    task: tuple[str, ...] = ()  # overrides of a task in place of the table's
     read_tokens: int = 0  # that an episode's rows have, prompts included
 
 
@@ -53,19 +53,6 @@ class Table:
     variants: dict[str, Variant]
     measure: Callable[[Training], Values]
     columns: dict[str, str] = field(default_factory=dict)  # name of a value -> heading; empty: all, by their names
-
-
-SINGLE_AGENT_TASKS = {  # a single agent writes all letters of the table's task; (overrides, bounds) beside it
-    "sorting": (
-        "task=sorting_solo",
-        "task.length=4",
-        "task.alphabet=abcdef",
-        "task.train_size=200",
-        "task.eval_size=160",
-        "rollout.max_new_tokens=4",
-        "task.agents.solo.warm_start_answer='{high}{low}'",  # the right format with wrong letters, as in the team's
-    ),
-}
 
 
 def measure_score(training: Training) -> Values:
@@ -154,6 +141,15 @@ REINFORCE = Algorithm(
     overrides=("algorithm=reinforce_plus_plus_baseline", f"algorithm.mini_batch_size={MINI_BATCH}"),
     critic=False,
 )
+SORTING_ALONE = (  # a single agent writes the letters of both agents
+    "task=sorting_solo",
+    "task.length=4",
+    "task.alphabet=abcdef",
+    "task.train_size=200",
+    "task.eval_size=160",
+    "rollout.max_new_tokens=4",
+    "task.agents.solo.warm_start_answer='{high}{low}'",  # the right format with wrong letters, as in the team's
+)
 ONE_LETTER_EACH = (  # few enough responses for exact credit
     "task.length=2",
     "task.alphabet=abcdefgh",
@@ -180,7 +176,7 @@ TABLES: dict[str, Table] = {
         tasks=("sorting",),
         variants={
             "team": Variant(about="two agents write two letters each", read_tokens=2 * (5 + 2)),
-            "single": Variant(about="one agent writes all four", task="sorting", read_tokens=5 + 4),
+            "single": Variant(about="one agent writes all four", task=SORTING_ALONE, read_tokens=5 + 4),
         },
         measure=measure_at_equal_tokens,
         columns={"score": "at equal episodes", "score_at_equal_tokens": "at equal tokens"},

@@ -32,7 +32,7 @@ from algorithms import EVERY_RUN, ROOT, Job, finished_run, run, with_common_argu
 from learning import write_between
 from record import recorded_settings
 from reliable import bootstrap
-from team_claims import AGENT_NAMES, SINGLE_AGENT_TASKS, TABLES, Training, Values, Variant
+from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant
 from team_games import TASKS
 from teams import settings
 
@@ -192,8 +192,8 @@ class Trainer:
     def _settings(self, task: str, variant: Variant) -> Iterator[str]:
         game = TASKS[task]
         own = list(settings(game, variant.algorithm, SCALE, quick=self._quick))
-        if variant.task is not None:
-            own = [*SINGLE_AGENT_TASKS[variant.task], *(text for text in own if text not in game.overrides)]
+        if variant.task:
+            own = [*variant.task, *(text for text in own if text not in game.overrides)]
         yield from own
         first, second = AGENT_NAMES.get(task, ("first", "second"))
         yield from (

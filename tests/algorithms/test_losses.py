@@ -54,6 +54,7 @@ def batch(*, values: torch.Tensor | None = None, weights: torch.Tensor | None = 
         num_tokens=4,
         num_sequences=2,
         num_values=2 if by_turn else 4,
+        num_value_sequences=2,
         agent=torch.zeros(2).long(),
     )
 

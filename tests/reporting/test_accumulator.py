@@ -20,7 +20,13 @@ def micro_batch() -> tuple[Loss, Minibatch]:
     mask = rollout.response_mask.clone()
     mask[0, 3] = mask[2, 3] = False
     batch = Minibatch(
-        rollout=rollout, targets=targets, num_tokens=5, num_sequences=3, num_values=5, agent=torch.tensor([0, 0, 1])
+        rollout=rollout,
+        targets=targets,
+        num_tokens=5,
+        num_sequences=3,
+        num_values=5,
+        num_value_sequences=3,
+        agent=torch.tensor([0, 0, 1]),
     )
     per_token = {"entropy": ENTROPY, "ratio": 10 * ENTROPY}
     return Loss(total=torch.zeros(()), mask=mask, per_token=per_token, weight=2.0), batch

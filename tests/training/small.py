@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import json
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +149,29 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
 def experience_of(trainer: Trainer, iteration: int = 0) -> Experience:
     """The experience of one iteration with the current weights, without training on it."""
     return trainer.collector.collect_iteration(iteration, trainer.state.moments, Stopwatch()).experience
+
+
+def train_with_stop(root: Path, monkeypatch: pytest.MonkeyPatch, function: str, call: int, *overrides: str) -> Path:
+    """Train a run that is preempted at a call of a function, counted from 1, and resumed; returns its folder.
+
+    `function`: where it is looked up, as `package.module.name`.
+    """
+    module, _, name = function.rpartition(".")
+    original, calls = getattr(import_module(module), name), count(1)
+
+    def stop_at_call(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args, **kwargs)
+
+    config, folder = new_run(root, *overrides)
+    with monkeypatch.context() as stopping:
+        stopping.setattr(function, stop_at_call)
+        with pytest.raises(Preempted):
+            run_training(config, folder, resumed=False)
+    assert rows(folder)[-1]["iteration"] == call - 1
+    run_training(config, folder, resumed=True)
+    return folder
 
 
 STOPPING_REWARD = '''

@@ -104,16 +104,15 @@ def test_baseline_is_score_of_fully_replayed_episodes(tmp_path: Path, protocol: 
         told = list(asked)
         batch, draws = first_batch(trainer)
         for name in ("low", "high"):
-            anew = collect(
+            replayed = collect(
                 trainer.collector.environments, trainer.collector.formats, batch, Apart(trainer, name), draws
             )
-            assert spoken(anew) != spoken(experience.episodes)
+            assert spoken(replayed) != spoken(experience.episodes)
             config = trainer.config.reward
             weights = dict.fromkeys(("low", "high"), config)
-            there = compute_raw_scores(trainer.collector.rewards.reward, anew, weights, [name], config).numbers[name]
-            here = compute_raw_scores(
-                trainer.collector.rewards.reward, experience.episodes, weights, [name], config
-            ).numbers[name]
+            reward = trainer.collector.rewards.reward
+            there = compute_raw_scores(reward, replayed, weights, [name], config).numbers[name]
+            here = compute_raw_scores(reward, experience.episodes, weights, [name], config).numbers[name]
             assert torch.equal(experience.scores[name].score, here - there)
             assert torch.equal(experience.scores[name].raw, here)
             assert bool(experience.scores[name].score.any())
@@ -190,12 +189,12 @@ def test_shared_base_replays_with_adapters_off(tmp_path: Path) -> None:
             draws = SamplingStream(seed=config.seed, purpose="train/1/initial")
             written = generator.generate((name,), requests, draws)
             assert [one.text for one in written] != [turn.completion.text for _, turn in said]
-            anew = [
+            replayed = [
                 replace_answer(episode, name, (one, not one.finished))
                 for one, (episode, _) in zip(written, said, strict=True)
             ]
             weights = dict.fromkeys(agents, config.reward)
-            there = compute_raw_scores(reward, anew, weights, [name], config.reward).numbers[name]
+            there = compute_raw_scores(reward, replayed, weights, [name], config.reward).numbers[name]
             assert torch.equal(experience.scores[name].credit["difference"], experience.scores[name].raw - there)
 
 

@@ -88,7 +88,15 @@ def test_each_row_moves_to_one_rank(monkeypatch):
     seen, work = [], []
     for rank, own in enumerate(held):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        batch = Minibatch(rollout=own[0], targets=own[1], agent=own[2], num_tokens=49, num_sequences=6, num_values=49)
+        batch = Minibatch(
+            rollout=own[0],
+            targets=own[1],
+            agent=own[2],
+            num_tokens=49,
+            num_sequences=6,
+            num_values=49,
+            num_value_sequences=6,
+        )
         share = balance_across_ranks(batch)
         rollout, targets = share.rollout, share.targets
         assert share.num_tokens == 49

@@ -98,6 +98,7 @@ def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
                 num_tokens=tokens,
                 num_sequences=sequences,
                 num_values=tokens,
+                num_value_sequences=sequences,
                 agent=torch.zeros(16).long(),
             )
             read = build_sequences(batch.rollout, torch.arange(16), packed=False, final=False)

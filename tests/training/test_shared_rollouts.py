@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,17 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import SMALL, a_trainer, assert_alike, experience_of, new_run, rows, train, train_on_two_ranks
+from small import SMALL, a_trainer, assert_alike, experience_of, rows, train, train_on_two_ranks, train_with_stop
 
 from ippo_cli.agents.team import Team
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
-from ippo_cli.config.errors import ConfigError, IppoError, Preempted
+from ippo_cli.config.errors import ConfigError, IppoError
 from ippo_cli.planning.model_specs import read_model_specs
 from ippo_cli.tasks.task import load_task
 from ippo_cli.training import shared_rollouts
 from ippo_cli.training.algorithm_state import AlgorithmState
-from ippo_cli.training.process import run_training
 from ippo_cli.training.row_inputs import Source
 from ippo_cli.training.trainer import Trainer
 from ippo_cli.types import Targets
@@ -222,19 +219,7 @@ def test_one_rank_and_two_agree(keys: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(tmp_path / "whole", *HACPO)
-    config, folder = new_run(tmp_path, *HACPO)
-    calls = iter(range(10_000))
-    with monkeypatch.context() as stopping:
-        share = shared_rollouts.share_rollouts
-
-        def stop_in_third_iteration(*args, **kwargs):
-            if next(calls) == 2:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return share(*args, **kwargs)
-
-        stopping.setattr("ippo_cli.training.experience.share_rollouts", stop_in_third_iteration)
-        with pytest.raises(Preempted):
-            run_training(config, folder, resumed=False)
-    assert rows(folder)[-1]["iteration"] == 2
-    run_training(config, folder, resumed=True)
-    assert rows(folder) == rows(whole)
+    stopped = train_with_stop(
+        tmp_path / "stopped", monkeypatch, "ippo_cli.training.experience.share_rollouts", 3, *HACPO
+    )
+    assert rows(stopped) == rows(whole)

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 import pytest
 import torch
-from small import a_trainer, assert_alike, experience_of, new_run, rows, train, train_on_two_ranks
-
-from ippo_cli.config.errors import Preempted
-from ippo_cli.training import turn_groups
-from ippo_cli.training.process import run_training
+from small import a_trainer, assert_alike, experience_of, rows, train, train_on_two_ranks, train_with_stop
 
 TALK = '''
 class Talk:
@@ -109,19 +103,7 @@ def test_one_rank_and_two_agree(tmp_path: Path) -> None:
 def test_resume_is_exact(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = talk(tmp_path)
     whole = train(tmp_path / "whole", *keys)
-    config, folder = new_run(tmp_path, *keys)
-    calls = iter(range(10_000))
-    with monkeypatch.context() as stopping:
-        collect = turn_groups.collect_candidates
-
-        def stop_in_second_iteration(*args, **kwargs):
-            if next(calls) == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return collect(*args, **kwargs)
-
-        stopping.setattr("ippo_cli.training.experience.collect_candidates", stop_in_second_iteration)
-        with pytest.raises(Preempted):
-            run_training(config, folder, resumed=False)
-    assert rows(folder)[-1]["iteration"] == 1
-    run_training(config, folder, resumed=True)
-    assert rows(folder) == rows(whole)
+    stopped = train_with_stop(
+        tmp_path / "stopped", monkeypatch, "ippo_cli.training.experience.collect_candidates", 2, *keys
+    )
+    assert rows(stopped) == rows(whole)

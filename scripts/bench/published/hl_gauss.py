@@ -37,7 +37,7 @@ def their_values(c: Case) -> tuple[Tensor, Tensor]:
     return graded(lambda logits: their_loss(c)(logits, c.returns, reduction="none"), c.logits)
 
 
-def unclamped(c: Case) -> Tensor:
+def compute_unlimited_probabilities(c: Case) -> Tensor:
     """Our probabilities of bins, without a limit of the targets; their sum is divided by at least 1e-10, as of erf."""
     edges = bins(c).edges(c.returns)
     cumulative = ndtr((edges - c.returns[..., None]).double() / (SIGMA * bins(c).width))
@@ -62,7 +62,7 @@ COMPARISONS = (
         theirs=their_probabilities(clamp=False),
         tolerance=SINGLE,
         known="by default targets are not limited to the range, and far outside sums are below 1; ours are limited",
-        translated=unclamped,
+        translated=compute_unlimited_probabilities,
     ),
     Comparison(what="HL-Gauss, loss per value, and gradient", ours=loss, theirs=their_values, tolerance=SINGLE),
     Comparison(

@@ -23,7 +23,7 @@ def their_policy(kind: str, *, dual: bool, by_token: bool, advantages: Callable[
     return lambda c: graded(lambda new: loss(new, c), c.new)
 
 
-def corrected(c: Case, weights: Tensor) -> Tensor:
+def compute_weighted_loss(c: Case, weights: Tensor) -> Tensor:
     each = clipped_policy_loss(c.new, c.old, c.advantages, clip_range_low=c.low, clip_range_high=c.high)
     return aggregated(each * weights, c, "token-mean")
 
@@ -68,7 +68,7 @@ def below_zero(c: Case) -> Tensor:
 
 
 def within_region(region: str, *, without_rounded: bool = False) -> Side:
-    """The policy loss with token weights, without tokens whose probability differs too much from the sampler's."""
+    """The policy loss with token weights, without tokens of a probability far from the sampler's."""
 
     def loss(c: Case) -> Tensor:
         c = likely_sampler(c)
@@ -76,7 +76,7 @@ def within_region(region: str, *, without_rounded: bool = False) -> Side:
         below, above = outside_trust_region(c.old, c.sampler, logratio, region=region, low=c.low, high=c.low)
         outside = below | above | below_zero(c) if without_rounded else below | above
         every = behavior_weights(c.old, c.sampler, c.mask, level="token", cap=float("inf"))
-        return corrected(c, torch.where(outside, 0.0, every))
+        return compute_weighted_loss(c, torch.where(outside, 0.0, every))
 
     return loss
 
@@ -140,19 +140,19 @@ LOSSES = (
     ),
     Comparison(
         what="policy loss, weights for a sampler that differs, truncated",
-        ours=lambda c: corrected(c, weights(c, banded=False)),
+        ours=lambda c: compute_weighted_loss(c, weights(c, banded=False)),
         theirs=their_corrected("token", "clip", lambda c: 0.0),
     ),
     Comparison(
         what="policy loss, weights for a sampler that differs, in a band",
-        ours=lambda c: corrected(c, weights(c, banded=True)),
+        ours=lambda c: compute_weighted_loss(c, weights(c, banded=True)),
         theirs=their_corrected("token", "mask", lambda c: c.low),
     ),
     Comparison(
         what="policy loss, weights by sequence, in a band",
-        ours=lambda c: corrected(c, weights(c, banded=True, level="sequence")),
+        ours=lambda c: compute_weighted_loss(c, weights(c, banded=True, level="sequence")),
         theirs=their_corrected("seq", "mask", lambda c: c.low),
-        translated=lambda c: corrected(c, gated_by_mean(c)),
+        translated=lambda c: compute_weighted_loss(c, gated_by_mean(c)),
         known="the band tests the mean log-ratio, and token weights apply; ours uses the product for both",
     ),
     Comparison(

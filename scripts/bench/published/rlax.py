@@ -1,4 +1,4 @@
-"""Comparisons with RLax: critics whose returns are normalised (PopArt)."""
+"""Comparisons with RLax: critics of normalised returns (PopArt)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def layers(c: Case) -> tuple[Tensor, Tensor, tuple[float, float], tuple[float, f
     return c.values[:1], c.new_values[:1, 0], (float(c.score[0]), c.low), (float(c.score[1]), c.cap)
 
 
-def rescaled(c: Case) -> tuple[Tensor, Tensor]:
+def rescale_layer(c: Case) -> tuple[Tensor, Tensor]:
     return rescale_output(*layers(c))
 
 
@@ -52,7 +52,7 @@ def begun_at_zero(c: Case) -> ReturnMoments:
 COMPARISONS = (
     Comparison(
         what="PopArt, output layer after a change of the moments",
-        ours=rescaled,
+        ours=rescale_layer,
         theirs=their_rescaled,
         tolerance=SINGLE,
     ),

@@ -125,7 +125,7 @@ def their_overlong(c: Case) -> Tensor:
     )
 
 
-def distilled(c: Case) -> tuple[Tensor, Tensor]:
+def compute_distillation_loss(c: Case) -> tuple[Tensor, Tensor]:
     """The mean over tokens of the exact KL to a teacher, and its gradient."""
 
     def head(hidden: Tensor) -> Tensor:
@@ -249,7 +249,7 @@ COMPARISONS = (
     ),
     Comparison(
         what="GKD trainer's loss, beta=1 (exact KL to a teacher), and gradient",
-        ours=distilled,
+        ours=compute_distillation_loss,
         theirs=their_distilled,
         on=("empty rows",),
     ),

@@ -161,9 +161,8 @@ def value_objective(
     else:
         per_value = hl_gauss_loss(outputs, returns, head.bins)
     assert config.value_loss_coef is not None
-    sequences = batch.num_sequences if batch.num_value_sequences is None else batch.num_value_sequences
     total = _aggregate_loss(
-        config.value_loss_coef * per_value, mask, batch.num_values, sequences, config, response_budget
+        config.value_loss_coef * per_value, mask, batch.num_values, batch.num_value_sequences, config, response_budget
     )
     weight = batch.num_tokens / max(batch.num_values, 1)  # gives the mean per value
     return Loss(total=total, mask=mask, per_token={"loss": per_value.detach()}, weight=weight)

@@ -41,7 +41,7 @@ def shared_authors(config: Config, agent: str) -> tuple[str, ...]:
 
 
 def check_shared_rollouts(config: Config) -> Iterator[ConfigError]:
-    """Settings with which responses of one agent are not those that another could have given, or count wrongly."""
+    """Yield an error for each setting with which agents cannot train on each other's responses."""
     if not config.team.share_rollouts:
         return
     for is_refused, setting, rule, remedy in (

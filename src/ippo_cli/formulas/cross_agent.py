@@ -14,7 +14,7 @@ def capability_advantages(score: Rows, group: Labels, weight: Rows, *, scale_by_
     """Each score against the weighted mean of its group: `(s - mean_g(w s)) / (std_g + 1e-6)`, `[B]`.
 
     `weight` is the capability of the agent that trains, divided by the capability of the author of the response: the
-    weighted scores of an abler author estimate those that the agent itself would have got. The baseline is limited to
+    weighted scores of an abler author estimate the agent's own scores. The baseline is limited to
     the range of the group's scores, since beyond it every response would be a bad (or a good) one; so equal scores give
     exactly 0. `std` is unbiased, of the scores without weights. With weights of 1, `group_normalized`.
 

@@ -300,8 +300,8 @@ class ExperienceCollector:
                     episodes = self._play_iteration(iteration, batch, draws, on_finished)
                 following = self.start_collection(iteration + 1, num_updates=iteration)
             with clock("score"):
-                return self.rewards.call(episodes, streaming), following
-        raise AssertionError("unreachable: the block above returns or raises")
+                rewarded = self.rewards.call(episodes, streaming)
+            return rewarded, following
 
     def _refill(
         self, first: RewardedEpisodes, positions: Sequence[int], end: int, draws: SamplingStream, clock: Stopwatch
@@ -316,12 +316,10 @@ class ExperienceCollector:
                     episodes = self.play_episodes(batch, draws, streaming.on_finished if streaming else None)
                 with clock("score"):
                     return self.rewards.call(episodes, streaming, earlier_rows)
-            raise AssertionError("unreachable: the block above returns or raises")
 
         def combine(rewarded: RewardedEpisodes) -> RawScores:
             with clock("score"):
                 return self.rewards.combine(rewarded)
-            raise AssertionError("unreachable: the block above returns or raises")
 
         return refill_buffer(
             first,
