@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +78,16 @@ def test_group_shares_weights_and_others_are_unaffected(tmp_path: Path) -> None:
     }
 
 
+class ModuleEngine:
+    """Calls a module without DeepSpeed's engine, so that `torch.autograd.grad` can be used."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
 @pytest.mark.slow
 def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
     cut = ["rollout.max_new_tokens=6", "rollout.temperature=2.0", "deepspeed.micro_batch_tokens=64"]
@@ -102,7 +113,7 @@ def test_gradient_equals_sum_over_agents(tmp_path: Path) -> None:
                 agent=torch.zeros(16).long(),
             )
             read = build_sequences(batch.rollout, torch.arange(16), packed=False, final=False)
-            losses = learner.objective.losses(learner.engine.module, read, batch, context)
+            losses = learner.objective.losses(ModuleEngine(learner.engine.module), read, batch, context)
             total = torch.stack([loss.total for loss in losses.values()]).sum()
             apart.append(torch.cat([part.flatten() for part in torch.autograd.grad(total, parameters)]))
         trainer.step()
@@ -143,7 +154,8 @@ def test_turn_actions_apply_to_all_agents_of_a_policy(team: str, whole_turns: bo
         last = torch.arange(high.turn.shape[1]) == high.response_mask.sum(dim=1, keepdim=True) - 1
         several = replace(high, turn=torch.where(last & high.response_mask.cumsum(dim=1).gt(1), 1, high.turn))
         assert (several.turn == 1).any()
-        paid = replace(experience.scores["high"], score=experience.scores["high"].score.repeat(1, 2))
+        scores = experience.scores["high"]
+        paid = replace(scores, score=scores.score.repeat(1, 2), measured=scores.measured.repeat(1, 2))
         experience = replace(
             experience,
             rollouts={**experience.rollouts, "high": several},
