@@ -11,7 +11,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -157,7 +159,12 @@ def _cache_bytes(shape: Shape) -> int:
 
 
 def measure_peak(device: str) -> Peak:
-    """Measure the peak rates of a device."""
+    """Measure the peak rates of a device in a process that ends, so that the runs to measure have the whole memory."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(_measure_peak, device).result()
+
+
+def _measure_peak(device: str) -> Peak:
     size = 8192 if device == "cuda" else 512
     one = torch.randn(size, size, device=device, dtype=torch.bfloat16)
     product = shortest_seconds(lambda: one @ one, device)

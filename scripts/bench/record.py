@@ -25,7 +25,8 @@ class Record:
         self._lock = Lock()
         for row in json.loads(file.read_text()) if file.exists() else []:
             curve = [Point(**point) for point in row.pop("curve")]
-            self._store(Outcome(**row | {"overrides": convert_overrides(row["overrides"])}, curve=curve))
+            overrides = recorded_settings(convert_overrides(row["overrides"]))
+            self._store(Outcome(**row | {"overrides": overrides}, curve=curve))
 
     def has(self, job: Job) -> bool:
         """Whether a run with these settings is recorded and did not fail."""
@@ -50,8 +51,9 @@ class Record:
 
 
 def recorded_settings(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides to record: all except folders of this machine."""
-    return tuple(text for text in overrides if not text.startswith(FOLDERS))
+    """Return the overrides to record: without folders of runs, and models as names of folders, not as paths."""
+    kept = (text.partition("=") for text in overrides if not text.startswith(FOLDERS))
+    return tuple(f"{key}{sign}{Path(value).name if key.endswith('.model') else value}" for key, sign, value in kept)
 
 
 def _row(result: Outcome) -> Mapping[str, object]:

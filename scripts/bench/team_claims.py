@@ -61,12 +61,17 @@ def measure_score(training: Training) -> Values:
 
 
 def measure_at_equal_tokens(training: Training) -> Values:
-    """Return normalised scores after all episodes, and after as many tokens as the single agent's episodes have."""
+    """Return normalised scores after all episodes, as the mean of the evaluations, and after as many tokens as the
+    single agent's episodes have."""
     points = training.outcome.points(held_out=True)
     tokens = [point.samples * training.variant.read_tokens for point in points]
     least = min(variant.read_tokens for variant in TABLES["single_agent"].variants.values())
     at_equal = np.interp(points[-1].samples * least, tokens, [point.score for point in points])
-    return measure_score(training) | {"score_at_equal_tokens": training.bounds.normalised(float(at_equal))}
+    mean = fmean(point.score for point in points)
+    return measure_score(training) | {
+        "score_over_training": training.bounds.normalised(mean),
+        "score_at_equal_tokens": training.bounds.normalised(float(at_equal)),
+    }
 
 
 def measure_cross_play(training: Training) -> Values:
@@ -81,7 +86,8 @@ def measure_cross_play(training: Training) -> Values:
 
 def measure_credit(training: Training) -> Values:
     """Return the rank correlation of each kind of credit with exact credit, the mean over agents."""
-    keys = ("credit=true", "credit_reference=exact", "credit_continuations=16384", "credit_prompts=32")
+    # Answers outside of the 16 most probable tokens are left out: all others are enumerated.
+    keys = ("credit=true", "credit_reference=exact", "credit_prompts=32", "rollout.top_k=16")
     agents = evaluate([training.folder], "credit-*.json", *keys)["agents"]
     found: defaultdict[str, list[float]] = defaultdict(list)
     for kinds in agents.values():
@@ -141,15 +147,7 @@ REINFORCE = Algorithm(
     overrides=("algorithm=reinforce_plus_plus_baseline", f"algorithm.mini_batch_size={MINI_BATCH}"),
     critic=False,
 )
-SORTING_ALONE = (  # a single agent writes the letters of both agents
-    "task=sorting_solo",
-    "task.length=4",
-    "task.alphabet=abcdef",
-    "task.train_size=200",
-    "task.eval_size=160",
-    "rollout.max_new_tokens=4",
-    "task.agents.solo.warm_start_answer='{high}{low}'",  # the right format with wrong letters, as in the team's
-)
+COPY_ALONE = ("task=scripts/bench/alone.yaml", "rollout.max_new_tokens=4")
 ONE_LETTER_EACH = (  # few enough responses for exact credit
     "task.length=2",
     "task.alphabet=abcdefgh",
@@ -173,13 +171,17 @@ TABLES: dict[str, Table] = {
             "agent writes all four. At equal tokens the team gets fewer episodes, because every agent reads "
             "the prompt."
         ),
-        tasks=("sorting",),
+        tasks=("copy_1",),
         variants={
-            "team": Variant(about="two agents write two letters each", read_tokens=2 * (5 + 2)),
-            "single": Variant(about="one agent writes all four", task=SORTING_ALONE, read_tokens=5 + 4),
+            "team": Variant(about="two agents write two letters each", read_tokens=2 * (3 + 2)),
+            "single": Variant(about="one agent writes all four", task=COPY_ALONE, read_tokens=3 + 4),
         },
         measure=measure_at_equal_tokens,
-        columns={"score": "at equal episodes", "score_at_equal_tokens": "at equal tokens"},
+        columns={
+            "score_over_training": "mean over training",
+            "score": "at equal episodes",
+            "score_at_equal_tokens": "at equal tokens",
+        },
     ),
     "one_trained": Table(
         title="Both agents trained, or one",
@@ -261,15 +263,15 @@ TABLES: dict[str, Table] = {
             "that. The smallest share is the smaller of both Shapley values, as a fraction of the team's "
             "gain ([attribution](evaluation.md#attribution)); .5 is an equal contribution."
         ),
-        tasks=("sorting",),
+        tasks=("copy_1", "copy_1_all"),
         variants={
             "none": Variant(about="both learn from the team's score"),
             "difference": Variant(
                 about="`reward.credit_assignment=difference`", overrides=("reward.credit_assignment=difference",)
             ),
             "counterfactual": Variant(
-                about="`reward.credit_assignment=counterfactual`, four responses per prompt",
-                overrides=("reward.credit_assignment=counterfactual", "rollout.num_generations=4"),
+                about="`reward.credit_assignment=counterfactual`, two alternatives to each answer",
+                overrides=("reward.credit_assignment=counterfactual", "reward.credit_alternatives=2"),
             ),
         },
         measure=measure_shares,

@@ -154,6 +154,26 @@ class Copy(Simultaneous):
         return {"learnt": self.learnt}
 
 
+class CopyAlone:
+    """One turn of `Copy` for a single agent, which writes the letters of both."""
+
+    def __init__(self, length: int) -> None:
+        self.game = Copy(length=length)
+
+    def reset(self, seed: int) -> tuple[dict[str, str], dict[str, float]]:
+        observations, _ = self.game.reset(seed)
+        return {"solo": observations["first"]}, {}
+
+    def step(self, actions: Mapping[str, str]) -> tuple[dict[str, str], dict[str, float], bool, bool, dict[str, float]]:
+        text, length = actions["solo"].strip(), self.game.length
+        answers = {"first": text[:length], "second": text[length:]}
+        observations, rewards, is_over, is_cut, parts = self.game.step(answers)
+        return {"solo": observations["first"]}, {"solo": rewards["first"]}, is_over, is_cut, parts
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
 class Meet(Simultaneous):
     """Two agents move on a ring; a turn gives both `1 / turns` if they are in the same cell after it.
 
@@ -383,6 +403,10 @@ def _one_side(env_id: str) -> PettingzooConfig:
 
 def copy(**arguments: Any) -> Copy:
     return Copy(**arguments)
+
+
+def copy_alone(length: int = 2) -> CopyAlone:
+    return CopyAlone(length)
 
 
 def meet(**arguments: Any) -> Meet:

@@ -15,6 +15,7 @@ sys.path.insert(0, str(SCRIPT.parent))
 
 import team_claims  # noqa: E402
 import team_tables  # noqa: E402
+import team_worlds  # noqa: E402
 from learning import Outcome, Point  # noqa: E402
 from team_claims import TABLES, Training  # noqa: E402
 from team_games import Bounds  # noqa: E402
@@ -40,8 +41,28 @@ def test_equal_tokens_are_fewer_episodes_of_the_team() -> None:
     points = ((0, 0.0), (900, 0.45))
     single = team_claims.measure_at_equal_tokens(make_training("single_agent", "single", *points))
     team = team_claims.measure_at_equal_tokens(make_training("single_agent", "team", *points))
-    assert single == pytest.approx({"score": 0.9, "score_at_equal_tokens": 0.9})
-    assert team == pytest.approx({"score": 0.9, "score_at_equal_tokens": 0.9 * 9 / 14})
+    over = {"score_over_training": 0.45}
+    assert single == pytest.approx(over | {"score": 0.9, "score_at_equal_tokens": 0.9})
+    assert team == pytest.approx(over | {"score": 0.9, "score_at_equal_tokens": 0.9 * 7 / 10})
+
+
+def test_single_agent_plays_both_parts_of_copy() -> None:
+    team, alone = team_worlds.Copy(length=2), team_worlds.CopyAlone(length=2)
+    observations, _ = team.reset(5)
+    assert alone.reset(5)[0] == {"solo": observations["first"]}
+    word = observations["first"]
+    answers = {
+        "right": word + "".join("bca"["abc".index(letter)] for letter in word),
+        "half": word * 2,
+        "long": "abcab",
+    }
+    rewards = {}
+    for name, text in answers.items():
+        alone.reset(5)
+        rewards[name] = alone.step({"solo": text})[1]["solo"]
+        team.reset(5)
+        assert rewards[name] == team.step({"first": text[:2], "second": text[2:]})[1]["first"]
+    assert rewards == {"right": 1.0, "half": 0.5, "long": 0.0}
 
 
 def test_exploitability_is_the_negative_score_of_evaluations() -> None:
