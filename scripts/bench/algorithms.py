@@ -1,18 +1,21 @@
 """Train every algorithm on the embedded task and the probes, per seed, and record the learning curves.
 
-    python scripts/bench/algorithms.py                                  all runs: hours on two cores
-    python scripts/bench/algorithms.py --algorithms ippo ppo/value_head --tasks probe_grid --seeds 0 1 --jobs 2
+    python scripts/bench/algorithms.py --jobs 2                         missing runs: some hours on two cores
+    python scripts/bench/algorithms.py --algorithms ippo ppo/value_head --tasks probe_grid --seeds 0 1
+    python scripts/bench/algorithms.py --tasks sums --model FOLDER      SmolLM2-135M-Instruct
+    python scripts/bench/algorithms.py --report                         the table of recorded runs, no training
     python scripts/bench/algorithms.py --quick --output /tmp/try --docs /tmp/try     three iterations of each
 
-Each run is a separate process (`ippo-train`). Finished runs of the same configuration in the output folder are not
-repeated; delete them after a change of the code. Writes `results.json` there, and the table of `algorithms.md` and the
-curves into the documents' folder.
+Each run is a separate process (`ippo-train`) with one thread. Finished runs are recorded immediately in
+`data/learning.json` of the documents' folder, and not repeated. Writes the table of `algorithms.md` and the curves into
+the documents' folder. Algorithms that do not support a task are skipped, and the reason is printed.
 An algorithm is named by its file in `conf/algorithm/`, for the critic of its preset, or as `algorithm/critic`.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -21,7 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -33,11 +36,20 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.schema import Config
 
 ROOT = Path(__file__).resolve().parents[2]
+SUMS = "sums"  # the task that needs --model
 TASKS: dict[str, tuple[str, ...]] = {
     "sorting": ("task=sorting", "evaluation.every=10"),
     "probe_constant": ("+experiment=probe_constant", "evaluation.every=3"),
     "probe_conditional": ("+experiment=probe_conditional", "evaluation.every=3"),
     "probe_grid": ("+experiment=probe_grid", "evaluation.every=10"),
+    SUMS: (
+        "+experiment=smollm2_arithmetic",
+        "actor.dtype=bf16",
+        "num_iterations=15",
+        "evaluation.every=3",
+        "evaluation.greedy=false",
+        "task.eval_size=100",
+    ),
 }
 EVERY_RUN = (
     "tracker.console=plain",
@@ -102,31 +114,43 @@ class Job:
 
 
 def main() -> int:
+    from record import Record  # imports this module
+
     given = _arguments()
-    given.output.mkdir(parents=True, exist_ok=True)
-    variants = _variants(given.algorithms, given.critics)
-    jobs = [_job(task, name, seed, given) for task in given.tasks for name in variants for seed in given.seeds]
-    with ThreadPoolExecutor(given.jobs) as pool:
-        outcomes = list(pool.map(run, jobs))
-    results = [asdict(result) for result in outcomes]
-    (given.output / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    record = Record(given.docs / "data" / "learning.json")
+    if not given.report:
+        given.output.mkdir(parents=True, exist_ok=True)
+        jobs = [job for job in _jobs(given) if not record.has(job)]
+        print(f"{len(jobs)} runs to do", flush=True)
+        with ThreadPoolExecutor(given.jobs) as pool:
+            list(pool.map(lambda job: record.add(run(job)), jobs))
+    places = {name: place for place, name in enumerate(TASKS)}
+    outcomes = sorted(record.outcomes.values(), key=lambda one: (one.variant, places[one.task], one.seed))
     done = [result for result in outcomes if result.error is None]
     from curves import draw  # needs matplotlib; nothing else here does
 
     pictures = draw(done, given.docs / "pictures")
-    write_between(given.docs / "algorithms.md", tables(outcomes, _notes(jobs), pictures))
-    print(f"wrote {given.output / 'results.json'}, {given.docs / 'algorithms.md'} and {len(pictures)} pictures")
+    write_between(given.docs / "algorithms.md", tables(outcomes, _notes(outcomes), pictures))
+    print(f"{len(done)} runs are recorded; wrote {given.docs / 'algorithms.md'} and {len(pictures)} pictures")
     return len(done) < len(outcomes)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    small = [name for name in TASKS if name != SUMS]
     parser.add_argument("--algorithms", nargs="+", default=["*"], help="names, algorithm/critic, or patterns")
     parser.add_argument(
         "--critics", choices=("own", "all"), default="own", help="the critic of the preset, or all supported critics"
     )
-    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=list(TASKS))
-    return with_common_arguments(parser, folder="learning", page="algorithms.md")
+    parser.add_argument("--tasks", nargs="+", choices=tuple(TASKS), default=small, help=f"default: all but {SUMS}")
+    parser.add_argument("--model", type=Path, help=f"folder of the model of {SUMS}")
+    parser.add_argument("--report", action="store_true", help="write the table and the curves only")
+    given = with_common_arguments(parser, folder="learning", page="algorithms.md")
+    if SUMS in given.tasks and given.model is None and not given.report:
+        parser.error(f"--tasks {SUMS} needs --model FOLDER")
+    if given.quick and given.docs == ROOT / "docs":
+        given.docs = given.output
+    return given
 
 
 def with_common_arguments(
@@ -171,10 +195,28 @@ def _works(variant: str) -> bool:
     return True
 
 
+def _jobs(given: argparse.Namespace) -> list[Job]:
+    """Return all trainings, the first seed's first; print why some algorithms are skipped."""
+    found: list[Job] = []
+    skipped: dict[str, str] = {}
+    variants = _variants(given.algorithms, given.critics)
+    for seed, task, variant in itertools.product(given.seeds, given.tasks, variants):
+        if f"{variant} {task}" in skipped:
+            continue
+        try:
+            found.append(_job(task, variant, seed, given))
+        except ConfigError as error:
+            skipped[f"{variant} {task}"] = " ".join(str(error).split())
+    for name, reason in skipped.items():
+        print(f"skipped: {name}: {reason}", flush=True)
+    return found
+
+
 def _job(task: str, variant: str, seed: int, given: argparse.Namespace) -> Job:
     """Return one training job. Raises `ConfigError` for an invalid job, before any job runs."""
     algorithm, critic = variant.split("/")
     overrides = [*TASKS[task], f"algorithm={algorithm}", f"critic={critic}", f"seed={seed}", *EVERY_RUN]
+    overrides += [f"actor.model={given.model}"] if task == SUMS else []
     for adjustment in ADJUSTMENTS:
         if adjustment.fits(variant, task):
             overrides += adjustment.overrides
@@ -234,9 +276,9 @@ def finished_run(config: Config) -> Path | None:
     return None
 
 
-def _notes(jobs: Sequence[Job]) -> list[str]:
+def _notes(outcomes: Sequence[Outcome]) -> list[str]:
     """Describe the overrides in addition to the presets, and why they are needed."""
-    used = [one for one in ADJUSTMENTS if any(one.fits(job.variant, job.task) for job in jobs)]
+    used = [one for one in ADJUSTMENTS if any(one.fits(result.variant, result.task) for result in outcomes)]
     return [f"`{' '.join(one.variants)}` on `{one.task}`: `{' '.join(one.overrides)}` ({one.reason})" for one in used]
 
 

@@ -1,4 +1,4 @@
-"""Curves of training scores as small SVG pictures: mean over seeds, with a band from lowest to highest."""
+"""Learning curves as small SVG pictures: mean over seeds, with a band from lowest to highest."""
 
 from __future__ import annotations
 
@@ -57,31 +57,25 @@ def compare(name: str, outcomes: Sequence[Outcome], references: Mapping[str, flo
 
 
 def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
-    """Draw every seed of the embedded job: training scores as a line, held-out scores as dots."""
+    """Draw held-out scores of every seed of the embedded job."""
     figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
     for one in outcomes:
-        trained, held_out = (one.points(held_out=flag) for flag in (False, True))
-        samples = [point.samples for point in trained]
-        line = axis.plot(samples, [point.score for point in trained], linewidth=1, label=f"seed={one.seed}")[0]
-        samples = [point.samples for point in held_out]
-        axis.plot(samples, [point.score for point in held_out], ".", color=line.get_color())
+        points = one.points(held_out=True)
+        samples = [point.samples for point in points]
+        axis.plot(samples, [point.score for point in points], ".-", linewidth=1, label=f"seed={one.seed}")
     axis.set(xlabel="joint samples trained on", ylabel="share of correct letters", ylim=(0, 1.02))
     axis.legend(frameon=False, loc="lower right")
     return saved(figure, file)
 
 
 def _over_samples(outcomes: Sequence[Outcome], tasks: Sequence[str], folder: Path) -> Path:
-    """Draw training scores as a line, held-out scores as dots."""
+    """Draw held-out scores on every task."""
     figure, axes = _panels(tasks, "samples")
     for task, axis in zip(tasks, axes, strict=True):
         results = [one for one in outcomes if one.task == task]
-        for held_out, style in (
-            (False, {"linewidth": 1.2}),
-            (True, {"linestyle": "", "marker": ".", "color": "black"}),
-        ):
-            columns = list(zip(*(one.points(held_out=held_out) for one in results), strict=True))
-            scores = [[point.score for point in column] for column in columns]
-            _band(axis, [column[0].samples for column in columns], scores, style)
+        columns = list(zip(*(one.points(held_out=True) for one in results), strict=True))
+        scores = [[point.score for point in column] for column in columns]
+        _band(axis, [column[0].samples for column in columns], scores, {"linewidth": 1.2, "marker": "."})
     return saved(figure, folder / f"{picture_of(outcomes[0].variant)}.svg")
 
 

@@ -111,10 +111,9 @@ def score_after(result: Outcome, seconds: float) -> float:
 
 def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence[Path]) -> str:
     """Return Markdown: results at equal samples, the comparison at equal wall time, and the curves."""
-    seeds = sorted({result.seed for result in outcomes})
     lines = [
-        f"Held-out score (sampled) before -> after training, mean over {_many(len(seeds), 'seed')} (lowest to "
-        "highest), and mean wall time of a whole run with one thread. On each task, all algorithms train on the same "
+        "Held-out score (sampled) before -> after training, mean over three seeds (lowest to highest) or the score of "
+        "one, and mean wall time of a whole run with one thread. On each task, all algorithms train on the same "
         "number of samples.",
         "",
         *_learning_table(outcomes),
@@ -199,10 +198,6 @@ def _spread(numbers: Sequence[float]) -> str:
     if len(numbers) == 1:
         return f"{numbers[0]:.2f}"
     return f"{statistics.fmean(numbers):.2f} ({min(numbers):.2f} to {max(numbers):.2f})"
-
-
-def _many(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _algorithm(result: Outcome) -> str:

@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
+from typing import TYPE_CHECKING
 
-from algorithms import Job
 from learning import Outcome, Point
 
 from ippo_cli.compose.former_keys import convert_overrides
+
+if TYPE_CHECKING:
+    from algorithms import Job
 
 FOLDERS = ("output_dir=", "critic.warm_start=")  # overrides that are not recorded
 

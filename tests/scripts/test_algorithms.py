@@ -30,21 +30,22 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 
 @pytest.mark.slow
-def test_benchmark_writes_table_and_pictures_and_reuses_runs(bench: Bench, tmp_path: Path) -> None:
+def test_benchmark_writes_table_and_pictures_and_reuses_runs(
+    bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     page = tmp_path / "algorithms.md"
     page.write_text("# Mine\n\n<!-- learning table -->\nold\n<!-- end of learning table -->\n\nthe rest\n")
     assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
-    results = json.loads((tmp_path / "out/results.json").read_text())
+    results = json.loads((tmp_path / "data/learning.json").read_text())
     assert [(row["variant"], row["seed"], row["error"]) for row in results] == [
         ("ippo/separate", 3, None),
         ("ppo/value_head", 3, None),
     ]
     for row in results:
-        trained = [point for point in row["curve"] if not point["held_out"]]
-        held_out = [point["score"] for point in row["curve"] if point["held_out"]]
-        assert [point["samples"] for point in trained] == [256, 512, 768]
-        assert (held_out[0], held_out[-1], len(held_out)) == (row["first"], row["last"], 4)
-        assert row["wall_seconds"] > trained[-1]["seconds"] > 0
+        scores = [point["score"] for point in row["curve"]]
+        assert [point["samples"] for point in row["curve"]] == [0, 256, 512, 768]
+        assert (scores[0], scores[-1]) == (row["first"], row["last"])
+        assert row["wall_seconds"] > row["curve"][-1]["seconds"] > 0
     text = page.read_text()
     assert text.startswith("# Mine\n")
     assert text.endswith("\nthe rest\n")
@@ -54,6 +55,9 @@ def test_benchmark_writes_table_and_pictures_and_reuses_runs(bench: Bench, tmp_p
     for name in ("ippo-separate", "ppo-value_head"):
         assert "<svg" in (tmp_path / f"pictures/learning-{name}.svg").read_text()
 
+    assert bench("--algorithms", "ippo", "ppo/value_head", "--seeds", "3") == 0
+    assert "0 runs to do" in capsys.readouterr().out
+    (tmp_path / "data/learning.json").unlink()
     runs = sorted((tmp_path / "out/runs").glob("*/*/run.json"))
     changed = runs[0].with_name("config.yaml")  # as after a change of conf/
     changed.write_text(changed.read_text().replace("gae_lambda: 0.95", "gae_lambda: 0.5"))
@@ -65,6 +69,11 @@ def test_benchmark_writes_table_and_pictures_and_reuses_runs(bench: Bench, tmp_p
 def test_unknown_algorithm_is_rejected(bench: Bench) -> None:
     with pytest.raises(SystemExit, match="no algorithm is named nope"):
         bench("--algorithms", "nope")
+
+
+def test_unsupported_algorithm_is_skipped(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench("--algorithms", "hacpo", "--seeds", "3") == 0
+    assert "skipped: hacpo/none probe_constant: " in capsys.readouterr().out
 
 
 def test_score_after_interpolates_evaluations() -> None:
