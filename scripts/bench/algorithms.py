@@ -83,6 +83,18 @@ ADJUSTMENTS = (
         reason="with random initial weights the critic has to learn as much as its actor",
     ),
     Adjustment(
+        variants=("*/value_head",),
+        task=SUMS,
+        overrides=("critic.learning_rate=1e-4",),
+        reason="a head that starts at zero has only these steps",
+    ),
+    Adjustment(
+        variants=("*/separate", "*/centralized"),
+        task=SUMS,
+        overrides=("critic.learning_rate=2e-5",),
+        reason="the rate of the actor, which has equal weights at first",
+    ),
+    Adjustment(
         variants=("dapo/*",),
         task="probe_*",
         overrides=(

@@ -291,9 +291,14 @@ def tables(outcomes: Sequence[Outcome]) -> list[str]:
         ("Held-out score at equal processor time, that of the fastest critic on the task", _at_equal_time),
         ("Mean held-out score over all samples", _over_training),
     ):
-        lines += ["", f"{title}: mean over seeds [95 % interval, bootstrap over seeds].", ""]
+        about = (
+            "mean over seeds (lowest to highest); over all tasks the interquartile mean and the probability of "
+            "improvement [95 % interval, stratified bootstrap over seeds]"
+        )
+        lines += ["", f"{title}: {about}.", ""]
         lines += _table(done, tasks, names, measure(done))
-    return lines
+    failed = [f"Failed: {one.task} {one.variant} {one.seed}: {one.error}" for one in outcomes if one.error is not None]
+    return [*lines, "", *failed] if failed else lines
 
 
 def _table(
@@ -334,8 +339,7 @@ def _matrix(outcomes: Sequence[Outcome], scores: ByRun, tasks: Sequence[str], na
 def _mean(scores: Sequence[float]) -> str:
     if len(scores) < 2:
         return f"{scores[0]:.2f}"
-    low, high = bootstrap(lambda column: float(column.mean()), np.array(scores)[:, None])
-    return f"{fmean(scores):.2f} [{low:.2f}, {high:.2f}]"
+    return f"{fmean(scores):.2f} ({min(scores):.2f} to {max(scores):.2f})"
 
 
 def _interval(statistic: Callable[..., float], *samples: Scores) -> str:

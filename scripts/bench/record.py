@@ -20,7 +20,11 @@ FOLDERS = ("output_dir=", "critic.warm_start=")  # overrides that are not record
 
 
 class Record:
-    """A file with outcomes of runs, by task, algorithm and seed."""
+    """A file with outcomes of runs, by task, algorithm and seed.
+
+    Runs are compared by their overrides: a change of a default in `conf/` does not make a recorded run invalid. After a
+    change that should, delete the file.
+    """
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -39,9 +43,16 @@ class Record:
         return list(found.overrides) == list(recorded_settings(job.overrides))
 
     def add(self, result: Outcome) -> None:
-        """Replace an earlier outcome of the same run, also in the file."""
+        """Record an outcome, also in the file, in place of an earlier one of the same run.
+
+        Outcomes of other seeds with other settings are dropped: means over seeds are of one setting.
+        """
         result.overrides = recorded_settings(result.overrides)
+        setting = common_settings(result.overrides)
         with self._lock:
+            for key, one in list(self.outcomes.items()):
+                if key[:2] == (result.task, result.variant) and common_settings(one.overrides) != setting:
+                    del self.outcomes[key]
             self._store(result)
             rows = [_row(self.outcomes[key]) for key in sorted(self.outcomes)]
             self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,6 +68,11 @@ def recorded_settings(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides to record: without folders of runs, and models as names of folders, not as paths."""
     kept = (text.partition("=") for text in overrides if not text.startswith(FOLDERS))
     return tuple(f"{key}{sign}{Path(value).name if key.endswith('.model') else value}" for key, sign, value in kept)
+
+
+def common_settings(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the recorded overrides that runs of all seeds have in common."""
+    return tuple(text for text in recorded_settings(overrides) if not text.startswith(("seed=", "name=")))
 
 
 def _row(result: Outcome) -> Mapping[str, object]:

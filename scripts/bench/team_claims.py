@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 from learning import Outcome
+from omegaconf import OmegaConf
 from team_games import ALGORITHMS, MINI_BATCH, Algorithm, Bounds
 
 Values = dict[str, float]
@@ -29,7 +29,6 @@ class Variant:
     overrides: tuple[str, ...] = ()
     by_task: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # overrides beside these
     task: tuple[str, ...] = ()  # overrides of a task in place of the table's
-    read_tokens: int = 0  # that an episode's rows have, prompts included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +52,7 @@ class Table:
     variants: dict[str, Variant]
     measure: Callable[[Training], Values]
     columns: dict[str, str] = field(default_factory=dict)  # name of a value -> heading; empty: all, by their names
+    version: int = 1  # of the measure; another one makes recorded measurements invalid
 
 
 def measure_score(training: Training) -> Values:
@@ -60,18 +60,10 @@ def measure_score(training: Training) -> Values:
     return {"score": training.bounds.normalised(training.outcome.last)}
 
 
-def measure_at_equal_tokens(training: Training) -> Values:
-    """Return normalised scores after all episodes, as the mean of the evaluations, and after as many tokens as the
-    single agent's episodes have."""
-    points = training.outcome.points(held_out=True)
-    tokens = [point.samples * training.variant.read_tokens for point in points]
-    least = min(variant.read_tokens for variant in TABLES["single_agent"].variants.values())
-    at_equal = np.interp(points[-1].samples * least, tokens, [point.score for point in points])
-    mean = fmean(point.score for point in points)
-    return measure_score(training) | {
-        "score_over_training": training.bounds.normalised(mean),
-        "score_at_equal_tokens": training.bounds.normalised(float(at_equal)),
-    }
+def measure_curve(training: Training) -> Values:
+    """Return normalised scores after training, and as the mean of the evaluations."""
+    mean = fmean(point.score for point in training.outcome.points(held_out=True))
+    return measure_score(training) | {"score_over_training": training.bounds.normalised(mean)}
 
 
 def measure_cross_play(training: Training) -> Values:
@@ -79,21 +71,23 @@ def measure_cross_play(training: Training) -> Values:
     other = training.train_other_seed()
     record = evaluate([training.folder, other.folder], "crossplay-*/crossplay.json", "crossplay=true")
     tables = record["tables"]
-    own, crossed = (fmean(table[key] for table in tables) for key in ("self_play", "cross_play"))
-    own, crossed = training.bounds.normalised(own), training.bounds.normalised(crossed)
+    crossed = training.bounds.normalised(fmean(table["cross_play"] for table in tables))
+    own = training.bounds.normalised(fmean(table["scores"][0][0] for table in tables))  # of this seed's run alone
     return {"self_play": own, "cross_play": crossed, "gap": own - crossed}
 
 
 def measure_credit(training: Training) -> Values:
-    """Return the rank correlation of each kind of credit with exact credit, the mean over agents."""
+    """Return the rank correlation of each kind of credit with exact credit among turns of one prompt, and (`_all`)
+    among all turns, the mean over agents; NaN if an agent's credits are all equal."""
     # Answers outside of the 16 most probable tokens are left out: all others are enumerated.
     keys = ("credit=true", "credit_reference=exact", "credit_prompts=32", "rollout.top_k=16")
     agents = evaluate([training.folder], "credit-*.json", *keys)["agents"]
     found: defaultdict[str, list[float]] = defaultdict(list)
     for kinds in agents.values():
         for kind, numbers in kinds.items():
-            if (value := numbers["rank_correlation"]["value"]) is not None:  # None: all credits are equal
-                found[kind].append(value)
+            for suffix, key in (("", "rank_correlation_within"), ("_all", "rank_correlation")):
+                value = numbers[key]["value"]
+                found[kind + suffix].append(float("nan") if value is None else value)
     return {kind: fmean(values) for kind, values in found.items()}
 
 
@@ -107,23 +101,29 @@ def measure_shares(training: Training) -> Values:
 
 
 def measure_gradients(training: Training) -> Values:
-    """Return each agent's fraction of right places, spikes and the largest gradient norm."""
-    rows = read_metrics(training.folder)
-    last = next(row for row in reversed(rows) if "eval/sampled/low/score" in row)
-    norms = [row[f"{name}/policy/grad_norm"] for row in rows for name in ("low", "high") if f"{name}/score/mean" in row]
-    spikes = sum(row.get(f"{name}/policy/grad_norm_spikes") or 0 for row in rows for name in ("low", "high"))
+    """Return each agent's fraction of right places, and how many iterations have a gradient norm above the clip limit.
+
+    The norm of an iteration is the mean over its optimizer steps. `spikes` are steps with a norm above three times the
+    median of the 50 steps before: relative, so that an agent with tiny gradients has them too.
+    """
+    rows = [row for row in read_metrics(training.folder) if "low/score/mean" in row]
+    last = next(row for row in reversed(read_metrics(training.folder)) if "eval/sampled/low/score" in row)
+    limit = OmegaConf.load(training.folder / "config.yaml").task.agents.low.actor.max_grad_norm
+    norms = {name: [row[f"{name}/policy/grad_norm"] for row in rows] for name in ("low", "high")}
     return {
         "low": last["eval/sampled/low/score"],
         "high": (last["eval/sampled/high/score"] + 3) / 20,  # unlike_rewards.py
-        "largest_norm": max(norms),
-        "spikes": spikes,
+        "low_clipped": fmean(norm > limit for norm in norms["low"]),
+        "high_clipped": fmean(norm > limit for norm in norms["high"]),
+        "spikes": sum(row.get(f"{name}/policy/grad_norm_spikes") or 0 for row in rows for name in norms),
     }
 
 
 def measure_exploitability(training: Training) -> Values:
     """Return NashConv of the evaluations: before, during and after training, and its minimum."""
-    curve = [-point.score for point in training.outcome.points(held_out=True)]
-    names = {0: "start", len(curve) // 3: "third", 2 * len(curve) // 3: "two_thirds", len(curve) - 1: "end"}
+    curve = [-point.score for point in training.outcome.points(held_out=True)]  # at 0, 1/5, 2/5, ... of the run
+    fifth = (len(curve) - 1) // 5
+    names = {0: "start", 2 * fifth: "two_fifths", 4 * fifth: "four_fifths", len(curve) - 1: "end"}
     return {name: curve[place] for place, name in names.items()} | {"lowest": min(curve)}
 
 
@@ -147,6 +147,7 @@ REINFORCE = Algorithm(
     overrides=("algorithm=reinforce_plus_plus_baseline", f"algorithm.mini_batch_size={MINI_BATCH}"),
     critic=False,
 )
+EQUAL_TOKENS = 28  # iterations of `copy_1`, which has 40: seven tenths
 COPY_ALONE = ("task=scripts/bench/alone.yaml", "rollout.max_new_tokens=4")
 ONE_LETTER_EACH = (  # few enough responses for exact credit
     "task.length=2",
@@ -168,26 +169,28 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected: that a team is better at equal samples, since each agent learns a smaller task (MALT, "
             "MAPoRL and others compare with a single model). Each of two agents writes two letters, or one "
-            "agent writes all four. At equal tokens the team gets fewer episodes, because every agent reads "
-            "the prompt."
+            "agent writes all four; learning rates and models are equal. The team's episodes have ten tokens, "
+            "three of each prompt and two of each answer, and the single agent's have seven: with equal tokens the "
+            "team trains on fewer episodes."
         ),
         tasks=("copy_1",),
         variants={
-            "team": Variant(about="two agents write two letters each", read_tokens=2 * (3 + 2)),
-            "single": Variant(about="one agent writes all four", task=COPY_ALONE, read_tokens=3 + 4),
+            "team": Variant(about="two agents write two letters each"),
+            "single": Variant(about="one agent writes all four", task=COPY_ALONE),
+            "fewer": Variant(
+                about="two agents, as many tokens as the single agent", overrides=(f"num_iterations={EQUAL_TOKENS}",)
+            ),
         },
-        measure=measure_at_equal_tokens,
-        columns={
-            "score_over_training": "mean over training",
-            "score": "at equal episodes",
-            "score_at_equal_tokens": "at equal tokens",
-        },
+        measure=measure_curve,
+        columns={"score_over_training": "mean over training", "score": "at the end"},
     ),
     "one_trained": Table(
         title="Both agents trained, or one",
         about=(
             "Expected (MAPoRL, [2502.18439](https://arxiv.org/abs/2502.18439)): training all agents together "
-            "is better than training one beside a frozen one."
+            "is better than training one beside a frozen one. Here a frozen agent gives random valid answers, so one "
+            "trained agent cannot exceed .5 with `copy_1` and chance with the others: the table says how much of the "
+            "gain needs both, not whether a capable partner should be trained too."
         ),
         tasks=("signalling", "copy_1", "convention"),
         variants={
@@ -203,9 +206,10 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected (Other-Play, [2003.02979](https://arxiv.org/abs/2003.02979)): agents of different runs "
             "fail together where a convention is needed (`signalling`, `convention`), and not where the task "
-            "determines each answer (`copy_1`). Each run is combined with that of the next seed."
+            "determines each answer (`copy_1_all`). Each run is combined with that of the next "
+            "seed, so neighbouring seeds share a run."
         ),
-        tasks=("signalling", "copy_1", "convention"),
+        tasks=("signalling", "copy_1_all", "convention"),
         variants={
             "independent": Variant(about="each agent has its own policy"),
             "shared": Variant(about="one policy for both agents", algorithm=ALGORITHMS["shared_policy"]),
@@ -218,7 +222,8 @@ TABLES: dict[str, Table] = {
         about=(
             "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the "
             "same state ranks turns better than the return. Spearman correlation with exact credit Q - V "
-            "after 8 buffers, mean over both agents ([kinds](evaluation.md#credit-of-turns))."
+            "after 8 buffers among the answers to one prompt, and (`_all`) among all turns, where the return also "
+            "lacks a baseline; mean over both agents ([kinds](evaluation.md#credit-of-turns))."
         ),
         tasks=("signalling", "copy_1_all", "sorting"),
         variants={
@@ -236,7 +241,8 @@ TABLES: dict[str, Table] = {
             "Expected (Dr. MAS, [2602.08847](https://arxiv.org/abs/2602.08847)): with one mean and deviation "
             "for the team, gradient norms of agents with unlike rewards have spikes, and training is "
             "unstable. The rewards of `high` are 20 times those of `low`; scores are fractions of right "
-            "letters."
+            "letters. The clip limit of gradients is 1. Spikes are steps with a norm above three times the "
+            "median of the 50 steps before."
         ),
         tasks=("sorting",),
         variants={
@@ -251,7 +257,8 @@ TABLES: dict[str, Table] = {
         columns={
             "low": "`low`, small rewards",
             "high": "`high`, large rewards",
-            "largest_norm": "largest gradient norm",
+            "low_clipped": "`low`: iterations with a norm above 1",
+            "high_clipped": "`high`",
             "spikes": "spikes",
         },
     ),
@@ -261,7 +268,9 @@ TABLES: dict[str, Table] = {
             "Expected (value decomposition, [1706.05296](https://arxiv.org/abs/1706.05296)): with a joint "
             "reward one agent may stop learning while the other one succeeds, and credit per agent prevents "
             "that. The smallest share is the smaller of both Shapley values, as a fraction of the team's "
-            "gain ([attribution](evaluation.md#attribution)); .5 is an equal contribution."
+            "gain ([attribution](evaluation.md#attribution)); .5 is an equal contribution. "
+            "Episodes that credit replays (two for each episode with `difference`, four with "
+            "`counterfactual`) are not counted as training."
         ),
         tasks=("copy_1", "copy_1_all"),
         variants={
@@ -283,7 +292,8 @@ TABLES: dict[str, Table] = {
             "Expected (fictitious self-play and later work): simultaneous learners cycle and do not approach "
             "an equilibrium; opponents from earlier iterations lower exploitability. Exact NashConv of the "
             "frequencies of actions in an evaluation: 0 is an equilibrium, uniform play has .917 (`kuhn`) "
-            "and 1.333 (`duel`)."
+            "and 1.333 (`duel`). All variants play the same number of games: with `round_robin` each agent has half of "
+            "the updates, and of games with the pool only the current policy's seat is trained."
         ),
         tasks=("kuhn", "duel"),
         variants={
@@ -306,8 +316,8 @@ TABLES: dict[str, Table] = {
         measure=measure_exploitability,
         columns={
             "start": "start",
-            "third": "after 1/3",
-            "two_thirds": "after 2/3",
+            "two_fifths": "after 2/5",
+            "four_fifths": "after 4/5",
             "end": "end",
             "lowest": "lowest",
         },

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from algorithms import EVERY_RUN, ROOT, Job, finished_run, run, with_common_arguments
 from learning import write_between
-from record import recorded_settings
-from reliable import bootstrap
+from record import common_settings, recorded_settings
+from reliable import t_interval
 from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant
 from team_games import TASKS
 from teams import settings
@@ -51,7 +51,7 @@ stopped. The claim about centralised critics is tested in [teams](teams.md#bench
 Setting: `actor=tiny` with one layer of width 64, made from scratch; PPO with clipped ratios, four epochs over
 buffers of 256 episodes, learning rates of 3e-3, 40 to 80 buffers. Tasks are those of the
 [benchmark](teams.md#benchmark). Scores are held-out scores, normalised (0: random play, 1: optimal play). Cells are
-means over seeds with 95 % intervals (bootstrap over seeds). These are letter games for small models: they show what
+means over seeds with 95 % t intervals. These are letter games for small models: they show what
 a mechanism does where everything else is known, not how much it gains with a large model."""
 Measurement = tuple[str, str, str, int]  # table, task, variant, seed
 
@@ -65,14 +65,17 @@ class Measurements:
         self.rows = {_key(row): row for row in (json.loads(file.read_text()) if file.exists() else [])}
 
     def has(self, table: str, job: Job) -> bool:
-        """Whether a measurement with these settings is recorded."""
+        """Whether a measurement with these settings, by this version of the table's measure, is recorded."""
         row = self.rows.get((table, job.task, job.variant, job.seed))
-        return row is not None and row["overrides"] == list(recorded_settings(job.overrides))
+        if row is None or row["version"] != TABLES[table].version:
+            return False
+        return row["overrides"] == list(recorded_settings(job.overrides))
 
     def add(self, table: str, job: Job, values: Values) -> None:
-        """Record a measurement, also in the file."""
+        """Record a measurement, also in the file. Those of other seeds with other settings or versions are dropped."""
         row = {
             "table": table,
+            "version": TABLES[table].version,
             "task": job.task,
             "variant": job.variant,
             "seed": job.seed,
@@ -80,6 +83,9 @@ class Measurements:
             "overrides": list(recorded_settings(job.overrides)),
         }
         with self._lock:
+            for key, other in list(self.rows.items()):
+                if key[:3] == _key(row)[:3] and _setting(other) != _setting(row):
+                    del self.rows[key]
             self.rows[_key(row)] = row
             self.file.parent.mkdir(parents=True, exist_ok=True)
             temporary = self.file.with_suffix(".new")
@@ -90,6 +96,10 @@ class Measurements:
 
 def _key(row: dict[str, Any]) -> tuple[object, ...]:
     return row["table"], row["task"], row["variant"], row["seed"]
+
+
+def _setting(row: dict[str, Any]) -> tuple[object, ...]:
+    return row["version"], common_settings(row["overrides"])
 
 
 def main() -> int:
@@ -237,7 +247,7 @@ def _cell(values: Sequence[float | None]) -> str:
         return ""
     if len(numbers) == 1:
         return f"{numbers[0]:.2f}"
-    low, high = bootstrap(lambda column: float(column.mean()), np.array(numbers)[:, None])
+    low, high = t_interval(numbers)
     missing = f" ({len(numbers)} seeds)" if len(numbers) < len(values) else ""
     return f"{fmean(numbers):.2f} [{low:.2f}, {high:.2f}]{missing}"
 

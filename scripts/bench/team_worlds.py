@@ -170,6 +170,9 @@ class CopyAlone:
         observations, rewards, is_over, is_cut, parts = self.game.step(answers)
         return {"solo": observations["first"]}, {"solo": rewards["first"]}, is_over, is_cut, parts
 
+    def actions(self) -> Mapping[str, Sequence[str]]:
+        return {"solo": [one + other for one, other in product(self.game.words, repeat=2)]}
+
     def close(self) -> None:
         """Nothing to release."""
 

@@ -54,6 +54,19 @@ def test_recorded_settings_have_no_paths(tmp_path: Path) -> None:
     assert again.overrides == ("actor.model=b",)
 
 
+def test_outcomes_with_other_settings_are_dropped(tmp_path: Path) -> None:
+    record = Record(tmp_path / "data.json")
+    for seed in (0, 1):
+        one = make_outcome("with", 0.1, 0.2)
+        one.seed, one.overrides = seed, ("a=1", f"seed={seed}", f"name=with-{seed}")
+        record.add(one)
+    record.add(make_outcome("without", 0.1, 0.2))
+    assert len(record.outcomes) == 3
+    one.seed, one.overrides = 0, ("a=2", "seed=0", "name=with-0")
+    record.add(one)
+    assert [key[1:] for key in sorted(Record(tmp_path / "data.json").outcomes)] == [("with", 0), ("without", 0)]
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "docs" / "data").glob("*.json")), ids=lambda file: file.name)
 def test_recorded_data_has_no_paths_of_a_machine(file: Path) -> None:
     assert re.findall(r'[="]/\w+/[^" ]*', file.read_text()) == []

@@ -10,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
-from reliable import bootstrap, interquartile_mean, performance_profile, probability_of_improvement
+from reliable import bootstrap, interquartile_mean, performance_profile, probability_of_improvement, t_interval
 
 SCORES = np.array([[0.0, 0.9], [0.2, 0.5], [0.4, 0.1]])
 OTHER_SCORES = np.array([[0.1, 0.9], [0.2, 0.6]])
@@ -20,6 +20,14 @@ def test_interquartile_mean() -> None:
     assert interquartile_mean(np.array([[8.0, 1.0], [2.0, 100.0]])) == pytest.approx(5.0)
     assert interquartile_mean(SCORES) == pytest.approx((0.1 + 0.2 + 0.4 + 0.5) / 4), "one of six is removed at each end"
     assert interquartile_mean(np.array([[1.0, 2.0, 6.0]])) == pytest.approx(3.0), "none of three is removed"
+
+
+def test_t_interval_contains_the_mean_in_95_percent_of_samples() -> None:
+    assert t_interval([1.0, 2.0]) == pytest.approx((1.5 - 12.706 * 0.5, 1.5 + 12.706 * 0.5))
+    source = np.random.default_rng(0)
+    for size in (2, 3, 5, 10):
+        intervals = [t_interval(source.normal(size=size).tolist()) for _ in range(4000)]
+        assert sum(low < 0 < high for low, high in intervals) / 4000 == pytest.approx(0.95, abs=0.012)
 
 
 def test_probability_of_improvement_counts_ties_half() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -37,13 +39,60 @@ def make_training(table: str, variant: str, *points: tuple[int, float]) -> Train
     )
 
 
-def test_equal_tokens_are_fewer_episodes_of_the_team() -> None:
+def test_equal_tokens_are_fewer_iterations_of_the_team(tmp_path: Path) -> None:
+    trainer = team_tables.Trainer(tmp_path)
+    variants = TABLES["single_agent"].variants
+    iterations = {
+        name: trainer.make_job("copy_1", name, variant, 0).config.num_iterations for name, variant in variants.items()
+    }
+    assert iterations == {"team": 40, "single": 40, "fewer": 28}
+    assert 40 * (3 + 4) == 28 * 2 * (3 + 2), "tokens per episode: of the single agent, of the team"
+
+
+def test_curve_is_the_mean_of_evaluations() -> None:
     points = ((0, 0.0), (900, 0.45))
-    single = team_claims.measure_at_equal_tokens(make_training("single_agent", "single", *points))
-    team = team_claims.measure_at_equal_tokens(make_training("single_agent", "team", *points))
-    over = {"score_over_training": 0.45}
-    assert single == pytest.approx(over | {"score": 0.9, "score_at_equal_tokens": 0.9})
-    assert team == pytest.approx(over | {"score": 0.9, "score_at_equal_tokens": 0.9 * 7 / 10})
+    found = team_claims.measure_curve(make_training("single_agent", "single", *points))
+    assert found == pytest.approx({"score": 0.9, "score_over_training": 0.45})
+
+
+def test_cross_play_compares_with_self_play_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"scores": [[0.5, 0.1], [0.2, 0.3]], "self_play": 0.4, "cross_play": 0.15}
+    monkeypatch.setattr(team_claims, "evaluate", lambda *_: {"tables": [table]})
+    training = make_training("cross_play", "independent", (0, 0.0))
+    found = team_claims.measure_cross_play(replace(training, train_other_seed=lambda: training))
+    assert found == pytest.approx({"self_play": 1.0, "cross_play": 0.3, "gap": 0.7})
+
+
+def test_credit_is_averaged_over_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    def kind(within: float | None, across: float) -> dict[str, Any]:
+        return {"none": {"rank_correlation_within": {"value": within}, "rank_correlation": {"value": across}}}
+
+    agents = {"first": kind(0.2, 0.5), "second": kind(0.4, 0.7)}
+    monkeypatch.setattr(team_claims, "evaluate", lambda *_: {"agents": agents})
+    training = make_training("credit", "early", (0, 0.0))
+    assert team_claims.measure_credit(training) == pytest.approx({"none": 0.3, "none_all": 0.6})
+    agents["second"] = kind(None, 0.7)  # all credits of an agent are equal: no mean over both
+    found = team_claims.measure_credit(training)
+    assert math.isnan(found["none"])
+    assert found["none_all"] == pytest.approx(0.6)
+
+
+def test_gradients_are_counted_above_the_clip_limit(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: {agents: {low: {actor: {max_grad_norm: 2.0}}}}\n")
+    rows = [{"eval/sampled/low/score": 0.1, "eval/sampled/high/score": -1.0}]
+    for low, high in ((1.0, 3.0), (5.0, 1.0), (0.1, 4.0), (0.2, 5.0)):
+        row = {"low/score/mean": 0.0, "low/policy/grad_norm": low, "high/policy/grad_norm": high}
+        rows.append(row | {"low/policy/grad_norm_spikes": 1, "high/policy/grad_norm_spikes": 0})
+    rows[-1] |= {"eval/sampled/low/score": 0.5, "eval/sampled/high/score": 7.0}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    training = replace(make_training("normalisation", "team", (0, 0.0)), folder=tmp_path)
+    assert team_claims.measure_gradients(training) == {
+        "low": 0.5,
+        "high": 0.5,
+        "low_clipped": 0.25,
+        "high_clipped": 0.75,
+        "spikes": 4,
+    }
 
 
 def test_single_agent_plays_both_parts_of_copy() -> None:
@@ -63,12 +112,14 @@ def test_single_agent_plays_both_parts_of_copy() -> None:
         team.reset(5)
         assert rewards[name] == team.step({"first": text[:2], "second": text[2:]})[1]["first"]
     assert rewards == {"right": 1.0, "half": 0.5, "long": 0.0}
+    assert answers["half"] in alone.actions()["solo"], "what the warm start teaches"
+    assert len(alone.actions()["solo"]) == 9 * 9
 
 
 def test_exploitability_is_the_negative_score_of_evaluations() -> None:
     training = make_training("exploitability", "simultaneous", *enumerate((-1.2, -0.8, -0.4, -0.7, -0.6, -0.5)))
     assert team_claims.measure_exploitability(training) == pytest.approx(
-        {"start": 1.2, "third": 0.4, "two_thirds": 0.6, "end": 0.5, "lowest": 0.4}
+        {"start": 1.2, "two_fifths": 0.4, "four_fifths": 0.6, "end": 0.5, "lowest": 0.4}
     )
 
 
@@ -83,7 +134,7 @@ def test_shares_are_fractions_of_the_gain(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == pytest.approx({"score": 0.8, "smallest_share": 0.25})
 
 
-def test_recorded_measurements_are_not_repeated(tmp_path: Path) -> None:
+def test_recorded_measurements_are_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = team_tables.Trainer(tmp_path)
     variant = TABLES["one_trained"].variants["first"]
     job = trainer.make_job("copy_1", "first", variant, 3)
@@ -97,6 +148,21 @@ def test_recorded_measurements_are_not_repeated(tmp_path: Path) -> None:
     assert not again.has("one_trained", replace(job, overrides=(*job.overrides, "num_iterations=1")))
     (row,) = again.rows.values()
     assert row["values"] == {"score": 0.25, "unknown": None}
+    monkeypatch.setitem(TABLES, "one_trained", replace(TABLES["one_trained"], version=2))
+    assert not again.has("one_trained", job), "the measure has changed"
+
+
+def test_measurements_of_other_settings_are_dropped(tmp_path: Path) -> None:
+    trainer = team_tables.Trainer(tmp_path)
+    variant = TABLES["one_trained"].variants["first"]
+    record = team_tables.Measurements(tmp_path / "data.json")
+    for seed in (0, 1):
+        record.add("one_trained", trainer.make_job("copy_1", "first", variant, seed), {"score": 0.25})
+    assert len(record.rows) == 2
+    changed = replace(variant, overrides=(*variant.overrides, "num_iterations=3"))
+    record.add("one_trained", trainer.make_job("copy_1", "first", changed, 0), {"score": 0.5})
+    (row,) = record.rows.values()
+    assert (row["seed"], row["values"]["score"]) == (0, 0.5)
 
 
 def test_equal_trainings_of_tables_have_one_folder(tmp_path: Path) -> None:
@@ -112,7 +178,7 @@ def test_rows_of_a_table_are_means_over_seeds() -> None:
         for seed, score in enumerate((0.8, 1.0))
     ]
     lines = team_tables.render("one_trained", rows)
-    assert lines[-1] == "| `copy_1` | both agents are trained | 0.90 [0.80, 1.00] | 2 |"
+    assert lines[-1] == "| `copy_1` | both agents are trained | 0.90 [-0.37, 2.17] | 2 |"
     assert team_tables.render("one_trained", []) == ["Not measured."]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ippo_cli.config.schema import EvaluationConfig
-from ippo_cli.tasks.eval_rows import count_eval_episodes, generations_by_mode, select_eval_rows
+from ippo_cli.tasks.eval_rows import count_eval_episodes, generations_by_mode, sample_rows, select_eval_rows
 
 
 def settings(size: int | None = None, seed: int = 1234, n: int = 1, greedy: bool = True) -> EvaluationConfig:
@@ -30,3 +30,12 @@ def test_generations_by_mode_and_episode_count() -> None:
     assert generations_by_mode(settings(n=4)) == {"sampled": 4, "greedy": 1}
     assert count_eval_episodes(10, settings(size=3, n=4)) == {"sampled": 12, "greedy": 3}
     assert count_eval_episodes(2, settings(size=3, greedy=False)) == {"sampled": 2}
+
+
+def test_sampled_rows_are_not_periodic() -> None:
+    rows = sample_rows(range(100, 356), 32, seed=1234)
+    assert rows == sorted(set(rows))
+    assert len(rows) == 32
+    assert {row % 8 for row in rows} == set(range(8)), "cyclic rows, such as those of task=signalling, all occur"
+    assert rows == sample_rows(range(100, 356), 32, seed=1234) != sample_rows(range(100, 356), 32, seed=5)
+    assert sample_rows([3, 1], 2, seed=0) == sample_rows([3, 1], 5, seed=0) == [3, 1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,10 +11,19 @@ from ippo_cli.config.schema import EvaluationConfig
 
 def select_eval_rows(count: int, config: EvaluationConfig) -> list[int]:
     """Return the sorted indices of the evaluated rows among `count` held-out rows: all, or a seeded random subset."""
-    if config.size is None or config.size >= count:
-        return list(range(count))
-    generator = torch.Generator().manual_seed(config.seed)
-    return sorted(torch.randperm(count, generator=generator)[: config.size].tolist())
+    size = count if config.size is None else config.size
+    return sample_rows(range(count), size, config.seed)
+
+
+def sample_rows(rows: Sequence[int], size: int, seed: int) -> list[int]:
+    """Return a sorted random subset of rows, or all if `size` is not smaller.
+
+    Rows at equal distances would be rows of one kind in tasks with cyclic rows.
+    """
+    if size >= len(rows):
+        return list(rows)
+    places = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))[:size]
+    return [rows[place] for place in sorted(places.tolist())]
 
 
 def generations_by_mode(config: EvaluationConfig) -> dict[str, int]:
