@@ -99,26 +99,20 @@ FROM_SCRATCH = (
 SMALL = ("actor.num_layers=1", "actor.hidden_size=64")
 LARGE = ("actor.num_layers=4", "actor.hidden_size=256")
 SCALES = {
-    "small": Scale(
+    "small": Scale(  # most team tasks of one to four turns are solved in a minute or two of one core
         episodes=1,
-        overrides=(*FROM_SCRATCH, *SMALL),
-        actor_learning_rate=1e-3,
-        critic_learning_rate=1e-3,
-    ),
-    "solved": Scale(  # most team tasks of one or three turns reach .9 in a minute or two of one core
-        episodes=2,
         overrides=(*FROM_SCRATCH, *SMALL),
         actor_learning_rate=3e-3,
         critic_learning_rate=3e-3,
     ),
     "large": Scale(
-        episodes=8,
+        episodes=4,
         overrides=(*FROM_SCRATCH, *LARGE),
         actor_learning_rate=5e-4,
         critic_learning_rate=5e-4,
     ),
     "pretrained": Scale(  # needs actor.model=
-        episodes=8,
+        episodes=4,
         overrides=("actor=full",),
         actor_learning_rate=1e-6,
         critic_learning_rate=1e-5,
@@ -169,7 +163,7 @@ def matrix(name: str, payoffs: Payoffs, kind: Kind, *, about: str) -> Task:
         kind=kind,
         turns=str(turns),
         overrides=(*world(name, f"turns={turns}"), *SEES_ALL),
-        episodes=20 * BUFFER,
+        episodes=40 * BUFFER,
         bounds=lambda: matrix_bounds(payoffs),
     )
 
@@ -313,7 +307,7 @@ TASKS: dict[str, Task] = {
             "task.agents.low.warm_start_answer='{high}'",
             "task.agents.high.warm_start_answer='{low}'",
         ),
-        episodes=30 * BUFFER,
+        episodes=60 * BUFFER,
         bounds=lambda: Bounds(1 / 6, 1.0),
     ),
     "signalling": Task(
@@ -321,38 +315,38 @@ TASKS: dict[str, Task] = {
         kind=Kind.team,
         turns="1 each, in turn",
         overrides=("task=signalling", "task.signals=abcd", "rollout.max_new_tokens=1"),
-        episodes=30 * BUFFER,
+        episodes=60 * BUFFER,
         bounds=lambda: Bounds(1 / 4, 1.0),
     ),
     "copy_1": copying(
-        1, episodes=20 * BUFFER, about="one agent copies two letters, the other writes the following letters"
+        1, episodes=40 * BUFFER, about="one agent copies two letters, the other writes the following letters"
     ),
     "copy_1_all": copying(
         1,
         "together=true",
         length=1,
-        episodes=20 * BUFFER,
+        episodes=40 * BUFFER,
         about="the same with one letter; reward only if both are correct",
     ),
-    "copy_3": copying(3, episodes=20 * BUFFER, about="three turns of `copy_1`, reward per letter each turn"),
-    "copy_3_end": copying(3, "at_end=true", episodes=20 * BUFFER, about="the same, reward after the last turn"),
-    "copy_6": copying(6, episodes=10 * BUFFER, about="six turns of `copy_1`, reward per letter each turn"),
-    "copy_6_end": copying(6, "at_end=true", episodes=10 * BUFFER, about="the same, reward after the last turn"),
+    "copy_3": copying(3, episodes=40 * BUFFER, about="three turns of `copy_1`, reward per letter each turn"),
+    "copy_3_end": copying(3, "at_end=true", episodes=40 * BUFFER, about="the same, reward after the last turn"),
+    "copy_6": copying(6, episodes=20 * BUFFER, about="six turns of `copy_1`, reward per letter each turn"),
+    "copy_6_end": copying(6, "at_end=true", episodes=20 * BUFFER, about="the same, reward after the last turn"),
     "copy_1_signs": copying(
         1,
         "signs=true",
-        episodes=20 * BUFFER,
+        episodes=40 * BUFFER,
         about="`copy_1` with signs: each agent observes its own half of a random bonus",
     ),
-    "copy_6_signs": copying(6, "signs=true", episodes=10 * BUFFER, about="`copy_6` with new signs each turn"),
+    "copy_6_signs": copying(6, "signs=true", episodes=20 * BUFFER, about="`copy_6` with new signs each turn"),
     "copy_6_end_signs": copying(
-        6, "at_end=true", "signs=true", episodes=10 * BUFFER, about="`copy_6_end` with new signs each turn"
+        6, "at_end=true", "signs=true", episodes=20 * BUFFER, about="`copy_6_end` with new signs each turn"
     ),
     "meet": meetings(
-        turns=4, episodes=15 * BUFFER, about="agents move on a ring of five cells; reward while in one cell"
+        turns=4, episodes=30 * BUFFER, about="agents move on a ring of five cells; reward while in one cell"
     ),
     "meet_end": meetings(
-        "at_end=true", turns=4, episodes=15 * BUFFER, about="the same; reward if in one cell at the end"
+        "at_end=true", turns=4, episodes=30 * BUFFER, about="the same; reward if in one cell at the end"
     ),
     "convention": matrix(
         "convention",
@@ -377,7 +371,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.zero_sum,
         turns="1",
         overrides=(*world("duel", "turns=1"), "rollout.max_new_tokens=1", "task.eval_size=1024"),
-        episodes=20 * BUFFER,
+        episodes=40 * BUFFER,
         bounds=duel_bounds,
         score=unexploited,
     ),
@@ -386,7 +380,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.zero_sum,
         turns="1 or 2",
         overrides=(*world("kuhn"), *SEES_ALL, "task.eval_size=1026"),
-        episodes=40 * BUFFER,
+        episodes=80 * BUFFER,
         bounds=kuhn_bounds,
         score=unexploited_poker,
     ),
@@ -395,7 +389,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.team,
         turns="1 or 2, and 0 or 1",
         overrides=(*world("caller"), *SEES_ALL),
-        episodes=20 * BUFFER,
+        episodes=40 * BUFFER,
         bounds=caller_bounds,
     ),
     "tictactoe": Task(
@@ -403,7 +397,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.team,
         turns="2 or 3",
         overrides=(*world("tictactoe"), *SEES_ALL),
-        episodes=15 * BUFFER,
+        episodes=30 * BUFFER,
         bounds=tictactoe_bounds,
     ),
     "connect_four": Task(
@@ -411,7 +405,7 @@ TASKS: dict[str, Task] = {
         kind=Kind.team,
         turns="2 to 11",
         overrides=(*world("connect_four"), *SEES_ALL),
-        episodes=5 * BUFFER,
+        episodes=10 * BUFFER,
         bounds=lambda: Bounds(0.0, 1.0),
     ),
 }

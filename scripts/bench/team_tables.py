@@ -40,7 +40,7 @@ from ippo_cli.compose.arguments import normalize_arguments
 from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 
-SCALE = "solved"
+SCALE = "small"
 SEEDS = (0, 1, 2, 3, 4)
 INTRODUCTION = """# Claims about teams
 

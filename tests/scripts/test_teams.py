@@ -254,7 +254,7 @@ def test_task_config_is_valid(task: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_larger_settings_are_valid(scale: str, more: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     config = teams.job("copy_3", "ippo_clipped", 0, make_arguments(scale=scale, more=more)).config
-    assert config.num_iterations * config.rollout.buffer_size == 8 * TASKS["copy_3"].episodes
+    assert config.num_iterations * config.rollout.buffer_size == 4 * TASKS["copy_3"].episodes
 
 
 def make_run(task: str, algorithm: str, seed: int, last: float) -> Run:
