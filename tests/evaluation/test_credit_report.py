@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from small import small_config, train
 from ippo_cli.config.credit_reports import CreditReportSettings, check_credit_report, parse_credit_settings
 from ippo_cli.config.critic_reports import ValueReference
 from ippo_cli.config.errors import ConfigError, split_errors
+from ippo_cli.evaluation import credit_report
 from ippo_cli.evaluation.credit_report import report_credit
 
 KEYS = ("task=signalling", "task.signals=abcd", "algorithm=ppo", "rollout.max_new_tokens=1", "rollout.top_k=3")
@@ -91,3 +93,12 @@ def test_refused_runs(keys: list[str], settings: CreditReportSettings, message: 
     with pytest.raises(ConfigError) as raised:
         check_credit_report(config, settings)
     assert str(split_errors(raised.value)[0]).startswith(message)
+
+
+def test_prompts_are_a_random_subset_of_held_out_rows() -> None:
+    exam: Any = SimpleNamespace(row_indices=range(64), held_out=[{"row": row} for row in range(64)])
+    batch, prompts = credit_report._select_prompts(CreditReportSettings(prompts=16, responses=2), 1234, exam)
+    assert [example["row"] for example in batch.examples] == prompts
+    assert prompts[::2] == prompts[1::2] == sorted(set(prompts))
+    assert len(set(prompts)) == 16
+    assert {row % 4 for row in prompts} == {0, 1, 2, 3}, "rows at equal distances would all be 0"

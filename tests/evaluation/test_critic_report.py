@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from ippo_cli.config.critic_reports import (
     parse_report_settings,
 )
 from ippo_cli.config.errors import ConfigError
+from ippo_cli.evaluation import critic_report
 from ippo_cli.evaluation.critic_report import report_critic, states_file
 from ippo_cli.evaluation.critic_states import choose_states
 from ippo_cli.types import Rollout
@@ -200,3 +202,12 @@ def test_states_are_distinct_and_deterministic(run: Path) -> None:
 
 def test_no_states_of_failed_episodes() -> None:
     assert choose_states([], [], "low", 4, is_by_turn=False, seed=0) == []
+
+
+def test_prompts_are_a_random_subset_of_held_out_rows() -> None:
+    exam: Any = SimpleNamespace(row_indices=range(64), held_out=[{"row": row} for row in range(64)])
+    batch, prompts = critic_report._select_prompts(SAMPLED, 1234, exam)
+    assert [example["row"] for example in batch.examples] == prompts
+    assert len(batch.index.unique()) == len(prompts)
+    assert len(set(prompts)) < 64
+    assert {row % 4 for row in prompts} == {0, 1, 2, 3}, "rows at equal distances would be of one kind"
