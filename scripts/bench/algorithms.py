@@ -137,6 +137,8 @@ def main() -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             list(pool.map(lambda job: record.add(run(job)), jobs))
     places = {name: place for place, name in enumerate(TASKS)}
+    if not record.outcomes:
+        raise SystemExit(f"{record.file} has no runs; the table remains as it is")
     outcomes = sorted(record.outcomes.values(), key=lambda one: (one.variant, places[one.task], one.seed))
     done = [result for result in outcomes if result.error is None]
     from curves import draw  # needs matplotlib; nothing else here does
@@ -160,8 +162,6 @@ def _arguments() -> argparse.Namespace:
     given = with_common_arguments(parser, folder="learning", page="algorithms.md")
     if SUMS in given.tasks and given.model is None and not given.report:
         parser.error(f"--tasks {SUMS} needs --model FOLDER")
-    if given.quick and given.docs == ROOT / "docs":
-        given.docs = given.output
     return given
 
 
@@ -176,6 +176,8 @@ def with_common_arguments(
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help=f"folder of {page} and pictures/")
     given = parser.parse_args()
     given.output, given.docs = given.output.absolute(), given.docs.absolute()
+    if given.quick and given.docs == ROOT / "docs":
+        given.docs = given.output  # a trial is not recorded
     return given
 
 

@@ -192,8 +192,6 @@ def _arguments() -> argparse.Namespace:
         parser.error(f"--tasks {SUMS}; needs --model FOLDER")
     if SUMS in given.tasks and "two_critics" in given.critics and given.small_model is None and not given.report:
         parser.error(f"--tasks {SUMS}; two_critics needs --small-model FOLDER, or name other --critics")
-    if given.quick and given.docs == ROOT / "docs":
-        given.docs = given.output
     return given
 
 

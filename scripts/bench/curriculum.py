@@ -64,8 +64,10 @@ def main() -> int:
         with ThreadPoolExecutor(given.jobs) as pool:
             list(pool.map(lambda job: record.add(run(job)), (job for job in jobs if not record.has(job))))
     outcomes = list(record.outcomes.values())
-    write_between(given.docs / "tasks.md", "\n".join(render([one for one in outcomes if one.error is None])), MARKERS)
-    return any(one.error for one in outcomes)
+    lines = render([one for one in outcomes if one.error is None])
+    failed = [f"Failed: {one.variant} {one.seed}: {one.error}" for one in outcomes if one.error is not None]
+    write_between(given.docs / "tasks.md", "\n".join([*lines, "", *failed] if failed else lines), MARKERS)
+    return bool(failed)
 
 
 def _job(variant: str, seed: int, given: argparse.Namespace) -> Job:

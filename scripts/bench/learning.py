@@ -112,9 +112,9 @@ def score_after(result: Outcome, seconds: float) -> float:
 def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence[Path]) -> str:
     """Return Markdown: results at equal samples, the comparison at equal wall time, and the curves."""
     lines = [
-        "Held-out score (sampled) before -> after training, mean over three seeds (lowest to highest) or the score of "
-        "one, and mean wall time of a whole run with one thread. On each task, all algorithms train on the same "
-        "number of samples.",
+        "Held-out score (sampled) before -> after training, mean over seeds (lowest to highest) or the score of a "
+        "single seed, and mean wall time of a whole run with one thread. On each task, all algorithms train on the "
+        "same number of samples.",
         "",
         *_learning_table(outcomes),
         "",

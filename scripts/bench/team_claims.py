@@ -106,8 +106,9 @@ def measure_gradients(training: Training) -> Values:
     The norm of an iteration is the mean over its optimizer steps. `spikes` are steps with a norm above three times the
     median of the 50 steps before: relative, so that an agent with tiny gradients has them too.
     """
-    rows = [row for row in read_metrics(training.folder) if "low/score/mean" in row]
-    last = next(row for row in reversed(read_metrics(training.folder)) if "eval/sampled/low/score" in row)
+    metrics = read_metrics(training.folder)
+    rows = [row for row in metrics if "low/score/mean" in row]  # of iterations
+    last = next(row for row in reversed(metrics) if "eval/sampled/low/score" in row)
     limit = OmegaConf.load(training.folder / "config.yaml").task.agents.low.actor.max_grad_norm
     norms = {name: [row[f"{name}/policy/grad_norm"] for row in rows] for name in ("low", "high")}
     return {

@@ -136,10 +136,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", choices=tuple(TABLES), default=list(TABLES))
     parser.add_argument("--report", action="store_true", help="write the tables only")
-    given = with_common_arguments(parser, folder="team_tables", page="team_tables.md", seeds=SEEDS)
-    if given.quick and given.docs == ROOT / "docs":
-        given.docs = given.output
-    return given
+    return with_common_arguments(parser, folder="team_tables", page="team_tables.md", seeds=SEEDS)
 
 
 def _markers(table: str) -> tuple[str, str]:

@@ -135,7 +135,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="repeat recorded runs too")
     parser.add_argument("--report", action="store_true", help="write tables and pictures only")
     given = with_common_arguments(parser, folder="teams", page="teams.md", seeds=range(5))
-    if given.docs == ROOT / "docs" and (given.scale != "small" or given.more or given.quick):
+    if given.docs == ROOT / "docs" and (given.scale != "small" or given.more):
         given.docs = given.output  # the committed documents are about the small scale
     return given
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from ippo_cli.config.critic_reports import ValueReference
 from ippo_cli.config.errors import ConfigError, split_errors
 from ippo_cli.evaluation import credit_report
 from ippo_cli.evaluation.credit_report import report_credit
+from ippo_cli.evaluation.evaluate_run import EvaluationTask
 
 KEYS = ("task=signalling", "task.signals=abcd", "algorithm=ppo", "rollout.max_new_tokens=1", "rollout.top_k=3")
 SAMPLED = CreditReportSettings(prompts=8, responses=4, continuations=64)
@@ -95,9 +95,12 @@ def test_refused_runs(keys: list[str], settings: CreditReportSettings, message: 
     assert str(split_errors(raised.value)[0]).startswith(message)
 
 
-def test_prompts_are_a_random_subset_of_held_out_rows() -> None:
-    exam: Any = SimpleNamespace(row_indices=range(64), held_out=[{"row": row} for row in range(64)])
-    batch, prompts = credit_report._select_prompts(CreditReportSettings(prompts=16, responses=2), 1234, exam)
+def test_prompts_are_a_random_subset_of_held_out_rows(tmp_path: Path) -> None:
+    config, _ = small_config(tmp_path)
+    unused: Any = None
+    held_out = [{"row": row} for row in range(64)]
+    exam = EvaluationTask(config=config, environments=unused, held_out=held_out, reward=unused)
+    batch, prompts = credit_report._select_prompts(CreditReportSettings(prompts=16, responses=2), exam)
     assert [example["row"] for example in batch.examples] == prompts
     assert prompts[::2] == prompts[1::2] == sorted(set(prompts))
     assert len(set(prompts)) == 16

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +22,7 @@ from ippo_cli.config.errors import ConfigError
 from ippo_cli.evaluation import critic_report
 from ippo_cli.evaluation.critic_report import report_critic, states_file
 from ippo_cli.evaluation.critic_states import choose_states
+from ippo_cli.evaluation.evaluate_run import EvaluationTask
 from ippo_cli.types import Rollout
 
 KEYS = (
@@ -204,9 +204,12 @@ def test_no_states_of_failed_episodes() -> None:
     assert choose_states([], [], "low", 4, is_by_turn=False, seed=0) == []
 
 
-def test_prompts_are_a_random_subset_of_held_out_rows() -> None:
-    exam: Any = SimpleNamespace(row_indices=range(64), held_out=[{"row": row} for row in range(64)])
-    batch, prompts = critic_report._select_prompts(SAMPLED, 1234, exam)
+def test_prompts_are_a_random_subset_of_held_out_rows(tmp_path: Path) -> None:
+    config, _ = small_config(tmp_path)
+    unused: Any = None
+    held_out = [{"row": row} for row in range(64)]
+    exam = EvaluationTask(config=config, environments=unused, held_out=held_out, reward=unused)
+    batch, prompts = critic_report._select_prompts(SAMPLED, exam)
     assert [example["row"] for example in batch.examples] == prompts
     assert len(batch.index.unique()) == len(prompts)
     assert len(set(prompts)) < 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable
@@ -72,7 +73,8 @@ def test_unknown_algorithm_is_rejected(bench: Bench) -> None:
 
 
 def test_unsupported_algorithm_is_skipped(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench("--algorithms", "hacpo", "--seeds", "3") == 0
+    with pytest.raises(SystemExit, match=r"learning\.json has no runs; the table remains"):
+        bench("--algorithms", "hacpo", "--seeds", "3")
     assert "skipped: hacpo/none probe_constant: " in capsys.readouterr().out
 
 
@@ -123,3 +125,13 @@ def test_embedded_job_has_its_own_picture(tmp_path: Path) -> None:
     assert tmp_path / "embedded.svg" in draw(results, tmp_path)
     assert "seed=7" in (tmp_path / "embedded.svg").read_text()
     assert tmp_path / "embedded.svg" not in draw(results[2:], tmp_path)
+
+
+def test_trials_are_not_recorded_in_the_documents(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def parse(*arguments: str) -> Path:
+        monkeypatch.setattr(sys, "argv", ["bench", "--output", str(tmp_path), *arguments])
+        return algorithms.with_common_arguments(argparse.ArgumentParser(), folder="x", page="x.md").docs
+
+    assert parse() == algorithms.ROOT / "docs"
+    assert parse("--quick") == tmp_path
+    assert parse("--quick", "--docs", str(tmp_path / "docs")) == tmp_path / "docs"

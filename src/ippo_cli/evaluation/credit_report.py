@@ -35,7 +35,6 @@ from ippo_cli.reporting.console import Console
 from ippo_cli.rollout.branches import State
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
-from ippo_cli.tasks.eval_rows import sample_rows
 from ippo_cli.training.checkpoint import INITIAL
 from ippo_cli.training.credit import EpisodeReplays
 from ippo_cli.types import Batch, Episode
@@ -70,12 +69,7 @@ def report_credit(
     weights = find_weights(folder, checkpoint, policies, adapters_by_agent(config))
     initial_weights = find_weights(folder, INITIAL, policies, adapters_by_agent(config))
     session_of_run = open_report_session(
-        config,
-        folder,
-        weights,
-        partial(_select_prompts, settings, config.evaluation.seed),
-        setting=KEY,
-        purpose="evaluation/credit",
+        config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/credit"
     )
     with session_of_run as (session, console), ExitStack() as resources:
         initial, _ = load_critic_team(config, folder, initial_weights, session.device)
@@ -105,9 +99,9 @@ def report_credit(
     return target
 
 
-def _select_prompts(settings: CreditReportSettings, seed: int, exam: EvaluationTask) -> tuple[Batch, list[int]]:
+def _select_prompts(settings: CreditReportSettings, exam: EvaluationTask) -> tuple[Batch, list[int]]:
     """The episodes to sample, and the held-out row of each; those of a row have consecutive indices."""
-    chosen = sample_rows(exam.row_indices, settings.prompts, seed)
+    chosen = exam.sample_rows(settings.prompts)
     prompts = [row for row in chosen for _ in range(settings.responses)]
     return Batch(examples=[exam.held_out[row] for row in prompts], index=torch.arange(len(prompts))), prompts
 

@@ -37,7 +37,6 @@ from ippo_cli.rollout.branches import State
 from ippo_cli.rollout.rows import build_rollout
 from ippo_cli.runs.folder import write_atomically
 from ippo_cli.runs.json_values import replace_non_finite
-from ippo_cli.tasks.eval_rows import sample_rows
 from ippo_cli.training.continued_returns import state_columns
 from ippo_cli.types import Batch
 
@@ -75,12 +74,7 @@ def report_critic(
     """
     weights = find_weights(folder, checkpoint, policy_by_agent(config), adapters_by_agent(config))
     session_of_run = open_report_session(
-        config,
-        folder,
-        weights,
-        partial(_select_prompts, settings, config.evaluation.seed),
-        setting=KEY,
-        purpose="evaluation/critic",
+        config, folder, weights, partial(_select_prompts, settings), setting=KEY, purpose="evaluation/critic"
     )
     with session_of_run as (session, console):
         reports = list(_report_agents(session, settings, console))
@@ -147,10 +141,9 @@ def table_lines(reports: Sequence[AgentReport]) -> list[str]:
     return lines
 
 
-def _select_prompts(settings: CriticReportSettings, seed: int, exam: EvaluationTask) -> tuple[Batch, list[int]]:
+def _select_prompts(settings: CriticReportSettings, exam: EvaluationTask) -> tuple[Batch, list[int]]:
     """The episodes to sample, and the prompt of each: the held-out row."""
-    rows = exam.row_indices
-    chosen = sample_rows(rows, count_prompts(settings.states, len(rows)), seed)
+    chosen = exam.sample_rows(count_prompts(settings.states, len(exam.row_indices)))
     prompts = [row for row in chosen for _ in range(settings.responses)]
     index = [row + number * len(exam.held_out) for row in chosen for number in range(settings.responses)]
     return Batch(examples=[exam.held_out[row] for row in prompts], index=torch.tensor(index)), prompts

@@ -44,7 +44,7 @@ from ippo_cli.runs.json_values import replace_non_finite
 from ippo_cli.runs.output import print_status
 from ippo_cli.tasks.conversation import PromptFormat, prompt_formats
 from ippo_cli.tasks.environment import EnvironmentPool
-from ippo_cli.tasks.eval_rows import select_eval_rows
+from ippo_cli.tasks.eval_rows import sample_rows, select_eval_rows
 from ippo_cli.tasks.prompt_lengths import check_prompt_lengths, fitting_rows
 from ippo_cli.tasks.rows import take_rows
 from ippo_cli.tasks.task import (
@@ -147,6 +147,10 @@ class EvaluationTask:
     def row_indices(self) -> list[int]:
         """The indices of the held-out examples in the evaluation."""
         return select_eval_rows(len(self.held_out), self.config.evaluation)
+
+    def sample_rows(self, size: int) -> list[int]:
+        """A random subset of these indices, sorted, the same for equal `evaluation.seed`; all if `size` is larger."""
+        return sample_rows(self.row_indices, size, self.config.evaluation.seed)
 
     def build_formats(self, policies: Mapping[str, GenerationPolicy]) -> dict[str, PromptFormat]:
         """The prompt format of each policy. Raises `ConfigError` for an invalid format or a prompt that is too long."""
