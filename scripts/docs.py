@@ -52,7 +52,7 @@ HELP_HEAD = """\
 ippo-train: train language models with PPO and Independent PPO.
 
 Examples
-  ippo-train                                        the embedded job, a few minutes on a CPU
+  ippo-train                                        the default run, a few minutes on a CPU
   ippo-train algorithm=ippo critic=separate         the same job spelled out
   ippo-train algorithm=ppo critic=value_head seed=3
   ippo-train launch.processes=2 deepspeed=zero2     two ranks on this machine

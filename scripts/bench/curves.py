@@ -57,7 +57,7 @@ def compare(name: str, outcomes: Sequence[Outcome], references: Mapping[str, flo
 
 
 def _by_seed(outcomes: Sequence[Outcome], file: Path) -> Path:
-    """Draw held-out scores of every seed of the embedded job."""
+    """Draw held-out scores of every seed of the default run."""
     figure, axis = pyplot.subplots(figsize=(5.2, 2.4))
     for one in outcomes:
         points = one.points(held_out=True)

@@ -1,4 +1,4 @@
-"""Start-up time: seconds until `--help` is printed, and until the embedded job's first line and first iteration.
+"""Start-up time: seconds until `--help` is printed, and until the default run's first line and first iteration.
 
     python scripts/bench/start.py --repeat 3
 

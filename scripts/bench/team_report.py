@@ -29,7 +29,7 @@ GAPS = (
     ("comlrl_cc", "comlrl_iac", "centralised minus decentralised critic, one value per response, on-policy"),
     ("response_value_centralized", "response_value", "the same with a clipped ratio"),
     ("ippo_centralized", "ippo_clipped", "the same with one value per token, GAE over turns and a clipped ratio"),
-    ("mappo", "ippo_clipped", "MAPPO as published minus IPPO"),
+    ("mappo", "ippo_clipped", "the same, with MAPPO's Huber value loss and loss weight 1 (no PopArt)"),
     (
         "ippo_clipped",
         "response_value",
@@ -62,7 +62,7 @@ class Run:
 
 def tables(runs: Sequence[Run]) -> list[str]:
     """Return all tables as lines of Markdown."""
-    lines = [*_bounds(), "", *_settings(), ""]
+    lines = [*_bounds(runs), "", *_settings(), ""]
     if not runs:
         return [*lines, "Nothing is recorded yet."]
     return [*lines, *_scores(runs), "", *_aggregates(runs), "", *_claim(runs)]
@@ -94,13 +94,15 @@ def compared(runs: Sequence[Run], kinds: Sequence[Kind]) -> tuple[list[str], lis
     return tasks, whole, [name for name in seen if name not in whole]
 
 
-def _bounds() -> list[str]:
+def _bounds(runs: Sequence[Run]) -> list[str]:
+    """Describe the recorded tasks; all tasks if none is recorded."""
+    recorded = {run.task for run in runs} or TASKS.keys()
     lines = [
         "| task | description | interests | turns | episodes | random play | optimal play |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, task in TASKS.items():
-        bounds = task.bounds()
+    for name in (name for name in TASKS if name in recorded):
+        task, bounds = TASKS[name], TASKS[name].bounds()
         lines.append(
             f"| `{name}` | {task.about} | {task.kind} | {task.turns} | {task.episodes} "
             f"| {bounds.random:.3f} | {bounds.best:.3f} |"
@@ -159,12 +161,14 @@ def _aggregates(runs: Sequence[Run]) -> list[str]:
             beats = "" if name == REFERENCE else _improvement(scores[name], scores[REFERENCE])
             cells = [f"`{name}`", str(len(scores[name])), _estimate(scores[name]), _estimate(during), beats]
             lines.append("| " + " | ".join(cells) + " |")
-        refused = [(one, task) for one in (*names, *incomplete) for task in ALGORITHMS[one].cannot]
-        for name, task in refused:
-            lines += ["", f"Without `{task}`, which `{name}` cannot do: {ALGORITHMS[name].cannot[task]}."]
         if incomplete:
-            lines += ["", "Not on all of these tasks yet: " + ", ".join(f"`{name}`" for name in incomplete) + "."]
+            lines += ["", "Not run on all of these tasks: " + ", ".join(f"`{name}`" for name in incomplete) + "."]
         lines.append("")
+    recorded = {run.task for run in runs}
+    for name in sorted({run.algorithm for run in runs}):
+        for task, reason in ALGORITHMS[name].cannot.items():
+            if task in recorded:
+                lines += [f"Without `{task}`, which `{name}` cannot do: {reason}.", ""]
     tasks, names, _ = compared(runs, (Kind.team,))
     return [*lines, *_pairwise({name: matrix(runs, name, tasks) for name in names})]
 

@@ -295,9 +295,16 @@ def test_algorithms_are_aggregated_over_common_tasks() -> None:
     runs += [make_run(task, "ippo", 1, 0.2) for task in ("copy_1", "copy_3")]
     assert compared(runs, (Kind.team,)) == (["copy_1", "copy_3"], ["ippo", "ippo_clipped"], ["grpo"])
     text = "\n".join(tables(runs))
-    assert "Not on all of these tasks yet: `grpo`." in text
+    assert "Not run on all of these tasks: `grpo`." in text
+    assert "`copy_6`" not in text, "tasks without runs are not listed"
     assert "| `ippo` | 1 | 0.20 | 0.10 |" in text, "one seed has no interval"
     assert make_run("copy_1", "ippo", 0, 0.8).mean == pytest.approx(0.4)
+
+
+def test_unsupported_task_is_explained_once_if_it_is_recorded() -> None:
+    runs = [make_run(task, name, 0, 0.5) for task in ("signalling", "copy_1") for name in ("ippo_clipped", "happo")]
+    assert "\n".join(tables(runs)).count("Without `signalling`, which `happo` cannot do") == 1
+    assert "Without" not in "\n".join(tables(runs[2:]))
 
 
 def test_unsupported_task_is_excluded_from_aggregates() -> None:
