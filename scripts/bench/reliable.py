@@ -42,10 +42,25 @@ T_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)  
 def t_interval(numbers: Sequence[float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean of 2 to 10 numbers, from Student's t distribution.
 
-    Percentiles of a bootstrap over five numbers contain the mean in four of five cases only.
+    Percentiles of a bootstrap over five numbers contain the mean in 85 of 100 cases only, over three in 78.
     """
     half = T_QUANTILES[len(numbers) - 2] * statistics.stdev(numbers) / len(numbers) ** 0.5
     return statistics.fmean(numbers) - half, statistics.fmean(numbers) + half
+
+
+def welch_interval(samples: Sequence[Scores], signs: Sequence[int]) -> tuple[float, float]:
+    """Return the 95 % interval of a sum of means with signs, from Student's t distribution (Welch 1947).
+
+    A run counts once, as its mean over tasks. Degrees of freedom are rounded down.
+    """
+    runs = [sample.mean(axis=1) for sample in samples]
+    point = sum(sign * float(one.mean()) for sign, one in zip(signs, runs, strict=True))
+    variances = [float(one.var(ddof=1)) / len(one) for one in runs]
+    total = sum(variances)
+    parts = sum(part**2 / (len(one) - 1) for part, one in zip(variances, runs, strict=True))
+    freedom = int(total**2 / parts) if parts else 1
+    half = T_QUANTILES[min(max(freedom, 1), len(T_QUANTILES)) - 1] * total**0.5
+    return point - half, point + half
 
 
 def bootstrap(

@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -61,8 +62,14 @@ def measure_score(training: Training) -> Values:
 
 
 def measure_curve(training: Training) -> Values:
-    """Return normalised scores after training, and as the mean of the evaluations."""
-    mean = fmean(point.score for point in training.outcome.points(held_out=True))
+    """Return normalised scores after training, and as the mean over training: trapezoids between the evaluations,
+    which need not be at equal distances.
+    """
+    points = training.outcome.points(held_out=True)
+    area = sum(
+        (after.samples - before.samples) * (before.score + after.score) / 2 for before, after in pairwise(points)
+    )
+    mean = area / (points[-1].samples - points[0].samples)
     return measure_score(training) | {"score_over_training": training.bounds.normalised(mean)}
 
 
@@ -78,7 +85,7 @@ def measure_cross_play(training: Training) -> Values:
 
 def measure_credit(training: Training) -> Values:
     """Return the rank correlation of each kind of credit with exact credit among turns of one prompt, and (`_all`)
-    among all turns, the mean over agents; NaN if an agent's credits are all equal."""
+    among all turns, the mean over agents; credit that is equal for all of an agent's turns counts as 0."""
     # Answers outside of the 16 most probable tokens are left out: all others are enumerated.
     keys = ("credit=true", "credit_reference=exact", "credit_prompts=32", "rollout.top_k=16")
     agents = evaluate([training.folder], "credit-*.json", *keys)["agents"]
@@ -121,11 +128,15 @@ def measure_gradients(training: Training) -> Values:
 
 
 def measure_exploitability(training: Training) -> Values:
-    """Return NashConv of the evaluations: before, during and after training, and its minimum."""
-    curve = [-point.score for point in training.outcome.points(held_out=True)]  # at 0, 1/5, 2/5, ... of the run
-    fifth = (len(curve) - 1) // 5
-    names = {0: "start", 2 * fifth: "two_fifths", 4 * fifth: "four_fifths", len(curve) - 1: "end"}
-    return {name: curve[place] for place, name in names.items()} | {"lowest": min(curve)}
+    """Return NashConv of the probabilities of actions of four checkpoints: before, during and after training."""
+    steps = sorted(int(path.name.rpartition("_")[2]) for path in (training.folder / "checkpoints").glob("step_*"))
+    two, four = (steps[max(round(part * len(steps)) - 1, 0)] for part in (0.4, 0.8))
+    places = {"start": "initial", "two_fifths": two, "four_fifths": four, "end": steps[-1]}
+    found = {}
+    for name, checkpoint in places.items():
+        keys = ("exploitability=exact", f"checkpoint={checkpoint}")
+        found[name] = evaluate([training.folder], "exploitability-*.json", *keys)["exploitability"]["nash_conv"]
+    return found
 
 
 def evaluate(folders: Sequence[Path], pattern: str, *keys: str) -> dict[str, Any]:
@@ -164,6 +175,10 @@ NORMALISATION = (
     "reward.agent_weight=1",
     "rollout.num_generations=4",
 )
+CHECKPOINTS = {  # at each fifth of the run
+    "kuhn": ("checkpoint.every=16", "checkpoint.keep=10"),
+    "duel": ("checkpoint.every=8", "checkpoint.keep=10"),
+}
 TABLES: dict[str, Table] = {
     "single_agent": Table(
         title="A team against a single agent",
@@ -224,7 +239,8 @@ TABLES: dict[str, Table] = {
             "Expected (C3, [2603.06859](https://arxiv.org/abs/2603.06859)): credit from alternatives in the "
             "same state ranks turns better than the return. Spearman correlation with exact credit Q - V "
             "after 8 buffers among the answers to one prompt, and (`_all`) among all turns, where the return also "
-            "lacks a baseline; mean over both agents ([kinds](evaluation.md#credit-of-turns))."
+            "lacks a baseline; constant credit counts as 0; mean over both agents "
+            "([kinds](evaluation.md#credit-of-turns))."
         ),
         tasks=("signalling", "copy_1_all", "sorting"),
         variants={
@@ -291,19 +307,22 @@ TABLES: dict[str, Table] = {
         title="Exploitability over training",
         about=(
             "Expected (fictitious self-play and later work): simultaneous learners cycle and do not approach "
-            "an equilibrium; opponents from earlier iterations lower exploitability. Exact NashConv of the "
-            "frequencies of actions in an evaluation: 0 is an equilibrium, uniform play has .917 (`kuhn`) "
+            "an equilibrium; opponents from earlier iterations lower exploitability. NashConv by enumeration "
+            "([exact](evaluation.md#exploitability)): 0 is an equilibrium, uniform play has .917 (`kuhn`) "
             "and 1.333 (`duel`). All variants play the same number of games: with `round_robin` each agent has half of "
             "the updates, and of games with the pool only the current policy's seat is trained."
         ),
         tasks=("kuhn", "duel"),
         variants={
-            "simultaneous": Variant(about="independent learners"),
+            "simultaneous": Variant(about="independent learners", by_task=CHECKPOINTS),
             "round_robin": Variant(
                 about="`team.update_order=round_robin`",
                 overrides=("team.update_order=round_robin", "team.round_robin_every=2"),
+                by_task=CHECKPOINTS,
             ),
-            "self_play": Variant(about="one policy for both seats", algorithm=ALGORITHMS["shared_policy"]),
+            "self_play": Variant(
+                about="one policy for both seats", algorithm=ALGORITHMS["shared_policy"], by_task=CHECKPOINTS
+            ),
             "self_play_pool": Variant(
                 about="the same, with an opponent pool in half of the games",
                 algorithm=ALGORITHMS["shared_policy"],
@@ -312,6 +331,7 @@ TABLES: dict[str, Table] = {
                     "team.opponent_pool.size=6",
                     "team.opponent_pool.share=0.5",
                 ),
+                by_task=CHECKPOINTS,
             ),
         },
         measure=measure_exploitability,
@@ -320,7 +340,6 @@ TABLES: dict[str, Table] = {
             "two_fifths": "after 2/5",
             "four_fifths": "after 4/5",
             "end": "end",
-            "lowest": "lowest",
         },
     ),
 }

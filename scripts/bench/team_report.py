@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from statistics import fmean
 
 import numpy as np
-from reliable import Scores, bootstrap, interquartile_mean, probability_of_improvement
+from reliable import Scores, bootstrap, interquartile_mean, probability_of_improvement, welch_interval
 from team_games import ALGORITHMS, TASKS, Kind
 
 REFERENCE = "ippo_clipped"
+GROWTH = (1, -1, -1, 1)  # the difference on long tasks minus that on short ones
 # Tasks for the claim of arXiv 2601.21972, by number of turns and time of the reward.
 HORIZONS: Mapping[str, tuple[str, ...]] = {
     "short, dense": ("copy_1",),
@@ -202,22 +203,12 @@ def _interval(point: float, seeds: int, low: object, high: object) -> str:
     return f"{point:.2f} [{low:.2f}, {high:.2f}]" if seeds > 1 else f"{point:.2f}"
 
 
-def difference(scores: Scores, others: Scores) -> float:
-    """Return the difference of the means over runs and tasks."""
-    return float(scores.mean() - others.mean())
-
-
-def growth(long: Scores, long_others: Scores, short: Scores, short_others: Scores) -> float:
-    """Return the difference on the long tasks minus the difference on the short ones."""
-    return difference(long, long_others) - difference(short, short_others)
-
-
 def _claim(runs: Sequence[Run]) -> list[str]:
     """Tabulate differences between critics by horizon and reward density: last scores and means over training."""
     lines = [
         "Differences of normalized scores by horizon and reward density, after training and (in parentheses) as the "
-        "mean over training, each with its 95 % interval. The claim (arXiv 2601.21972): the first row is near 0 for "
-        "short, dense tasks, and large for long or sparse tasks.",
+        "mean over training, each with its 95 % interval (Welch's t). The claim (arXiv 2601.21972): the first row is "
+        "near 0 for short, dense tasks, and large for long or sparse tasks.",
         "",
         "| | " + " | ".join(HORIZONS) + " | long, sparse minus short, dense |",
         "|---|" + "---|" * (len(HORIZONS) + 1),
@@ -244,12 +235,12 @@ def _recorded(runs: Sequence[Run], algorithms: Sequence[str], tasks: Sequence[st
 
 
 def _gap(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str) -> str:
-    text = _signed(difference, *_both(runs, name, other, tasks, key))
+    text = _signed((1, -1), *_both(runs, name, other, tasks, key))
     return text if key == "last" else f"({text})"
 
 
 def _growth(runs: Sequence[Run], name: str, other: str, long: Sequence[str], short: Sequence[str]) -> str:
-    return _signed(growth, *_both(runs, name, other, long), *_both(runs, name, other, short))
+    return _signed(GROWTH, *_both(runs, name, other, long), *_both(runs, name, other, short))
 
 
 def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key: str = "last") -> list[Scores]:
@@ -259,9 +250,10 @@ def _both(runs: Sequence[Run], name: str, other: str, tasks: Sequence[str], key:
     return [matrix(common, one, tasks, key) for one in (name, other)]
 
 
-def _signed(statistic: Callable[..., float], *samples: Scores) -> str:
-    point = f"{statistic(*samples):+.2f}"
+def _signed(signs: Sequence[int], *samples: Scores) -> str:
+    """Format a sum of means with signs, and its interval."""
+    point = sum(sign * float(one.mean()) for sign, one in zip(signs, samples, strict=True))
     if min(map(len, samples)) < 2:
-        return point
-    low, high = bootstrap(statistic, *samples)
-    return f"{point} [{low:+.2f}, {high:+.2f}]"
+        return f"{point:+.2f}"
+    low, high = welch_interval(samples, signs)
+    return f"{point:+.2f} [{low:+.2f}, {high:+.2f}]"

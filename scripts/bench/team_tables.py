@@ -33,7 +33,7 @@ from learning import write_between
 from record import common_settings, recorded_settings
 from reliable import t_interval
 from team_claims import AGENT_NAMES, TABLES, Training, Values, Variant
-from team_games import TASKS
+from team_games import ENUMERATED_TASKS, TASKS
 from teams import settings
 
 from ippo_cli.compose.arguments import normalize_arguments
@@ -41,6 +41,7 @@ from ippo_cli.compose.load import load_config
 from ippo_cli.config.checks import check_config
 
 SCALE = "small"
+GAMES = TASKS | ENUMERATED_TASKS
 SEEDS = (0, 1, 2, 3, 4)
 INTRODUCTION = """# Claims about teams
 
@@ -107,9 +108,9 @@ def main() -> int:
     os.chdir(ROOT)  # task files are relative to this folder
     record = Measurements(given.docs / "data" / "team_tables.json")
     failures: list[str] = []
+    trainer = Trainer(given.output, quick=given.quick)
     if not given.report:
         given.output.mkdir(parents=True, exist_ok=True)
-        trainer = Trainer(given.output, quick=given.quick)
         todo = [
             (name, task, variant, seed)
             for seed in given.seeds
@@ -123,13 +124,24 @@ def main() -> int:
     if not page.exists():
         page.parent.mkdir(parents=True, exist_ok=True)
         page.write_text(empty_page())
+    current = [row for row in record.rows.values() if is_current(row, trainer)]
     for name in TABLES:
-        rows = [row for row in record.rows.values() if row["table"] == name]
+        rows = [row for row in current if row["table"] == name]
         write_between(page, "\n".join(render(name, rows)), _markers(name))
-    print(f"{len(record.rows)} measurements are recorded; wrote {page}")
+    outdated = len(record.rows) - len(current)
+    print(f"{len(current)} measurements are recorded ({outdated} more with other settings); wrote {page}")
     for text in failures:
         print(f"failed: {text}", file=sys.stderr)
     return bool(failures)
+
+
+def is_current(row: dict[str, Any], trainer: Trainer) -> bool:
+    """Whether a recorded measurement is of this version of its measure, with the settings of this script."""
+    table = TABLES.get(row["table"])
+    if table is None or row["variant"] not in table.variants or row["version"] != table.version:
+        return False
+    overrides = trainer.list_overrides(row["task"], table.variants[row["variant"]], row["seed"])
+    return row["overrides"] == list(recorded_settings(overrides))
 
 
 def _arguments() -> argparse.Namespace:
@@ -170,15 +182,19 @@ class Trainer:
 
     def make_job(self, task: str, name: str, variant: Variant, seed: int) -> Job:
         """Return the job of a training. Raises `ConfigError` for invalid settings."""
-        overrides = [*self._settings(task, variant), *EVERY_RUN, f"seed={seed}"]
-        digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
-        folder = f"{task}-{seed}-{digest}"  # equal trainings of several tables have one folder
-        overrides += [f"name={folder}", f"output_dir={self._output / 'runs'}"]
+        overrides = self.list_overrides(task, variant, seed)
         with self._composing:
             config = load_config(normalize_arguments(overrides))
             check_config(config, 1)
-        score = TASKS[task].score
+        score = GAMES[task].score
         return Job(task=task, variant=name, seed=seed, overrides=tuple(overrides), config=config, score=score)
+
+    def list_overrides(self, task: str, variant: Variant, seed: int) -> list[str]:
+        """Return the overrides of a training."""
+        overrides = [*EVERY_RUN, *self._settings(task, variant), f"seed={seed}"]
+        digest = hashlib.sha256(" ".join(overrides).encode()).hexdigest()[:8]
+        folder = f"{task}-{seed}-{digest}"  # equal trainings of several tables have one folder
+        return [*overrides, f"name={folder}", f"output_dir={self._output / 'runs'}"]
 
     def train(self, task: str, name: str, variant: Variant, seed: int) -> Training:
         """Return a finished training. Raises `RuntimeError` if it fails."""
@@ -191,13 +207,13 @@ class Trainer:
         return Training(
             outcome=outcome,
             folder=folder,
-            bounds=TASKS[task].bounds(),
+            bounds=GAMES[task].bounds(),
             variant=variant,
             train_other_seed=lambda: self.train(task, name, variant, (seed + 1) % len(SEEDS)),
         )
 
     def _settings(self, task: str, variant: Variant) -> Iterator[str]:
-        game = TASKS[task]
+        game = GAMES[task]
         own = list(settings(game, variant.algorithm, SCALE, quick=self._quick))
         if variant.task:
             own = [*variant.task, *(text for text in own if text not in game.overrides)]

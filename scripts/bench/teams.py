@@ -19,12 +19,11 @@ import os
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from algorithms import EVERY_RUN, ROOT, Job, run, with_common_arguments
 from hydra.errors import HydraException
 from learning import Outcome, write_between
-from record import Record
+from record import Record, recorded_settings
 from team_games import ALGORITHMS, QUICK, SCALES, TASKS, Algorithm, Task
 from team_report import Run, tables
 
@@ -45,24 +44,35 @@ def main() -> int:
         skipped = _train(given, record)
         for reason in skipped:
             print(f"skipped: {reason}", flush=True)
-    report(record, given.docs)
+    report(record, given)
     return any(result.error for result in record.outcomes.values())
 
 
-def report(record: Record, docs: Path) -> None:
-    """Write tables and pictures of the recorded runs."""
+def report(record: Record, given: argparse.Namespace) -> None:
+    """Write tables and pictures of the recorded runs with the settings of this script."""
     from team_curves import draw  # needs matplotlib; nothing else here does
 
-    done = [_normalised(one) for one in record.outcomes.values() if one.error is None and one.task in TASKS]
-    done = [one for one in done if one.algorithm in ALGORITHMS]
-    failed = [one for one in record.outcomes.values() if one.error is not None]
+    docs = given.docs
+    current = [one for one in record.outcomes.values() if is_current(one, given)]
+    done = [_normalised(one) for one in current if one.error is None]
+    failed = [one for one in current if one.error is not None]
     pictures = draw(done, docs / "pictures")
     shown = ["", *(f"![{file.stem}](pictures/{file.name})" for file in pictures)] if pictures else []
     text = "\n".join(
         [*tables(done), *shown, *(f"Failed: {one.task} {one.variant} {one.seed}: {one.error}" for one in failed)]
     )
     write_between(docs / "teams.md", text, MARKERS)
-    print(f"{len(done)} runs are recorded; wrote {docs / 'teams.md'} and {len(pictures)} pictures")
+    outdated = len(record.outcomes) - len(current)
+    others = f" ({outdated} more with other settings)" if outdated else ""
+    print(f"{len(done)} runs are recorded{others}; wrote {docs / 'teams.md'} and {len(pictures)} pictures")
+
+
+def is_current(outcome: Outcome, given: argparse.Namespace) -> bool:
+    """Whether a recorded run has the settings of this script."""
+    if outcome.task not in TASKS or outcome.variant not in ALGORITHMS:
+        return False
+    overrides = list_overrides(outcome.task, outcome.variant, outcome.seed, given)
+    return list(outcome.overrides) == list(recorded_settings(overrides))
 
 
 def _train(given: argparse.Namespace, record: Record) -> list[str]:
@@ -91,19 +101,23 @@ def _train(given: argparse.Namespace, record: Record) -> list[str]:
 
 def job(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> Job:
     """Return one training job. Raises `ConfigError` for an invalid job, before any job runs."""
-    folder = f"{task}-{algorithm}-{seed}"
-    overrides = [
-        *settings(TASKS[task], ALGORITHMS[algorithm], given.scale, quick=given.quick),
-        *given.more,
-        *EVERY_RUN,
-        f"seed={seed}",
-        f"name={folder}",
-        f"output_dir={given.output / 'runs'}",
-    ]
+    overrides = list_overrides(task, algorithm, seed, given)
     config = load_config(normalize_arguments(overrides))
     check_config(config, 1)
     score = TASKS[task].score
     return Job(task=task, variant=algorithm, seed=seed, overrides=tuple(overrides), config=config, score=score)
+
+
+def list_overrides(task: str, algorithm: str, seed: int, given: argparse.Namespace) -> list[str]:
+    """Return the overrides of one training."""
+    return [
+        *settings(TASKS[task], ALGORITHMS[algorithm], given.scale, quick=given.quick),
+        *given.more,
+        *EVERY_RUN,
+        f"seed={seed}",
+        f"name={task}-{algorithm}-{seed}",
+        f"output_dir={given.output / 'runs'}",
+    ]
 
 
 def settings(task: Task, algorithm: Algorithm, scale: str, *, quick: bool = False) -> Iterator[str]:

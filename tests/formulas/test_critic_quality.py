@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ippo_cli.formulas.critic_quality import ValuedStates, average_ranks, calibration_bins, critic_quality
+from ippo_cli.formulas.critic_quality import ValuedStates, average_ranks, calibration_bins, critic_quality, merge_ties
 
 
 def exact_states(values: list[float], references: list[float], prompts: list[int]) -> ValuedStates:
@@ -38,6 +38,26 @@ def test_numbers_by_hand() -> None:
     assert found["pair_accuracy"] == 0.0
     assert found["rank_correlation_within"] == pytest.approx(-1 / math.sqrt(2))
     assert found["reliability"] == 1.0
+
+
+def test_references_that_are_equal_up_to_rounding_are_tied() -> None:
+    # One of four answers is right; the references of the wrong ones differ by rounding, and so do the values.
+    references = torch.tensor([1.0, 0.0, 0.0, 0.0] * 8, dtype=torch.float64)
+    noise = 1e-16 * torch.randn(32, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values = (references - 0.25).float().double() + 1e7 * noise
+    states = ValuedStates(
+        values=values,
+        references=references + noise,
+        noise=torch.zeros(32),
+        halves=(references + noise)[:, None].expand(-1, 2),
+        prompts=torch.arange(32) // 4,
+        places=[0] * 32,
+    )
+    found = critic_quality(states, seed=0)
+    assert found["rank_correlation"].value == pytest.approx(1.0)
+    assert found["rank_correlation_within"].value == pytest.approx(1.0)
+    assert found["pair_accuracy"].value == 1.0
+    assert merge_ties(torch.tensor([3.0, 1.0, 3.0000001, 2.0])).tolist() == [3.0, 1.0, 3.0, 2.0]
 
 
 def test_average_ranks() -> None:

@@ -10,7 +10,14 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts" / "bench"))
 
-from reliable import bootstrap, interquartile_mean, performance_profile, probability_of_improvement, t_interval
+from reliable import (
+    bootstrap,
+    interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
+    t_interval,
+    welch_interval,
+)
 
 SCORES = np.array([[0.0, 0.9], [0.2, 0.5], [0.4, 0.1]])
 OTHER_SCORES = np.array([[0.1, 0.9], [0.2, 0.6]])
@@ -28,6 +35,17 @@ def test_t_interval_contains_the_mean_in_95_percent_of_samples() -> None:
     for size in (2, 3, 5, 10):
         intervals = [t_interval(source.normal(size=size).tolist()) for _ in range(4000)]
         assert sum(low < 0 < high for low, high in intervals) / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_welch_interval_of_differences_contains_them_in_95_percent_of_samples() -> None:
+    scores, others = np.array([[1.0, 3.0], [2.0, 6.0]]), np.array([[1.0], [1.0]])
+    half = 12.706 * 2**0.5 * 2**-0.5  # means of runs: 2 and 4, and the other variance is 0
+    assert welch_interval([scores, others], (1, -1)) == pytest.approx((2 - half, 2 + half))
+    source = np.random.default_rng(0)
+    for size in (3, 5):
+        pairs = [(source.normal(1.0, 1.0, (size, 1)), source.normal(0.0, 1.0, (size, 1))) for _ in range(4000)]
+        intervals = [welch_interval(pair, (1, -1)) for pair in pairs]
+        assert 0.94 < sum(low < 1 < high for low, high in intervals) / 4000 < 0.99
 
 
 def test_probability_of_improvement_counts_ties_half() -> None:

@@ -49,10 +49,11 @@ def test_equal_tokens_are_fewer_iterations_of_the_team(tmp_path: Path) -> None:
     assert 40 * (3 + 4) == 28 * 2 * (3 + 2), "tokens per episode: of the single agent, of the team"
 
 
-def test_curve_is_the_mean_of_evaluations() -> None:
-    points = ((0, 0.0), (900, 0.45))
-    found = team_claims.measure_curve(make_training("single_agent", "single", *points))
-    assert found == pytest.approx({"score": 0.9, "score_over_training": 0.45})
+def test_curve_is_the_mean_over_training() -> None:
+    for places in ((0, 900), (0, 300, 600, 900), (0, 300, 600, 750, 900)):  # a line from 0 to .45
+        points = [(place, 0.45 * place / 900) for place in places]
+        found = team_claims.measure_curve(make_training("single_agent", "single", *points))
+        assert found == pytest.approx({"score": 0.9, "score_over_training": 0.45})
 
 
 def test_cross_play_compares_with_self_play_of_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,11 +117,41 @@ def test_single_agent_plays_both_parts_of_copy() -> None:
     assert len(alone.actions()["solo"]) == 9 * 9
 
 
-def test_exploitability_is_the_negative_score_of_evaluations() -> None:
-    training = make_training("exploitability", "simultaneous", *enumerate((-1.2, -0.8, -0.4, -0.7, -0.6, -0.5)))
-    assert team_claims.measure_exploitability(training) == pytest.approx(
-        {"start": 1.2, "two_fifths": 0.4, "four_fifths": 0.6, "end": 0.5, "lowest": 0.4}
-    )
+def test_exploitability_is_measured_at_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+
+    def evaluate(*arguments: Any) -> dict[str, Any]:
+        read.append(arguments[-1].removeprefix("checkpoint="))
+        return {"exploitability": {"nash_conv": float(len(read))}}
+
+    monkeypatch.setattr(team_claims, "evaluate", evaluate)
+    for step in (16, 32, 48, 64, 80):
+        (tmp_path / "checkpoints" / f"step_{step:08}").mkdir(parents=True)
+    training = replace(make_training("exploitability", "simultaneous", (0, 0.0)), folder=tmp_path)
+    found = team_claims.measure_exploitability(training)
+    assert found == {"start": 1.0, "two_fifths": 2.0, "four_fifths": 3.0, "end": 4.0}
+    assert read == ["initial", "32", "64", "80"]
+
+
+@pytest.mark.parametrize("task", TABLES["exploitability"].tasks)
+@pytest.mark.parametrize("variant", TABLES["exploitability"].variants)
+def test_games_have_a_checkpoint_at_each_fifth(task: str, variant: str, tmp_path: Path) -> None:
+    settings = TABLES["exploitability"].variants[variant]
+    config = team_tables.Trainer(tmp_path).make_job(task, variant, settings, 0).config
+    assert config.checkpoint.every * 5 == config.num_iterations
+    assert config.checkpoint.keep >= 5
+
+
+def test_only_current_measurements_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer, variant = team_tables.Trainer(tmp_path), TABLES["one_trained"].variants["first"]
+    record = team_tables.Measurements(tmp_path / "data.json")
+    record.add("one_trained", trainer.make_job("copy_1", "first", variant, 0), {"score": 0.25})
+    (row,) = record.rows.values()
+    assert team_tables.is_current(row, trainer)
+    assert not team_tables.is_current(row | {"overrides": [*row["overrides"], "num_iterations=1"]}, trainer)
+    assert not team_tables.is_current(row | {"variant": "former"}, trainer)
+    monkeypatch.setitem(TABLES, "one_trained", replace(TABLES["one_trained"], version=2))
+    assert not team_tables.is_current(row, trainer)
 
 
 def test_shares_are_fractions_of_the_gain(monkeypatch: pytest.MonkeyPatch) -> None:

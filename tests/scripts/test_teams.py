@@ -25,18 +25,18 @@ from hydra.errors import HydraException  # noqa: E402
 from play import best_square  # noqa: E402
 from team_games import (  # noqa: E402
     ALGORITHMS,
+    ENUMERATED_TASKS,
     TASKS,
     Kind,
     act_uniformly,
     exploitability,
     game_tree,
     unexploited,
-    unexploited_poker,
 )
-from team_report import Run, compared, growth, matrix, tables  # noqa: E402
+from team_report import Run, compared, tables  # noqa: E402
 
 from ippo_cli.config.errors import ConfigError  # noqa: E402
-from ippo_cli.formulas.game_tree import expected_payoffs  # noqa: E402
+from ippo_cli.formulas.game_tree import expected_payoffs, nash_conv  # noqa: E402
 
 EPISODES = 800
 Player = Callable[[str, str, list[str]], str]  # (agent name, observation, legal actions) -> action
@@ -50,7 +50,7 @@ def make_arguments(**values: Any) -> argparse.Namespace:
 
 def make_environment(task: str) -> Any:
     """Create the environment of a task from its overrides."""
-    texts = [text.partition("=") for text in TASKS[task].overrides]
+    texts = [text.partition("=") for text in (TASKS | ENUMERATED_TASKS)[task].overrides]
     arguments = {key.rpartition(".")[2]: json.loads(value) for key, _, value in texts if "_args." in key}
     (name,) = (value.rpartition(":")[2] for key, _, value in texts if key == "task.environment")
     return getattr(team_worlds, name)(**arguments)
@@ -108,7 +108,7 @@ BEST: Mapping[str, Player] = {
     "tictactoe": tictactoe_action,
     "caller": lambda name, observation, legal: observation[-1],  # a question mark, or the letter
 }
-PLAYED = [name for name in TASKS if name not in ("sorting", "signalling", "duel", "kuhn")]
+PLAYED = [name for name in TASKS if name not in ("sorting", "signalling", "duel")]
 
 
 @pytest.mark.parametrize("task", PLAYED)
@@ -198,14 +198,11 @@ def test_exploitability_of_mixed_strategies() -> None:
 
 
 def test_exploitability_of_poker() -> None:
-    uniform = TASKS["kuhn"].bounds().random
-    assert uniform == pytest.approx(-11 / 12)
-    assert unexploited_poker({}) == pytest.approx(uniform)
-    always = {"K": 0.6, "Q": 0.0, "J": 0.2, "Kpb": 1.0, "Qpb": 0.2 + 1 / 3, "Jpb": 0.0}
-    bets = {f"sampled/first_{name}": share for name, share in always.items()}
-    answers = {"Kp": 1.0, "Qp": 0.0, "Jp": 1 / 3, "Kb": 1.0, "Qb": 1 / 3, "Jb": 0.0}
-    bets |= {f"sampled/second_{name}": share for name, share in answers.items()}
-    assert unexploited_poker(bets) == pytest.approx(0.0, abs=1e-9), "an equilibrium"
+    assert ENUMERATED_TASKS["kuhn"].bounds().random == pytest.approx(-11 / 12)
+    bets = {"K": 0.6, "Q": 0.0, "J": 0.2, "Kpb": 1.0, "Qpb": 0.2 + 1 / 3, "Jpb": 0.0}
+    bets |= {"Kp": 1.0, "Qp": 0.0, "Jp": 1 / 3, "Kb": 1.0, "Qb": 1 / 3, "Jb": 0.0}
+    game = game_tree(team_worlds.Kuhn(), lambda _, seen, __: [1 - bets[seen], bets[seen]])
+    assert nash_conv(game, 2) == pytest.approx(0.0, abs=1e-9), "an equilibrium"
     assert expected_payoffs(game_tree(team_worlds.Kuhn(), act_uniformly))[0] == pytest.approx(1 / 8)
 
 
@@ -278,8 +275,6 @@ def test_tables_have_scores_aggregates_and_growth() -> None:
     assert cells[5].endswith(")"), "means over training are in parentheses"
     assert cells[-1].startswith("+0.50 [")
     assert cells[1:5] == [""] * 4, "cells without runs are empty"
-    four = [matrix(runs, name, tasks) for tasks in (["copy_6_end"], ["copy_1"]) for name in ("comlrl_cc", "comlrl_iac")]
-    assert growth(*four) == pytest.approx(0.5)
 
 
 def test_critics_are_compared_on_common_seeds() -> None:
@@ -359,6 +354,8 @@ def test_runs_are_recorded_and_reused(
 
     rows[0]["overrides"][-1] = "name=something_else"  # as with other settings
     file.write_text(json.dumps(rows))
+    assert bench("--quick", "--report") == 0
+    assert "1 runs are recorded (1 more with other settings)" in capsys.readouterr().out
     assert bench(*arguments) == 0
     assert "1 runs to do" in capsys.readouterr().out
     rows = [row | {"cpu_seconds": 0} for row in json.loads(before)]  # unknown for a run that is read from its folder

@@ -25,6 +25,7 @@ from ippo_cli.formulas.estimates import RESAMPLE_CHUNK, RESAMPLES
 CLEAR_ERRORS = 2.0
 """Two references differ clearly if their difference is more than this many of its standard errors."""
 MIN_RELIABILITY = 0.05  # below it, a corrected number is noise
+TIE = 1e-6  # of the largest magnitude: numbers that differ by less are equal up to rounding in float32
 TINY = 1e-12
 
 SUMS = ("n", "v", "r", "vv", "rr", "vr", "noise", "rank_vr", "rank_vv", "rank_rr", "half_ab", "half_aa", "half_bb")
@@ -104,6 +105,19 @@ def critic_quality(states: ValuedStates, seed: int) -> dict[str, Estimate]:
     return estimates
 
 
+def merge_ties(numbers: Tensor) -> Tensor:
+    """Numbers `[n]`, made equal where they are equal up to rounding: neighbours in sorted order that differ by at most
+    `TIE` of the largest magnitude. Without that, rounding would rank states with equal references.
+    """
+    if len(numbers) < 2:
+        return numbers
+    ordered, order = numbers.sort()
+    starts = torch.ones_like(ordered, dtype=torch.bool)
+    starts[1:] = ordered.diff() > TIE * numbers.abs().max()
+    first = ordered[starts][starts.cumsum(0) - 1]
+    return torch.empty_like(numbers).scatter_(0, order, first)
+
+
 def average_ranks(numbers: Tensor) -> Tensor:
     """Ranks from 1, `[n]` float64; equal numbers have the mean of their ranks. 5 2 5 gives 2.5 1 2.5."""
     _, place, count = torch.unique(numbers, return_inverse=True, return_counts=True)
@@ -135,22 +149,23 @@ def _sums_by_prompt(states: ValuedStates, prompts: Tensor) -> Tensor:
     Ranks over all states are those of the sample, also in resamples.
     """
     v, r, halves = states.values.double(), states.references.double(), states.halves.double()
-    rank_v, rank_r, rank_a, rank_b = (_center(average_ranks(x)) for x in (v, r, halves[:, 0], halves[:, 1]))
+    tied = [merge_ties(x) for x in (v, r, halves[:, 0], halves[:, 1])]
+    rank_v, rank_r, rank_a, rank_b = (_center(average_ranks(x)) for x in tied)
     columns = [torch.ones_like(v), v, r, v * v, r * r, v * r, states.noise.double()]
     columns += [rank_v * rank_r, rank_v * rank_v, rank_r * rank_r, rank_a * rank_b, rank_a * rank_a, rank_b * rank_b]
     whole = torch.zeros(int(prompts.max()) + 1 if len(prompts) else 0, len(SUMS), dtype=torch.float64)
     whole.index_add_(0, prompts, torch.stack(columns, dim=1))
-    inside = [_sums_within(states, (prompts == prompt).nonzero()[:, 0]) for prompt in range(len(whole))]
+    inside = [_sums_within(states, tied, (prompts == prompt).nonzero()[:, 0]) for prompt in range(len(whole))]
     return torch.cat(
         [whole, torch.tensor(inside, dtype=torch.float64).view(len(whole), len(WITHIN) + len(PAIRS))], dim=1
     )
 
 
-def _sums_within(states: ValuedStates, rows: Tensor) -> list[float]:
-    """The sums of `WITHIN` and `PAIRS` of one prompt's states."""
-    v, r, halves = states.values[rows].double(), states.references[rows].double(), states.halves[rows].double()
+def _sums_within(states: ValuedStates, tied: Sequence[Tensor], rows: Tensor) -> list[float]:
+    """The sums of `WITHIN` and `PAIRS` of one prompt's states; `tied`: values, references and halves of all states."""
+    v, r = tied[0][rows], tied[1][rows]
     # Divided by their number, so that prompts with many states do not dominate.
-    v_rank, r_rank, a_rank, b_rank = (_center(average_ranks(x)) / len(rows) for x in (v, r, halves[:, 0], halves[:, 1]))
+    v_rank, r_rank, a_rank, b_rank = (_center(average_ranks(x[rows])) / len(rows) for x in tied)
     products = [(v_rank, r_rank), (v_rank, v_rank), (r_rank, r_rank), (a_rank, b_rank), (a_rank, a_rank)]
     ranks = [float((x * y).sum()) for x, y in [*products, (b_rank, b_rank)]]
     one, other = torch.triu_indices(len(rows), len(rows), 1)
