@@ -204,13 +204,16 @@ class Rollout:
     length: Tensor  # [B] int64: response columns in use, observations after the last action token included
     logprobs: Tensor  # [B, R] float32, tempered and unfiltered: the denominator of the ratio
     behavior_logprobs: Tensor  # [B, R] float32, of the filtered sampling distribution; the same tensor without filters
-    finished: Tensor  # [B] bool: ended by a stop token or stop string; False means truncated
+    finished: Tensor  # [B] bool: whether the agent terminated by itself; False means truncated
     texts: list[str]  # B
     detached: list[list[DetachedTurn]] = field(default_factory=list)  # B, by column; default: no row has any
+    cut_turns: list[list[int]] = field(default_factory=list)  # B: turns whose response a token limit ended; as above
 
     def __post_init__(self) -> None:
         if not self.detached:
             object.__setattr__(self, "detached", [[] for _ in self.texts])
+        if not self.cut_turns:
+            object.__setattr__(self, "cut_turns", [[] for _ in self.texts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

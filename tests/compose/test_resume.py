@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -109,6 +110,33 @@ def test_repeated_command_has_no_duplicate_overrides(run: MakeRun) -> None:
     arguments, found = resolve_resume([*typed, "resume=auto"])
     assert found is not None
     assert arguments == typed
+
+
+def test_resume_keeps_the_checkpoint_that_a_run_as_warm_start_meant(run: MakeRun) -> None:
+    source = run("20250101-000000-source", "done", "mode=critic", "algorithm=ppo")
+    checkpoints = source / "checkpoints"
+    (checkpoints / "step_00000002").mkdir()
+    (checkpoints / "step_00000002" / "manifest.json").write_text("{}")
+    for step, name in itertools.product(("step_00000001", "step_00000002"), ("low", "high")):
+        (checkpoints / step / name / "critic").mkdir(parents=True)
+    (checkpoints / "best.json").write_text(json.dumps({"checkpoint": "step_00000001"}))
+    typed = ["algorithm=ppo", f"critic.warm_start={source}"]
+    written.cache_clear()  # the composition depends on files
+    folder = run("20250102-000000-aaaaaa", "preempted", *typed)
+    assert resolve_resume([f"resume={folder}"]) == (typed, folder)
+    (checkpoints / "best.json").write_text(json.dumps({"checkpoint": "step_00000002"}))
+    arguments, _ = resolve_resume([f"resume={folder}"])
+    critics = [agent.critic for agent in load_config(arguments).task.agents.values()]
+    kept = [str(checkpoints / "step_00000001" / name / "critic") for name in ("low", "high")]
+    assert sorted(critic.warm_start for critic in critics) == sorted(kept)  # type: ignore[attr-defined]
+    arguments, _ = resolve_resume([f"resume={folder}", "critic.warm_start=null"])
+    assert load_config(arguments).task.agents["low"].critic.warm_start is None  # type: ignore[attr-defined]
+
+
+def test_warm_start_with_frozen_parameters_cannot_change(run: MakeRun) -> None:
+    folder = run("20250101-000000-aaaaaa", "preempted", "algorithm=ppo", "critic.freeze=['*attn*']")
+    with pytest.raises(ResumeError, match=r"critic\.warm_start: None -> "):
+        resolve_resume([f"resume={folder}", "critic.warm_start=/some/critic"])
 
 
 def test_resume_relative_path(run: MakeRun) -> None:

@@ -293,6 +293,18 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         "rollout.refill_rounds=2 reward.credit_assignment=leave_out would discard",
     ),
     (
+        (GRPO,),
+        {"rollout.refill_rounds": 2, "algorithm.normalization_scope": schema.NormalizationScope.team},
+        1,
+        "rollout.refill_rounds=2 algorithm.normalization_scope=team would discard",
+    ),
+    (
+        (GRPO,),
+        {"rollout.refill_rounds": 2, "algorithm.kl.reward.coef": 0.1},
+        1,
+        "rollout.refill_rounds=2 algorithm.kl.reward.coef=0.1 would discard",
+    ),
+    (
         (GRPO, FUNCTION),
         {"rollout.refill_rounds": 2, "reward.function": "a.py:f", "reward.whole_batch": True},
         1,
@@ -772,6 +784,12 @@ BROKEN: list[tuple[tuple[str, ...], dict[str, Any], int, str]] = [
         {"reward.credit_assignment": "leave_out", "task.num_turns": 2},
         1,
         "reward.credit_assignment=leave_out replaces one response of an episode and keeps all others, and with",
+    ),
+    (
+        (),
+        {"reward.credit_assignment": "leave_out", "task.agents.low.tools": "tools.py:make"},
+        1,
+        "reward.credit_assignment=leave_out replaces one response of an episode and keeps all others, and with tools",
     ),
     (
         ("task=pettingzoo", "reward=environment"),

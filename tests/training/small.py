@@ -138,11 +138,13 @@ def a_trainer(root: Path, *overrides: str) -> Iterator[Trainer]:
         device=device,
         is_resumed=False,
     )
-    trainer = build_trainer(context)
     try:
-        yield trainer
+        trainer = build_trainer(context)
+        try:
+            yield trainer
+        finally:
+            trainer.free()
     finally:
-        trainer.free()
         distributed.shutdown()
 
 

@@ -23,6 +23,7 @@ from small import (
 from ippo_cli.config.errors import PreflightError
 from ippo_cli.models.critic import ValueModel
 from ippo_cli.runs.checkpoint_files import newest_intact_checkpoint
+from ippo_cli.training.return_normalization import update_normalization
 
 BINS = ("algorithm=ppo", "algorithm.value_clip_range=null", "critic.value_bins=11", "actor.warmup_iterations=0")
 RANGE = ("critic.value_min=-0.5", "critic.value_max=1.5")
@@ -85,3 +86,41 @@ def test_saved_critic_has_its_bins(tmp_path: Path) -> None:
         a_trainer(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.value_bins=12"),
     ):
         pass
+    with a_trainer(tmp_path, *BINS, *RANGE, *SHORT, f"critic.warm_start={folder}", "critic.bin_sigma=1.5") as trainer:
+        (agent,) = trainer.state.team.values()
+        assert agent.critic is not None
+        assert agent.critic.engine.module.value_head.bins.sigma == 1.5
+
+
+@pytest.mark.slow
+def test_bins_of_normalised_returns_need_normalisation(tmp_path: Path) -> None:
+    run = train(tmp_path, *BINS, *SHORT, "critic.popart_beta=0.9")
+    checkpoint = newest_intact_checkpoint(run / "checkpoints")
+    assert checkpoint is not None
+    (folder,) = checkpoint.glob("*/critic")
+    same_range = ("critic.value_min=-5", "critic.value_max=5", f"critic.warm_start={folder}")
+    with (
+        pytest.raises(PreflightError, match=r"its bins are of returns normalised by critic\.popart_beta"),
+        a_trainer(tmp_path, *BINS, *SHORT, *same_range),
+    ):
+        pass
+
+
+@pytest.mark.slow
+def test_logits_are_not_rescaled_and_clamped_returns_are_counted(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, *BINS, *SHORT, "critic.popart_beta=0.5") as trainer:
+        (name,) = trainer.state.team
+        learner = trainer.state.team[name].critic
+        assert learner is not None
+        head = learner.engine.module.value_head
+        with torch.no_grad():
+            head.out.bias.normal_()
+        before = head.out.bias.clone()
+        targets, _ = trainer.state.algorithm.compute_targets(trainer.state.team, experience_of(trainer))
+        moments = learner.return_moments
+        update_normalization(learner, targets)
+        assert learner.return_moments != moments
+        assert torch.equal(head.out.bias, before)
+    narrow = ("critic.value_min=0.2", "critic.value_max=0.8", "num_iterations=1")
+    run = train(tmp_path, *BINS, *SHORT, *narrow, "algorithm.critic_gae_lambda=1.0")
+    assert 0 < rows(run)[1][f"{name}/value/clamped_fraction"] < 1

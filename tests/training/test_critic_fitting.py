@@ -73,6 +73,23 @@ def test_values_are_measured_against_sums_of_later_rewards(tmp_path: Path) -> No
         assert evaluator.held_out is held_out
 
 
+def test_truncated_rows_are_left_out_where_their_returns_hold_values(tmp_path: Path) -> None:
+    short = ("rollout.max_new_tokens=4", "rollout.temperature=2.0", "algorithm.truncation=bootstrap")
+    with a_trainer(tmp_path, *FIT, *short) as trainer:
+        with torch.no_grad():
+            trainer.state.team["low"].critic.engine.module.value_head.out.bias.fill_(7.0)
+        evaluator = trainer.critic_evaluator
+        assert evaluator is not None
+        found = evaluator.evaluate(trainer.state).metrics
+        held_out = evaluator.held_out
+        assert held_out is not None
+        rollout, score = held_out.rollouts["low"], held_out.raw_scores.numbers["low"].sum(dim=1)
+        assert 0 < rollout.finished.sum() < len(score)
+        counted = rollout.response_mask & rollout.finished[:, None]
+        squares = ((score - 7.0).square()[:, None] * counted).sum() / counted.sum()
+        assert found["sampled/low/value_error"] == pytest.approx(float(squares) ** 0.5, rel=1e-5)
+
+
 @pytest.mark.slow
 def test_ppo_starts_from_the_critic_of_each_agent(tmp_path: Path) -> None:
     fitted = train(tmp_path / "fitted", *FIT)

@@ -23,8 +23,9 @@ from small import (
 
 from ippo_cli.config.errors import Preempted, RewardError
 from ippo_cli.reporting.stopwatch import Stopwatch
+from ippo_cli.rewards.score import RawScores
 from ippo_cli.runs.checkpoint_files import MANIFEST, newest_intact_checkpoint
-from ippo_cli.training.dynamic_sampling import CandidateGroups, GroupScores, candidate_metrics
+from ippo_cli.training.dynamic_sampling import CandidateGroups, GroupScores, candidate_metrics, gather_group_scores
 from ippo_cli.training.process import run_training
 from ippo_cli.types import Experience
 
@@ -287,3 +288,18 @@ def test_episodes_with_turns_are_replaced_whole(tmp_path: Path) -> None:
         ]
         paid = [sum(sum(step.values()) for step in episode.rewards) for episode in experience.episodes]
         assert experience.scores[name].raw.sum(dim=1).tolist() == pytest.approx(paid)
+
+
+def test_groups_are_compared_with_the_rounding_of_advantages(tmp_path: Path) -> None:
+    with a_trainer(tmp_path, "rollout.buffer_size=4", "rollout.num_generations=2", "algorithm=grpo") as trainer:
+        episodes = experience_of(trainer).episodes
+    by_turn = torch.tensor([[0.1, 0.9], [1.0, 0.0], [0.6, 0.4], [0.5, 0.4]])
+    raw = RawScores(
+        numbers={"low": by_turn},
+        failed={"low": torch.zeros(4, dtype=torch.bool)},
+        parts={},
+        normalized=None,
+        failure=None,
+    )
+    assert len(set(by_turn.double().sum(dim=1).tolist()[:2])) == 2, "in float64 the first group differs"
+    assert gather_group_scores(raw, episodes, ["low"], 2).has_signal.tolist() == [False, True]

@@ -137,6 +137,31 @@ def test_multi_turn_advantages_match_hand_computation(
     assert not experience.scores["mute"].failed.any()
 
 
+@pytest.mark.parametrize("truncation", [Truncation.penalty, Truncation.soft_penalty])
+def test_penalty_is_for_responses_that_a_token_limit_ended(
+    market: Trainer, experience: Any, truncation: Truncation
+) -> None:
+    rollout = experience.rollouts["low"]
+    expected = [
+        [number for number, turn in enumerate(episode.turns_of_agent("low")) if not turn.completion.finished]
+        for episode in experience.episodes
+    ]
+    assert rollout.cut_turns == expected
+    cut_turns = [[0], [], [1], [0, 1]]  # whether or not the environment truncated the episode
+    changed = replace(experience, rollouts={**experience.rollouts, "low": replace(rollout, cut_turns=cut_turns)})
+    settings = replace(market.config.algorithm, truncation_penalty=0.5, truncation_ramp=0.5)
+    found = []
+    for mode in (Truncation.none, truncation):
+        algorithm = Algorithm(
+            config=replace(settings, truncation=mode), num_generations=1, seed=0, token_limits=dict.fromkeys(("low", "high", "mute"), 99)
+        )
+        found.append(algorithm.compute_targets(market.state.team, changed)[0]["low"].rewards)
+    for row, turns in enumerate(cut_turns):
+        own = rollout.response_mask[row]
+        lost = (found[0] - found[1])[row][own].tolist()
+        assert lost == pytest.approx([0.0, 0.5 * (0 in turns), 0.0, 0.5 * (1 in turns)])
+
+
 def test_values_match_prefix_forward_passes(market: Trainer, experience: Any) -> None:
     """Each value is the critic's value of the text so far as a prompt; the last one is after the final observation."""
     torch.manual_seed(0)

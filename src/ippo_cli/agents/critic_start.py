@@ -59,6 +59,7 @@ def load_critic(
             model = _load_from_classifier(critic.warm_start, **options)
         else:
             model = load_pretrained(ValueModel, critic.warm_start, **options)
+            model.value_head.config.bin_sigma = configured_head_keys(critic).get("bin_sigma")
         if args.get(ATTENTION) is not None:  # the only argument that config.json does not store
             model.backbone.set_attn_implementation(args[ATTENTION])
         return model

@@ -154,18 +154,20 @@ def value_objective(
     values, returns = targets.values, targets.returns
     if head is not None:
         values, returns = head.normalize(values), head.normalize(returns)
+    logged: dict[str, Tensor] = {}
     if head is None or head.bins is None:
         per_value = value_loss(
             outputs, values, returns, value_clip_range=config.value_clip_range, huber_delta=config.huber_delta
         )
     else:
         per_value = hl_gauss_loss(outputs, returns, head.bins)
+        logged["clamped_fraction"] = ((returns < head.bins.low) | (returns > head.bins.high)).float()
     assert config.value_loss_coef is not None
     total = _aggregate_loss(
         config.value_loss_coef * per_value, mask, batch.num_values, batch.num_value_sequences, config, response_budget
     )
     weight = batch.num_tokens / max(batch.num_values, 1)  # gives the mean per value
-    return Loss(total=total, mask=mask, per_token={"loss": per_value.detach()}, weight=weight)
+    return Loss(total=total, mask=mask, per_token={"loss": per_value.detach()} | logged, weight=weight)
 
 
 def _aggregate_loss(

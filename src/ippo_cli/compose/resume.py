@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ippo_cli.compose.arguments import merge_search_paths
+from ippo_cli.compose.arguments import merge_search_paths, quote_override
 from ippo_cli.compose.earlier_versions import fill_missing_keys
 from ippo_cli.compose.former_keys import convert_overrides
 from ippo_cli.compose.load import KINDS, build_config, compose_node, iter_leaves, read_run_config, resolve_config
+from ippo_cli.compose.run_weights import REFERENCE, WARM_START
 from ippo_cli.config.commands import last_value, parse_path
 from ippo_cli.config.errors import ConfigError, ResumeError
 from ippo_cli.config.marked_keys import is_frozen_key
@@ -41,8 +42,33 @@ def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
         return typed_now, None
     saved = saved_overrides(folder)
     combined = merge_search_paths([*(text for text in saved if text not in typed_now), *typed_now])
-    check_resume_config(folder, _compose_leaves(combined), typed_now)
+    leaves = _compose_leaves(combined)
+    if kept := _keep_weight_folders(folder, leaves, typed_now):
+        combined = [*combined, *kept]
+        leaves = _compose_leaves(combined)
+    check_resume_config(folder, leaves, typed_now)
     return combined, folder
+
+
+def _keep_weight_folders(folder: Path, now: Mapping[str, object], typed_now: Sequence[str]) -> list[str]:
+    """Overrides with the folders that runs as `critic.warm_start` and `actor.reference` meant when the run began: the
+    best checkpoint of such a run may be another one by now.
+    """
+    return [
+        quote_override(f"{key}={before}")
+        for key, before, after in _differences(folder, now)
+        if key.startswith("task.agents.")
+        and key.endswith((WARM_START, REFERENCE))
+        and not any(text.partition("=")[0].endswith((WARM_START, REFERENCE)) for text in typed_now)
+        and (run := _run_of_weights(before)) is not None
+        and run == _run_of_weights(after)
+    ]
+
+
+def _run_of_weights(folder: object) -> Path | None:
+    """The run of a folder `RUN/checkpoints/step_N/AGENT/actor` or `.../critic`."""
+    parents = Path(folder).parents if isinstance(folder, str) else ()
+    return parents[3] if len(parents) > 3 and parents[2].name == "checkpoints" else None
 
 
 def check_resume_config(folder: Path, now: Mapping[str, object], typed: Sequence[str] = ()) -> None:
@@ -254,8 +280,13 @@ def _frozen_changes(folder: Path, now: Mapping[str, object]) -> list[tuple[str, 
     return [
         (key, before, after)
         for key, before, after in _differences(folder, now)
-        if is_frozen_key(key) and (key, after) != ("mode", "plan")
+        if (is_frozen_key(key) or _holds_frozen_weights(key, now)) and (key, after) != ("mode", "plan")
     ]
+
+
+def _holds_frozen_weights(key: str, now: Mapping[str, object]) -> bool:
+    """Whether a key is a `critic.warm_start` with frozen parameters, which the checkpoint's engine does not have."""
+    return key.endswith(WARM_START) and bool(now.get(f"{key.removesuffix('warm_start')}freeze"))
 
 
 def _differences(folder: Path, now: Mapping[str, object]) -> list[tuple[str, object, object]]:

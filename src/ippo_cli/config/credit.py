@@ -90,10 +90,13 @@ def _check_answer_substitution(config: Config) -> None:
     if method not in (CreditAssignment.counterfactual, CreditAssignment.leave_out) or samples_alternatives(config):
         return
     setting = f"reward.credit_assignment={method.value}"
-    if not isinstance(task, ConversationConfig) or task.protocol != "parallel" or task.num_turns != 1:
+    has_tools = any(agent.tools is not None for agent in task.agents.values())
+    if has_tools or not isinstance(task, ConversationConfig) or task.protocol != "parallel" or task.num_turns != 1:
         reason = f"task.kind={task.kind} has an environment that reacts to responses"
         if isinstance(task, ConversationConfig):
             reason = f"with task.protocol={task.protocol} task.num_turns={task.num_turns} later turns may depend on it"
+        if has_tools:
+            reason = "with tools of an agent later turns may depend on it"
         replays = "reward.credit_assignment=difference, which replays the episode"
         if method is CreditAssignment.counterfactual:
             replays = f"reward.credit_alternatives=2, which samples alternatives and replays the episode, or {replays}"
@@ -101,7 +104,8 @@ def _check_answer_substitution(config: Config) -> None:
             setting,
             f"replaces one response of an episode and keeps all others, and {reason}",
             f"use {replays}"
-            + (", or task.protocol=parallel task.num_turns=1" if isinstance(task, ConversationConfig) else ""),
+            + (", or task.protocol=parallel task.num_turns=1" if isinstance(task, ConversationConfig) else "")
+            + (" without tools" if has_tools else ""),
         )
     if method is CreditAssignment.counterfactual and config.rollout.num_generations < 2:
         raise ConfigError(

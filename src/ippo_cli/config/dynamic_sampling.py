@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.config.rewards import needs_whole_batch
-from ippo_cli.config.schema import Advantage, Config, CreditAssignment
+from ippo_cli.config.schema import Advantage, Config, CreditAssignment, NormalizationScope
 from ippo_cli.config.vllm import collects_ahead
 
 
@@ -33,6 +33,18 @@ def check_refill(config: Config) -> Iterator[ConfigError]:
             f"{setting} reward.credit_assignment={config.reward.credit_assignment.value}",
             "would discard groups of equal scores, and their credit may differ",
             "use reward.credit_assignment=none, or rollout.refill_rounds=0",
+        )
+    if config.algorithm.normalization_scope is NormalizationScope.team:
+        yield ConfigError(
+            f"{setting} algorithm.normalization_scope=team",
+            "would discard groups in which each agent's scores are equal, and scores that differ between agents train",
+            "use algorithm.normalization_scope=agent, or rollout.refill_rounds=0",
+        )
+    if config.algorithm.kl.reward.coef:
+        yield ConfigError(
+            f"{setting} algorithm.kl.reward.coef={config.algorithm.kl.reward.coef:g}",
+            "would discard groups of equal scores, and their KL terms differ",
+            "use algorithm.kl.loss.coef, or rollout.refill_rounds=0",
         )
     if needs_whole_batch(config.reward):
         yield ConfigError(

@@ -106,12 +106,14 @@ def describe_returns(config: Config) -> str:
     algorithm, parts = config.algorithm, ["the agent's score"]
     if config.reward.processor:
         parts[0] += f" after reward.processor=[{','.join(config.reward.processor)}]"
-    if algorithm.truncation is Truncation.penalty:
-        parts.append(f"truncation_penalty={algorithm.truncation_penalty:g}")
+    if algorithm.truncation in (Truncation.penalty, Truncation.soft_penalty):
+        parts.append(f"truncation_penalty={algorithm.truncation_penalty:g} ({algorithm.truncation.value})")
     if algorithm.truncation is Truncation.bootstrap:
         parts.append("the critic's own value after a truncated response")
     if algorithm.kl.reward.coef:
         parts.append(f"the KL term of the reward ({algorithm.kl.reward.estimator})")
+    if algorithm.truncation is Truncation.mask:
+        parts[0] += " in episodes that are not truncated"
     discount = "" if algorithm.gamma in (None, 1.0) else f", discounted by gamma={algorithm.gamma:g}"
     return f"returns of {' and '.join(parts)}{discount}"
 

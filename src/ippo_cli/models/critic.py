@@ -100,6 +100,9 @@ def check_head_shape(stored: Mapping[str, Any], critic: TrainedCriticConfig) -> 
     for key in SHAPE_KEYS:
         if stored.get(key) != wanted.get(key):
             raise UnusableModel(f"its {key} is {stored.get(key)}, and that of this run is {wanted.get(key)}")
+    moments = stored.get("value_mean", 0.0), stored.get("value_std", 1.0)
+    if critic.value_bins is not None and critic.popart_beta is None and moments != (0.0, 1.0):
+        raise UnusableModel("its bins are of returns normalised by critic.popart_beta, and this run has none")
 
 
 class Float32Linear(nn.Linear):
@@ -180,7 +183,10 @@ class ValueHead(PreTrainedModel):
 
     @torch.no_grad()
     def remove_normalization(self) -> None:
-        """Fold the moments into the weights; values remain. For a head without bins, outside of an engine."""
+        """Fold the moments into the weights; values remain. For a head without bins (`check_head_shape` refuses them:
+        logits cannot be rescaled), outside of an engine.
+        """
+        assert self.bins is None
         old = self.config.value_mean, self.config.value_std
         weight, bias = rescale_output(self.out.weight, self.out.bias, old, (0.0, 1.0))
         self.out.weight.copy_(weight)

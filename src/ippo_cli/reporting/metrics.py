@@ -14,6 +14,7 @@ UPDATE_METRICS = (
         )
     ),
     "value/loss",
+    "value/clamped_fraction",
 )
 
 
@@ -124,6 +125,8 @@ METRICS: dict[str, str] = {
     "<learner>/value/learning_rate": "the critic's learning rate in this iteration",
     "<learner>/value/loss": "mean value loss per token, before value_loss_coef; of normalised values with "
     "critic.popart_beta, cross-entropy with critic.value_bins",
+    "<learner>/value/clamped_fraction": "critic.value_bins: fraction of returns beyond the bins' range, which count as "
+    "its end",
     "<learner>/value/return_mean": "critic.popart_beta: the running mean by which values are normalised",
     "<learner>/value/return_std": "critic.popart_beta: the running standard deviation",
     "<learner>/value/grad_norm": "mean gradient norm before clipping",
@@ -158,7 +161,7 @@ METRICS: dict[str, str] = {
     "<agent>/score/mean is that of the buffer",
     "<agent>/shared/rows": "team.share_rollouts: responses of other agents that the policy is trained on",
     "<agent>/shared/row_fraction": "shared: these as a fraction of all responses that it is trained on",
-    "<agent>/shared/ratio": "shared: mean of the geometric mean of pi_agent / pi_author over a response's tokens",
+    "<agent>/shared/ratio": "shared: mean of the geometric mean of pi_agent / pi_sampler over a response's tokens",
     "<agent>/shared/weight": "shared: mean correction weight per token of these responses",
     "<agent>/shared/limited_fraction": "shared: fraction of their tokens with a truncated weight or ratio out of range",
     "<agent>/shared/capability": "cross_agent.capability_window: mean score of the iterations before this one",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ippo_cli.types import DetachedTurn, Episode, Rollout, Turn
+from ippo_cli.types import Completion, DetachedTurn, Episode, Rollout, Turn
 
 
 def build_rollout(
@@ -49,6 +49,7 @@ def build_rollout(
         finished=torch.tensor([episode.finished(agent) for episode in episodes], dtype=torch.bool, device=device),
         texts=[own[-1].completion.text if own else "" for own in turns],
         detached=[row.detached for row in rows],
+        cut_turns=[row.cut_turns for row in rows],
     )
 
 
@@ -79,12 +80,12 @@ class _RowBuilder:
     def __init__(self, turns: Sequence[Turn], final: Sequence[int] | None) -> None:
         self.parts: list[Part] = []
         self.detached: list[DetachedTurn] = []
+        self.cut_turns: list[int] = []
         self._columns = 0
         for number, turn in enumerate(turns):
             if number:
                 self._add_observation(turns[number - 1], turn.prompt)
-            completion = turn.completion
-            self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
+            self._add_completion(turn.completion, number)
         if turns and final is not None:
             self._add_observation(turns[-1], final)
 
@@ -92,8 +93,12 @@ class _RowBuilder:
         """Add turns that are separate sequences."""
         for number, turn in enumerate(turns, first_number):
             self.detached.append(DetachedTurn(column=self._columns, prompt=list(turn.prompt)))
-            completion = turn.completion
-            self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
+            self._add_completion(turn.completion, number)
+
+    def _add_completion(self, completion: Completion, number: int) -> None:
+        self._add(Part(completion.ids, completion.logprobs, completion.behavior_logprobs, number))
+        if not completion.finished:
+            self.cut_turns.append(number)
 
     def _add_observation(self, before: Turn, prompt: Sequence[int]) -> None:
         """Add the tokens that the agent read between a turn and its next prompt."""

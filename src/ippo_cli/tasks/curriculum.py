@@ -30,7 +30,8 @@ class Curriculum:
     """Success rates of the training rows that were drawn, the same on all ranks.
 
     A prompt that the schedule offers is skipped with a probability that depends on its row's rate. Skipping instead of
-    sampling needs no sum over all rows, keeps the weights of sources, and offers each row once per pass.
+    sampling needs no sum over all rows, and offers each row once per pass. `task.weights` are those of offered prompts:
+    a source of which more prompts are skipped has a smaller part of the drawn ones.
     """
 
     def __init__(self, settings: CurriculumConfig, examples: Sequence[Example], seed: int) -> None:

@@ -144,8 +144,8 @@ def gather_group_scores(
     """The scores of `agents` in all ranks' groups. Collective."""
     columns = [
         raw.numbers[name]
+        .sum(dim=1)  # in float32, as for advantages: scores that are equal there have no signal
         .double()
-        .sum(dim=1)
         .masked_fill(raw.failed[name] | (turn_counts(episodes, name) == 0), math.nan)
         for name in agents
     ]

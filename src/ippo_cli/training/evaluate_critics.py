@@ -32,8 +32,9 @@ class CriticEvaluator:
     def evaluate(self, state: TrainingState) -> Evaluation:
         """Each agent's explained variance, root mean squared error and score. Collective.
 
-        The values are compared with sums of later rewards, which hold no values. `CRITIC_METRIC` is the mean
-        over the agents with values and with returns that differ; NaN without any.
+        The values are compared with sums of later rewards, which hold no values: with `truncation=bootstrap` truncated
+        rows are left out, since their returns contain one. `CRITIC_METRIC` is the mean over the agents with values and
+        with returns that differ; NaN without any.
         """
         settings = self.config.evaluation
         if self.held_out is None:
@@ -43,7 +44,7 @@ class CriticEvaluator:
             with seeded_generators(settings.seed):  # a resumed run collects again, and continues with its own numbers
                 self.held_out = self.collector.collect_held_out(batch, draws)
         experience = self.collector.score_held_out(self.held_out, state.moments)
-        algorithm = state.algorithm.with_reward_to_go(self.config.algorithm.credit)
+        algorithm = state.algorithm.with_reward_to_go(self.config.algorithm.credit).without_bootstrap()
         targets, _ = algorithm.compute_targets(state.team, experience)
         metrics: dict[str, float] = {}
         for name, agent in state.team.items():

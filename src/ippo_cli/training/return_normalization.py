@@ -30,7 +30,8 @@ def start_normalization(team: Team, scores: Mapping[str, Scores]) -> None:
 def update_normalization(learner: Learner, targets: Mapping[str, Targets]) -> dict[str, float]:
     """Add a buffer's returns to a critic's moments, and rescale its output layer so that its values remain.
 
-    Returns its metrics. Collective over the ranks that hold the critic.
+    The logits of bins are not rescaled, so their values move with the moments. Returns its metrics. Collective over the
+    ranks that hold the critic.
     """
     if learner.return_moments is None or learner.popart_beta is None:
         return {}
@@ -40,9 +41,10 @@ def update_normalization(learner: Learner, targets: Mapping[str, Targets]) -> di
     before = learner.return_moments
     after = before.update(returns, torch.ones_like(returns, dtype=torch.bool), learner.popart_beta)
     head = learner.engine.module.value_head
-    learner.engine.change_parameters(
-        [head.out.weight, head.out.bias],
-        lambda values: rescale_output(values[0], values[1], (before.mean, before.std), (after.mean, after.std)),
-    )
+    if head.bins is None:
+        learner.engine.change_parameters(
+            [head.out.weight, head.out.bias],
+            lambda values: rescale_output(values[0], values[1], (before.mean, before.std), (after.mean, after.std)),
+        )
     learner.set_return_moments(after)
     return {f"{learner.name}/value/return_mean": after.mean, f"{learner.name}/value/return_std": after.std}

@@ -76,6 +76,12 @@ class Algorithm:
         )
         return replace(self, config=config, only_returns=True)
 
+    def without_bootstrap(self) -> Algorithm:
+        """The algorithm with truncated rows left out, where their returns would contain a value."""
+        if self.config.truncation is not Truncation.bootstrap:
+            return self
+        return replace(self, config=replace(self.config, truncation=Truncation.mask))
+
     @property
     def needs_greedy(self) -> bool:
         """Whether the experience must include scored greedy responses to the same prompts."""
@@ -305,7 +311,8 @@ class Algorithm:
         return credit is Credit.turn or (credit is Credit.auto and distributed.any_rank(bool((rollout.turn > 0).any())))
 
     def _penalize_truncation(self, score: Tensor, rollout: Rollout, agent: str) -> Tensor:
-        """The scores `[B, K]` by turn, less `truncation_penalty` for truncated responses.
+        """The scores `[B, K]` by turn, less `truncation_penalty` for each response that a token limit ended. An episode
+        that an environment truncates after a whole response loses nothing.
 
         With `soft_penalty`, a turn in the last part of its token limit loses a share of it, see `overlong_fraction`.
         """
@@ -313,9 +320,9 @@ class Algorithm:
         if config.truncation not in (Truncation.penalty, Truncation.soft_penalty):
             return score
         assert config.truncation_penalty is not None
-        turn = rollout.turn.amax(dim=1).clamp(min=0)  # the truncated turn
-        last = torch.nn.functional.one_hot(turn, score.shape[1]).to(score.dtype)
-        share = (~rollout.finished)[:, None] * last
+        share = torch.zeros_like(score)
+        for row, turns in enumerate(rollout.cut_turns):
+            share[row, turns] = 1.0
         if config.truncation is Truncation.soft_penalty:
             assert config.truncation_ramp is not None
             limit = self.token_limits[agent]
