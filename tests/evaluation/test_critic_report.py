@@ -20,7 +20,7 @@ from ippo_cli.config.critic_reports import (
 )
 from ippo_cli.config.errors import ConfigError
 from ippo_cli.evaluation import critic_report
-from ippo_cli.evaluation.critic_report import report_critic, states_file
+from ippo_cli.evaluation.critic_report import describe_returns, report_critic, states_file
 from ippo_cli.evaluation.critic_states import choose_states
 from ippo_cli.evaluation.evaluate_run import EvaluationTask
 from ippo_cli.types import Rollout
@@ -214,3 +214,24 @@ def test_prompts_are_a_random_subset_of_held_out_rows(tmp_path: Path) -> None:
     assert len(batch.index.unique()) == len(prompts)
     assert len(set(prompts)) < 64
     assert {row % 4 for row in prompts} == {0, 1, 2, 3}, "rows at equal distances would be of one kind"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ((), "returns of the agent's score"),
+        (("algorithm.truncation=mask",), "returns of the agent's score in episodes that are not truncated"),
+        (
+            (
+                "algorithm.truncation=soft_penalty",
+                "algorithm.truncation_penalty=1.0",
+                "algorithm.truncation_ramp=0.2",
+                "algorithm.gamma=0.9",
+            ),
+            "returns of the agent's score and truncation_penalty=1 (soft_penalty), discounted by gamma=0.9",
+        ),
+    ],
+)
+def test_description_of_returns_has_all_their_terms(tmp_path: Path, keys: tuple[str, ...], expected: str) -> None:
+    config, _ = small_config(tmp_path, *KEYS, *keys)
+    assert describe_returns(config) == expected
