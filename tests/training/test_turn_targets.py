@@ -153,7 +153,10 @@ def test_penalty_is_for_responses_that_a_token_limit_ended(
     found = []
     for mode in (Truncation.none, truncation):
         algorithm = Algorithm(
-            config=replace(settings, truncation=mode), num_generations=1, seed=0, token_limits=dict.fromkeys(("low", "high", "mute"), 99)
+            config=replace(settings, truncation=mode),
+            num_generations=1,
+            seed=0,
+            token_limits=dict.fromkeys(("low", "high", "mute"), 99),
         )
         found.append(algorithm.compute_targets(market.state.team, changed)[0]["low"].rewards)
     for row, turns in enumerate(cut_turns):
