@@ -27,7 +27,7 @@ from threading import Lock
 
 import numpy as np
 from algorithms import EVERY_RUN, QUICK, ROOT, Job, finished_run, run, with_common_arguments
-from learning import Outcome, sampled_score, score_after, write_between
+from learning import Outcome, in_processor_seconds, sampled_score, score_after, write_between
 from record import Record
 from reliable import Scores, bootstrap, interquartile_mean, probability_of_improvement
 
@@ -220,16 +220,10 @@ def _in_cpu_seconds(result: Outcome, before: Outcome) -> Outcome:
     """The outcome with processor seconds in its curve, and with samples and seconds of the training before it."""
     if result.error is not None:
         return result
-    samples = before.curve[-1].samples if before.curve else 0
-    seconds = before.curve[-1].seconds * _core_share(before) if before.curve else 0.0
-    share = _core_share(result)
-    curve = [replace(one, samples=one.samples + samples, seconds=one.seconds * share + seconds) for one in result.curve]
+    result, before = in_processor_seconds(result), in_processor_seconds(before)
+    samples, seconds = (before.curve[-1].samples, before.curve[-1].seconds) if before.curve else (0, 0.0)
+    curve = [replace(one, samples=one.samples + samples, seconds=one.seconds + seconds) for one in result.curve]
     return replace(result, curve=curve)
-
-
-def _core_share(result: Outcome) -> float:
-    """Processor time per wall time; 1 for a run that an interrupted benchmark finished, of which it is unknown."""
-    return result.cpu_seconds / result.wall_seconds if result.cpu_seconds else 1.0
 
 
 def make_job(

@@ -6,7 +6,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -97,6 +97,15 @@ def outcome(
     )
 
 
+def in_processor_seconds(result: Outcome) -> Outcome:
+    """Return the outcome with processor time in its curve, which other work on the machine changes less than wall time.
+
+    A run that an interrupted benchmark finished has an unknown processor time, and is returned unchanged.
+    """
+    share = result.cpu_seconds / result.wall_seconds if result.cpu_seconds else 1.0
+    return replace(result, curve=[replace(point, seconds=point.seconds * share) for point in result.curve])
+
+
 def score_after(result: Outcome, seconds: float) -> float:
     """Return the held-out score after some seconds of training, interpolated linearly between evaluations."""
     points = result.points(held_out=True)
@@ -113,8 +122,8 @@ def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence
     """Return Markdown: results at equal samples, the comparison at equal wall time, and the curves."""
     lines = [
         "Held-out score (sampled) before -> after training, mean over seeds (lowest to highest) or the score of a "
-        "single seed, and mean wall time of a whole run with one thread. On each task, all algorithms train on the "
-        "same number of samples.",
+        "single seed, and mean processor time of a whole run with one thread. On each task, all algorithms train on "
+        "the same number of samples.",
         "",
         *_learning_table(outcomes),
         "",
@@ -126,8 +135,8 @@ def tables(outcomes: Sequence[Outcome], notes: Sequence[str], pictures: Sequence
     compared = _time_table(outcomes)
     if compared:
         lines += [
-            "The same runs at equal wall time: held-out score after the training time of the fastest of these "
-            "algorithms.",
+            "The same runs at equal time: held-out score after the processor time that training takes with the fastest "
+            "of these algorithms.",
             "",
             *compared,
             "",
@@ -166,13 +175,14 @@ def _learning_table(outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def cell(results: Sequence[Outcome]) -> str:
-    """Format held-out scores before and after training, the wall time, and the number of failed runs."""
+    """Format held-out scores before and after training, the processor time, and the number of failed runs."""
     done = [result for result in results if result.error is None]
     failed = [f"{len(results) - len(done)} failed"] if len(done) < len(results) else []
     if not done:
         return ", ".join(failed)
-    first, wall = (statistics.fmean(getattr(one, key) for one in done) for key in ("first", "wall_seconds"))
-    return ", ".join([f"{first:.2f} -> {_spread([one.last for one in done])}", f"{wall:.0f} s", *failed])
+    first = statistics.fmean(one.first for one in done)
+    seconds = statistics.fmean(one.cpu_seconds or one.wall_seconds for one in done)
+    return ", ".join([f"{first:.2f} -> {_spread([one.last for one in done])}", f"{seconds:.0f} s", *failed])
 
 
 def _time_table(outcomes: Sequence[Outcome]) -> list[str]:

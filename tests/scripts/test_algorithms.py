@@ -102,7 +102,17 @@ def test_equal_time_is_that_of_the_fastest_algorithm() -> None:
     text = tables([make_outcome("ippo/separate", 20.0), make_outcome("comlrl_iac/separate", 40.0)], (), ())
     assert "| task | seconds | `ippo/separate` | `comlrl_iac/separate` |" in text
     assert "| `t` | 20 | 1.00 | 0.50 |" in text
-    assert "equal wall time" not in tables([make_outcome("ippo/separate", 20.0)], (), ())
+    assert "at equal time" not in tables([make_outcome("ippo/separate", 20.0)], (), ())
+
+
+def test_curves_are_in_processor_time() -> None:
+    from learning import Outcome, Point, in_processor_seconds
+
+    curve = [Point(samples=8, seconds=20.0, score=1.0, held_out=True)]
+    run = Outcome(task="t", variant="a/c", seed=0, overrides=(), wall_seconds=30.0, cpu_seconds=15.0, curve=curve)
+    assert in_processor_seconds(run).curve[0].seconds == 10.0
+    run.cpu_seconds = 0.0  # unknown
+    assert in_processor_seconds(run).curve[0].seconds == 20.0
 
 
 def test_failed_training_is_in_its_table_cell() -> None:
