@@ -207,7 +207,9 @@ class Rollout:
     finished: Tensor  # [B] bool: whether the agent terminated by itself; False means truncated
     texts: list[str]  # B
     detached: list[list[DetachedTurn]] = field(default_factory=list)  # B, by column; default: no row has any
-    cut_turns: list[list[int]] = field(default_factory=list)  # B: turns whose response a token limit ended; as above
+    cut_turns: list[list[int]] = field(
+        default_factory=list
+    )  # B: turns with a response that a token limit ended; as above
 
     def __post_init__(self) -> None:
         if not self.detached:

@@ -43,8 +43,8 @@ def resolve_resume(argv: Sequence[str]) -> tuple[list[str], Path | None]:
     saved = saved_overrides(folder)
     combined = merge_search_paths([*(text for text in saved if text not in typed_now), *typed_now])
     leaves = _compose_leaves(combined)
-    if kept := _keep_weight_folders(folder, leaves, typed_now):
-        combined = [*combined, *kept]
+    if more := _keep_weight_folders(folder, leaves, typed_now):
+        combined = [*combined, *more]
         leaves = _compose_leaves(combined)
     check_resume_config(folder, leaves, typed_now)
     return combined, folder
