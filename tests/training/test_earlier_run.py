@@ -63,7 +63,8 @@ def test_earlier_run_resumes_with_equal_metrics(run: Path) -> None:
     assert len(shared) > 40
     for key in shared:  # recorded on another processor
         value, expected = resumed[2][key], uninterrupted[2][key]
-        close = isinstance(expected, float) and value == pytest.approx(expected, rel=1e-4, abs=1e-6)  # rounding differs between processors
+        # rounding differs between processors
+        close = isinstance(expected, float) and value == pytest.approx(expected, rel=1e-4, abs=1e-6)
         assert close or value == expected, key
     assert not uninterrupted[2].keys() - shared, "a metric that this version does not have"
 
